@@ -1,0 +1,5 @@
+"""Isolation for everything a model runs."""
+
+from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
+
+__all__ = ["ExecResult", "Jail", "Sandbox"]

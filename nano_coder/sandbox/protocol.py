@@ -1,0 +1,90 @@
+"""The sandbox contract: a backend opens jails on a workspace; a jail runs programs and moves files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from nano_shared.types import Denials, Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResult:
+    """What one program did. Output beyond the cap is cut in the middle: head and tail are kept."""
+
+    exit_code: int | None
+    """None when a signal ended it"""
+    signal: int | None
+    timed_out: bool
+    oom: bool
+    stdout: bytes
+    stderr: bytes
+    stdout_bytes: int
+    """size before the cap"""
+    stderr_bytes: int
+    wall_s: float
+    denials: Denials = Denials()
+
+    @property
+    def truncated(self) -> bool:
+        return self.stdout_bytes > len(self.stdout) or self.stderr_bytes > len(self.stderr)
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0 and not self.timed_out
+
+
+class Jail(Protocol):
+    """One private workspace, mounted at /work. Files stay between runs, processes do not."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        output_bytes: int | None = None,
+    ) -> ExecResult:
+        """Run a program in /work. `timeout` and `output_bytes` default to the jail's limits.
+
+        Raises SandboxError when the jail itself fails; the program's failure is a result.
+        """
+        ...
+
+    def read(self, path: str) -> bytes:
+        """A regular file of the workspace, read inside the jail.
+
+        Raises FileNotFoundError, IsADirectoryError, PermissionError as the program inside would see them.
+        """
+        ...
+
+    def write(self, path: str, data: bytes) -> None:
+        """Create or replace a file of the workspace inside the jail, making parent directories."""
+        ...
+
+    def snapshot(self) -> bytes:
+        """The workspace as an uncompressed tar stream, written inside the jail."""
+        ...
+
+    def close(self) -> None:
+        """Kill what is left and remove the private workspace. Idempotent."""
+        ...
+
+
+class Sandbox(Protocol):
+    """A backend. `layers` says which layer of isolation is on, for the execution log."""
+
+    name: str
+    layers: Mapping[str, bool]
+    python: str
+    """the interpreter's path inside the jail, for argv[0]"""
+
+    def open(self, workspace: Path | None, limits: Limits) -> Jail:
+        """A jail on a private copy of `workspace` (None: empty). The original is never written to.
+
+        Raises SandboxError with the reason and the remedy where this machine cannot isolate.
+        """
+        ...

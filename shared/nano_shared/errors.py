@@ -1,0 +1,52 @@
+"""The exceptions of nano, and the exit code each one ends a command with.
+
+NanoError                 1
+├── UsageError            2   bad input: unknown model, missing directory, malformed row
+│   ├── LogError          2   a log that is foreign, newer than this program, or lacks the run
+│   └── CheckpointError   2   a checkpoint that is missing, corrupt or of another kind
+├── ConfigError           3   configuration or credentials
+├── PolicyError           4   the model backend is unreachable or failed
+├── BudgetExhausted       5   a limit was reached where the caller wanted a result
+│   └── ContextFull       5   the next call would not fit the policy's context
+└── SandboxError          6   the sandbox is unavailable or refused
+
+Every message names the thing, the value and the way out. Exceptions are values: they log nothing.
+"""
+
+from __future__ import annotations
+
+
+class NanoError(Exception):
+    exit_code = 1
+
+
+class UsageError(NanoError):
+    exit_code = 2
+
+
+class LogError(UsageError):
+    pass
+
+
+class CheckpointError(UsageError):
+    pass
+
+
+class ConfigError(NanoError):
+    exit_code = 3
+
+
+class PolicyError(NanoError):
+    exit_code = 4
+
+
+class BudgetExhausted(NanoError):
+    exit_code = 5
+
+
+class ContextFull(BudgetExhausted):
+    pass
+
+
+class SandboxError(NanoError):
+    exit_code = 6

@@ -1,0 +1,41 @@
+"""The interface profile: the versioned tools, dialect, prompts and observation format of a policy.
+
+A checkpoint names the profile that it was trained with. A profile is never edited, only succeeded: its
+hash is frozen by a test, and a reworded prompt is a new profile under a new name.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from nano_shared.hashing import content_hash
+from nano_shared.types import ToolSpec, Value
+
+
+class ObservationFormat(Value):
+    """How much of a tool's output the model sees: head and tail by tokens, marker first."""
+
+    head_tokens: int
+    tail_tokens: int
+
+
+class InterfaceProfile(Value):
+    name: str
+    dialect: Literal["compact", "hermes"]
+    tools: tuple[ToolSpec, ...]
+    """every tool the profile knows; a task may offer fewer"""
+    system: str
+    """Jinja template of the system message; variables: tools"""
+    task: str
+    """Jinja template of the first user message; variables: prompt, files, check"""
+    observation: ObservationFormat
+    chat_template: str | None
+    """Jinja chat template, or None for the one that the policy's tokenizer carries"""
+
+    @property
+    def hash(self) -> str:
+        return content_hash(self.model_dump(mode="json"))
+
+    @property
+    def tools_hash(self) -> str:
+        return content_hash([tool.model_dump(mode="json") for tool in self.tools])

@@ -1,0 +1,381 @@
+"""The values that cross every boundary: task, turn, trajectory, verdict.
+
+Frozen pydantic models that refuse unknown fields. Facts are stored; whatever can be derived is a property.
+`None` means "did not happen"; zero means zero.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+
+from nano_shared.hashing import content_hash
+
+
+class Value(BaseModel):
+    """A frozen value that refuses fields it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+# --------------------------------------------------------------------------------------------- task
+
+
+class Limits(Value):
+    """What one execution may use. Reaching a limit is a normal end with a result."""
+
+    max_turns: int = Field(24, ge=1)
+    max_tokens: int = Field(8192, ge=1)
+    """sampled tokens over the whole trajectory"""
+    max_seconds: float = Field(600.0, gt=0)
+    """wall clock of the whole trajectory"""
+    tool_seconds: float = Field(30.0, gt=0)
+    """wall clock of one tool call"""
+    memory_mb: int = Field(1024, ge=16)
+    output_bytes: int = Field(1_000_000, ge=1024)
+    """kept of each output stream, head and tail"""
+
+
+class Split(StrEnum):
+    TRAIN = "train"
+    TEST = "test"
+
+
+class Provenance(Value):
+    source: str = "user"
+    licence: str | None = None
+    generator: str | None = None
+    """generator name and version, for tasks that were made rather than written"""
+    seed: int | None = None
+
+
+class Case(Value):
+    """One call of the entry point and the value expected of it, as plain JSON."""
+
+    args: list[JsonValue] = []
+    kwargs: dict[str, JsonValue] = {}
+    expected: JsonValue = None
+
+
+class HiddenChecks(Value):
+    """What a verdict is computed from. A separate object: it never enters the workspace."""
+
+    kind: Literal["cases", "answer", "command"]
+    entry_point: str | None = None
+    """cases: the function that is called"""
+    cases: tuple[Case, ...] = ()
+    answer: JsonValue = None
+    """answer: the value that must be submitted"""
+    command: str | None = None
+    """command: a shell line run in a fresh jail on the original snapshot plus the agent's diff"""
+
+    @model_validator(mode="after")
+    def _complete(self) -> HiddenChecks:
+        if self.kind == "cases" and not (self.entry_point and self.cases):
+            raise ValueError("checks of kind 'cases' need `entry_point` and at least one case")
+        if self.kind == "command" and not self.command:
+            raise ValueError("checks of kind 'command' need `command`")
+        return self
+
+
+class ToolCall(Value):
+    """One action: the tool's name and its arguments by parameter name."""
+
+    name: str
+    arguments: dict[str, JsonValue] = {}
+
+
+class Task(Value):
+    """What the agent is asked to do, in which workspace, and how the result is graded."""
+
+    key: str
+    """durable name; for an ad-hoc run, the hash of prompt, snapshot and check"""
+    prompt: str
+    files: dict[str, str] = {}
+    """starting workspace: relative path to text"""
+    snapshot: str | None = None
+    """starting workspace as a snapshot id in the blob store, where `files` cannot hold it"""
+    artifacts: tuple[str, ...] = ()
+    """files that may leave the sandbox to be graded"""
+    tools: tuple[str, ...] | None = None
+    """tools offered; None offers all of the profile"""
+    limits: Limits = Limits()
+    network: Literal["none"] = "none"
+    check: str | None = None
+    """the user's visible check, a shell line"""
+    hidden: HiddenChecks | None = Field(None, repr=False)
+    oracle: tuple[ToolCall, ...] | None = Field(None, repr=False)
+    """actions that solve the task, for warm starts and for testing the grader"""
+    split: Split | None = None
+    level: int | None = Field(None, ge=0)
+    family: str | None = None
+    """program family; splits never share one"""
+    view: str | None = None
+    program_hash: str | None = None
+    """hash of the normalised AST of the program behind the task"""
+    provenance: Provenance = Provenance()
+
+    @field_validator("key", "prompt")
+    @classmethod
+    def _not_blank(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError("must not be blank")
+        return value
+
+    @field_validator("files")
+    @classmethod
+    def _inside(cls, files: dict[str, str]) -> dict[str, str]:
+        for name in files:
+            if not name or name.startswith("/") or "\0" in name or ".." in name.split("/"):
+                raise ValueError(f"file name {name!r} must be relative and stay inside the workspace")
+        return files
+
+    @property
+    def id(self) -> str:
+        """Content hash of the whole task, hidden checks included."""
+        return content_hash(self.model_dump(mode="json"))
+
+
+# ------------------------------------------------------------------------------------- conversation
+
+
+class Role(StrEnum):
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class Message(Value):
+    role: Role
+    content: str
+
+
+class Sampling(Value):
+    """Sampling parameters, always explicit: nothing is inherited from a model's generation config."""
+
+    temperature: float = Field(1.0, ge=0)
+    """0 is greedy; log-probs are then those of temperature 1"""
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    """0 is off"""
+    max_tokens: int = Field(256, ge=1)
+    """of one completion"""
+    seed: int | None = None
+
+
+class Finish(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class TurnTokens(Value):
+    """The exact tokens of one call, as deltas: context before `context_ids` is what earlier turns hold."""
+
+    row: int = Field(0, ge=0)
+    """a new row begins where history was rewritten; turns of one row extend each other"""
+    context_ids: tuple[int, ...]
+    """[N] tokens appended to the row before sampling: rendered prompt or observation, mask 0"""
+    sampled_ids: tuple[int, ...]
+    """[M] tokens the policy sampled, the end-of-turn token included when it was sampled, mask 1"""
+    logprobs: tuple[float, ...]
+    """[M] log-probability of each sampled token at the sampling temperature"""
+
+    @model_validator(mode="after")
+    def _aligned(self) -> TurnTokens:
+        if len(self.sampled_ids) != len(self.logprobs):
+            raise ValueError(f"{len(self.sampled_ids)} sampled ids but {len(self.logprobs)} log-probs")
+        if any(not math.isfinite(x) or x > 1e-6 for x in self.logprobs):
+            raise ValueError("log-probs must be finite and at most 0")
+        return self
+
+
+class Completion(Value):
+    """What the policy answered: raw text, exact tokens where the backend gives them, and who sampled it."""
+
+    text: str
+    """raw text as sampled, without the end-of-turn token"""
+    finish: Finish
+    tokens: TurnTokens | None = None
+    """None marks the run text-only: it can imitate, it cannot be used for policy gradients"""
+    sampling: Sampling
+    policy_id: str
+    """content hash or name of the weights that sampled"""
+    policy_version: int = 0
+    """optimizer steps behind the weights"""
+
+
+class Denials(Value):
+    """What the sandbox refused during a call; counts."""
+
+    network: int = 0
+    secrets: int = 0
+    writes_outside: int = 0
+
+
+class Observation(Value):
+    """What the agent saw of one tool call, and what really happened."""
+
+    tool: str
+    ok: bool
+    text: str
+    """exactly as shown to the model"""
+    exit_code: int | None = None
+    signal: int | None = None
+    timed_out: bool = False
+    bytes_total: int = 0
+    """size of the full output before truncation"""
+    truncated: bool = False
+    blob: str | None = None
+    """content hash of the full output where it was truncated"""
+    files_changed: tuple[str, ...] = ()
+    denials: Denials = Denials()
+    started: float
+    """unix seconds"""
+    ended: float
+
+
+class Turn(Value):
+    """complete -> parse -> execute -> observe, once."""
+
+    index: int = Field(ge=0)
+    completion: Completion
+    thought: str = ""
+    """text of the completion beside the calls"""
+    calls: tuple[ToolCall, ...] = ()
+    parse_error: str | None = None
+    """what was wrong with the completion where no call could be read from it"""
+    parser: str
+    """dialect that read the completion"""
+    repairs: tuple[str, ...] = ()
+    """liberties the parser took, by name"""
+    observations: tuple[Observation, ...] = ()
+    snapshot: str | None = None
+    """workspace after the turn, in the blob store"""
+    started: float
+    ended: float
+
+
+class StopReason(StrEnum):
+    FINISHED = "finished"
+    GAVE_UP = "gave_up"
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    MAX_SECONDS = "max_seconds"
+    CONTEXT_FULL = "context_full"
+    FORMAT_ERRORS = "format_errors"
+    LOOP = "loop"
+    SANDBOX_ERROR = "sandbox_error"
+    POLICY_ERROR = "policy_error"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def ours(self) -> bool:
+        """The policy could not cause it: the reward of such a trajectory is None."""
+        return self in (StopReason.SANDBOX_ERROR, StopReason.POLICY_ERROR, StopReason.INTERRUPTED)
+
+    @property
+    def budget(self) -> bool:
+        return self in (
+            StopReason.MAX_TURNS, StopReason.MAX_TOKENS, StopReason.MAX_SECONDS, StopReason.CONTEXT_FULL,
+        )  # fmt: skip
+
+
+class Trust(StrEnum):
+    """How far a verdict can be believed, best first."""
+
+    HIDDEN = "hidden"
+    """hidden checks in a fresh jail"""
+    USER_CHECK = "user_check"
+    """the user's check on original files plus the diff, in a fresh jail"""
+    JUDGE = "judge"
+    NONE = "none"
+
+
+class Tampering(Value):
+    kind: str
+    detail: str
+
+
+class Verdict(Value):
+    """A grader's judgement of one trajectory. Advantages are derived from rewards and never stored."""
+
+    reward: float | None
+    """None: a failure that the policy could not cause; leaves the loss and the group's baseline"""
+    components: dict[str, float | None] = {}
+    turn_rewards: tuple[float, ...] | None = None
+    checks: dict[str, str] = {}
+    """name -> pass | fail | error | timeout"""
+    tampering: tuple[Tampering, ...] = ()
+    failure_kind: str | None = None
+    trust: Trust
+    grader: str
+    """name and version"""
+    graded_hash: str
+    """content hash of what was graded"""
+
+    @field_validator("reward")
+    @classmethod
+    def _finite(cls, value: float | None) -> float | None:
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"reward must be finite, not {value}")
+        return value
+
+
+class Trajectory(Value):
+    """One execution: the task, every turn, why it stopped, and what it left behind."""
+
+    id: str
+    """run id in the log"""
+    task: Task
+    turns: tuple[Turn, ...] = ()
+    stop: StopReason | None = None
+    """None while it runs, and after it was killed"""
+    stop_detail: str | None = None
+    answer: str | None = None
+    """given to submit"""
+    diff: str = ""
+    """unified diff of the workspace against the starting snapshot"""
+    snapshot: str | None = None
+    """workspace before the first action"""
+    parent: str | None = None
+    """run this one was forked from"""
+    runtime_version: str
+    profile: str
+    """name of the interface profile"""
+    profile_hash: str
+    template_hash: str
+    tools_hash: str
+    policy: str
+    """the policy as the user named it"""
+    started: float
+    ended: float | None = None
+    seed: int | None = None
+    verdict: Verdict | None = None
+    """the newest verdict in the log"""
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        return sum(len(t.completion.tokens.sampled_ids) for t in self.turns if t.completion.tokens)
+
+    @property
+    def has_tokens(self) -> bool:
+        return bool(self.turns) and all(t.completion.tokens is not None for t in self.turns)
+
+    @property
+    def reward(self) -> float | None:
+        return self.verdict.reward if self.verdict else None
+
+
+class ToolSpec(Value):
+    """A tool as a model sees it."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    """JSON schema of an object"""
+    body: str | None = None
+    """string parameter that the compact dialect writes raw after the header line"""
