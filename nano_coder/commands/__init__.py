@@ -1,0 +1,1 @@
+"""The commands of `nano-coder`: each parses, calls one function, prints."""

@@ -1,0 +1,17 @@
+"""`nano-coder diff`: what a run changed."""
+
+from __future__ import annotations
+
+import click
+from nano_shared.store import LogStore
+
+from nano_coder.commands.display import printable
+
+
+@click.command("diff")
+@click.argument("run")
+@click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
+def command(run: str, log: str | None) -> int:
+    """Print the unified diff of RUN against the workspace it started from."""
+    print(printable(LogStore.open(log, create=False).get(run).diff), end="")
+    return 0

@@ -1,0 +1,119 @@
+"""What a person sees of a run: progress on stderr, the result on stdout."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from nano_shared.types import Observation, StopReason, Trajectory, Trust, Turn
+from rich.console import Console
+from rich.markup import escape
+from rich.syntax import Syntax
+
+
+class Display:
+    """Prints each step as it happens. `quiet` prints nothing."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._progress = Console(stderr=True, quiet=quiet, highlight=False)
+        self._result = Console(quiet=quiet, highlight=False)
+
+    def start(self, trajectory: Trajectory) -> None:
+        self._progress.print(f"[bold]run {trajectory.id}[/] with {escape(trajectory.policy)}")
+
+    def turn(self, turn: Turn) -> None:
+        tokens = turn.completion.tokens
+        size = f" ({len(tokens.sampled_ids)} tokens)" if tokens else ""
+        self._progress.print(f"\n[bold cyan]step {turn.index + 1}[/]{size}")
+        self._progress.print(escape(printable(turn.completion.text)))
+        for observation in turn.observations:
+            self._observation(observation)
+
+    def grading(self, trajectory: Trajectory) -> None:
+        if trajectory.task.check and trajectory.stop and not trajectory.stop.ours:
+            self._progress.print(f"\nchecking in a fresh sandbox: {escape(trajectory.task.check)}")
+
+    def ask_apply(self, trajectory: Trajectory, directory: Path) -> bool:
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            return False
+        self._diff(trajectory)
+        return click.confirm(f"Apply these changes to {directory}?", default=False)
+
+    def end(self, trajectory: Trajectory, *, applied: bool) -> None:
+        if not (sys.stdin.isatty() and sys.stdout.isatty() and trajectory.diff):
+            self._diff(trajectory)
+        self._result.print(f"\nstopped: {trajectory.stop}{_detail(trajectory)}")
+        if trajectory.answer is not None:
+            self._result.print(f"answer: {escape(printable(trajectory.answer))}")
+        self._result.print(f"check: {outcome(trajectory)}")
+        self._result.print(f"run: {trajectory.id}")
+        if trajectory.diff and not applied:
+            self._result.print(f"[dim]not applied; nano-coder apply {trajectory.id} does it[/]")
+
+    def _observation(self, observation: Observation) -> None:
+        colour = "green" if observation.ok else "yellow"
+        for line in printable(observation.text).splitlines():
+            self._progress.print(f"[{colour}]│[/] {escape(line)}")
+
+    def _diff(self, trajectory: Trajectory) -> None:
+        if trajectory.diff:
+            self._result.print(Syntax(printable(trajectory.diff), "diff", background_color="default"))
+        else:
+            self._result.print("no changes")
+
+
+def printable(text: str) -> str:
+    """Model-made text without control characters, so that it cannot drive the terminal."""
+    return "".join(c if c in "\n\t" or c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+def outcome(trajectory: Trajectory) -> str:
+    verdict = trajectory.verdict
+    if verdict is None:
+        return "none was given"
+    if verdict.reward is None:
+        return f"not graded ({verdict.failure_kind})"
+    passed = "passed" if verdict.reward >= 1 else "failed"
+    tampered = "; tampering: " + "; ".join(t.detail for t in verdict.tampering) if verdict.tampering else ""
+    trust = " on the original tests plus the diff" if verdict.trust is Trust.USER_CHECK else ""
+    return f"{passed}{trust}{tampered}"
+
+
+def exit_code(trajectory: Trajectory) -> int:
+    """The design's table: 0 done, 1 not, 4 backend, 5 budget, 6 sandbox, 130 interrupted."""
+    match trajectory.stop:
+        case StopReason.POLICY_ERROR:
+            return 4
+        case StopReason.SANDBOX_ERROR:
+            return 6
+        case StopReason.INTERRUPTED:
+            return 130
+    if trajectory.verdict is not None:
+        done = trajectory.verdict.reward is not None and trajectory.verdict.reward >= 1
+    else:
+        done = trajectory.stop is StopReason.FINISHED
+    if done:
+        return 0
+    return 5 if trajectory.stop and trajectory.stop.budget else 1
+
+
+def summary(trajectory: Trajectory, *, applied: bool) -> dict[str, Any]:
+    """The result of a run as `--json` prints it."""
+    return {
+        "run": trajectory.id,
+        "stop": trajectory.stop,
+        "stop_detail": trajectory.stop_detail,
+        "answer": trajectory.answer,
+        "turns": len(trajectory.turns),
+        "sampled_tokens": trajectory.num_sampled_tokens,
+        "diff": trajectory.diff,
+        "verdict": trajectory.verdict.model_dump(mode="json") if trajectory.verdict else None,
+        "applied": applied,
+        "exit_code": exit_code(trajectory),
+    }
+
+
+def _detail(trajectory: Trajectory) -> str:
+    return f" ({escape(printable(trajectory.stop_detail))})" if trajectory.stop_detail else ""

@@ -1,0 +1,92 @@
+"""`nano-coder log`: list, show, verify, path."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import click
+from nano_shared.store import LogStore
+from rich.console import Console
+from rich.table import Table
+
+from nano_coder.commands.display import Display, printable
+from nano_coder.verify import verify
+
+_LOG = click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+
+
+@click.group("log")
+def command() -> None:
+    """Look at the log of runs."""
+
+
+@command.command("list")
+@click.option("-n", "limit", type=click.IntRange(1), default=20, show_default=True, help="Newest runs shown.")
+@_LOG
+@_JSON
+def list_runs(limit: int, log: str | None, as_json: bool) -> int:
+    """The newest runs, a line each."""
+    runs = LogStore.open(log, create=False).runs(limit=limit)
+    if as_json:
+        print(json.dumps([run.model_dump(mode="json") for run in runs]))
+        return 0
+    table = Table("run", "started", "policy", "task", "turns", "tokens", "stop", "reward", box=None)
+    for run in runs:
+        started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started))
+        reward = "" if run.reward is None else f"{run.reward:g}"
+        prompt = " ".join(printable(run.prompt).split())[:40]
+        stop = run.stop or "unfinished"
+        table.add_row(
+            run.id, started, run.policy, prompt, str(run.turns), str(run.sampled_tokens), stop, reward
+        )
+    Console().print(table)
+    return 0
+
+
+@command.command("show")
+@click.argument("run")
+@_LOG
+@_JSON
+def show(run: str, log: str | None, as_json: bool) -> int:
+    """One run whole: the task, each step, the diff, the verdict."""
+    trajectory = LogStore.open(log, create=False).get(run)
+    if as_json:
+        print(trajectory.model_dump_json())
+        return 0
+    display = Display(quiet=False)
+    display.start(trajectory)
+    print(printable(trajectory.task.prompt))
+    for turn in trajectory.turns:
+        display.turn(turn)
+    display.end(trajectory, applied=True)
+    return 0
+
+
+@command.command("verify")
+@click.argument("run")
+@_LOG
+@_JSON
+def verify_run(run: str, log: str | None, as_json: bool) -> int:
+    """May RUN train a policy gradient, and if not, why? Exit code 0 if it may, 1 if not."""
+    trajectory = LogStore.open(log, create=False).get(run)
+    findings = verify(trajectory)
+    trainable = not any(finding.blocks for finding in findings)
+    if as_json:
+        report = {"run": trajectory.id, "trainable": trainable, "findings": [f.as_dict() for f in findings]}
+        print(json.dumps(report))
+    else:
+        verdict = "may" if trainable else "may not"
+        print(f"run {trajectory.id} {verdict} train a policy gradient")
+        for finding in findings:
+            print(f"  {'no: ' if finding.blocks else 'ok: '}{finding.text}")
+    return 0 if trainable else 1
+
+
+@command.command("path")
+@_LOG
+def path(log: str | None) -> int:
+    """Where the log is."""
+    print(LogStore.open(log).url)
+    return 0

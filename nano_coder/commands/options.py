@@ -1,0 +1,59 @@
+"""Options that every executing command shares, and the runtime they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from nano_shared.store import LogStore
+from nano_shared.types import Sampling
+
+from nano_coder.config import AgentConfig
+from nano_coder.models import open_policy
+from nano_coder.runtime import Runtime
+from nano_coder.sandbox import open_sandbox
+
+_OPTIONS = (
+    click.option("--model", help="Checkpoint name, folder, hub id, or openai:NAME with --base-url."),
+    click.option("--base-url", help="URL of an OpenAI-compatible endpoint."),
+    click.option(
+        "--sandbox",
+        type=click.Choice(["ns", "none"]),
+        help="Isolation; none also needs an environment variable.",
+    ),
+    click.option("--python", help="Interpreter inside the sandbox."),
+    click.option("--temperature", type=float, help="Sampling temperature; 0 is greedy."),
+    click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), help="Arithmetic of a local model."),
+    click.option("--log", help="Path or SQLAlchemy URL of the log."),
+)
+
+
+def execution_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def open_runtime(
+    config: AgentConfig, directory: Path, store: LogStore, *, model: str | None = None
+) -> Runtime:
+    """Sandbox first, since it refuses in milliseconds, then the policy, which takes seconds to load."""
+    sandbox = open_sandbox(config.sandbox, python=config.python or _project_python(directory))
+    opened = open_policy(
+        model or config.model, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype
+    )
+    return Runtime(
+        policy=opened.policy,
+        sandbox=sandbox,
+        store=store,
+        profile=opened.profile,
+        sampling=Sampling(temperature=config.temperature),
+        policy_name=opened.name,
+    )
+
+
+def _project_python(directory: Path) -> str | None:
+    python = directory / ".venv" / "bin" / "python"
+    return str(python.absolute()) if python.exists() else None

@@ -1,0 +1,35 @@
+"""`nano-coder resume`: go on with a run that was killed or interrupted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from nano_shared.store import LogStore
+
+from nano_coder.commands.display import Display, exit_code, summary
+from nano_coder.commands.options import execution_options, open_runtime
+from nano_coder.config import load_config
+from nano_coder.runtime import grade_run, resume_run
+
+
+@click.command("resume")
+@click.argument("run")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@execution_options
+def command(run: str, as_json: bool, **flags: Any) -> int:
+    """Go on with RUN (an id, the beginning of one, or `last`) from its last finished turn."""
+    config, _ = load_config(flags, Path())
+    store = LogStore.open(config.log, create=False)
+    logged = store.get(run)
+    runtime = open_runtime(config, Path(), store, model=config.model or logged.policy)
+    display = Display(quiet=as_json)
+    display.start(logged)
+    trajectory = grade_run(resume_run(logged.id, runtime, on_turn=display.turn), runtime)
+    if as_json:
+        print(json.dumps(summary(trajectory, applied=False)))
+    else:
+        display.end(trajectory, applied=False)
+    return exit_code(trajectory)

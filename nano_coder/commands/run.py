@@ -1,0 +1,92 @@
+"""`nano-coder run`: one task in a sandboxed copy of a directory, each step shown, the diff at the end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from nano_shared import snapshot
+from nano_shared.errors import UsageError
+from nano_shared.hashing import content_hash
+from nano_shared.store import LogStore
+from nano_shared.types import Limits, Task, Trajectory
+
+from nano_coder.commands.display import Display, exit_code, summary
+from nano_coder.commands.options import execution_options, open_runtime
+from nano_coder.config import load_config
+from nano_coder.runtime import grade_run, run_task
+
+
+@click.command("run")
+@click.argument("task")
+@click.option("-C", "directory", type=click.Path(path_type=Path), default=Path(), help="Where the work is.")
+@click.option("--check", help="Shell line that says whether the task is done.")
+@click.option("--max-turns", type=int, help="Turns before the run ends.")
+@click.option("--max-seconds", type=float, help="Wall clock before the run ends.")
+@click.option("--seed", type=int, help="Seed of the sampling.")
+@click.option("--apply", "apply_changes", is_flag=True, help="Apply the changes when the run is done.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@execution_options
+def command(
+    task: str,
+    directory: Path,
+    check: str | None,
+    apply_changes: bool,
+    as_json: bool,
+    seed: int | None,
+    **flags: Any,
+) -> int:
+    """Run TASK (text, or - for standard input) in a sandboxed copy of a directory.
+
+    DIR itself is not touched unless the changes are applied: with --apply, when you say so at the end, or
+    later with `nano-coder apply RUN`.
+    """
+    prompt = sys.stdin.read() if task == "-" else task
+    if not prompt.strip():
+        raise UsageError(
+            "the task is empty; say what to do, for example: nano-coder run 'fix the failing test'"
+        )
+    if not directory.is_dir():
+        raise UsageError(f"no such directory: {directory}; -C names the directory to work in")
+    config, _ = load_config(flags, directory)
+    store = LogStore.open(config.log)
+    work = make_task(prompt, directory, check, store, config.max_turns, config.max_seconds)
+    runtime = open_runtime(config, directory, store)
+    display = Display(quiet=as_json)
+    trajectory = run_task(work, runtime, seed=seed, on_start=display.start, on_turn=display.turn)
+    display.grading(trajectory)
+    trajectory = grade_run(trajectory, runtime)
+    applied = False
+    if trajectory.diff and (apply_changes or (not as_json and display.ask_apply(trajectory, directory))):
+        apply_to(trajectory, directory, store)
+        applied = True
+    if as_json:
+        print(json.dumps(summary(trajectory, applied=applied)))
+    else:
+        display.end(trajectory, applied=applied)
+    return exit_code(trajectory)
+
+
+def make_task(
+    prompt: str, directory: Path, check: str | None, store: LogStore, max_turns: int, max_seconds: float
+) -> Task:
+    """An ad-hoc task: the directory is snapshotted, the key is the hash of prompt, snapshot and check."""
+    start = snapshot.snapshot_directory(directory, store.blobs)
+    return Task(
+        key=content_hash([prompt, start, check]),
+        prompt=prompt,
+        snapshot=start,
+        check=check,
+        limits=Limits(max_turns=max_turns, max_seconds=max_seconds),
+    )
+
+
+def apply_to(trajectory: Trajectory, directory: Path, store: LogStore) -> list[str]:
+    """Apply what a run changed to a directory, or nothing at all where a file changed since (Conflict)."""
+    if trajectory.snapshot is None:
+        return []
+    after = next((t.snapshot for t in reversed(trajectory.turns) if t.snapshot), trajectory.snapshot)
+    return list(snapshot.apply(trajectory.snapshot, after, store.blobs, directory))

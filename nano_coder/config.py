@@ -1,0 +1,84 @@
+"""Configuration: flag > environment (NANO_*) > project nano.toml > user config > default."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+from nano_shared.errors import ConfigError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+
+class AgentConfig(BaseModel):
+    """The settings of `nano-coder`; every one is a flag, a NANO_* variable and a key of nano.toml."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str | None = None
+    """checkpoint name, folder, hub id, or openai:NAME; None is the promoted or the shipped policy"""
+    base_url: str | None = None
+    api_key: str | None = Field(None, repr=False)
+    sandbox: str = "ns"
+    python: str | None = None
+    """interpreter inside the jail; None is DIR/.venv, else ours"""
+    max_turns: int = Field(24, ge=1)
+    max_seconds: float = Field(600.0, gt=0)
+    temperature: float = Field(0.0, ge=0)
+    dtype: str = Field("bfloat16", pattern="^(bfloat16|float32)$")
+    log: str | None = None
+    """path or SQLAlchemy URL of the log; None is NANO_HOME/log.db"""
+
+
+def load_config(flags: Mapping[str, Any], directory: Path) -> tuple[AgentConfig, dict[str, str]]:
+    """The effective configuration and, for each field, where its value came from.
+
+    Raises ConfigError (exit code 3) that names the source, the key and the value.
+    """
+    layers = [
+        ("user config", _read_toml(user_config_path())),
+        ("nano.toml", _read_toml(directory / "nano.toml")),
+        ("environment", _environment()),
+        ("flag", {key: value for key, value in flags.items() if value is not None}),
+    ]
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(AgentConfig.model_fields, "default")
+    for source, layer in layers:
+        for key, value in layer.items():
+            if key not in AgentConfig.model_fields:
+                raise ConfigError(
+                    f"{source}: unknown key {key!r}; known: {', '.join(AgentConfig.model_fields)}"
+                )
+            values[key], sources[key] = value, source
+    try:
+        return AgentConfig.model_validate(values), sources
+    except ValidationError as problem:
+        error = problem.errors()[0]
+        key = str(error["loc"][0])
+        raise ConfigError(f"{sources[key]}: {key} = {values[key]!r}: {error['msg'].lower()}") from None
+
+
+def user_config_path() -> Path:
+    return platformdirs.user_config_path("nano") / "config.toml"
+
+
+def _environment() -> dict[str, str]:
+    """NANO_* variables that are settings; NANO_HOME and the like are not."""
+    return {
+        key: os.environ[f"NANO_{key.upper()}"]
+        for key in AgentConfig.model_fields
+        if os.environ.get(f"NANO_{key.upper()}")
+    }
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, OSError) as problem:
+        raise ConfigError(f"cannot read {path}: {problem}") from None

@@ -1,0 +1,223 @@
+"""The one door to the runtime: run a task, resume a run, grade it.
+
+`run_task` is the only place that turns exceptions into stop reasons: a bad rollout is data, not a crash.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from nano_shared import snapshot
+from nano_shared.conversation import Conversation
+from nano_shared.errors import ContextFull, PolicyError, SandboxError, UsageError
+from nano_shared.policy import Policy
+from nano_shared.profile import InterfaceProfile
+from nano_shared.store import LogStore, new_run_id
+from nano_shared.types import Sampling, StopReason, Task, Trajectory, Turn, Verdict
+
+from nano_coder import __version__
+from nano_coder.agent import Agent
+from nano_coder.grading import grade_trajectory
+from nano_coder.profiles import COMPACT_1
+from nano_coder.prompt import first_messages, offered_tools
+from nano_coder.sandbox import Jail, Sandbox
+from nano_coder.tools import ToolContext
+from nano_coder.workspace import Workspace
+
+OnTurn = Callable[[Turn], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """What every execution needs, whoever asks for it: evaluation, collection and training alike."""
+
+    policy: Policy
+    sandbox: Sandbox
+    store: LogStore
+    profile: InterfaceProfile = COMPACT_1
+    sampling: Sampling = Sampling()  # noqa: RUF009 (frozen, so one is enough)
+    policy_name: str = ""
+    """the policy as the user named it"""
+
+
+def run_task(
+    task: Task,
+    runtime: Runtime,
+    *,
+    seed: int | None = None,
+    parent: str | None = None,
+    on_turn: OnTurn | None = None,
+    on_start: Callable[[Trajectory], None] | None = None,
+) -> Trajectory:
+    """Execute a task from its starting workspace until there is a reason to stop, logging each turn.
+
+    Policy and sandbox failures, full contexts and interrupts end the run with a stop reason. Raises
+    UsageError for a task that the profile cannot serve and LogError where the log cannot be written.
+    """
+    offered_tools(runtime.profile, task)  # a task that cannot be served is refused before it is logged
+    trajectory = _new_trajectory(task, runtime, seed, parent)
+    with runtime.store.claim(trajectory.id):
+        try:
+            with _jail(task, task.snapshot, runtime) as jail:
+                workspace = Workspace(jail, runtime.store.blobs)
+                trajectory = trajectory.model_copy(update={"snapshot": workspace.start})
+                agent = _agent(trajectory, runtime, jail, workspace)
+                runtime.store.begin(trajectory)
+                if on_start:
+                    on_start(trajectory)
+                return _drive(agent, trajectory, runtime, on_turn)
+        except SandboxError as problem:  # the jail could not even be opened
+            runtime.store.begin(trajectory)
+            return _finish(trajectory, runtime, StopReason.SANDBOX_ERROR, str(problem))
+
+
+def resume_run(run_id: str, runtime: Runtime, *, on_turn: OnTurn | None = None) -> Trajectory:
+    """Go on with a run that was killed or interrupted, from its last finished turn.
+
+    Raises LogError for an unknown run or one that another process executes, UsageError for one that ended.
+    """
+    trajectory = runtime.store.get(run_id)
+    with runtime.store.claim(trajectory.id):
+        trajectory = runtime.store.get(trajectory.id)
+        _check_resumable(trajectory, runtime)
+        runtime.store.reopen(trajectory.id)
+        trajectory = trajectory.model_copy(update={"stop": None, "stop_detail": None, "ended": None})
+        newest = next((t.snapshot for t in reversed(trajectory.turns) if t.snapshot), trajectory.snapshot)
+        try:
+            with _jail(trajectory.task, newest, runtime) as jail:
+                workspace = Workspace(jail, runtime.store.blobs, start=trajectory.snapshot)
+                agent = _agent(trajectory, runtime, jail, workspace)
+                for turn in trajectory.turns:
+                    agent.conversation.record(turn.completion)
+                    agent.take(turn)
+                return _drive(agent, trajectory, runtime, on_turn)
+        except SandboxError as problem:
+            return _finish(trajectory, runtime, StopReason.SANDBOX_ERROR, str(problem))
+
+
+def grade_run(trajectory: Trajectory, runtime: Runtime) -> Trajectory:
+    """Grade a finished run in a fresh jail and log the verdict. Without any check there is no verdict."""
+    verdict = grade(trajectory, runtime.sandbox, runtime.store)
+    if verdict is None:
+        return trajectory
+    runtime.store.add_verdict(trajectory.id, verdict)
+    return trajectory.model_copy(update={"verdict": verdict})
+
+
+def grade(trajectory: Trajectory, sandbox: Sandbox, store: LogStore) -> Verdict | None:
+    return grade_trajectory(trajectory, sandbox, store.blobs)
+
+
+def _new_trajectory(task: Task, runtime: Runtime, seed: int | None, parent: str | None) -> Trajectory:
+    return Trajectory(
+        id=new_run_id(),
+        task=task,
+        parent=parent,
+        runtime_version=__version__,
+        profile=runtime.profile.name,
+        profile_hash=runtime.profile.hash,
+        template_hash=runtime.policy.template_hash,
+        tools_hash=runtime.profile.tools_hash,
+        policy=runtime.policy_name or runtime.policy.id,
+        started=time.time(),
+        seed=seed,
+    )
+
+
+def _check_resumable(trajectory: Trajectory, runtime: Runtime) -> None:
+    run, profile = trajectory.id, runtime.profile
+    if trajectory.stop not in (None, StopReason.INTERRUPTED):
+        raise UsageError(f"run {run} ended ({trajectory.stop}); only a killed or interrupted run resumes")
+    if trajectory.snapshot is None:
+        raise UsageError(f"run {run} never got a workspace; run the task again")
+    if (trajectory.profile_hash, trajectory.template_hash) != (
+        profile.hash,
+        runtime.policy.template_hash,
+    ):
+        raise UsageError(
+            f"run {run} was made under profile {trajectory.profile} with another template than this policy's; "
+            f"resume it with --model {trajectory.policy}"
+        )
+
+
+@contextmanager
+def _jail(task: Task, snapshot_id: str | None, runtime: Runtime) -> Iterator[Jail]:
+    """A jail on the task's starting files, or on a snapshot where one is given."""
+    with tempfile.TemporaryDirectory(prefix="nano-start-") as folder:
+        start = Path(folder) / "work"
+        start.mkdir()
+        if snapshot_id is not None:
+            blobs = runtime.store.blobs
+            snapshot.materialise(snapshot.load(snapshot_id, blobs), blobs, start)
+        else:
+            for name, text in task.files.items():
+                (start / name).parent.mkdir(parents=True, exist_ok=True)
+                (start / name).write_text(text, encoding="utf-8")
+        jail = runtime.sandbox.open(start, task.limits)
+    try:
+        yield jail
+    finally:
+        jail.close()
+
+
+def _agent(trajectory: Trajectory, runtime: Runtime, jail: Jail, workspace: Workspace) -> Agent:
+    task = trajectory.task
+    return Agent(
+        task=task,
+        policy=runtime.policy,
+        profile=runtime.profile,
+        tools=offered_tools(runtime.profile, task),
+        workspace=workspace,
+        context=ToolContext(jail=jail, python=runtime.sandbox.python, limits=task.limits),
+        conversation=Conversation(first_messages(runtime.profile, task, workspace.files())),
+        sampling=runtime.sampling,
+        seed=trajectory.seed,
+        put_blob=runtime.store.blobs.put,
+        elapsed=sum(turn.ended - turn.started for turn in trajectory.turns),
+    )
+
+
+def _drive(agent: Agent, trajectory: Trajectory, runtime: Runtime, on_turn: OnTurn | None) -> Trajectory:
+    detail = None
+    try:
+        while agent.stop is None:
+            turn = agent.step()
+            runtime.store.append_turn(trajectory.id, turn)
+            if on_turn:
+                on_turn(turn)
+    except ContextFull as problem:
+        agent.stop, detail = StopReason.CONTEXT_FULL, str(problem)
+    except PolicyError as problem:
+        agent.stop, detail = StopReason.POLICY_ERROR, str(problem)
+    except SandboxError as problem:
+        agent.stop, detail = StopReason.SANDBOX_ERROR, str(problem)
+    except KeyboardInterrupt:
+        agent.stop = StopReason.INTERRUPTED
+    # a turn in flight may have been appended by the agent but not logged: the log is the truth
+    logged = runtime.store.get(trajectory.id).turns if detail or _interrupted(agent) else tuple(agent.turns)
+    trajectory = trajectory.model_copy(update={"turns": logged, "answer": agent.answer})
+    assert agent.stop is not None
+    return _finish(trajectory, runtime, agent.stop, detail, diff=agent.workspace.diff())
+
+
+def _interrupted(agent: Agent) -> bool:
+    return agent.stop is StopReason.INTERRUPTED
+
+
+def _finish(
+    trajectory: Trajectory, runtime: Runtime, stop: StopReason, detail: str | None, diff: str = ""
+) -> Trajectory:
+    end = {
+        "stop": stop,
+        "stop_detail": detail,
+        "answer": trajectory.answer,
+        "diff": diff,
+        "ended": time.time(),
+    }
+    runtime.store.finish(trajectory.id, **end)
+    return trajectory.model_copy(update=end)

@@ -1,0 +1,62 @@
+"""The shape both command lines share: lazy commands, one sentence an error, the agreed exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from nano_shared.errors import NanoError
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called, so that `--help` answers at once."""
+
+    def __init__(
+        self, name: str, commands: Mapping[str, tuple[str, str]], *, help: str, version: str | None = None
+    ):
+        super().__init__(name, help=help, context_settings={"help_option_names": ["-h", "--help"]})
+        self._lazy = dict(commands)
+        if version:
+            click.version_option(version, prog_name=name)(self)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._lazy:
+            return None
+        module, _ = self._lazy[cmd_name]
+        command: click.Command = importlib.import_module(module).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in self._lazy.items()])
+
+
+def run_command(cli: click.Command, arguments: list[str] | None = None) -> None:
+    """Run a command line and exit: errors of ours become one line on stderr and their exit code."""
+    try:
+        result: Any = cli.main(args=arguments, standalone_mode=False)
+    except click.exceptions.Abort:
+        _fail("interrupted", 130)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except click.ClickException as problem:
+        problem.show()
+        sys.exit(2)
+    except NanoError as problem:
+        _fail(str(problem), problem.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+    sys.exit(result if isinstance(result, int) else 0)
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(code)
