@@ -1,0 +1,85 @@
+"""The scripted policy: answers with given texts in order, for tests, examples and documentation."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from nano_shared import Completion, ContextFull, Conversation, Finish, PolicyError, Sampling, TurnTokens
+from nano_shared import content_hash as _content_hash
+
+EOS_ID = 256
+"""end of turn of the byte tokens"""
+
+
+class ScriptedPolicy:
+    """Answers with the texts in order, whatever it is asked. Thread-safe.
+
+    With `tokens=True` it logs byte-level tokens without needing a tokenizer: ids are UTF-8 bytes, a
+    completed turn ends with `EOS_ID`, and every log-prob is 0, since a script is certain. The context of a
+    turn is the new messages as `role: content` lines.
+    """
+
+    version = 0
+    template_hash = _content_hash("nano scripted: {role}: {content}\n")
+
+    def __init__(
+        self,
+        texts: Iterable[str],
+        *,
+        tokens: bool = False,
+        context_limit: int = 1_000_000,
+        id: str = "scripted",
+    ) -> None:
+        self.id = id
+        self.context_limit = context_limit
+        self._texts = tuple(texts)
+        self._tokens = tokens
+        self._used = 0
+        self._lock = threading.Lock()
+
+    def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
+        """The next text. Raises PolicyError when the script has run out, ContextFull as any policy does."""
+        tokens = finish = None
+        context = self._context(conversation)
+        text = self._next()
+        if self._tokens:
+            room = self.context_limit - len(conversation.tokens) - len(context)
+            if room < 1:
+                raise ContextFull(
+                    f"the row has {self.context_limit - room} tokens with the new messages, of the"
+                    f" {self.context_limit} that {self.id} reads; shorten the task or end the run"
+                )
+            sampled = (*text.encode(), EOS_ID)[: min(sampling.max_tokens, room)]
+            finish = Finish.STOP if sampled[-1] == EOS_ID else Finish.LENGTH
+            text = bytes(i for i in sampled if i != EOS_ID).decode(errors="replace")
+            tokens = TurnTokens(
+                row=conversation.row, context_ids=context, sampled_ids=sampled, logprobs=(0.0,) * len(sampled)
+            )
+        return Completion(
+            text=text,
+            finish=finish or Finish.STOP,
+            tokens=tokens,
+            sampling=sampling,
+            policy_id=self.id,
+            policy_version=self.version,
+        )
+
+    def count(self, text: str) -> int:
+        """Number of UTF-8 bytes."""
+        return len(text.encode())
+
+    def _next(self) -> str:
+        with self._lock:
+            if self._used == len(self._texts):
+                raise PolicyError(
+                    f"the script of {self.id} has run out after {self._used} texts; give it one text a turn"
+                )
+            self._used += 1
+            return self._texts[self._used - 1]
+
+    def _context(self, conversation: Conversation) -> tuple[int, ...]:
+        # A turn cut by length is closed here, in the context, as a chat template does it.
+        cut = bool(conversation.tokens) and conversation.tokens[-1] != EOS_ID
+        lines = "".join(f"{m.role.value}: {m.content}\n" for m in conversation.new_messages)
+        return (*((EOS_ID,) if cut else ()), *lines.encode())
