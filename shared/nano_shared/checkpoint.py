@@ -41,7 +41,7 @@ class TrainedOn(Value):
     """the first thousand of them, sorted"""
     tasks_hash: str | None = None
     """content hash of all task ids, sorted"""
-    splits: dict[str, str] = {}
+    splits: dict[str, str] = Field(default_factory=dict)
     """split -> content hash of its task ids, sorted; tasks without a split stand under `none`"""
 
     @classmethod
@@ -75,12 +75,12 @@ class Manifest(Value):
     policy_version: int = Field(0, ge=0)
     """optimizer steps behind the weights"""
     trained_on: TrainedOn = TrainedOn()
-    config: dict[str, JsonValue] = {}
-    metrics: dict[str, JsonValue] = {}
+    config: dict[str, JsonValue] = Field(default_factory=dict)
+    metrics: dict[str, JsonValue] = Field(default_factory=dict)
     code_version: str
     created: float
     """unix seconds"""
-    files: dict[str, str] = {}
+    files: dict[str, str] = Field(default_factory=dict)
     """relative name -> `sha256:` of its bytes; filled by write_manifest"""
 
     @field_validator("files")
@@ -112,7 +112,7 @@ def read_checkpoint(directory: Path, *, verify: bool = True) -> Manifest:
     """
     if not directory.is_dir():
         raise CheckpointError(
-            f"no such checkpoint: {directory} is not a folder; see `nano-rl checkpoints list`"
+            f"no such checkpoint: {directory} is not a folder; see nano-rl checkpoints list"
         )
     manifest = _parse(directory / MANIFEST)
     for name, expected in manifest.files.items():
@@ -141,15 +141,13 @@ def atomic_checkpoint(target: Path) -> Iterator[Path]:
 
 def _write_beside(target: Path) -> Iterator[Path]:
     if target.exists():
-        raise CheckpointError(
-            f"checkpoint {target} exists already; a checkpoint is never changed: name another"
-        )
+        raise CheckpointError(f"checkpoint {target} exists, and a checkpoint never changes; name another")
     for remains in target.parent.glob(f".{target.name}.tmp-*"):
         shutil.rmtree(remains)
     temporary = target.parent / f".{target.name}.tmp-{secrets.token_hex(4)}"
     temporary.mkdir()
     try:
-        with full_disk_explained(target):
+        with full_disk_explained(target, CheckpointError):
             yield temporary
             _sync_tree(temporary)
             os.rename(temporary, target)
@@ -172,16 +170,14 @@ def resolve_checkpoint(name_or_path: str | Path) -> Path:
     if text == LATEST:
         latest = latest_checkpoint()
         if latest is None:
-            raise CheckpointError("no checkpoint has been promoted yet; see `nano-rl checkpoints promote`")
+            raise CheckpointError("no checkpoint has been promoted yet; see nano-rl checkpoints promote")
         return latest
     named = checkpoints_dir() / text
     for candidate in (named, Path(text).expanduser()):
         if (candidate / MANIFEST).is_file():
             return candidate
     known = ", ".join(checkpoint_names()) or "none"
-    raise CheckpointError(
-        f"no checkpoint {text!r}: no folder of that name holds a {MANIFEST}; known: {known}"
-    )
+    raise CheckpointError(f"no checkpoint {text!r}: no such folder holds a {MANIFEST}; known: {known}")
 
 
 def checkpoint_names() -> list[str]:
@@ -240,7 +236,7 @@ def _file_hash(path: Path) -> str:
 
 def _write_text(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with full_disk_explained(path):
+    with full_disk_explained(path, CheckpointError):
         try:
             with temporary.open("x") as file:
                 file.write(text)
