@@ -96,7 +96,7 @@ def open_database(url: str | Path | None, *, create: bool) -> Database:
     return database
 
 
-def migrate(connection: sa.Connection, target: str = "head") -> None:
+def migrate(connection: sa.Connection, target: str = HEAD) -> None:
     """Apply the migrations up to `target` in the connection's transaction. Views exist at the head only."""
     from alembic import command
     from alembic.config import Config
@@ -106,7 +106,7 @@ def migrate(connection: sa.Connection, target: str = "head") -> None:
     config.attributes["connection"] = connection
     drop_views(connection)
     command.upgrade(config, target)
-    if target == "head":
+    if target == HEAD:
         create_views(connection)
 
 
