@@ -1,0 +1,85 @@
+"""Content-addressed files: bytes in, `sha256:` id out, and the same bytes or an error back."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import zlib
+from pathlib import Path
+
+from nano_shared.errors import LogError
+from nano_shared.full_disk import full_disk_explained
+from nano_shared.hashing import content_hash
+
+_ID = re.compile(r"sha256:[0-9a-f]{64}")
+# Workspaces are snapshotted after each turn: speed matters more than the last tenth of the size.
+_COMPRESSION = 1
+
+
+class BlobStore:
+    """A folder of zlib-compressed files named by the hash of their content, in two levels of fan-out.
+
+    Safe for any number of threads and processes: a blob appears by rename, complete, or not at all, and two
+    writers of one blob write the same bytes.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, blob: str) -> Path:
+        """The file of a blob, whether or not it exists. Raises LogError for what is no blob id."""
+        if not _ID.fullmatch(blob):
+            raise LogError(f"{blob!r} is not a blob id; one is 'sha256:' and 64 hexadecimal digits")
+        digest = blob.removeprefix("sha256:")
+        return self.root / digest[:2] / digest[2:4] / digest[4:]
+
+    def put(self, data: bytes) -> str:
+        """Store the bytes, on disk when this returns, and give their id.
+
+        Raises LogError when the disk is full or the folder cannot be written.
+        """
+        blob = content_hash(data)
+        target = self.path(blob)
+        if not target.exists():
+            with full_disk_explained(self.root):
+                try:
+                    _write(target, zlib.compress(data, _COMPRESSION))
+                except PermissionError as error:
+                    raise LogError(
+                        f"cannot write blobs in {self.root}: {error.strerror}; check its owner"
+                    ) from error
+        return blob
+
+    def get(self, blob: str) -> bytes:
+        """The bytes of a blob, their hash verified. Raises LogError when it is missing or corrupt."""
+        path = self.path(blob)
+        try:
+            data = zlib.decompress(path.read_bytes())
+        except FileNotFoundError:
+            raise LogError(
+                f"blob {blob} is missing: there is no {path}; copy blobs/ along with log.db"
+            ) from None
+        except zlib.error as error:
+            raise LogError(f"blob {blob} is corrupt: {path} does not decompress ({error})") from error
+        if content_hash(data) != blob:
+            raise LogError(
+                f"blob {blob} is corrupt: the content of {path} has another hash; restore it from a copy"
+            )
+        return data
+
+    def __contains__(self, blob: str) -> bool:
+        return self.path(blob).exists()
+
+
+def _write(target: Path, data: bytes) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,262 @@
+"""Checkpoints: a folder in the ecosystem's own format, plus a manifest that says where it came from.
+
+Knows no torch: it moves, names and verifies files. A checkpoint appears complete, by rename, and is never
+changed afterwards; `latest` is a pointer file beside the checkpoints, moved by promotion.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from filelock import FileLock, Timeout
+from pydantic import Field, JsonValue, ValidationError, field_validator
+
+from nano_shared.errors import CheckpointError
+from nano_shared.full_disk import full_disk_explained
+from nano_shared.hashing import content_hash
+from nano_shared.home import nano_home
+from nano_shared.types import Task, Value
+
+MANIFEST = "manifest.json"
+LATEST = "latest"
+VERSION = 1
+_RUNS_LISTED = 1000
+
+
+class TrainedOn(Value):
+    """Which logged runs and tasks are in the weights."""
+
+    runs: int = Field(0, ge=0)
+    runs_hash: str | None = None
+    """content hash of all run ids, sorted"""
+    run_ids: tuple[str, ...] = ()
+    """the first thousand of them, sorted"""
+    tasks_hash: str | None = None
+    """content hash of all task ids, sorted"""
+    splits: dict[str, str] = Field(default_factory=dict)
+    """split -> content hash of its task ids, sorted; tasks without a split stand under `none`"""
+
+    @classmethod
+    def of(cls, run_ids: Iterable[str], tasks: Iterable[Task]) -> TrainedOn:
+        runs = sorted(set(run_ids))
+        by_split: dict[str, set[str]] = {}
+        for task in tasks:
+            by_split.setdefault(task.split or "none", set()).add(task.id)
+        return cls(
+            runs=len(runs),
+            runs_hash=content_hash(runs),
+            run_ids=tuple(runs[:_RUNS_LISTED]),
+            tasks_hash=content_hash(sorted(set().union(*by_split.values()))),
+            splits={split: content_hash(sorted(ids)) for split, ids in sorted(by_split.items())},
+        )
+
+
+class Manifest(Value):
+    version: Literal[1] = 1
+    name: str
+    kind: Literal["adapter", "full"]
+    base_model: str
+    """name or content hash of the weights that the adapter sits on, or that training began from"""
+    parent: str | None = None
+    """checkpoint that this one was trained from"""
+    profile: str
+    """name of the interface profile"""
+    profile_hash: str
+    template_hash: str
+    tools_hash: str
+    policy_version: int = Field(0, ge=0)
+    """optimizer steps behind the weights"""
+    trained_on: TrainedOn = TrainedOn()
+    config: dict[str, JsonValue] = Field(default_factory=dict)
+    metrics: dict[str, JsonValue] = Field(default_factory=dict)
+    code_version: str
+    created: float
+    """unix seconds"""
+    files: dict[str, str] = Field(default_factory=dict)
+    """relative name -> `sha256:` of its bytes; filled by write_manifest"""
+
+    @field_validator("files")
+    @classmethod
+    def _inside(cls, files: dict[str, str]) -> dict[str, str]:
+        for name in files:
+            if not name or name.startswith("/") or ".." in name.split("/"):
+                raise ValueError(f"file name {name!r} must be relative and stay inside the checkpoint")
+        return files
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> Manifest:
+    """Hash every file of the folder into the manifest, write it, and give it as written."""
+    files = {
+        path.relative_to(directory).as_posix(): _file_hash(path)
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path != directory / MANIFEST
+    }
+    complete = manifest.model_copy(update={"files": files})
+    _write_text(directory / MANIFEST, complete.model_dump_json(indent=2) + "\n")
+    return complete
+
+
+def read_checkpoint(directory: Path, *, verify: bool = True) -> Manifest:
+    """The manifest of a checkpoint folder, each of its files present and, with `verify`, its hash checked.
+
+    Raises CheckpointError for a missing folder or manifest, a manifest of a newer nano, and a file that is
+    missing or corrupt, by name.
+    """
+    if not directory.is_dir():
+        raise CheckpointError(
+            f"no such checkpoint: {directory} is not a folder; see nano-rl checkpoints list"
+        )
+    manifest = _parse(directory / MANIFEST)
+    for name, expected in manifest.files.items():
+        path = directory / name
+        if not path.is_file():
+            raise CheckpointError(f"checkpoint {directory}: {name} is missing; copy the folder again, whole")
+        if verify and _file_hash(path) != expected:
+            raise CheckpointError(f"checkpoint {directory}: {name} is corrupt; copy the folder again")
+    return manifest
+
+
+@contextmanager
+def atomic_checkpoint(target: Path) -> Iterator[Path]:
+    """Yields an empty folder beside `target`, which becomes `target` when the block ends without an error.
+
+    A process that is killed leaves no checkpoint at all, and its remains are swept by the next attempt.
+    Raises CheckpointError when the target exists, or while another process writes it.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(target.parent / f".{target.name}.lock", timeout=0):
+            yield from _write_beside(target)
+    except Timeout:
+        raise CheckpointError(f"checkpoint {target} is being written by another process") from None
+
+
+def _write_beside(target: Path) -> Iterator[Path]:
+    if target.exists():
+        raise CheckpointError(f"checkpoint {target} exists, and a checkpoint never changes; name another")
+    for remains in target.parent.glob(f".{target.name}.tmp-*"):
+        shutil.rmtree(remains)
+    temporary = target.parent / f".{target.name}.tmp-{secrets.token_hex(4)}"
+    temporary.mkdir()
+    try:
+        with full_disk_explained(target, CheckpointError):
+            yield temporary
+            _sync_tree(temporary)
+            os.rename(temporary, target)
+            _sync(target.parent)
+    finally:
+        if temporary.exists():
+            shutil.rmtree(temporary)
+
+
+def checkpoints_dir() -> Path:
+    return nano_home() / "checkpoints"
+
+
+def resolve_checkpoint(name_or_path: str | Path) -> Path:
+    """The folder of a checkpoint given by path, by name in NANO_HOME, or as "latest".
+
+    Raises CheckpointError naming what was asked and what there is.
+    """
+    text = str(name_or_path)
+    if text == LATEST:
+        latest = latest_checkpoint()
+        if latest is None:
+            raise CheckpointError("no checkpoint has been promoted yet; see nano-rl checkpoints promote")
+        return latest
+    named = checkpoints_dir() / text
+    for candidate in (named, Path(text).expanduser()):
+        if (candidate / MANIFEST).is_file():
+            return candidate
+    known = ", ".join(checkpoint_names()) or "none"
+    raise CheckpointError(f"no checkpoint {text!r}: no such folder holds a {MANIFEST}; known: {known}")
+
+
+def checkpoint_names() -> list[str]:
+    """Names of the checkpoints in NANO_HOME, sorted."""
+    return sorted(path.parent.name for path in checkpoints_dir().glob(f"[!.]*/{MANIFEST}"))
+
+
+def latest_checkpoint() -> Path | None:
+    """The promoted checkpoint; None where none was. Raises CheckpointError when the pointer leads nowhere."""
+    pointer = checkpoints_dir() / LATEST
+    try:
+        name = pointer.read_text().strip()
+    except FileNotFoundError:
+        return None
+    target = checkpoints_dir() / name
+    if not name or not (target / MANIFEST).is_file():
+        raise CheckpointError(f"{pointer} names {name!r}, which is no checkpoint; promote another")
+    return target
+
+
+def promote(name_or_path: str | Path) -> Path:
+    """Make a checkpoint the one that `latest` names. Raises CheckpointError for an unknown one."""
+    target = resolve_checkpoint(name_or_path).absolute()
+    folder = checkpoints_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    inside = target.parent == folder.absolute()
+    _write_text(folder / LATEST, f"{target.name if inside else target}\n")
+    return target
+
+
+def _parse(path: Path) -> Manifest:
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.parent} is not a checkpoint: it holds no {MANIFEST}") from None
+    except ValueError as error:
+        raise CheckpointError(f"checkpoint {path.parent}: {MANIFEST} is corrupt ({error})") from error
+    version = value.get("version") if isinstance(value, dict) else None
+    if isinstance(version, int) and version > VERSION:
+        raise CheckpointError(
+            f"checkpoint {path.parent} was written by a newer nano (manifest {version}, this one reads "
+            f"{VERSION}); upgrade nano"
+        )
+    try:
+        return Manifest.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "it"
+        raise CheckpointError(f"checkpoint {path.parent}: {MANIFEST}: {where}: {first['msg']}") from error
+
+
+def _file_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_text(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with full_disk_explained(path, CheckpointError):
+        try:
+            with temporary.open("x") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _sync_tree(directory: Path) -> None:
+    for folder, _, names in os.walk(directory, topdown=False):
+        for name in names:
+            _sync(Path(folder, name))
+        _sync(Path(folder))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,243 @@
+"""The database behind the log: opened, checked, migrated, and its errors put into sentences."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from filelock import FileLock
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
+
+from nano_shared.errors import LogError
+from nano_shared.full_disk import WAY_OUT
+from nano_shared.home import nano_home
+from nano_shared.schema import HEAD, VERSION_TABLE
+from nano_shared.views import create_views, drop_views
+
+T = TypeVar("T")
+
+_BUSY_SECONDS = 30
+_ATTEMPTS = 5
+_WRITE = {"nano_write": True}
+
+_EXPLANATIONS = {
+    "file is not a database": "it is not an SQLite file; name another file, or move this one away",
+    "malformed": "it is damaged ({cause}); restore a copy, or try `sqlite3 FILE .recover`",
+    "disk is full": f"no space left ({{cause}}): {WAY_OUT}",
+    "disk i/o error": f"the disk refused ({{cause}}): check it, {WAY_OUT}",
+    "readonly database": "it cannot be written ({cause}); check the permissions of the file and its folder",
+    "unable to open database file": "it cannot be opened; check the permissions of the file and its folder",
+    "database is locked": f"another process held it for over {_BUSY_SECONDS} s; try again when that is done",
+}
+
+
+class Database:
+    """One engine. Writes are short transactions that lock at their beginning, so that none can fail midway.
+
+    SQLite runs in WAL with synchronous=FULL: a committed turn survives kill -9, and a power cut.
+    """
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self.engine = engine
+        self.is_sqlite = engine.dialect.name == "sqlite"
+        self.name = _name(engine.url)
+        # Threads of one process queue here rather than in SQLite's busy handler, which polls and is unfair.
+        self._turnstile = threading.Lock() if self.is_sqlite else nullcontext()
+
+    @property
+    def folder(self) -> Path:
+        """Where blobs and locks live: beside an SQLite file, else in NANO_HOME."""
+        if self.is_sqlite:
+            return Path(str(self.engine.url.database)).parent
+        return nano_home()
+
+    def read(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run `work` on one consistent view of the log."""
+        with explained(self.name), self.engine.connect() as connection, connection.begin():
+            return work(connection)
+
+    def write(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run `work` in one transaction, again from its beginning where the database was locked."""
+        retrying = Retrying(
+            retry=retry_if_exception(_is_locked),
+            stop=stop_after_attempt(_ATTEMPTS),
+            wait=wait_random(0.01, 0.2),
+            reraise=True,
+        )
+        with explained(self.name):
+            result: T = retrying(self._write_once, work)
+            return result
+
+    def _write_once(self, work: Callable[[sa.Connection], T]) -> T:
+        with self._turnstile, self.engine.connect().execution_options(**_WRITE) as connection:
+            with connection.begin():
+                return work(connection)
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def open_database(url: str | Path | None, *, create: bool) -> Database:
+    """Open, check and where needed create or migrate the log's database. Raises LogError."""
+    database = Database(_engine(_resolve(url)))
+    try:
+        with explained(database.name):
+            _check_file(database, create)
+            _check_revision(database, create)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def migrate(connection: sa.Connection, target: str = HEAD) -> None:
+    """Apply the migrations up to `target` in the connection's transaction. Views exist at the head only."""
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.attributes["connection"] = connection
+    drop_views(connection)
+    command.upgrade(config, target)
+    if target == HEAD:
+        create_views(connection)
+
+
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Turns the database's errors into LogErrors that name the log and the way out."""
+    try:
+        yield
+    except DBAPIError as error:
+        cause = str(error.orig)
+        for symptom, explanation in _EXPLANATIONS.items():
+            if symptom in cause.lower():
+                raise LogError(f"log {name}: {explanation.format(cause=cause)}") from error
+        if isinstance(error, sa.exc.OperationalError):
+            raise LogError(f"log {name}: {cause.strip()}") from error
+        raise
+
+
+def _resolve(url: str | Path | None) -> sa.URL:
+    if url is None:
+        url = nano_home() / "log.db"
+    if isinstance(url, str) and "://" in url:
+        try:
+            parsed = sa.make_url(url)
+        except ArgumentError as error:
+            raise LogError(f"{url!r} is not a database URL; one is sqlite:////path/log.db") from error
+        if parsed.get_backend_name() != "sqlite":
+            return parsed
+        if parsed.database in (None, "", ":memory:"):
+            raise LogError(f"log {url}: a log in memory would keep nothing; name a file")
+        url = Path(str(parsed.database))
+    return sa.URL.create("sqlite", database=str(Path(url).expanduser().absolute()))
+
+
+def _engine(url: sa.URL) -> sa.Engine:
+    options: dict[str, Any] = {}
+    if url.get_backend_name() == "sqlite":
+        options = {"connect_args": {"timeout": _BUSY_SECONDS}, "max_overflow": -1}
+    try:
+        engine = sa.create_engine(url, **options)
+    except (NoSuchModuleError, ModuleNotFoundError) as error:
+        raise LogError(f"log {_name(url)}: its database driver is not installed ({error})") from error
+    if engine.dialect.name == "sqlite":
+        sa.event.listen(engine, "connect", _on_connect)
+        sa.event.listen(engine, "begin", _on_begin)
+    return engine
+
+
+def _on_connect(dbapi_connection: Any, _record: Any) -> None:
+    # The driver would begin transactions late and commit before DDL: we begin them ourselves.
+    dbapi_connection.isolation_level = None
+    for pragma in ("foreign_keys=ON", "synchronous=FULL"):
+        dbapi_connection.execute(f"PRAGMA {pragma}")
+
+
+def _on_begin(connection: sa.Connection) -> None:
+    writes = connection.get_execution_options().get("nano_write")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _check_file(database: Database, create: bool) -> None:
+    if not database.is_sqlite:
+        return
+    path, folder = Path(database.name), database.folder
+    if path.is_dir():
+        raise LogError(f"log {path} is a directory; name the file in it, for example {path / 'log.db'}")
+    if not path.exists():
+        if not create:
+            raise LogError(f"there is no log at {path}; run a task first, or name another log")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LogError(f"log {path}: cannot make its folder ({error.strerror}); {_ELSEWHERE}") from error
+    for needed in (folder, path) if path.exists() else (folder,):
+        if not os.access(needed, os.W_OK):
+            raise LogError(f"log {path}: {needed} is not writable for this user; {_ELSEWHERE}")
+
+
+_ELSEWHERE = "change its permissions, or keep the log elsewhere (NANO_HOME)"
+
+
+def _check_revision(database: Database, create: bool) -> None:
+    revision = _revision(database)
+    if revision == HEAD:
+        return
+    if revision is None and not create:
+        raise LogError(f"log {database.name} is empty; run a task first, or name another log")
+    if revision is not None and revision > HEAD:
+        raise LogError(
+            f"log {database.name} was written by a newer nano (schema {revision}, this one knows {HEAD}); "
+            "upgrade nano, or name another log"
+        )
+    locks = database.folder / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with FileLock(locks / "migrate.lock"):
+        if _revision(database) != HEAD:
+            _upgrade(database)
+
+
+def _revision(database: Database) -> str | None:
+    """The schema's revision; None for a database without tables. Raises LogError for somebody else's."""
+    try:
+        with database.engine.connect() as connection:
+            revision = connection.scalar(sa.text(f"SELECT version_num FROM {VERSION_TABLE}"))
+            if revision is not None:
+                return str(revision)
+    except DBAPIError as error:
+        if not any(symptom in str(error.orig).lower() for symptom in ("no such table", "does not exist")):
+            raise
+    tables = sa.inspect(database.engine).get_table_names()
+    if tables:
+        raise LogError(
+            f"log {database.name} is some other program's database (it has tables {', '.join(tables[:3])}"
+            f"{', ...' if len(tables) > 3 else ''}); name another"
+        )
+    return None
+
+
+def _upgrade(database: Database) -> None:
+    if database.is_sqlite:
+        # Persistent, and not possible inside a transaction.
+        with database.engine.connect() as connection:
+            connection.connection.driver_connection.execute("PRAGMA journal_mode=WAL")  # type: ignore[union-attr]
+    database.write(migrate)
+
+
+def _is_locked(error: BaseException) -> bool:
+    return isinstance(error, SQLAlchemyError) and "database is locked" in str(error)
+
+
+def _name(url: sa.URL) -> str:
+    if url.get_backend_name() == "sqlite":
+        return str(url.database)
+    return url.render_as_string(hide_password=True)

@@ -1,0 +1,94 @@
+"""What LogStore writes: one function for each kind of entry, inside the caller's transaction."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+
+from nano_shared import schema
+from nano_shared.errors import LogError
+from nano_shared.feedback import Feedback
+from nano_shared.rows import feedback_row, run_row, task_row, tool_call_rows, turn_row, verdict_row
+from nano_shared.types import StopReason, Task, Trajectory, Turn, Verdict
+
+HINT = "see `nano-coder log list`"
+
+
+def insert_run(connection: sa.Connection, trajectory: Trajectory) -> None:
+    task_id = _insert_task(connection, trajectory.task)
+    taken = sa.select(sa.literal(1)).where(schema.runs.c.id == trajectory.id)
+    if connection.scalar(taken) is not None:
+        raise LogError(f"run {trajectory.id} is already in the log; {HINT}")
+    connection.execute(schema.runs.insert(), run_row(trajectory, task_id))
+
+
+def _insert_task(connection: sa.Connection, task: Task) -> str:
+    row = task_row(task)
+    known = sa.select(sa.literal(1)).where(schema.tasks.c.id == row["id"])
+    if connection.scalar(known) is None:
+        try:
+            with connection.begin_nested():
+                connection.execute(schema.tasks.insert(), row)
+        except IntegrityError:
+            pass  # on a server, another process was first: a task is its content
+    return str(row["id"])
+
+
+def insert_turn(connection: sa.Connection, run_id: str, turn: Turn) -> None:
+    count = sa.select(sa.func.count()).where(schema.turns.c.run_id == run_id)
+    expected = connection.scalar(count)
+    if turn.index != expected:
+        raise LogError(f"run {run_id} holds {expected} turns, so turn {turn.index} cannot be its next")
+    connection.execute(schema.turns.insert(), turn_row(run_id, turn))
+    rows = tool_call_rows(run_id, turn)
+    if rows:
+        connection.execute(schema.tool_calls.insert(), rows)
+
+
+def insert_verdict(connection: sa.Connection, run_id: str, verdict: Verdict) -> None:
+    stop_of(connection, run_id)
+    connection.execute(schema.verdicts.insert(), verdict_row(run_id, verdict, time.time()))
+
+
+def insert_feedback(connection: sa.Connection, run_id: str, feedback: Feedback) -> None:
+    stop_of(connection, run_id)
+    connection.execute(schema.feedback.insert(), feedback_row(run_id, feedback))
+
+
+def end_run(connection: sa.Connection, run_id: str, end: dict[str, Any]) -> None:
+    connection.execute(schema.runs.update().where(schema.runs.c.id == run_id).values(**end))
+
+
+def clear_end(connection: sa.Connection, run_id: str) -> None:
+    """Raises LogError for a run that ended by the policy's doing, since that end is a result."""
+    stop = stop_of(connection, run_id)
+    if stop is not None and not stop.ours:
+        raise LogError(
+            f"run {run_id} ended with {stop.value!r}, which is a result; only a run that was killed, "
+            "interrupted or failed by no fault of the policy can be resumed. Fork it instead"
+        )
+    cleared = dict.fromkeys(("stop", "stop_detail", "answer", "ended"))
+    end_run(connection, run_id, {**cleared, "diff": ""})
+
+
+def refuse_ended(connection: sa.Connection, run_id: str) -> None:
+    stop = stop_of(connection, run_id)
+    if stop is not None:
+        raise LogError(f"run {run_id} has ended with {stop.value!r}; resume or fork it")
+
+
+def stop_of(connection: sa.Connection, run_id: str) -> StopReason | None:
+    """Why the run ended; None while it has not. Raises LogError for an unknown run.
+
+    Locks the run's row where the database locks rows, so that writers of one run take turns.
+    """
+    query = (
+        sa.select(schema.runs.c.id, schema.runs.c.stop).where(schema.runs.c.id == run_id).with_for_update()
+    )
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        raise LogError(f"no run {run_id!r} in the log; {HINT}")
+    return None if row.stop is None else StopReason(row.stop)

@@ -1,0 +1,98 @@
+"""What LogStore reads: runs by name, by filter and whole, on the caller's view of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from nano_shared import schema
+from nano_shared.columns import ExactText
+from nano_shared.errors import LogError
+from nano_shared.journal import HINT
+from nano_shared.rows import trajectory_from
+from nano_shared.run_summary import RunSummary
+from nano_shared.types import Split, Trajectory
+
+_AMBIGUOUS_SHOWN = 3
+_newest_first = (schema.runs.c.started.desc(), schema.runs.c.id.desc())
+# Times and counts are what the view says; text needs the type that undoes its escapes.
+_texts = {"id", "task_key", "prompt", "policy", "policy_id", "stop"}
+_summary = sa.table(
+    "runs", *(sa.column(name, ExactText if name in _texts else None) for name in RunSummary.model_fields)
+)
+
+
+def resolve(connection: sa.Connection, run: str, log: str) -> str:
+    """The id behind an id, a unique prefix or "last". Raises LogError naming what was asked."""
+    ids = schema.runs.c.id
+    if run == "last":
+        newest = connection.scalar(sa.select(ids).order_by(*_newest_first).limit(1))
+        if newest is None:
+            raise LogError(f"log {log} holds no runs yet")
+        return str(newest)
+    if run and connection.scalar(sa.select(ids).where(ids == run)) is not None:
+        return run
+    query = (
+        sa.select(ids).where(ids.startswith(run, autoescape=True)).order_by(ids).limit(_AMBIGUOUS_SHOWN + 1)
+    )
+    found = connection.scalars(query).all() if run else []
+    if len(found) == 1:
+        return str(found[0])
+    if found:
+        some = ", ".join(found[:_AMBIGUOUS_SHOWN]) + (", ..." if len(found) > _AMBIGUOUS_SHOWN else "")
+        raise LogError(f"run {run!r} is ambiguous: it begins {some}; give more of the id")
+    raise LogError(f"no run {run!r} in log {log}; {HINT}")
+
+
+def load(connection: sa.Connection, run_id: str) -> Trajectory:
+    runs, turns, calls, verdicts = schema.runs, schema.turns, schema.tool_calls, schema.verdicts
+
+    def rows(query: sa.Select[Any]) -> Sequence[sa.RowMapping]:
+        return connection.execute(query).mappings().all()
+
+    newest = sa.select(verdicts).where(verdicts.c.run_id == run_id).order_by(verdicts.c.id.desc()).limit(1)
+    return trajectory_from(
+        rows(sa.select(runs, schema.tasks.c.body).join(schema.tasks).where(runs.c.id == run_id))[0],
+        rows(sa.select(turns).where(turns.c.run_id == run_id).order_by(turns.c.turn)),
+        rows(sa.select(calls).where(calls.c.run_id == run_id).order_by(calls.c.turn, calls.c.position)),
+        next(iter(rows(newest)), None),
+    )
+
+
+def select_ids(
+    task_key: str | None, policy: str | None, since: float | None, split: Split | None
+) -> sa.Select[tuple[str]]:
+    """Ids of the runs that match all filters, newest first."""
+    runs, tasks, turns = schema.runs, schema.tasks, schema.turns
+    query = sa.select(runs.c.id).join(tasks).order_by(*_newest_first)
+    if task_key is not None:
+        query = query.where(tasks.c.key == task_key)
+    if split is not None:
+        query = query.where(tasks.c.split == split)
+    if since is not None:
+        query = query.where(runs.c.started >= since)
+    if policy is not None:
+        sampled = sa.exists().where(turns.c.run_id == runs.c.id, turns.c.policy_id == policy)
+        query = query.where(sa.or_(runs.c.policy == policy, sampled))
+    return query
+
+
+def select_summaries(matching: str | None) -> sa.Select[tuple[object, ...]]:
+    """Rows for RunSummary, newest first; `matching` is text of a prompt, completion or observation."""
+    query = sa.select(_summary).order_by(_summary.c.started.desc(), _summary.c.id.desc())
+    if matching is None:
+        return query
+    turns, calls = schema.turns, schema.tool_calls
+    return query.where(
+        sa.or_(
+            _summary.c.prompt.contains(matching, autoescape=True),
+            _summary.c.id.in_(
+                sa.select(turns.c.run_id).where(turns.c.text.contains(matching, autoescape=True))
+            ),
+            _summary.c.id.in_(
+                sa.select(calls.c.run_id).where(calls.c.text.contains(matching, autoescape=True))
+            ),
+        )
+    )

@@ -1,0 +1,41 @@
+"""Content-addressed snapshots of a workspace, kept in the blob store and outside the user's git.
+
+`snapshot_directory` and `snapshot_tar` take one, `materialise` lays one down in an empty folder, `diff`
+shows what two have between them, and `apply` brings a change to the folder that it was made for. Undo is
+`apply(after, before)`.
+"""
+
+from nano_shared.snapshot.apply import apply
+from nano_shared.snapshot.capture import snapshot_directory, snapshot_tar
+from nano_shared.snapshot.materialise import materialise
+from nano_shared.snapshot.tree import (
+    DEFAULT_EXCLUDES,
+    MAX_BYTES,
+    MAX_ENTRIES,
+    Conflict,
+    Entry,
+    Kind,
+    Snapshot,
+    SnapshotError,
+    changed_paths,
+    load,
+)
+from nano_shared.snapshot.unified import diff
+
+__all__ = [
+    "Conflict",
+    "DEFAULT_EXCLUDES",
+    "Entry",
+    "Kind",
+    "MAX_BYTES",
+    "MAX_ENTRIES",
+    "Snapshot",
+    "SnapshotError",
+    "apply",
+    "changed_paths",
+    "diff",
+    "load",
+    "materialise",
+    "snapshot_directory",
+    "snapshot_tar",
+]

@@ -1,0 +1,188 @@
+"""Bringing the change between two snapshots to a directory: all of it, or nothing on a conflict."""
+
+from __future__ import annotations
+
+import errno
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from nano_shared.blobs import BlobStore
+from nano_shared.errors import UsageError
+from nano_shared.full_disk import full_disk_explained
+from nano_shared.snapshot.anchored import AnchoredDirectory
+from nano_shared.snapshot.tree import (
+    Conflict,
+    Entry,
+    Kind,
+    Snapshot,
+    SnapshotError,
+    differing_paths,
+    load,
+    worth_naming,
+)
+
+_OWNER = 0o700
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """One path that is not yet as it should be."""
+
+    path: str
+    now: Entry | None
+    after: Entry | None
+
+    @property
+    def opens_directory(self) -> bool:
+        return _is_directory(self.now)
+
+    @property
+    def removes(self) -> bool:
+        """Something stands there that no rename can replace."""
+        return self.now is not None and (
+            self.after is None or _is_directory(self.now) != _is_directory(self.after)
+        )
+
+    @property
+    def places(self) -> bool:
+        return self.after is not None and not _is_directory(self.after)
+
+
+def apply(before: str | Snapshot, after: str | Snapshot, blobs: BlobStore, directory: Path) -> list[str]:
+    """Change `directory` as `before` became `after`; give the paths it changed.
+
+    Touches only paths that differ between the two. Each must still be as in `before` (or already as in
+    `after`, so that an apply that was killed can be run again); otherwise Conflict lists all that are not,
+    and nothing is touched. Files appear complete, by rename. A directory that should go stays where it
+    holds files that no snapshot knows. Raises LogError for a missing or corrupt blob before any change,
+    UsageError where the system refuses a change.
+    """
+    old, new = load(before, blobs), load(after, blobs)
+    if not directory.is_dir():
+        raise SnapshotError(f"no such directory: {directory}")
+    try:
+        with AnchoredDirectory(directory) as root, full_disk_explained(directory):
+            changes = _plan(old, new, root, directory)
+            if changes:
+                with _staged(changes, blobs, root) as staging:
+                    _execute(changes, root, staging, directory)
+    except OSError as error:
+        raise UsageError(
+            f"{directory}: cannot change {error.filename!r}: {error.strerror}; "
+            "mend that and apply again: paths that are done are passed over"
+        ) from error
+    return list(worth_naming(old, new, [change.path for change in changes]))
+
+
+def _plan(old: Snapshot, new: Snapshot, root: AnchoredDirectory, directory: Path) -> list[_Change]:
+    conflicts: set[str] = set()
+    changes = []
+    differing = set(differing_paths(old, new))
+    for path in sorted(differing):
+        before, after = old.by_path.get(path), new.by_path.get(path)
+        if after is not None:
+            conflicts.update(_blocked_parents(path, differing, root))
+        try:
+            now = root.entry(path)
+        except (PermissionError, ValueError):
+            conflicts.add(path)
+            continue
+        if now == after or (_is_directory(now) and _is_directory(after) and before is None):
+            continue
+        if not _expected(now, before):
+            conflicts.add(path)
+        elif _is_directory(now) and after is not None and not _is_directory(after):
+            conflicts.update(child for child in root.children(path) if child not in old.by_path)
+        if path.rpartition("/")[0] not in differing:
+            root.check_parent_writable(path)
+        changes.append(_Change(path, now, after))
+    if conflicts:
+        raise Conflict(str(directory), tuple(sorted(conflicts)))
+    return changes
+
+
+def _blocked_parents(path: str, differing: set[str], root: AnchoredDirectory) -> Iterator[str]:
+    """Ancestors that both snapshots hold as directories, and that no longer are ones."""
+    parent = path.rpartition("/")[0]
+    while parent:
+        if parent not in differing and not _is_directory(root.entry(parent)):
+            yield parent
+        parent = parent.rpartition("/")[0]
+
+
+def _expected(now: Entry | None, before: Entry | None) -> bool:
+    if now is not None and before is not None and _is_directory(now) and _is_directory(before):
+        # An apply that was killed may have left its owner's bits on.
+        return now.mode in (before.mode, before.mode | _OWNER)
+    return now == before
+
+
+@contextmanager
+def _staged(changes: list[_Change], blobs: BlobStore, root: AnchoredDirectory) -> Iterator[dict[str, str]]:
+    """Every new file and link, written under a temporary folder of the directory: path -> staged path.
+
+    A full disk or a corrupt blob is met here, before anything of the user's is touched.
+    """
+    folder = f".nano-apply-{secrets.token_hex(6)}"
+    root.make_directory(folder)
+    staging: dict[str, str] = {}
+    try:
+        for number, change in enumerate(changes):
+            if change.after is None or not change.places:
+                continue
+            staged = f"{folder}/{number}"
+            staging[change.path] = staged
+            if change.after.kind is Kind.SYMLINK:
+                root.link(staged, str(change.after.content))
+            else:
+                root.write(staged, blobs.get(str(change.after.content)), change.after.mode)
+        yield staging
+    finally:
+        for leftover in root.children(folder):
+            root.remove(leftover)
+        root.remove_directory(folder)
+
+
+def _execute(
+    changes: list[_Change], root: AnchoredDirectory, staging: dict[str, str], directory: Path
+) -> None:
+    """Open directories, remove from the leaves up, place from the root down, then set directories' modes."""
+    modes: dict[str, int] = {}
+    for change in changes:
+        if change.now is not None and change.opens_directory:
+            modes[change.path] = change.now.mode
+            root.set_directory_mode(change.path, change.now.mode | _OWNER)
+    for change in reversed(changes):
+        if change.removes and _remove(change, root, directory):
+            modes.pop(change.path, None)
+    for change in changes:
+        if change.places:
+            root.move(staging[change.path], change.path)
+        elif change.after is not None:
+            if not change.opens_directory:
+                root.make_directory(change.path)
+            modes[change.path] = change.after.mode
+    for path in sorted(modes, reverse=True):
+        root.set_directory_mode(path, modes[path])
+
+
+def _remove(change: _Change, root: AnchoredDirectory, directory: Path) -> bool:
+    if not change.opens_directory:
+        root.remove(change.path)
+        return True
+    try:
+        root.remove_directory(change.path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if change.after is not None:  # filled since the plan was made
+            raise Conflict(str(directory), tuple(root.children(change.path))) from error
+        return False
+    return True
+
+
+def _is_directory(entry: Entry | None) -> bool:
+    return entry is not None and entry.kind is Kind.DIRECTORY

@@ -1,0 +1,184 @@
+"""Taking a snapshot: of a directory on this machine, or of a tar stream that untrusted code wrote."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import stat
+import tarfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from nano_shared.blobs import BlobStore
+from nano_shared.hashing import content_hash
+from nano_shared.snapshot.tree import (
+    DEFAULT_EXCLUDES,
+    MAX_BYTES,
+    MAX_ENTRIES,
+    MODE_BITS,
+    Entry,
+    Kind,
+    SnapshotError,
+    clean_path,
+    make_snapshot,
+    name_filter,
+    save,
+)
+
+# Waiting for the disk to confirm each new blob is most of the time: let several wait at once.
+_WRITERS = 8
+_MB = 2**20
+_CHANGED_MEANWHILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+
+def snapshot_directory(
+    directory: Path,
+    blobs: BlobStore,
+    exclude: Iterable[str] = DEFAULT_EXCLUDES,
+    *,
+    max_bytes: int = MAX_BYTES,
+) -> str:
+    """Snapshot a directory and give its id. Symlinks are kept as links; sockets, pipes and devices left out.
+
+    Raises SnapshotError for a missing directory, an unreadable file, or more than `max_bytes`.
+    """
+    if not directory.is_dir():
+        raise SnapshotError(f"no such directory: {directory}")
+    try:
+        found = list(_walk(os.fspath(directory), name_filter(exclude)))
+        _check_size(directory, found, max_bytes)
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            entries = list(pool.map(lambda item: _read_entry(directory, item[0], item[1], blobs), found))
+    except PermissionError as error:
+        raise SnapshotError(
+            f"cannot read {error.filename}: {error.strerror}; make it readable or move it out of {directory}"
+        ) from error
+    return save(make_snapshot(entry for entry in entries if entry), blobs)
+
+
+def snapshot_tar(
+    stream: bytes,
+    blobs: BlobStore,
+    exclude: Iterable[str] = DEFAULT_EXCLUDES,
+    *,
+    max_bytes: int = MAX_BYTES,
+) -> str:
+    """Snapshot an uncompressed tar stream and give its id. Nothing in the stream is trusted.
+
+    Raises SnapshotError for absolute names, `..`, devices, hard links to what the stream does not hold,
+    paths through files or symlinks, damage, or more than `max_bytes`. Pipes are left out.
+    """
+    excluded = name_filter(exclude)
+    entries: dict[str, Entry] = {}
+    pending: dict[str, bytes] = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(stream), mode="r:", errors="surrogateescape") as archive:
+            budget = max_bytes
+            for member in archive:
+                path = clean_path(member.name)
+                if not path or member.isfifo() or any(excluded.match(part) for part in path.split("/")):
+                    continue
+                budget -= _claimed_size(member, len(entries), budget, max_bytes)
+                entries[path] = _tar_entry(archive, member, path, entries, pending)
+    except (tarfile.TarError, EOFError, ValueError, ArithmeticError) as error:
+        raise SnapshotError(f"the workspace's archive is damaged: {error}") from error
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        list(pool.map(blobs.put, pending.values()))
+    return save(make_snapshot(entries.values()), blobs)
+
+
+def _walk(root: str, excluded: re.Pattern[str]) -> Iterator[tuple[str, os.stat_result]]:
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        with os.scandir(os.path.join(root, folder)) as listing:
+            for item in listing:
+                if excluded.match(item.name):
+                    continue
+                path = f"{folder}/{item.name}" if folder else item.name
+                status = item.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    folders.append(path)
+                yield path, status
+
+
+def _check_size(directory: Path, found: list[tuple[str, os.stat_result]], max_bytes: int) -> None:
+    if len(found) > MAX_ENTRIES:
+        raise SnapshotError(
+            f"{directory} holds {len(found)} files and folders, over the {MAX_ENTRIES} that a workspace may "
+            "hold; work in a smaller directory"
+        )
+    files = [(status.st_size, path) for path, status in found if stat.S_ISREG(status.st_mode)]
+    total = sum(size for size, _ in files)
+    if total > max_bytes:
+        largest, path = max(files)
+        raise SnapshotError(
+            f"{directory} holds {total // _MB} MB, over the {max_bytes // _MB} MB that a workspace may hold "
+            f"(largest: {path}, {largest // _MB} MB); work in a smaller directory, or move large files out"
+        )
+
+
+def _read_entry(directory: Path, path: str, status: os.stat_result, blobs: BlobStore) -> Entry | None:
+    """None for what has changed since it was listed, and for what is neither file, directory nor link."""
+    full, mode = os.path.join(directory, path), status.st_mode
+    try:
+        if stat.S_ISLNK(mode):
+            return Entry(path, Kind.SYMLINK, 0, os.readlink(full))
+        if stat.S_ISDIR(mode):
+            return Entry(path, Kind.DIRECTORY, mode & MODE_BITS, None)
+        if stat.S_ISREG(mode):
+            with open(full, "rb", opener=_open_without_following) as file:
+                return Entry(path, Kind.FILE, mode & MODE_BITS, blobs.put(file.read()))
+    except OSError as error:
+        if error.errno not in _CHANGED_MEANWHILE:
+            raise
+    return None
+
+
+def _open_without_following(path: str, flags: int) -> int:
+    # The workspace is live: between listing and opening, a file may become a link or a pipe.
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _claimed_size(member: tarfile.TarInfo, entries: int, budget: int, max_bytes: int) -> int:
+    if member.size < 0 or member.size > budget:
+        raise SnapshotError(
+            f"the workspace outgrew {max_bytes // _MB} MB at {member.name!r} ({member.size} bytes); "
+            "delete large files"
+        )
+    if entries >= MAX_ENTRIES:
+        raise SnapshotError(f"the workspace outgrew {MAX_ENTRIES} files and folders; delete some")
+    return member.size
+
+
+def _tar_entry(
+    archive: tarfile.TarFile,
+    member: tarfile.TarInfo,
+    path: str,
+    entries: dict[str, Entry],
+    pending: dict[str, bytes],
+) -> Entry:
+    mode = member.mode & MODE_BITS
+    if member.isdir():
+        return Entry(path, Kind.DIRECTORY, mode, None)
+    if member.issym():
+        if not member.linkname or "\0" in member.linkname:
+            raise SnapshotError(f"symlink {path!r} has the target {member.linkname!r}")
+        return Entry(path, Kind.SYMLINK, 0, member.linkname)
+    if member.islnk():
+        original = entries.get(clean_path(member.linkname))
+        if original is None or original.kind is not Kind.FILE:
+            raise SnapshotError(
+                f"hard link {path!r} names {member.linkname!r}, which the archive does not hold"
+            )
+        return Entry(path, Kind.FILE, original.mode, original.content)
+    file = archive.extractfile(member) if member.isreg() else None
+    if file is None:
+        raise SnapshotError(f"{path!r} is a device or of an unknown type; a workspace holds files and links")
+    data = file.read()
+    blob = content_hash(data)
+    pending[blob] = data
+    return Entry(path, Kind.FILE, mode, blob)

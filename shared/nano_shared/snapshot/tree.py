@@ -1,0 +1,159 @@
+"""A snapshot as a value: sorted entries of files, directories and symlinks."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from nano_shared.blobs import BlobStore
+from nano_shared.errors import UsageError
+from nano_shared.hashing import canonical_json
+
+FORMAT = "nano-snapshot-1"
+MODE_BITS = 0o777
+"""kept of a mode: a snapshot never carries setuid"""
+MAX_BYTES = 512 * 2**20
+MAX_ENTRIES = 200_000
+_NAME_BYTES, _PATH_BYTES = 255, 4095  # of Linux
+_IMPLIED_MODE = 0o755
+_SHOWN = 10
+
+DEFAULT_EXCLUDES = (
+    ".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", "*.pyc", ".pytest_cache",
+    ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox", ".eggs", ".ipynb_checkpoints", ".DS_Store",
+    ".nano-apply-*",
+)  # fmt: skip
+"""patterns for the name of a file or folder at any depth: version control, environments and caches"""
+
+
+class SnapshotError(UsageError):
+    """A workspace or an archive that no snapshot can be taken of."""
+
+
+class Conflict(UsageError):
+    """Paths that changed since the snapshot was taken. Nothing has been touched."""
+
+    def __init__(self, directory: str, paths: tuple[str, ...]) -> None:
+        shown = ", ".join(repr(path) for path in paths[:_SHOWN]) + (", ..." if len(paths) > _SHOWN else "")
+        super().__init__(
+            f"{directory}: {len(paths)} path{'s' * (len(paths) != 1)} changed since the snapshot: {shown}; "
+            "nothing was touched. Put them back, or merge by hand with the run's diff"
+        )
+        self.paths = paths
+
+
+class Kind(StrEnum):
+    FILE = "file"
+    DIRECTORY = "dir"
+    SYMLINK = "symlink"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Entry:
+    path: str
+    """relative, with slashes; bytes that are not UTF-8 as surrogate escapes, as os.fsdecode gives them"""
+    kind: Kind
+    mode: int
+    """permission bits; 0 for symlinks"""
+    content: str | None
+    """blob id of a file, target of a symlink, None for a directory"""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Sorted by path; every ancestor of an entry is a directory entry of its own."""
+
+    entries: tuple[Entry, ...]
+
+    @cached_property
+    def by_path(self) -> dict[str, Entry]:
+        return {entry.path: entry for entry in self.entries}
+
+
+def clean_path(name: str) -> str:
+    """The path without `.` and doubled slashes; empty for the root. Raises SnapshotError if outside."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    path = "/".join(parts)
+    if name.startswith("/") or ".." in parts or "\0" in name:
+        raise SnapshotError(f"path {name!r} leads outside the workspace; paths must be relative")
+    encoded = path.encode("utf-8", "surrogateescape")
+    if len(encoded) > _PATH_BYTES or any(len(part) > _NAME_BYTES for part in encoded.split(b"/")):
+        raise SnapshotError(f"path {name[:80]!r}... is longer than a file system takes")
+    return path
+
+
+def make_snapshot(entries: Iterable[Entry]) -> Snapshot:
+    """Sort the entries and add the directories they imply.
+
+    Raises SnapshotError where a path has something other than a directory for a parent.
+    """
+    found = {entry.path: entry for entry in entries}
+    for path in list(found):
+        parent = path.rpartition("/")[0]
+        while parent:
+            implied = Entry(parent, Kind.DIRECTORY, _IMPLIED_MODE, None)
+            if found.setdefault(parent, implied).kind is not Kind.DIRECTORY:
+                raise SnapshotError(f"path {path!r} passes through {parent!r}, which is not a directory")
+            parent = parent.rpartition("/")[0]
+    return Snapshot(tuple(sorted(found.values())))
+
+
+def save(snapshot: Snapshot, blobs: BlobStore) -> str:
+    rows = [[entry.path, entry.kind, entry.mode, entry.content] for entry in snapshot.entries]
+    text = canonical_json({"format": FORMAT, "entries": rows})
+    # Escaped bytes of file names are lone surrogates, which strict UTF-8 refuses.
+    return blobs.put(text.encode("utf-8", "surrogatepass"))
+
+
+def load(snapshot: str | Snapshot, blobs: BlobStore) -> Snapshot:
+    """The snapshot of an id; a Snapshot is given back.
+
+    Raises LogError when the blob is missing or corrupt, SnapshotError when it is no snapshot.
+    """
+    if isinstance(snapshot, Snapshot):
+        return snapshot
+    try:
+        value = json.loads(blobs.get(snapshot).decode("utf-8", "surrogatepass"))
+        if value["format"] != FORMAT:
+            raise ValueError(f"its format is {value['format']!r}, not {FORMAT!r}")
+        rows = [Entry(path, Kind(kind), mode, content) for path, kind, mode, content in value["entries"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SnapshotError(f"blob {snapshot} is not a snapshot: {error}") from error
+    for entry in rows:
+        if not entry.path or clean_path(entry.path) != entry.path:
+            raise SnapshotError(f"snapshot {snapshot} holds the path {entry.path!r}, which is not plain")
+    return make_snapshot(rows)
+
+
+def changed_paths(before: Snapshot, after: Snapshot) -> tuple[str, ...]:
+    """Paths that differ, sorted. A directory that came or went is left out where a path in it is named."""
+    return worth_naming(before, after, differing_paths(before, after))
+
+
+def differing_paths(before: Snapshot, after: Snapshot) -> tuple[str, ...]:
+    """Every path whose entry differs, directories included, sorted."""
+    old, new = before.by_path, after.by_path
+    return tuple(sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path)))
+
+
+def worth_naming(before: Snapshot, after: Snapshot, paths: Iterable[str]) -> tuple[str, ...]:
+    paths = tuple(paths)
+    parents = {path.rpartition("/")[0] for path in paths}
+
+    def implied(path: str) -> bool:
+        found = (before.by_path.get(path), after.by_path.get(path))
+        came_or_went = None in found and any(entry and entry.kind is Kind.DIRECTORY for entry in found)
+        return came_or_went and path in parents
+
+    return tuple(path for path in paths if not implied(path))
+
+
+def name_filter(exclude: Iterable[str]) -> re.Pattern[str]:
+    """Matches the names that a snapshot leaves out."""
+    patterns = [fnmatch.translate(pattern) for pattern in exclude]
+    return re.compile("|".join(patterns) if patterns else r"(?!)")

@@ -1,0 +1,196 @@
+"""The difference of two snapshots as a unified diff that `git apply` takes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterator
+from difflib import SequenceMatcher
+
+from nano_shared.blobs import BlobStore
+from nano_shared.snapshot.tree import Entry, Kind, Snapshot, differing_paths, load, worth_naming
+
+_CONTEXT = 3
+_MAX_BYTES = 2**20
+# Pairs of equal lines that the matcher would walk; beyond, the changed region is replaced whole.
+_MAX_PAIRS = 1_000_000
+_HASH_DIGITS = 7
+_FILE_TYPE, _LINK_MODE = 0o100000, 0o120000
+_PLAIN_NAME = re.compile(r'[^\x00-\x1f"\\\x7f\ud800-\udfff]+')
+
+
+def diff(before: str | Snapshot, after: str | Snapshot, blobs: BlobStore) -> str:
+    """Git-style unified diff, empty where nothing differs.
+
+    Binary files and files over 1 MiB are named, not shown. Git knows no directories: empty ones, and
+    changed modes of directories, stand as `#` lines at the top, which `git apply` passes over.
+    """
+    old, new = load(before, blobs), load(after, blobs)
+    paths = differing_paths(old, new)
+    notes: list[str] = []
+    for path in worth_naming(old, new, paths):
+        notes.extend(_directory_note(path, old.by_path.get(path), new.by_path.get(path)))
+    patches = [_patch(_not_directory(old, path), _not_directory(new, path), blobs) for path in paths]
+    return "".join(notes) + "".join(patches)
+
+
+def _not_directory(snapshot: Snapshot, path: str) -> Entry | None:
+    entry = snapshot.by_path.get(path)
+    return None if entry is None or entry.kind is Kind.DIRECTORY else entry
+
+
+def _directory_note(path: str, old: Entry | None, new: Entry | None) -> Iterator[str]:
+    was = old is not None and old.kind is Kind.DIRECTORY
+    is_now = new is not None and new.kind is Kind.DIRECTORY
+    if old and new and was and is_now:
+        yield f"# directory mode {old.mode:o} -> {new.mode:o}: {_quoted(path)}\n"
+    elif was and new is None:
+        yield f"# directory removed: {_quoted(path)}\n"
+    elif is_now and old is None:
+        yield f"# directory created: {_quoted(path)}\n"
+
+
+def _patch(old: Entry | None, new: Entry | None, blobs: BlobStore) -> str:
+    if old and new and old.kind is not new.kind:
+        return _patch(old, None, blobs) + _patch(None, new, blobs)
+    known = old or new
+    if known is None:
+        return ""
+    left, right = _quoted(f"a/{known.path}"), _quoted(f"b/{known.path}")
+    header = f"diff --git {left} {right}\n" + _mode_lines(old, new)
+    if old and new and old.content == new.content:
+        return header
+    data = _data(old, blobs), _data(new, blobs)
+    header += f"index {_git_hash(old, data[0])}..{_git_hash(new, data[1])}"
+    header += f" {_mode(new):06o}\n" if old and new and old.mode == new.mode else "\n"
+    left, right = left if old else "/dev/null", right if new else "/dev/null"
+    texts = _text(data[0]), _text(data[1])
+    if texts[0] is None or texts[1] is None:
+        return header + f"Binary files {left} and {right} differ\n"
+    if max(len(data[0]), len(data[1])) > _MAX_BYTES:
+        return header + f"Large files {left} and {right} differ ({len(data[0])} and {len(data[1])} bytes)\n"
+    hunks = "".join(_hunks(texts[0], texts[1]))
+    names = f"--- {_ended(left)}\n+++ {_ended(right)}\n"
+    return header + (names + hunks if hunks else "")
+
+
+def _mode_lines(old: Entry | None, new: Entry | None) -> str:
+    if old and new:
+        return "" if old.mode == new.mode else f"old mode {_mode(old):06o}\nnew mode {_mode(new):06o}\n"
+    if new:
+        return f"new file mode {_mode(new):06o}\n"
+    return f"deleted file mode {_mode(old):06o}\n" if old else ""
+
+
+def _mode(entry: Entry) -> int:
+    return _LINK_MODE if entry.kind is Kind.SYMLINK else _FILE_TYPE | entry.mode
+
+
+def _git_hash(entry: Entry | None, data: bytes) -> str:
+    """Git's own name for the content, so that the diff reads as one of git's; it secures nothing."""
+    if entry is None:
+        return "0" * _HASH_DIGITS
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()[:_HASH_DIGITS]
+
+
+def _data(entry: Entry | None, blobs: BlobStore) -> bytes:
+    if entry is None:
+        return b""
+    content = str(entry.content)
+    if entry.kind is Kind.SYMLINK:
+        return content.encode("utf-8", "surrogateescape")
+    return blobs.get(content)
+
+
+def _text(data: bytes) -> str | None:
+    """None for a binary file: one with NUL bytes, or that is not UTF-8."""
+    if b"\0" in data:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _quoted(name: str) -> str:
+    """As git writes names: plain, or in quotes with escapes where a byte could be misread."""
+    if _PLAIN_NAME.fullmatch(name):
+        return name
+    escaped = []
+    for byte in name.encode("utf-8", "surrogateescape"):
+        character = chr(byte)
+        plain = 0x20 <= byte < 0x7F and character not in '"\\'
+        escaped.append(character if plain else f"\\{byte:03o}")
+    return '"' + "".join(escaped) + '"'
+
+
+def _ended(name: str) -> str:
+    # A name with spaces needs a tab to say where it ends.
+    return f"{name}\t" if " " in name and not name.startswith('"') else name
+
+
+class _Coarse(SequenceMatcher[str]):
+    """Replaces everything between the common ends, where matching line by line would take too long."""
+
+    def __init__(self, left: list[str], right: list[str]) -> None:
+        super().__init__(None, left, right)
+        self._left, self._right = left, right
+
+    def get_opcodes(self) -> list[tuple[str, int, int, int, int]]:  # type: ignore[override]
+        left, right = self._left, self._right
+        head = _common(left, right)
+        tail = _common(left[head:][::-1], right[head:][::-1])
+        i, j = len(left) - tail, len(right) - tail
+        codes = [
+            ("equal", 0, head, 0, head),
+            ("replace", head, i, head, j),
+            ("equal", i, i + tail, j, j + tail),
+        ]
+        return [code for code in codes if code[2] > code[1] or code[4] > code[3]]
+
+
+def _matcher(left: list[str], right: list[str]) -> SequenceMatcher[str]:
+    counts, popular = Counter(right), len(right) // 100 + 1
+    # SequenceMatcher itself passes over popular lines, in texts of 200 lines or more.
+    rare = {line: n for line, n in counts.items() if n <= popular or len(right) < 200}
+    pairs = sum(rare.get(line, 0) for line in left)
+    return SequenceMatcher(None, left, right) if pairs <= _MAX_PAIRS else _Coarse(left, right)
+
+
+def _common(left: list[str], right: list[str]) -> int:
+    """Number of lines that both begin with."""
+    for number, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one != other:
+            return number
+    return min(len(left), len(right))
+
+
+def _hunks(old: str, new: str) -> Iterator[str]:
+    left, right = _lines(old), _lines(new)
+    for group in _matcher(left, right).get_grouped_opcodes(_CONTEXT):
+        first, last = group[0], group[-1]
+        yield f"@@ -{_range(first[1], last[2])} +{_range(first[3], last[4])} @@\n"
+        for tag, i1, i2, j1, j2 in group:
+            if tag == "equal":
+                yield from (_line(" ", line) for line in left[i1:i2])
+            else:
+                yield from (_line("-", line) for line in left[i1:i2])
+                yield from (_line("+", line) for line in right[j1:j2])
+
+
+def _lines(text: str) -> list[str]:
+    # str.splitlines would also split at form feeds and the like, which are no line ends to git.
+    lines = text.split("\n")
+    return [line + "\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+
+
+def _line(sign: str, line: str) -> str:
+    return sign + line if line.endswith("\n") else f"{sign}{line}\n\\ No newline at end of file\n"
+
+
+def _range(start: int, stop: int) -> str:
+    length = stop - start
+    if length == 1:
+        return str(start + 1)
+    return f"{start + 1 if length else start},{length}"

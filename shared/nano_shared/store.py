@@ -1,0 +1,229 @@
+"""The log store: every execution, written ahead turn by turn, and read back exactly. The only user of SQL."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from nano_shared import journal, schema, selection
+from nano_shared.blobs import BlobStore
+from nano_shared.claim import claim
+from nano_shared.database import Database, open_database
+from nano_shared.errors import LogError
+from nano_shared.feedback import Feedback
+from nano_shared.rows import feedback_from, verdict_from
+from nano_shared.run_id import new_run_id
+from nano_shared.run_summary import RunSummary
+from nano_shared.types import Split, StopReason, Trajectory, Turn, Verdict
+
+__all__ = ["LogStore", "SqlResult", "new_run_id"]
+
+
+@dataclass(frozen=True, slots=True)
+class SqlResult:
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+
+
+class LogStore:
+    """Append-only. Safe for many threads, and for several processes on one log.
+
+    Every method raises LogError when the log is locked for too long, damaged, read-only or out of space.
+    """
+
+    def __init__(self, database: Database, blobs: BlobStore) -> None:
+        self._database = database
+        self.blobs = blobs
+
+    @classmethod
+    def open(
+        cls, url: str | Path | None = None, *, create: bool = True, blobs: Path | None = None
+    ) -> LogStore:
+        """Open a log by path or SQLAlchemy URL; None is `log.db` in NANO_HOME. Applies missing migrations.
+
+        Blobs live in `blobs/` beside an SQLite file, for a server in NANO_HOME, or where `blobs` says.
+        Raises LogError for what is not a log, is newer than this program, or cannot be written.
+        """
+        database = open_database(url, create=create)
+        return cls(database, BlobStore(blobs or database.folder / "blobs"))
+
+    @property
+    def url(self) -> str:
+        """Path of the SQLite file, or the URL without its password."""
+        return self._database.name
+
+    def close(self) -> None:
+        self._database.close()
+
+    def __enter__(self) -> LogStore:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------ writing
+
+    def begin(self, trajectory: Trajectory) -> None:
+        """Open a run. Raises LogError when its id is taken, or when it already holds turns or an end."""
+        if trajectory.turns or trajectory.stop is not None or trajectory.verdict is not None:
+            raise LogError(f"run {trajectory.id} has already been executed; append() takes it whole")
+        self._database.write(lambda connection: journal.insert_run(connection, trajectory))
+
+    def append_turn(self, run_id: str, turn: Turn) -> None:
+        """Add the next turn. Raises LogError for an unknown or ended run, and for a turn out of order."""
+
+        def work(connection: sa.Connection) -> None:
+            journal.refuse_ended(connection, run_id)
+            journal.insert_turn(connection, run_id, turn)
+
+        self._database.write(work)
+
+    def finish(
+        self,
+        run_id: str,
+        *,
+        stop: StopReason,
+        stop_detail: str | None = None,
+        answer: str | None = None,
+        diff: str = "",
+        ended: float,
+    ) -> None:
+        """End a run. Raises LogError for an unknown run, and for one that has ended already."""
+        end = {"stop": stop, "stop_detail": stop_detail, "answer": answer, "diff": diff, "ended": ended}
+
+        def work(connection: sa.Connection) -> None:
+            journal.refuse_ended(connection, run_id)
+            journal.end_run(connection, run_id, end)
+
+        self._database.write(work)
+
+    def reopen(self, run_id: str) -> None:
+        """Clear the end of a run so that it can be resumed. Does nothing to one that never ended.
+
+        Raises LogError for an unknown run, and for one that ended by the policy's doing.
+        """
+        self._database.write(lambda connection: journal.clear_end(connection, run_id))
+
+    def append(self, trajectory: Trajectory) -> None:
+        """Add an executed trajectory whole, in one transaction: imports, and rollouts made elsewhere."""
+
+        def work(connection: sa.Connection) -> None:
+            journal.insert_run(connection, trajectory)
+            for turn in trajectory.turns:
+                journal.insert_turn(connection, trajectory.id, turn)
+            if trajectory.verdict is not None:
+                journal.insert_verdict(connection, trajectory.id, trajectory.verdict)
+
+        self._database.write(work)
+
+    def add_verdict(self, run_id: str, verdict: Verdict) -> None:
+        """Add a judgement beside the ones that exist; the newest is the trajectory's."""
+        self._database.write(lambda connection: journal.insert_verdict(connection, run_id, verdict))
+
+    def add_feedback(self, run_id: str, feedback: Feedback) -> None:
+        self._database.write(lambda connection: journal.insert_feedback(connection, run_id, feedback))
+
+    def put_blob(self, data: bytes) -> str:
+        return self.blobs.put(data)
+
+    def get_blob(self, blob: str) -> bytes:
+        return self.blobs.get(blob)
+
+    def claim(self, run_id: str) -> AbstractContextManager[None]:
+        """Hold a run while executing it: `with store.claim(run_id): ...`.
+
+        Released by the kernel when the process dies. Holds among processes that share the log's folder
+        (NANO_HOME for a server). Raises LogError, on entry, when another process executes the run.
+        """
+        return claim(self._database.folder / "locks", run_id)
+
+    # ------------------------------------------------------------------------------------ reading
+
+    def resolve(self, run: str) -> str:
+        """The id of a run given by id, by unique prefix, or as "last". Raises LogError."""
+        return self._database.read(lambda connection: selection.resolve(connection, run, self.url))
+
+    def get(self, run: str) -> Trajectory:
+        """A run by id, by unique prefix, or as "last", equal to what was appended. Raises LogError."""
+
+        def work(connection: sa.Connection) -> Trajectory:
+            return selection.load(connection, selection.resolve(connection, run, self.url))
+
+        return self._database.read(work)
+
+    def trajectories(
+        self,
+        *,
+        task_key: str | None = None,
+        policy: str | None = None,
+        since: float | None = None,
+        split: Split | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Trajectory]:
+        """The runs that match all filters, oldest first, one in memory at a time; `limit` keeps the newest.
+
+        `policy` is a policy as the user named it, or the id of weights that sampled a turn; `since` is
+        unix seconds.
+        """
+        query = selection.select_ids(task_key, policy, since, split).limit(limit)
+        ids = self._database.read(lambda connection: connection.scalars(query).all())
+        for run_id in reversed(ids):
+            yield self._load(str(run_id))
+
+    def _load(self, run_id: str) -> Trajectory:
+        return self._database.read(lambda connection: selection.load(connection, run_id))
+
+    def runs(self, limit: int | None = None, *, matching: str | None = None) -> list[RunSummary]:
+        """The newest runs, newest last; `matching` searches prompts, completions and observations."""
+        query = selection.select_summaries(matching).limit(limit)
+        rows = self._database.read(lambda connection: connection.execute(query).mappings().all())
+        return [RunSummary(**row) for row in reversed(rows)]
+
+    def verdicts(self, run_id: str) -> tuple[Verdict, ...]:
+        """Every judgement of a run, newest last."""
+        table = schema.verdicts
+        query = sa.select(table).where(table.c.run_id == run_id).order_by(table.c.id)
+        rows = self._database.read(lambda connection: connection.execute(query).mappings().all())
+        return tuple(verdict_from(row) for row in rows)
+
+    def feedback(self, run_id: str) -> tuple[Feedback, ...]:
+        table = schema.feedback
+        query = sa.select(table).where(table.c.run_id == run_id).order_by(table.c.id)
+        rows = self._database.read(lambda connection: connection.execute(query).mappings().all())
+        return tuple(feedback_from(row) for row in rows)
+
+    def sql(self, query: str) -> SqlResult:
+        """Rows of one SELECT over the views (views.py). Raises LogError for a query that fails or writes."""
+        try:
+            return self._sql_sqlite(query) if self._database.is_sqlite else self._sql_server(query)
+        except (sqlite3.Error, sqlite3.Warning) as error:
+            raise LogError(f"log {self.url}: {error}; the query was: {query}") from error
+        except DBAPIError as error:
+            raise LogError(f"log {self.url}: {error.orig}; the query was: {query}") from error
+
+    def _sql_sqlite(self, query: str) -> SqlResult:
+        # A connection of its own: read-only, and allowed nothing but to read (no ATTACH, no VACUUM INTO).
+        with closing(sqlite3.connect(f"file:{quote(self.url)}?mode=ro", uri=True)) as connection:
+            connection.set_authorizer(_only_reading)
+            cursor = connection.execute(query)
+            columns = tuple(column[0] for column in cursor.description or ())
+            return SqlResult(columns, cursor.fetchall())
+
+    def _sql_server(self, query: str) -> SqlResult:
+        options = {"postgresql_readonly": True}
+        with self._database.engine.connect().execution_options(**options) as connection:
+            result = connection.exec_driver_sql(query)
+            return SqlResult(tuple(result.keys()), [tuple(row) for row in result])
+
+
+def _only_reading(action: int, *_names: object) -> int:
+    allowed = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
+    return sqlite3.SQLITE_OK if action in allowed else sqlite3.SQLITE_DENY

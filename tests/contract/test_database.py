@@ -1,0 +1,232 @@
+"""Opening a log: what is refused and why, and migrations from the oldest schema."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from log_values import a_run, a_turn
+from nano_shared import database, schema
+from nano_shared.errors import LogError
+from nano_shared.store import LogStore
+
+
+def execute(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "log.db"
+    with LogStore.open(path) as store:
+        store.begin(a_run())
+    return path
+
+
+# ------------------------------------------------------------------------------------ where it is
+
+
+def test_the_default_is_in_nano_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANO_HOME", str(tmp_path / "home"))
+    with LogStore.open() as store:
+        assert store.url == str(tmp_path / "home" / "log.db")
+        assert store.blobs.root == tmp_path / "home" / "blobs"
+
+
+def test_a_path_and_a_url_name_the_same_log(log):
+    for name in (log, str(log), f"sqlite:///{log}"):
+        with LogStore.open(name, create=False) as store:
+            assert store.get("run1") == a_run()
+
+
+def test_reading_makes_no_log(tmp_path):
+    with pytest.raises(LogError, match=r"there is no log at .*log\.db; run a task first"):
+        LogStore.open(tmp_path / "no" / "log.db", create=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wal_and_a_committed_turn_is_on_disk(log):
+    with LogStore.open(log) as store:
+        store.append_turn("run1", a_turn())
+    with closing(sqlite3.connect(log)) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_opening_an_up_to_date_log_imports_no_alembic(log):
+    code = "import sys; from nano_shared.store import LogStore; LogStore.open(sys.argv[1]).get('last'); "
+    code += "print('alembic' in sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(log)], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "False\n"
+
+
+# ------------------------------------------------------------------------------------ refusals
+
+
+def refusal(name: object) -> str:
+    with pytest.raises(LogError) as caught:
+        LogStore.open(name)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def test_a_file_that_is_no_database(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("dear diary\n" * 100)
+    assert "it is not an SQLite file" in refusal(path)
+    assert path.read_text() == "dear diary\n" * 100
+
+
+def test_somebody_elses_database(tmp_path):
+    path = tmp_path / "other.db"
+    execute(path, "CREATE TABLE albums (title TEXT)")
+    before = path.read_bytes()
+    assert "some other program's database (it has tables albums)" in refusal(path)
+    assert path.read_bytes() == before
+
+
+def test_a_log_of_a_newer_nano(log):
+    execute(log, f"UPDATE {schema.VERSION_TABLE} SET version_num = '9999'")
+    message = refusal(log)
+    assert "newer nano (schema 9999" in message
+    assert "upgrade nano" in message
+
+
+def test_a_directory(tmp_path):
+    assert "is a directory; name the file in it" in refusal(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "cannot make its folder" in refusal(tmp_path / "file" / "log.db")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written(tmp_path):
+    folder = tmp_path / "read-only"
+    folder.mkdir(mode=0o500)
+    assert f"{folder} is not writable" in refusal(folder / "log.db")
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])
+def test_a_log_in_memory(url):
+    assert "would keep nothing" in refusal(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"), [("nosuchdb://host/log", "driver is not installed"), ("://", "not a database URL")]
+)
+def test_a_url_that_leads_nowhere(url, reason):
+    assert reason in refusal(url)
+
+
+def test_an_empty_file_becomes_a_log(tmp_path):
+    path = tmp_path / "log.db"
+    path.touch()
+    with pytest.raises(LogError, match="is empty"):
+        LogStore.open(path, create=False)
+    with LogStore.open(path) as store:
+        store.begin(a_run())
+
+
+def test_a_full_disk_names_the_log_and_the_way_out(log):
+    def limit(connection, _record):
+        connection.execute("PRAGMA max_page_count=1")
+
+    sa.event.listen(sa.Engine, "connect", limit)
+    try:
+        with LogStore.open(log) as store, pytest.raises(LogError, match=r"log\.db: no space left.*NANO_HOME"):
+            store.append(a_run("run2", diff="x" * 1_000_000))
+    finally:
+        sa.event.remove(sa.Engine, "connect", limit)
+    with LogStore.open(log) as store:
+        assert [run.id for run in store.runs()] == ["run1"]
+
+
+def test_a_lock_that_is_never_released(log, monkeypatch):
+    monkeypatch.setattr(database, "_BUSY_SECONDS", 0.01)
+    with closing(sqlite3.connect(log, isolation_level=None)) as other, LogStore.open(log) as store:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(LogError, match="another process held it"):
+            store.append_turn("run1", a_turn())
+        assert store.get("run1") == a_run()  # readers do not wait
+        other.execute("ROLLBACK")
+        store.append_turn("run1", a_turn())
+
+
+# ------------------------------------------------------------------------------------ migrations
+
+OLDEST = """
+INSERT INTO log_tasks (id, key, prompt, body) VALUES
+  ('sha256:1', 'sum', 'add two numbers', '{"key": "sum", "prompt": "add two numbers"}');
+INSERT INTO log_runs (id, task_id, policy, profile, profile_hash, template_hash, tools_hash, runtime_version,
+  started, diff) VALUES ('run1', 'sha256:1', 'policy', 'profile', 'profile_hash', 'template_hash',
+  'tools_hash', 'runtime_version', 1.0, '');
+INSERT INTO log_turns (run_id, turn, policy_id, policy_version, finish, context_tokens, sampled_tokens,
+  token_row, context_ids, sampled_ids, logprobs, sampling, text, thought, parser, repairs, started, ended)
+  VALUES ('run1', 0, 'weights', 0, 'stop', 3, 2, 0, x'010000000200000003000000', x'0400000005000000',
+  x'9a9999999999b9bf555555555555d5bf', '{}', 'step 0', '', 'compact', '[]', 1.0, 3.5);
+INSERT INTO log_tool_calls (run_id, turn, position, call_name, arguments, tool, ok, text, exit_code,
+  timed_out, bytes_total, truncated, files_changed, denied_network, denied_secrets, denied_writes_outside,
+  started, ended) VALUES ('run1', 0, 0, 'shell', '{"command": "ls"}', 'shell', 1, 'a.py', 0, 0, 0, 0, '[]',
+  0, 0, 0, 2.0, 3.0);
+"""
+
+
+def oldest_log(path: Path) -> None:
+    """A log as the first nano wrote it: migration 0001 and nothing later, filled by plain SQL."""
+    engine = sa.create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        database.migrate(connection, "0001")
+    engine.dispose()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(OLDEST)
+
+
+def test_the_oldest_log_is_migrated_and_read(tmp_path):
+    path = tmp_path / "log.db"
+    oldest_log(path)
+    with LogStore.open(path) as store:
+        assert store.get("run1") == a_run(turns=(a_turn(0),))
+        store.append_turn("run1", a_turn(1))
+        assert store.runs()[0].turns == 2
+
+
+def test_head_is_the_newest_migration():
+    folder = Path(database.__file__).parent / "migrations"
+    assert ScriptDirectory(str(folder)).get_current_head() == schema.HEAD
+
+
+def test_schema_equals_migrations(log):
+    engine = sa.create_engine(f"sqlite:///{log}")
+    with engine.connect() as connection:
+        options = {"version_table": schema.VERSION_TABLE, "compare_type": False}
+        context = MigrationContext.configure(connection, opts=options)
+        assert compare_metadata(context, schema.metadata) == []
+    engine.dispose()
+
+
+def test_a_failed_migration_leaves_the_log_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "log.db"
+
+    def interrupted(_connection):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(database, "create_views", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        LogStore.open(path)
+    monkeypatch.undo()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+    with LogStore.open(path) as store:
+        store.begin(a_run())
