@@ -25,7 +25,7 @@ class ExecResult:
     """size before the cap"""
     stderr_bytes: int
     wall_s: float
-    denials: Denials = Denials()
+    denials: Denials = Denials()  # noqa: RUF009 (frozen, so one is enough)
 
     @property
     def truncated(self) -> bool:
@@ -67,6 +67,10 @@ class Jail(Protocol):
 
     def snapshot(self) -> bytes:
         """The workspace as an uncompressed tar stream, written inside the jail."""
+        ...
+
+    def restore(self, snapshot: bytes) -> None:
+        """Replace the workspace by what a snapshot holds, inside the jail."""
         ...
 
     def close(self) -> None:
