@@ -213,7 +213,8 @@ class NsJail:
         reply, drain = self._launcher.call(whole, outputs, stdin=stdin, timeout=timeout, flood=flood)
         killed = drain.timed_out or drain.flooded or reply["oom"]
         if not (reply["reported"] or killed):
-            raise SandboxError("the jail's init was killed from outside; is the machine out of memory?")
+            words = self._launcher.last_words()
+            raise SandboxError(f"a jail's init ended without a report ({words}); is memory short?")
         return reply, drain
 
     def probe(self, secret: Path) -> dict[str, bool]:

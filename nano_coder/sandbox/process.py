@@ -69,9 +69,12 @@ class Launcher:
             return SandboxError("the jail is closed: open another")
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
+        return SandboxError(f"the sandbox launcher ended ({self.last_words()}); open another jail")
+
+    def last_words(self) -> str:
+        """The last line that the launcher or a jail's init wrote to its own stderr."""
         said = os.pread(self._errors, 1 << 16, 0).decode(errors="backslashreplace").strip()
-        last = said.splitlines()[-1] if said else "it said nothing"
-        return SandboxError(f"the sandbox launcher ended ({last}); open another jail")
+        return said.splitlines()[-1] if said else "it said nothing"
 
     def call(
         self,

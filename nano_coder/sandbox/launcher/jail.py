@@ -47,8 +47,6 @@ def _init(request: dict[str, Any], fds: list[int], report: int) -> NoReturn:
     except kernel.LayerError as error:
         _tell(report, error.record())
         os._exit(0)
-    with open("/proc/self/oom_score_adj", "w") as badness:
-        badness.write("1000")
     pid = os.fork()
     if pid == 0:
         try:
@@ -100,6 +98,9 @@ def _isolate(request: dict[str, Any]) -> None:
     with kernel.layer("capabilities"):
         trees = (kernel.CAP_DAC_OVERRIDE, kernel.CAP_DAC_READ_SEARCH, kernel.CAP_FOWNER)
         kernel.keep_capabilities(*(trees if request["op"] in _TREE_OPERATIONS else ()))
+    with kernel.layer("rlimits"), open("/proc/self/oom_score_adj", "w") as badness:
+        # should the machine run out of memory, a jail goes first
+        badness.write("1000")
     with kernel.layer("no_new_privs"):
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
