@@ -69,6 +69,10 @@ class Jail(Protocol):
         """The workspace as an uncompressed tar stream, written inside the jail."""
         ...
 
+    def restore(self, snapshot: bytes) -> None:
+        """Replace the workspace by what a snapshot holds, inside the jail."""
+        ...
+
     def close(self) -> None:
         """Kill what is left and remove the private workspace. Idempotent."""
         ...

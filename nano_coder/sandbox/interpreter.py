@@ -1,0 +1,139 @@
+"""A Python interpreter of the host, and what must be mounted so that it runs in a jail.
+
+Found from files alone: the interpreter may belong to a stranger's repository, so the host never runs it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from nano_shared.errors import SandboxError
+
+HIDDEN_BY_JAIL = ("/work", "/tmp", "/proc", "/dev", "/sys", "/etc")
+"""places that are the jail's own: what the host keeps there cannot keep its path"""
+
+_RELOCATED = "/opt/venv"
+_SHIMS = "/opt/bin"
+_SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+_PARTS = ("bin", "lib", "lib64", "include", "pyvenv.cfg")
+"""of a prefix; not the whole of it, which may be somebody's ~/.local"""
+_LONGEST_CHAIN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    path: str
+    """inside the jail"""
+    search_path: str
+    """PATH inside the jail; its `python` is this interpreter"""
+    binds: tuple[tuple[str, str], ...]
+    """(source on the host, target inside), read-only"""
+    links: tuple[tuple[str, str], ...]
+    """(target, path) of symlinks"""
+    shims: tuple[tuple[str, str, int], ...]
+    """(path, text, mode) of small programs that stand in for missing names"""
+
+
+def find_interpreter(python: str) -> Interpreter:
+    """What to mount for `python`, an absolute path on the host.
+
+    Raises SandboxError where it does not exist, is no CPython installation, or cannot keep its place.
+    """
+    program = Path(os.path.abspath(python))
+    if not os.access(program, os.X_OK):
+        raise SandboxError(f"no interpreter at {python!r}; name an executable Python with --python")
+    prefix = program.parent.parent
+    home = _venv_home(prefix)
+    mounts = _Mounts()
+    for base in _base_prefixes(program, prefix, home):
+        mounts.add_installation(base)
+    if home is not None:
+        target = _RELOCATED if _under(prefix, HIDDEN_BY_JAIL) else str(prefix)
+        mounts.add_parts(prefix, target)
+        path = f"{target}/bin/{program.name}"
+        relocated = target == _RELOCATED
+    else:
+        path, relocated = str(program), False
+    return _described(path, program, mounts, relocated)
+
+
+def _described(path: str, program: Path, mounts: _Mounts, relocated: bool) -> Interpreter:
+    shims = []
+    for name in ("python", "python3"):
+        beside = program.parent / name
+        if not beside.exists() or os.path.realpath(beside) != os.path.realpath(program):
+            shims.append((f"{_SHIMS}/{name}", f'#!/bin/sh\nexec {path} "$@"\n', 0o755))
+    if relocated and (program.parent / "pytest").exists():
+        # its first line names the path on the host
+        shims.append((f"{_SHIMS}/pytest", f'#!/bin/sh\nexec {path} -m pytest "$@"\n', 0o755))
+    folders = [_SHIMS] if shims else []
+    folders += [os.path.dirname(path), *_SYSTEM_PATH.split(":")]
+    search_path = ":".join(dict.fromkeys(folders))
+    return Interpreter(
+        path, search_path, tuple(mounts.binds.items()), tuple(mounts.links.items()), tuple(shims)
+    )
+
+
+class _Mounts:
+    def __init__(self) -> None:
+        self.binds: dict[str, str] = {}
+        self.links: dict[str, str] = {}
+
+    def add_installation(self, prefix: Path) -> None:
+        """A base installation at its own path, and nothing that only pretends to be one."""
+        if _under(prefix, ("/usr",)):
+            return
+        if not any(prefix.glob("lib/python3*/os.py")):
+            raise SandboxError(f"{str(prefix)!r} holds no Python installation (lib/python3*/os.py)")
+        if _under(prefix, HIDDEN_BY_JAIL):
+            raise SandboxError(
+                f"the Python installation {str(prefix)!r} lies where the jail has its own files; "
+                f"choose one outside {', '.join(HIDDEN_BY_JAIL)} with --python"
+            )
+        self.add_parts(prefix, str(prefix))
+
+    def add_parts(self, prefix: Path, target: str) -> None:
+        for name in _PARTS:
+            source = prefix / name
+            if source.is_symlink():
+                # only lib64 -> lib is known to occur; a link to elsewhere would mount a stranger's choice
+                if (link := os.readlink(source)) in _PARTS:
+                    self.links[link] = f"{target}/{name}"
+            elif source.exists():
+                self.binds[os.path.realpath(source)] = f"{target}/{name}"
+
+
+def _under(path: Path, folders: tuple[str, ...]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
+
+
+def _venv_home(prefix: Path) -> Path | None:
+    """The `home` of a virtual environment: the folder of the interpreter it was made from."""
+    try:
+        text = (prefix / "pyvenv.cfg").read_text(errors="replace")
+    except OSError:
+        return None
+    for line in text.splitlines():
+        key, _, value = line.partition("=")
+        if key.strip().lower() == "home":
+            return Path(value.strip())
+    raise SandboxError(f"{str(prefix / 'pyvenv.cfg')!r} names no home; make the environment anew")
+
+
+def _base_prefixes(program: Path, prefix: Path, home: Path | None) -> list[Path]:
+    """Every prefix that the chain of symlinks behind the interpreter goes through, but the venv's own."""
+    prefixes = [] if home is None else [home.parent, Path(os.path.realpath(home)).parent]
+    hop = program
+    for _ in range(_LONGEST_CHAIN):
+        if hop.parent.parent != prefix or home is None:
+            prefixes.append(hop.parent.parent)
+        if not hop.is_symlink():
+            return list(dict.fromkeys([*prefixes, *_resolved(prefixes)]))
+        hop = Path(os.path.normpath(hop.parent / os.readlink(hop)))
+    raise SandboxError(f"too many symlinks behind the interpreter {str(program)!r}")
+
+
+def _resolved(prefixes: list[Path]) -> list[Path]:
+    return [Path(os.path.realpath(prefix)) for prefix in prefixes]

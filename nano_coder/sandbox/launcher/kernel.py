@@ -1,0 +1,138 @@
+"""System calls that Python does not wrap, and the error that names a failing layer."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import struct
+from collections.abc import Iterator
+
+# PyDLL keeps the interpreter lock across the call, which a raw clone needs.
+_libc = ctypes.PyDLL(None, use_errno=True)
+
+MACHINE = platform.machine()
+_SYS_CLONE = {"x86_64": 56, "aarch64": 220}
+_SYS_OPENAT2 = 437
+_SYS_MOUNT_SETATTR = 442
+
+NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000
+NEWUSER, NEWPID, NEWNET = 0x1000_0000, 0x2000_0000, 0x4000_0000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
+MNT_DETACH = 2
+ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC = 1, 2, 4, 8
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER = 1, 2, 3
+
+RESOLVE_NO_MAGICLINKS, RESOLVE_BENEATH = 0x02, 0x08
+
+
+class LayerError(Exception):
+    """A layer of isolation could not be put up."""
+
+    def __init__(self, layer: str, errno: int | None, detail: str) -> None:
+        super().__init__(f"{layer}: {detail}")
+        self.layer = layer
+        self.errno = errno
+        self.detail = detail
+
+    def record(self) -> dict[str, object]:
+        return {"layer": self.layer, "errno": self.errno, "detail": self.detail}
+
+
+@contextlib.contextmanager
+def layer(name: str) -> Iterator[None]:
+    """Whatever the system refuses in the block is the failure of this layer."""
+    try:
+        yield
+    except OSError as error:
+        raise LayerError(name, error.errno, str(error)) from error
+
+
+def _checked(result: int, what: str) -> int:
+    if result == -1:
+        errno = ctypes.get_errno()
+        raise OSError(errno, os.strerror(errno), what)
+    return result
+
+
+def _encoded(text: str | None) -> bytes | None:
+    return None if text is None else os.fsencode(text)
+
+
+def unshare(flags: int) -> None:
+    _checked(_libc.unshare(flags), "unshare")
+
+
+def clone(flags: int) -> int:
+    """fork() into new namespaces: 0 in the child, its pid in the parent. The caller has one thread only."""
+    number = _SYS_CLONE.get(MACHINE)
+    if number is None:
+        raise LayerError("machine", None, f"no jail for {MACHINE!r}; known: {', '.join(_SYS_CLONE)}")
+    sigchld = 17
+    return _checked(_libc.syscall(number, ctypes.c_ulong(flags | sigchld), 0, 0, 0, 0), "clone")
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int = 0, data: str | None = None) -> None:
+    result = _libc.mount(
+        _encoded(source), _encoded(target), _encoded(kind), ctypes.c_ulong(flags), _encoded(data)
+    )
+    _checked(result, f"mount {target}")
+
+
+def set_mount_attributes(target: str, attributes: int) -> None:
+    """Add attributes to a mount and all mounts below it."""
+    settings = struct.pack("=QQQQ", attributes, 0, 0, 0)
+    result = _libc.syscall(
+        _SYS_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(target), _AT_RECURSIVE, settings, len(settings)
+    )
+    _checked(result, f"mount_setattr {target}")
+
+
+def detach(target: str) -> None:
+    _checked(_libc.umount2(os.fsencode(target), MNT_DETACH), f"umount {target}")
+
+
+def pivot_root(new: str, old: str) -> None:
+    _checked(_libc.pivot_root(os.fsencode(new), os.fsencode(old)), "pivot_root")
+
+
+def set_host_name(name: str) -> None:
+    _checked(_libc.sethostname(name.encode(), len(name)), "sethostname")
+
+
+def prctl(option: int, argument: int) -> None:
+    _checked(_libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0), f"prctl {option}")
+
+
+def install_filter(program: bytes) -> None:
+    """Install a classic BPF program as the seccomp filter of this process and all that follow it."""
+    code = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))
+    filter_mode = 2
+    result = _libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(filter_mode), header, 0, 0)
+    _checked(result, "seccomp")
+
+
+def keep_capabilities(*kept: int) -> None:
+    """Drop every capability but these, from the bounding set as well."""
+    with open("/proc/sys/kernel/cap_last_cap") as file:
+        last = int(file.read())
+    for capability in range(last + 1):
+        if capability not in kept:
+            prctl(PR_CAPBSET_DROP, capability)
+    mask = sum(1 << capability for capability in kept)
+    version_3 = 0x2008_0522
+    header = struct.pack("=Ii", version_3, 0)
+    _checked(_libc.capset(header, struct.pack("=6I", mask, mask, 0, 0, 0, 0)), "capset")
+
+
+def open_beneath(root: int, path: str, flags: int, mode: int = 0) -> int:
+    """openat2 that refuses to leave `root` by `..`, an absolute path or a symlink (EXDEV)."""
+    how = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS)
+    return _checked(_libc.syscall(_SYS_OPENAT2, root, os.fsencode(path), how, len(how)), path)

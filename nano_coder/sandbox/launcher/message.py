@@ -1,0 +1,48 @@
+"""Length-prefixed JSON with file descriptors, on the socket between the agent and a launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+_LONGEST = 64 << 20
+_MOST_FDS = 4
+
+
+def send(control: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    payload = json.dumps(message).encode()
+    socket.send_fds(control, [len(payload).to_bytes(4, "big")], list(fds))
+    control.sendall(payload)
+
+
+def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """The next message with its descriptors, or None when the other side is gone."""
+    try:
+        header, fds, _, _ = socket.recv_fds(control, 4, _MOST_FDS, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        return None
+    payload = None
+    if len(header := header + _exactly(control, 4 - len(header))) == 4:
+        size = int.from_bytes(header, "big")
+        payload = _exactly(control, size) if size <= _LONGEST else b""
+        if len(payload) == size:
+            return json.loads(payload), fds
+    for fd in fds:
+        os.close(fd)
+    return None
+
+
+def _exactly(control: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        try:
+            chunk = control.recv(min(size - len(data), 1 << 20))
+        except ConnectionResetError:
+            break
+        if not chunk:
+            break
+        data += chunk
+    return bytes(data)

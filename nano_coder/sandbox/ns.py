@@ -1,0 +1,246 @@
+"""The default backend: Linux namespaces, no daemon, no privileges, no dependency.
+
+A jail is one launcher with a workspace on a tmpfs of its own; each run gets fresh namespaces on it. Between
+runs the workspace stays, and nothing else: no process, no /tmp. Nothing is ever on a disk of the host, so
+closing a jail is ending its launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nano_shared.errors import SandboxError, UsageError
+from nano_shared.types import Limits
+
+from nano_coder.sandbox.interpreter import find_interpreter
+from nano_coder.sandbox.launcher import seccomp
+from nano_coder.sandbox.layout import plan_root, unused_uid
+from nano_coder.sandbox.output import FLOOD_BYTES, Drain, Output
+from nano_coder.sandbox.process import Launcher
+from nano_coder.sandbox.protocol import ExecResult
+from nano_coder.sandbox.request import check_limits, check_run, minimal_environment
+from nano_coder.sandbox.workspace import pack_workspace
+
+WORK_MB = 512
+"""room of a workspace, beside twice what it started with"""
+TMP_MB = 256
+FILE_MB = 256
+"""longest single file"""
+WORK_INODES = 200_000
+PROCESSES = 64
+
+_MB = 1 << 20
+_SMALL = 4096
+_LONGEST_READ = FILE_MB * _MB
+_OPERATION_S = 120.0
+
+
+class NsSandbox:
+    name = "ns"
+
+    def __init__(self, python: str | None = None) -> None:
+        """`python` is the interpreter's path on the host; None is the one that runs this.
+
+        Raises SandboxError where the interpreter cannot be mounted.
+        """
+        self._interpreter = find_interpreter(python or sys.executable)
+        self._root = plan_root(self._interpreter)
+        self._unused_uid = unused_uid()
+        self.python = self._interpreter.path
+        self.layers: Mapping[str, bool] = {
+            "empty_environment": True,
+            "host_uid_not_root": True,
+            "user_namespace": True,
+            "mount_namespace": True,
+            "pid_namespace": True,
+            "network_namespace": True,
+            "ipc_namespace": True,
+            "uts_namespace": True,
+            "cgroup_namespace": True,
+            "read_only_root": True,
+            "capabilities": True,
+            "no_new_privs": True,
+            "seccomp": seccomp.program(platform.machine()) is not None,
+            "rlimits": True,
+            "memory_watchdog": True,
+            "landlock": False,
+            "cgroup": False,
+        }
+
+    def open(self, workspace: Path | None, limits: Limits) -> NsJail:
+        """Raises UsageError for a workspace that cannot be read, SandboxError where isolation fails."""
+        check_limits(limits)
+        if workspace is None:
+            return NsJail(self._launch(0), limits, self._interpreter.search_path, WORK_MB * _MB)
+        packed = pack_workspace(Path(workspace))
+        with packed.stream:
+            room = WORK_MB * _MB + 2 * packed.size
+            jail = NsJail(self._launch(packed.size), limits, self._interpreter.search_path, room)
+            try:
+                jail.fill(packed.stream.fileno())
+            except (UsageError, SandboxError):
+                jail.close()
+                raise
+        return jail
+
+    def _launch(self, size: int) -> Launcher:
+        room = {"work_bytes": WORK_MB * _MB + 2 * size, "work_inodes": WORK_INODES + size // 512}
+        return Launcher({**self._root, **room}, self._unused_uid)
+
+
+class NsJail:
+    def __init__(self, launcher: Launcher, limits: Limits, search_path: str, room: int) -> None:
+        self._launcher = launcher
+        self._limits = limits
+        self._search_path = search_path
+        self._room = room
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        output_bytes: int | None = None,
+    ) -> ExecResult:
+        """Raises UsageError for arguments that no program can be given, SandboxError when the jail fails."""
+        wall = self._limits.tool_seconds if timeout is None else timeout
+        cap = self._limits.output_bytes if output_bytes is None else output_bytes
+        check_run(argv, env, wall, cap)
+        request = {
+            "op": "run",
+            "argv": list(argv),
+            "env": {**minimal_environment(self._search_path), **(env or {})},
+            "rlimits": self._rlimits(),
+        }
+        out, err = Output(cap), Output(cap)
+        started = time.monotonic()
+        with _given(stdin) as source:
+            reply, drain = self._call(request, (out, err), stdin=source, timeout=wall, flood=FLOOD_BYTES)
+        return ExecResult(
+            exit_code=reply["exit_code"],
+            signal=reply["signal"],
+            # a program that ended by itself while the kill was on its way was not stopped by it
+            timed_out=drain.timed_out and reply["exit_code"] is None,
+            oom=reply["oom"],
+            stdout=out.value(),
+            stderr=err.value(),
+            stdout_bytes=out.size,
+            stderr_bytes=err.size,
+            wall_s=time.monotonic() - started,
+        )
+
+    def _rlimits(self) -> dict[str, int]:
+        return {
+            "RLIMIT_AS": self._limits.memory_mb * _MB,
+            "RLIMIT_FSIZE": FILE_MB * _MB,
+            "RLIMIT_NOFILE": 256,
+            "RLIMIT_NPROC": PROCESSES,
+            "RLIMIT_CORE": 0,
+            "RLIMIT_MEMLOCK": 0,
+            "RLIMIT_MSGQUEUE": 0,
+            "RLIMIT_SIGPENDING": 256,
+        }
+
+    def read(self, path: str) -> bytes:
+        out = Output(_LONGEST_READ)
+        with _given(b"") as source:
+            drain = self._operate({"op": "read", "path": path}, out, source, _LONGEST_READ)
+        if drain.flooded:
+            raise OSError(errno.EFBIG, f"longer than {FILE_MB} MB", path)
+        return out.value()
+
+    def write(self, path: str, data: bytes) -> None:
+        with _given(data) as source:
+            self._operate({"op": "write", "path": path}, Output(_SMALL), source, _SMALL)
+
+    def snapshot(self) -> bytes:
+        """Files, directories and symlinks with their permissions; no caches of Python or pytest.
+
+        The stream depends on nothing else, so that equal workspaces have equal snapshots.
+        """
+        longest = self._room + _MB * 64
+        out = Output(longest)
+        with _given(b"") as source:
+            drain = self._operate({"op": "pack"}, out, source, longest)
+        if drain.flooded:
+            raise SandboxError(f"the workspace is longer than {longest >> 20} MB when packed; delete files")
+        return out.value()
+
+    def restore(self, snapshot: bytes) -> None:
+        """Replace the workspace by what a snapshot holds, inside the jail."""
+        with _given(snapshot) as source:
+            self.fill(source)
+
+    def fill(self, stream: int) -> None:
+        """Replace the workspace by the tar stream that an open file holds."""
+        try:
+            self._operate({"op": "unpack"}, Output(_SMALL), stream, _SMALL)
+        except OSError as error:
+            raise UsageError(f"the workspace does not fit its jail: {error}") from error
+
+    def _operate(self, request: dict[str, Any], out: Output, stdin: int, flood: int) -> Drain:
+        """A file operation by trusted code. Raises OSError as the operation inside did."""
+        outputs = (out, Output(_SMALL))
+        reply, drain = self._call(request, outputs, stdin=stdin, timeout=_OPERATION_S, flood=flood)
+        if "refused" in reply:
+            raise OSError(*reply["refused"], request.get("path"))
+        if drain.timed_out or (reply["exit_code"] != 0 and not drain.flooded):
+            raise SandboxError(f"the file operation {request['op']!r} failed inside the jail: {reply}")
+        return drain
+
+    def _call(
+        self,
+        request: dict[str, Any],
+        outputs: tuple[Output, Output],
+        *,
+        stdin: int,
+        timeout: float,
+        flood: int,
+    ) -> tuple[dict[str, Any], Drain]:
+        whole = {**request, "tmp_mb": TMP_MB, "memory_bytes": self._limits.memory_mb * _MB}
+        reply, drain = self._launcher.call(whole, outputs, stdin=stdin, timeout=timeout, flood=flood)
+        killed = drain.timed_out or drain.flooded or reply["oom"]
+        if not (reply["reported"] or killed):
+            words = self._launcher.last_words()
+            raise SandboxError(f"a jail's init ended without a report ({words}); is memory short?")
+        return reply, drain
+
+    def probe(self, secret: Path) -> dict[str, bool]:
+        """Try to escape from inside: layer -> whether it held. `secret` must not be readable."""
+        out = Output(_SMALL)
+        with _given(b"") as source:
+            self._operate({"op": "probe", "secret": str(secret)}, out, source, _SMALL)
+        held: dict[str, bool] = json.loads(out.value())
+        return held
+
+    def close(self) -> None:
+        self._launcher.close()
+
+
+@contextlib.contextmanager
+def _given(data: bytes) -> Iterator[int]:
+    """A file descriptor to read `data` from: unnamed, and sealed so that nobody changes it."""
+    if not data:
+        fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    else:
+        fd = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        with open(fd, "wb", closefd=False) as file:
+            file.write(data)
+        os.lseek(fd, 0, os.SEEK_SET)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

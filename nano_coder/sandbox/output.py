@@ -1,0 +1,94 @@
+"""What a program writes: pipes drained without growing, head and tail kept, sizes counted."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable, Mapping
+
+FLOOD_BYTES = 64 << 20
+"""of both streams together: a program that writes more is killed"""
+
+_CHUNK = 1 << 16
+
+
+class Output:
+    """The first and the last half of a stream of bytes, and its true size."""
+
+    def __init__(self, limit: int) -> None:
+        self._head_limit = limit // 2
+        self._tail_limit = limit - limit // 2
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.size = 0
+
+    def feed(self, chunk: bytes) -> None:
+        self.size += len(chunk)
+        room = self._head_limit - len(self._head)
+        self._head += chunk[:room]
+        self._tail += chunk[room:]
+        # twice the limit before cutting: cutting at each chunk would move the tail each time
+        if len(self._tail) > 2 * self._tail_limit:
+            self._cut()
+
+    def _cut(self) -> None:
+        del self._tail[: max(0, len(self._tail) - self._tail_limit)]
+
+    def value(self) -> bytes:
+        self._cut()
+        return bytes(self._head + self._tail)
+
+
+class Drain:
+    """Reads pipes until `done` becomes readable; kills at the deadline or when output floods."""
+
+    PATIENCE_S = 10.0
+    """for `done` to come after a kill"""
+
+    def __init__(self, outputs: Mapping[int, Output], done: int, flood: int = FLOOD_BYTES) -> None:
+        self._outputs = dict(outputs)
+        self._done = done
+        self._flood = flood
+        self.timed_out = False
+        self.flooded = False
+
+    def run(self, timeout: float | None, kill: Callable[[], None]) -> bool:
+        """True when `done` came; False when it did not come even after the kill."""
+        poll = select.poll()
+        for fd in (*self._outputs, self._done):
+            poll.register(fd, select.POLLIN)
+        for fd in self._outputs:
+            os.set_blocking(fd, False)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        killed = False
+        while True:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                if killed:
+                    return False
+                self.timed_out = True
+            if not killed and (self.timed_out or self.flooded):
+                kill()
+                killed, deadline, left = True, time.monotonic() + self.PATIENCE_S, self.PATIENCE_S
+            for fd, _ in poll.poll(None if left is None else left * 1000):
+                if fd == self._done:
+                    self.finish()
+                    return True
+                if not self._read(fd):
+                    poll.unregister(fd)
+
+    def finish(self) -> None:
+        """Take what is left in the pipes; their writers are dead."""
+        for fd in list(self._outputs):
+            while self._read(fd):
+                pass
+
+    def _read(self, fd: int) -> bool:
+        try:
+            chunk = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        self._outputs[fd].feed(chunk)
+        self.flooded = sum(output.size for output in self._outputs.values()) > self._flood
+        return bool(chunk)

@@ -1,0 +1,52 @@
+"""The workspace on its way in: checked, and packed as a stream without caches and repositories."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from nano_shared.errors import UsageError
+
+from nano_coder.sandbox.launcher import files
+
+EXCLUDED = frozenset(
+    {".git", ".hg", ".svn", ".venv", "__pycache__", "node_modules", ".tox", ".pytest_cache", ".mypy_cache",
+     ".ruff_cache"}
+)  # fmt: skip
+"""names that are not copied into a jail: what tools can make again, and histories that hold secrets"""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A workspace as a tar stream in an unnamed temporary file; the caller closes it."""
+
+    stream: IO[bytes]
+    size: int
+    """bytes of the stream"""
+
+
+def pack_workspace(folder: Path) -> Packed:
+    """Raises UsageError where the folder, or a file in it, is missing or cannot be read."""
+    if not folder.exists():
+        raise UsageError(f"no workspace at {str(folder)!r}: name an existing directory")
+    if not folder.is_dir():
+        raise UsageError(f"the workspace {str(folder)!r} is not a directory: name its directory")
+    stream = tempfile.TemporaryFile(prefix="nano-workspace-")  # noqa: SIM115 (handed over)
+    try:
+        files.pack(os.fspath(folder), stream, EXCLUDED)
+    except OSError as error:
+        stream.close()
+        raise UsageError(
+            f"cannot read {error.filename!r} of the workspace {str(folder)!r}: {error.strerror}"
+        ) from error
+    size = stream.tell()
+    stream.seek(0)
+    return Packed(stream, size)
+
+
+def empty_workspace() -> Packed:
+    stream = tempfile.TemporaryFile(prefix="nano-workspace-")  # noqa: SIM115 (handed over)
+    return Packed(stream, 0)
