@@ -16,7 +16,8 @@ IM_START, IM_END = 1, 2
 
 SMOLLM2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}"
+    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    "<|im_end|>\n' }}"
     "{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
@@ -71,8 +72,10 @@ def take_turn(
 
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=40)
-contents = words.filter(lambda text: not text[:1].isspace() and "<|" not in text)
-rounds = st.lists(st.tuples(contents, st.sampled_from([Role.TOOL, Role.USER]), contents), max_size=4)
+contents = words.filter(lambda text: "<|" not in text)
+answers = contents.filter(lambda text: not text[:1].isspace())
+"""a fresh render would merge leading space into the generation prompt, which was read before it"""
+rounds = st.lists(st.tuples(answers, st.sampled_from([Role.TOOL, Role.USER]), contents), max_size=4)
 
 
 @pytest.mark.parametrize("source", [CHATML, SMOLLM2, TRIMMING], ids=["chatml", "smollm2", "trimming"])
