@@ -163,7 +163,7 @@ def test_an_answer_that_is_no_completion_is_quoted(
 
 def test_an_answer_without_text_is_refused(policy: EndpointPolicy, server: Server) -> None:
     server.answers = [(200, chat(None, "tool_calls"))]
-    with pytest.raises(PolicyError, match="answered without text .finish_reason 'tool_calls'"):
+    with pytest.raises(PolicyError, match=r"answered without text .finish_reason 'tool_calls'"):
         policy.complete(conversation(), Sampling())
 
 
