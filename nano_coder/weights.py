@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
+import io
 import json
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -125,7 +126,7 @@ def _full(folder: Path, dtype: Dtype, kind: Kind, identity: str) -> LoadedModel:
     import torch
     from transformers import AutoModelForCausalLM
 
-    with _quiet_transformers():
+    with quiet_transformers():
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, dtype), local_files_only=True
         )
@@ -140,7 +141,7 @@ def _adapter(folder: Path, dtype: Dtype, merge: bool) -> LoadedModel:
     if not base_name:
         raise UsageError(f"{str(folder / 'adapter_config.json')!r} does not name its base_model_name_or_path")
     base = load_policy(base_name, dtype=dtype)
-    with _quiet_transformers():
+    with quiet_transformers():
         model: Any = PeftModel.from_pretrained(base.model, str(folder))
         if merge:
             model = model.merge_and_unload()
@@ -156,7 +157,7 @@ def _hub(name: str, dtype: Dtype) -> LoadedModel:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    with _quiet_transformers():
+    with quiet_transformers():
         try:
             model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
             tokenizer = AutoTokenizer.from_pretrained(name)
@@ -189,16 +190,18 @@ def _base_gguf() -> Path:
 
 
 def _convert(gguf: Path, identity: str, folder: Path) -> None:
-    """Dequantise into a temporary folder beside the final one, then rename: it appears whole or not at all."""
+    """Dequantise beside the final folder, then rename: it appears whole or not at all."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     print(f"nano: converting {gguf.name} once, into {folder}", file=sys.stderr, flush=True)
     work = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             source: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
-            dequantised = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
+            # its progress bar asks nobody whether it may show
+            with contextlib.redirect_stderr(io.StringIO()):
+                dequantised = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
             config = dequantised.config.to_dict()
             config.pop("quantization_config", None)
             config.pop("_name_or_path", None)
@@ -209,6 +212,8 @@ def _convert(gguf: Path, identity: str, folder: Path) -> None:
             model.save_pretrained(work)
             AutoTokenizer.from_pretrained(gguf.parent, **source).save_pretrained(work)
         (work / _ID_FILE).write_text(identity)
+        for file in work.iterdir():
+            file.chmod(0o644)
         work.chmod(0o755)
         os.replace(work, folder)
     finally:
@@ -227,8 +232,8 @@ def _known() -> str:
     return f"known: {BASE}, a folder with config.json or adapter_config.json{found}, a hub id owner/model"
 
 
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
     """Neither its progress bars nor its warnings; both as they were afterwards."""
     from transformers.utils import logging
 

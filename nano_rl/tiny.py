@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nano_coder.chat_template import CHATML
+from nano_coder.weights import quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -53,7 +54,8 @@ def build_tiny(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-    model.save_pretrained(directory)
+    with quiet_transformers():
+        model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
 

@@ -5,8 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from nano_shared import Completion, ContextFull, Conversation, Finish, PolicyError, Sampling, TurnTokens
-from nano_shared import content_hash as _content_hash
+from nano_shared import (
+    Completion,
+    ContextFull,
+    Conversation,
+    Finish,
+    PolicyError,
+    Sampling,
+    TurnTokens,
+    content_hash,
+)
 
 EOS_ID = 256
 """end of turn of the byte tokens"""
@@ -21,7 +29,7 @@ class ScriptedPolicy:
     """
 
     version = 0
-    template_hash = _content_hash("nano scripted: {role}: {content}\n")
+    template_hash = content_hash("nano scripted: {role}: {content}\n")
 
     def __init__(
         self,
@@ -40,25 +48,29 @@ class ScriptedPolicy:
 
     def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
         """The next text. Raises PolicyError when the script has run out, ContextFull as any policy does."""
-        tokens = finish = None
+        if not self._tokens:
+            return self._completion(self._next(), Finish.STOP, None, sampling)
         context = self._context(conversation)
-        text = self._next()
-        if self._tokens:
-            room = self.context_limit - len(conversation.tokens) - len(context)
-            if room < 1:
-                raise ContextFull(
-                    f"the row has {self.context_limit - room} tokens with the new messages, of the"
-                    f" {self.context_limit} that {self.id} reads; shorten the task or end the run"
-                )
-            sampled = (*text.encode(), EOS_ID)[: min(sampling.max_tokens, room)]
-            finish = Finish.STOP if sampled[-1] == EOS_ID else Finish.LENGTH
-            text = bytes(i for i in sampled if i != EOS_ID).decode(errors="replace")
-            tokens = TurnTokens(
-                row=conversation.row, context_ids=context, sampled_ids=sampled, logprobs=(0.0,) * len(sampled)
+        room = self.context_limit - len(conversation.tokens) - len(context)
+        if room < 1:
+            raise ContextFull(
+                f"the row has {self.context_limit - room} tokens with the new messages, of the"
+                f" {self.context_limit} that {self.id} reads; shorten the task or end the run"
             )
+        sampled = (*self._next().encode(), EOS_ID)[: min(sampling.max_tokens, room)]
+        tokens = TurnTokens(
+            row=conversation.row, context_ids=context, sampled_ids=sampled, logprobs=(0.0,) * len(sampled)
+        )
+        finish = Finish.STOP if sampled[-1] == EOS_ID else Finish.LENGTH
+        text = bytes(i for i in sampled if i != EOS_ID).decode(errors="replace")
+        return self._completion(text, finish, tokens, sampling)
+
+    def _completion(
+        self, text: str, finish: Finish, tokens: TurnTokens | None, sampling: Sampling
+    ) -> Completion:
         return Completion(
             text=text,
-            finish=finish or Finish.STOP,
+            finish=finish,
             tokens=tokens,
             sampling=sampling,
             policy_id=self.id,
