@@ -26,7 +26,7 @@ _SHOWN = 10
 DEFAULT_EXCLUDES = (
     ".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", "*.pyc", ".pytest_cache",
     ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox", ".eggs", ".ipynb_checkpoints", ".DS_Store",
-    ".nano-apply-*",
+    ".nano-apply-*", ".nano",
 )  # fmt: skip
 """patterns for the name of a file or folder at any depth: version control, environments and caches"""
 

@@ -1,0 +1,56 @@
+"""The verdict on one trajectory, by whatever check its task has."""
+
+from __future__ import annotations
+
+from nano_shared import snapshot
+from nano_shared.blobs import BlobStore
+from nano_shared.errors import SandboxError
+from nano_shared.hashing import content_hash
+from nano_shared.types import StopReason, Trajectory, Trust, Verdict
+
+from nano_coder.grading.answer import grade_answer
+from nano_coder.grading.cases import grade_cases
+from nano_coder.grading.command import grade_command
+from nano_coder.sandbox import Sandbox
+
+GRADER = "nano-1"
+
+
+def grade_trajectory(trajectory: Trajectory, sandbox: Sandbox, blobs: BlobStore) -> Verdict | None:
+    """The verdict, or None where the task has no check at all.
+
+    A failure of ours, in the run or in the grading, has reward None: it says nothing about the policy.
+    """
+    task, hidden = trajectory.task, trajectory.task.hidden
+    if hidden is None and task.check is None:
+        return None
+    after = next((t.snapshot for t in reversed(trajectory.turns) if t.snapshot), trajectory.snapshot)
+    if trajectory.stop is None or trajectory.stop.ours or after is None:
+        return ungraded(str(trajectory.stop or StopReason.INTERRUPTED))
+    try:
+        if hidden is not None and hidden.kind == "answer":
+            return grade_answer(hidden, trajectory.answer, grader=GRADER)
+        tree = snapshot.load(after, blobs)
+        if hidden is not None and hidden.kind == "cases":
+            files = {
+                name: blobs.get(str(tree.by_path[name].content))
+                for name in task.artifacts
+                if name in tree.by_path and tree.by_path[name].kind is snapshot.Kind.FILE
+            }
+            return grade_cases(hidden, task, files, sandbox, grader=GRADER)
+        command = hidden.command if hidden is not None else task.check
+        before = snapshot.load(trajectory.snapshot or after, blobs)
+        trust = Trust.HIDDEN if hidden is not None else Trust.USER_CHECK
+        return grade_command(str(command), task, before, tree, blobs, sandbox, grader=GRADER, trust=trust)
+    except SandboxError as problem:
+        return ungraded("verifier_error", str(problem))
+
+
+def ungraded(kind: str, detail: str = "") -> Verdict:
+    return Verdict(
+        reward=None,
+        failure_kind=f"{kind}: {detail}" if detail else kind,
+        trust=Trust.NONE,
+        grader=GRADER,
+        graded_hash=content_hash(""),
+    )
