@@ -1,71 +1,96 @@
-"""Micro-batches by token budget, all carrying one global denominator."""
+"""Padded micro-batches, each carrying the one denominator that all of them share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 
 import torch
+from torch import Tensor
 
 from nano_rl.sample import TrainSample
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """Right-padded rows. Everything but `ids` and `attention` is aligned with the token it speaks of."""
+    """B rows padded on the right to T tokens. Position t holds token t and what belongs to *that* token:
+    its log-prob is predicted from the tokens before it, so position 0 is never trained."""
 
-    ids_BT: torch.Tensor
-    """int64 [B, T]"""
-    attention_BT: torch.Tensor
-    """int64 [B, T], 1 on real tokens"""
-    mask_BT: torch.Tensor
-    """bool [B, T], true on sampled tokens"""
-    behaviour_BT: torch.Tensor
-    """float32 [B, T] log-probs when the token was sampled; 0 off the mask"""
-    advantages_B: torch.Tensor
-    """float32 [B]"""
-    temperatures_B: torch.Tensor
-    """float32 [B]"""
+    ids_BT: Tensor
+    """int64; 0 in the padding"""
+    attention_BT: Tensor
+    """int64; 1 on tokens, 0 on padding"""
+    mask_BT: Tensor
+    """bool; True on tokens that are trained"""
+    behaviour_logprobs_BT: Tensor
+    """log-probs of the sampler, nats at the row's temperature; 0 where the mask is False"""
+    advantages_BT: Tensor
+    """the row's advantage on trained tokens; 0 elsewhere"""
+    temperature_B: Tensor
+    """sampling temperature of each row"""
     num_action_tokens: int
-    """sampled tokens of the whole optimizer step: the denominator of every token mean"""
+    """trained tokens of the whole step, over all micro-batches and ranks: the denominator of the loss"""
+    run_ids: tuple[str, ...]
+    """[B]"""
+    old_logprobs_BT: Tensor | None = None
+    """the trainer's own log-probs at the start of the step; None where the weights have not moved since"""
+    reference_logprobs_BT: Tensor | None = None
+    """log-probs of the reference model, needed where beta > 0"""
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on another device."""
+        tensors = {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        return replace(self, **{name: value.to(device) for name, value in tensors.items()})
 
 
 def make_batches(
-    samples: Sequence[TrainSample], *, max_tokens: int, num_action_tokens: int | None = None
+    samples: Sequence[TrainSample],
+    *,
+    max_tokens: int,
+    num_action_tokens: int | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> list[Batch]:
-    """Rows in micro-batches of at most `max_tokens` padded tokens (one row at least), longest first.
+    """Micro-batches of at most `max_tokens` positions, padding included, longest rows first.
 
-    The denominator is global, so the gradient does not depend on the split.
+    A row longer than `max_tokens` gets a micro-batch of its own. `num_action_tokens` defaults to the trained
+    tokens of all samples; several ranks pass their common sum, and a constant gives Dr. GRPO's aggregation.
+    `dtype` is that of log-probs, advantages and temperatures. Ties keep the order of `samples`.
+
+    Raises ValueError when a budget or the denominator is below 1.
     """
-    total = num_action_tokens if num_action_tokens is not None else sum(s.num_action_tokens for s in samples)
-    rows = sorted(samples, key=lambda sample: -len(sample.ids))  # the worst case first
-    batches: list[list[TrainSample]] = []
-    for row in rows:
-        if batches and (len(batches[-1]) + 1) * len(batches[-1][0].ids) <= max_tokens:
-            batches[-1].append(row)
-        else:
-            batches.append([row])
-    return [_collate(batch, total) for batch in batches]
+    if max_tokens < 1 or (num_action_tokens is not None and num_action_tokens < 1):
+        raise ValueError(
+            f"max_tokens={max_tokens} and num_action_tokens={num_action_tokens} must be at least 1"
+        )
+    if num_action_tokens is None:
+        num_action_tokens = sum(s.num_action_tokens for s in samples)
+    return [_collate(rows, num_action_tokens, dtype) for rows in _split(samples, max_tokens)]
 
 
-def _collate(rows: Sequence[TrainSample], total: int) -> Batch:
-    shape = (len(rows), len(rows[0].ids))
-    ids = torch.zeros(shape, dtype=torch.int64)
-    attention = torch.zeros(shape, dtype=torch.int64)
-    mask = torch.zeros(shape, dtype=torch.bool)
-    behaviour = torch.zeros(shape, dtype=torch.float32)
-    for b, row in enumerate(rows):
-        length = len(row.ids)
-        ids[b, :length] = torch.tensor(row.ids)
-        attention[b, :length] = 1
-        mask[b, :length] = torch.tensor(row.mask, dtype=torch.bool)
-        behaviour[b, :length] = torch.tensor(row.logprobs)
+def _split(samples: Sequence[TrainSample], max_tokens: int) -> Iterator[list[TrainSample]]:
+    rows: list[TrainSample] = []
+    for sample in sorted(samples, key=lambda s: -len(s.ids)):
+        if rows and (len(rows) + 1) * len(rows[0].ids) > max_tokens:
+            yield rows
+            rows = []
+        rows.append(sample)
+    if rows:
+        yield rows
+
+
+def _collate(rows: Sequence[TrainSample], num_action_tokens: int, dtype: torch.dtype) -> Batch:
+    width = max(len(s.ids) for s in rows)
+
+    def pad(arrays: Sequence[Sequence[float]], kind: torch.dtype) -> Tensor:
+        return torch.tensor([[*a, *[0] * (width - len(a))] for a in arrays], dtype=kind)
+
     return Batch(
-        ids_BT=ids,
-        attention_BT=attention,
-        mask_BT=mask,
-        behaviour_BT=behaviour,
-        advantages_B=torch.tensor([row.advantage for row in rows], dtype=torch.float32),
-        temperatures_B=torch.tensor([row.temperature for row in rows], dtype=torch.float32),
-        num_action_tokens=total,
+        ids_BT=pad([s.ids for s in rows], torch.int64),
+        attention_BT=pad([[1] * len(s.ids) for s in rows], torch.int64),
+        mask_BT=pad([s.mask for s in rows], torch.bool),
+        behaviour_logprobs_BT=pad([s.logprobs for s in rows], dtype),
+        advantages_BT=pad([[m * s.advantage for m in s.mask] for s in rows], dtype),
+        temperature_B=torch.tensor([s.temperature for s in rows], dtype=dtype),
+        num_action_tokens=num_action_tokens,
+        run_ids=tuple(s.run_id for s in rows),
     )

@@ -1,83 +1,137 @@
-"""What a training is made of; every field is a flag and a key of the config file."""
+"""What a training run is set to: frozen, few fields, and the defaults are the recipe."""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
-from nano_shared.errors import ConfigError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from nano_shared import ConfigError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from nano_rl.advantage import Baseline, Std
 
-class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @classmethod
-    def checked(cls, **values: object) -> Self:
-        """Validated settings. Raises ConfigError naming the setting and its value; None leaves the default."""
-        given = {key: value for key, value in values.items() if value is not None}
-        try:
-            return cls.model_validate(given)
-        except ValidationError as problem:
-            error = problem.errors()[0]
-            key = ".".join(str(part) for part in error["loc"])
-            shown = f"--{key.replace('_', '-')} = {error['input']!r}: " if key else ""
-            raise ConfigError(shown + error["msg"].removeprefix("Value error, ").lower()) from None
+KL = Literal["k1", "k2", "k3"]
+Schedule = Literal["constant", "linear", "cosine"]
 
 
-class ObjectiveConfig(_Config):
-    """GRPO with mean-only advantages and a global token mean: the vetted recipe."""
+class Config(BaseModel):
+    """A frozen config that refuses unknown names and non-finite numbers."""
 
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ObjectiveConfig(Config):
+    """What is maximised. Sources of the maths stand in `advantage.py` and `loss.py`."""
+
+    baseline: Baseline = "mean"
+    std: Std = "none"
+    """division of the advantages by the group's deviation: n-1 (sample) or n (population)"""
+    std_eps: float = Field(1e-4, gt=0)
     clip_low: float = Field(0.2, gt=0, lt=1)
+    """the ratio is clipped below 1 - clip_low"""
     clip_high: float = Field(0.2, gt=0)
-    tis_cap: float = Field(2.0, gt=0)
-    """cap of the importance weight (trainer over behaviour policy) of a logged token"""
+    """the ratio is clipped above 1 + clip_high"""
+    tis_cap: float | None = Field(2.0, gt=0)
+    """largest importance weight of a token; None ignores the difference between sampler and trainer"""
     beta: float = Field(0.0, ge=0)
-    """weight of the KL to the starting policy; 0 keeps no reference model"""
-    kl: Literal["k1", "k2", "k3"] = "k3"
-    std: Literal["none", "sample", "population"] = "none"
-    """advantages divided by the group's standard deviation, or not"""
-
-
-class TrainConfig(_Config):
-    """One training with policy gradients."""
-
-    steps: int = Field(40, ge=1)
-    prompts: int = Field(8, ge=1)
-    """tasks a step"""
-    group_size: int = Field(8, ge=0)
-    """fresh rollouts a task; 0 trains on logs alone"""
-    learning_rate: float = Field(1e-4, gt=0)
-    warmup: int = Field(2, ge=0)
-    weight_decay: float = Field(0.0, ge=0)
-    grad_clip: float = Field(1.0, gt=0)
-    lora: int = Field(0, ge=0)
-    """rank of the adapter; 0 trains every weight"""
-    temperature: float = Field(1.0, gt=0)
-    max_tokens: int = Field(16384, ge=64)
-    """padded tokens a micro-batch"""
-    seed: int = 0
-    save_every: int = Field(10, ge=1)
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    """weight of the KL to the reference; 0 needs no reference model"""
+    kl: KL = "k3"
 
     @model_validator(mode="after")
-    def _a_group_compares(self) -> Self:
-        if self.group_size == 1:
-            raise ValueError("a group of one has nothing to compare with; give --group-size 2 or more")
+    def _std_needs_baseline(self) -> ObjectiveConfig:
+        if self.baseline == "none" and self.std != "none":
+            raise ValueError("`std` needs a baseline: set baseline to mean or rloo, or std to none")
         return self
 
 
-class SftConfig(_Config):
-    """One training by imitation."""
+class OptimizerConfig(Config):
+    """AdamW and its learning rate."""
 
-    epochs: float = Field(1.0, gt=0)
-    batch: int = Field(16, ge=1)
-    """trajectories an optimizer step"""
-    learning_rate: float = Field(5e-4, gt=0)
-    warmup: int = Field(10, ge=0)
+    learning_rate: float = Field(1e-5, gt=0)
+    """peak, reached after the warm-up"""
+    schedule: Schedule = "constant"
+    warmup_steps: int = Field(0, ge=0)
     weight_decay: float = Field(0.0, ge=0)
     grad_clip: float = Field(1.0, gt=0)
-    lora: int = Field(16, ge=0)
-    max_tokens: int = Field(4096, ge=64)
-    seed: int = 0
-    save_every: int = Field(20, ge=1)
+    """largest norm of the gradient over all trained weights"""
+
+
+class GuardConfig(Config):
+    """When a run stops by itself."""
+
+    mismatch_max: float = Field(1e-4, gt=0)
+    """largest |log-prob of sampler - of trainer| of any fresh token, nats, where the weights are float32"""
+    mismatch_mean: float = Field(0.02, gt=0)
+    """largest mean of the same, nats, where the weights are bfloat16"""
+    patience: int = Field(3, ge=1)
+    """steps in a row without any signal before the run stops"""
+
+
+class TrainConfig(Config):
+    """One run of the trainer."""
+
+    model: str
+    """checkpoint name, folder or hub id"""
+    tasks: str
+    """task set by name or file"""
+    output: Path
+    """folder of checkpoints and metrics"""
+    steps: int = Field(100, ge=1)
+    prompts_per_step: int = Field(8, ge=1)
+    group_size: int = Field(8, ge=1)
+    """rollouts of each task"""
+    temperature: float = Field(1.0, gt=0)
+    """of the sampler, and of the trainer's softmax; top-p and top-k are off in training"""
+    max_tokens: int = Field(8192, ge=1)
+    """positions of one micro-batch, padding included"""
+    lora_rank: int = Field(0, ge=0)
+    """0 trains all weights"""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    seed: int = Field(0, ge=0)
+    save_every: int = Field(10, ge=1)
+    """steps between checkpoints"""
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+
+    @field_validator("group_size")
+    @classmethod
+    def _comparable(cls, value: int) -> int:
+        if value == 1:
+            raise ValueError(
+                "a group of 1 has nothing to be compared with, so every advantage would be 0;"
+                " use at least 2 rollouts of each task"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _trainable(self) -> TrainConfig:
+        if self.dtype == "bfloat16" and self.lora_rank == 0:
+            raise ValueError(
+                "bfloat16 weights lose updates this small; train an adapter (lora_rank > 0) or use float32"
+            )
+        if self.optimizer.warmup_steps >= self.steps:
+            raise ValueError(f"warmup_steps={self.optimizer.warmup_steps} must be below steps={self.steps}")
+        return self
+
+
+C = TypeVar("C", bound=Config)
+
+
+def parse_config(kind: type[C], values: Mapping[str, Any]) -> C:
+    """A config from plain values. Raises ConfigError with one line for each value that is wrong."""
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        lines = [_line(e["loc"], e["msg"], e["input"], e["type"]) for e in error.errors()]
+        raise ConfigError("\n".join(lines)) from error
+
+
+def _line(location: tuple[int | str, ...], message: str, value: object, kind: str) -> str:
+    name = ".".join(str(part) for part in location)
+    message = message.removeprefix("Value error, ")
+    if kind == "missing":
+        return f"{name}: is required"
+    if kind == "extra_forbidden":
+        return f"{name}: no such setting"
+    return f"{name} = {value!r}: {message}" if name else message

@@ -1,48 +1,109 @@
-"""Log-probs of sampled tokens: the head runs on masked positions alone, no full logits are kept."""
+"""Log-probs of the trained tokens under a causal LM, without ever holding the logits of a batch.
+
+The backbone runs once over the batch; the head runs only on positions that predict a trained token, a chunk
+at a time, and each chunk is recomputed in the backward pass, so that at most `chunk_tokens` rows of logits
+exist. Left out: packed rows, and prefix trees.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
+from nano_shared import ConfigError
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nano_rl.batch import Batch
 
-_CHUNK = 512
-"""positions whose logits exist at once: 512 x 49,152 float32 are 100 MB"""
+CHUNK_TOKENS = 512
 
 
-def token_logprobs(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """[B, T] float32: log-prob of each sampled token given what came before, at its row's temperature.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenScores:
+    logprobs_BT: Tensor
+    """at least float32, nats at the row's temperature; 0 where the mask is False"""
+    entropy_BT: Tensor
+    """entropy of the distribution that each trained token was drawn from, nats, without gradient; else 0"""
 
-    0 where the mask is 0. Works on causal language models of transformers, bare or under a PEFT adapter.
+
+def token_logprobs(model: nn.Module, batch: Batch, *, chunk_tokens: int = CHUNK_TOKENS) -> Tensor:
+    """[B, T] log-probs of `ids_BT` where `mask_BT` is True, 0 elsewhere; float32 (float64 stays).
+
+    Logits are divided by the row's temperature before the softmax, as they were when the token was sampled.
+    Dropout is off whatever the model's mode, so that this pass equals the one that sampled or scored before.
+    The model is a Llama-like causal LM (`.model`, `.lm_head`), bare or under PEFT.
+
+    Raises ConfigError for a model whose logits are not simply its head's output.
     """
-    causal: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-    hidden = causal.model(input_ids=batch.ids_BT, attention_mask=batch.attention_BT, use_cache=False)[0]
-    rows, columns = batch.mask_BT.nonzero(as_tuple=True)
-    values = torch.zeros_like(batch.behaviour_BT)
-    if len(rows) == 0:
-        return values + 0.0 * hidden.float().sum()
-    # the token at t is predicted at t - 1
-    states = hidden[rows, columns - 1]
-    targets = batch.ids_BT[rows, columns]
-    temperatures = batch.temperatures_B[rows]
-    pieces = [
-        checkpoint(
-            _chunk, causal.lm_head, states[i : i + _CHUNK], targets[i : i + _CHUNK], temperatures[i : i + _CHUNK],
-            use_reentrant=False,
-        )
-        for i in range(0, len(rows), _CHUNK)
-    ]  # fmt: skip
-    return values.to(pieces[0].dtype).index_put((rows, columns), torch.cat(pieces))
+    return score_tokens(model, batch, chunk_tokens=chunk_tokens).logprobs_BT
 
 
-def _chunk(
-    head: torch.nn.Module, states: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor
-) -> torch.Tensor:
-    logits = head(states)
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return torch.log_softmax(wide / temperatures[:, None].to(wide.dtype), dim=-1).gather(1, targets[:, None])[
-        :, 0
-    ]
+def score_tokens(model: nn.Module, batch: Batch, *, chunk_tokens: int = CHUNK_TOKENS) -> TokenScores:
+    """As `token_logprobs`, with the entropies that the same logits give for free."""
+    causal = _causal_lm(model)
+    with _dropout_off(model):
+        hidden_BTH = causal.model(
+            input_ids=batch.ids_BT, attention_mask=batch.attention_BT, use_cache=False
+        ).last_hidden_state
+        rows_N, positions_N = batch.mask_BT.nonzero(as_tuple=True)
+        # the state before a token predicts it
+        hidden_NH = hidden_BTH[rows_N, positions_N - 1]
+        targets_N = batch.ids_BT[rows_N, positions_N]
+        scores = [
+            checkpoint(_score, causal.lm_head, *chunk, use_reentrant=False, preserve_rng_state=False)
+            for chunk in zip(
+                hidden_NH.split(chunk_tokens),
+                targets_N.split(chunk_tokens),
+                batch.temperature_B[rows_N].split(chunk_tokens),
+                strict=True,
+            )
+        ]
+    logprobs_N, entropy_N = (torch.cat(parts) for parts in zip(*scores, strict=True))
+    return TokenScores(
+        logprobs_BT=_scatter(logprobs_N, batch.mask_BT), entropy_BT=_scatter(entropy_N, batch.mask_BT)
+    )
+
+
+def _score(
+    head: nn.Module, hidden_NH: Tensor, targets_N: Tensor, temperature_N: Tensor
+) -> tuple[Tensor, Tensor]:
+    logits_NV = head(hidden_NH)
+    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+    logprobs_NV = (logits_NV / temperature_N.to(logits_NV.dtype)[:, None]).log_softmax(dim=-1)
+    with torch.no_grad():
+        entropy_N = torch.special.entr(logprobs_NV.exp()).sum(dim=-1)
+    return logprobs_NV.gather(1, targets_N[:, None]).squeeze(1), entropy_N
+
+
+def _scatter(values_N: Tensor, mask_BT: Tensor) -> Tensor:
+    return values_N.new_zeros(mask_BT.shape).masked_scatter(mask_BT, values_N)
+
+
+def _causal_lm(model: nn.Module) -> nn.Module:
+    if hasattr(model, "get_base_model"):
+        if model.active_peft_config.is_prompt_learning:
+            raise ConfigError("a prompt-learning adapter cannot be trained here; use LoRA")
+        model = model.get_base_model()
+    config = getattr(model, "config", None)
+    for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
+        if getattr(config, name, None) not in (None, 1, 1.0):
+            raise ConfigError(
+                f"{type(model).__name__} has {name}={getattr(config, name)}: its logits are not its head's"
+                " output, so log-probs would be wrong; use a Llama-like model"
+            )
+    return model
+
+
+@contextmanager
+def _dropout_off(model: nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,93 +1,149 @@
-"""The losses: clipped policy gradient and imitation, both over one global token denominator.
+"""The PPO-clip surrogate over one global token denominator, truncated importance weights, optional KL.
 
-PPO's clipped surrogate (Schulman et al., 2017) with GRPO's group advantages (Shao et al., 2024), the
-denominator global over the step (Yu et al., 2025, DAPO), and truncated importance weights for tokens that
-another policy sampled. Left out here: dual clip, sequence-level ratios, entropy bonus.
+    loss = sum over trained tokens of ( -w * min(r * A, clip(r) * A) + beta * kl ) / num_action_tokens
+    r = new / old          both the trainer's: exactly 1 on the first update of a step
+    w = min(old / behaviour, tis_cap)          what the sampler, or an older policy, did differently
+
+Surrogate: Schulman et al. 2017 (arXiv 1707.06347); separate bounds and the token mean: DAPO (arXiv
+2503.14476); weights: truncated importance sampling (Ionides 2008), per token. Left out: per-sequence
+means, dual clip, CISPO, GSPO, an entropy bonus; the KL term carries no importance weight.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import torch
+from torch import Tensor
 
 from nano_rl.batch import Batch
-from nano_rl.config import ObjectiveConfig
+from nano_rl.config import KL, ObjectiveConfig
 
-_MAX_LOG_RATIO = 20.0
+MAX_LOG_RATIO = 20.0
+"""log-ratios are clamped to this before exp, in nats; the gradient beyond it is zero"""
 
 
 def policy_loss(
-    logprobs_BT: torch.Tensor,
-    batch: Batch,
-    config: ObjectiveConfig,
-    *,
-    old_BT: torch.Tensor | None = None,
-    reference_BT: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, dict[str, float]]:
-    """This micro-batch's share of the loss, and of each metric; shares add up to the step's value.
+    logprobs_BT: Tensor, batch: Batch, config: ObjectiveConfig, *, entropy_BT: Tensor | None = None
+) -> tuple[Tensor, dict[str, float]]:
+    """The scalar loss of a micro-batch and its metrics; both add up over the micro-batches of a step.
 
-    `logprobs_BT` are the trainer's now, `old_BT` the trainer's before the first update on this data (None:
-    this is that update, so the ratio is exactly 1), `reference_BT` those of the starting policy, for beta.
+    `logprobs_BT` are the current log-probs with gradient. A batch without trained tokens gives exactly 0.0.
+    Metrics are sums over trained tokens, to be averaged by `mean_metrics`; keys ending in `_max` are maxima.
+
+    Raises ValueError when beta > 0 and the batch carries no reference log-probs.
     """
     mask = batch.mask_BT
-    if batch.num_action_tokens == 0:
-        return logprobs_BT.sum() * 0.0, {}
-    old = logprobs_BT.detach() if old_BT is None else old_BT
-    ratio = torch.exp((logprobs_BT - old).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO))
-    advantages = batch.advantages_B[:, None].to(ratio.dtype)
-    clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
-    surrogate = torch.minimum(ratio * advantages, clipped * advantages)
-    weights = importance_weights(old, batch.behaviour_BT, config.tis_cap)
-    per_token = -weights * surrogate
-    if config.beta and reference_BT is not None:
-        per_token = per_token + config.beta * kl_estimate(logprobs_BT, reference_BT, config.kl)
-    loss = per_token[mask].sum() / batch.num_action_tokens
-    return loss, _metrics(logprobs_BT.detach(), ratio.detach(), weights, advantages, batch, config)
+    new_N = logprobs_BT[mask]
+    # the same tensor twice, so that the ratio is exactly 1 and its gradient that of REINFORCE
+    old_N = new_N.detach() if batch.old_logprobs_BT is None else batch.old_logprobs_BT[mask].to(new_N)
+    advantages_N = batch.advantages_BT[mask].to(new_N)
+    mismatch_N = old_N - batch.behaviour_logprobs_BT[mask].to(new_N)
+    ratio_N = _exp(new_N - old_N)
+    weight_N = _exp(mismatch_N)
+
+    clipped_N = ratio_N.clamp(1 - config.clip_low, 1 + config.clip_high)
+    loss_N = -torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N)
+    if config.tis_cap is not None:
+        loss_N = loss_N * weight_N.clamp(max=config.tis_cap)
+    sums: dict[str, Tensor] = {}
+    if config.beta > 0:
+        kl_N = reference_kl(new_N, _reference(batch)[mask].to(new_N), config.kl)
+        loss_N = loss_N + config.beta * kl_N
+        sums["kl_reference"] = kl_N
+    loss = loss_N.sum() / max(batch.num_action_tokens, 1)
+
+    with torch.no_grad():
+        sums |= _ratio_metrics(ratio_N, new_N - old_N, advantages_N, config)
+        sums |= _mismatch_metrics(mismatch_N, weight_N, config)
+        if entropy_BT is not None:
+            sums["entropy"] = entropy_BT[mask]
+    return loss, {"loss": loss.item(), "tokens": float(new_N.numel()), **_reduce(sums)}
 
 
-def sft_loss(logprobs_BT: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
-    """Mean negative log-likelihood of the masked tokens, this micro-batch's share."""
-    if batch.num_action_tokens == 0:
-        return logprobs_BT.sum() * 0.0, {}
-    return -logprobs_BT[batch.mask_BT].sum() / batch.num_action_tokens, {}
+def sft_loss(logprobs_BT: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+    """Mean negative log-likelihood, nats per token, of the trained tokens over the global denominator."""
+    nll_N = -logprobs_BT[batch.mask_BT]
+    loss = nll_N.sum() / max(batch.num_action_tokens, 1)
+    return loss, {"loss": loss.item(), "tokens": float(nll_N.numel())}
 
 
-def importance_weights(old_BT: torch.Tensor, behaviour_BT: torch.Tensor, cap: float) -> torch.Tensor:
-    """[B, T] truncated importance weights min(old / behaviour, cap), without gradient."""
-    difference = (old_BT.detach() - behaviour_BT.to(old_BT.dtype)).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-    return torch.exp(difference).clamp(max=cap)
+def reference_kl(new_N: Tensor, reference_N: Tensor, kind: KL) -> Tensor:
+    """[N] per-token estimate of KL(new || reference) from tokens of `new` (Schulman 2020).
 
-
-def kl_estimate(logprobs: torch.Tensor, reference: torch.Tensor, kind: str) -> torch.Tensor:
-    """Per-token estimates of KL(policy || reference) from samples of the policy (Schulman, 2020)."""
-    difference = (logprobs - reference).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    k1 and k3 have the right expected *value*; as a loss, differentiated on-policy, only k2 has the right
+    *gradient*: k1's is zero in expectation and k3's is that of the forward KL.
+    """
+    log_ratio_N = new_N - reference_N
     if kind == "k1":
-        return difference
+        return log_ratio_N
     if kind == "k2":
-        return difference**2 / 2
-    return torch.exp(-difference) - 1 + difference
+        return log_ratio_N.square() / 2
+    return _exp(-log_ratio_N) - 1 + log_ratio_N
 
 
-def _metrics(
-    logprobs: torch.Tensor,
-    ratio: torch.Tensor,
-    weights: torch.Tensor,
-    advantages: torch.Tensor,
-    batch: Batch,
-    config: ObjectiveConfig,
-) -> dict[str, float]:
-    mask, total = batch.mask_BT, batch.num_action_tokens
-    wide = advantages.expand_as(ratio)
-    low = (ratio < 1 - config.clip_low) & (wide < 0)
-    high = (ratio > 1 + config.clip_high) & (wide > 0)
-    mismatch = (logprobs - batch.behaviour_BT).abs()[mask]
-    share = lambda values: float(values[mask].float().sum()) / total  # noqa: E731
+def mean_metrics(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of a step from those of its micro-batches: means over trained tokens, and `ess`.
+
+    `ess` is the effective sample size of the untruncated weights as a share of the tokens, in (0, 1]
+    (Kish 1965). `loss` and `tokens` are totals, keys ending in `_max` maxima.
+    """
+    total: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            if name.endswith("_max"):
+                total[name] = max(total.get(name, value), value)
+            else:
+                total[name] = total.get(name, 0.0) + value
+    tokens = max(total.get("tokens", 0.0), 1.0)
+    kept = {name for name in total if name in ("loss", "tokens") or name.endswith("_max")}
+    mean = {name: value if name in kept else value / tokens for name, value in total.items()}
+    if mean.get("weight_squared"):
+        mean["ess"] = mean["weight"] ** 2 / mean["weight_squared"]
+    return mean
+
+
+def _exp(log_ratio_N: Tensor) -> Tensor:
+    return log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def _reference(batch: Batch) -> Tensor:
+    if batch.reference_logprobs_BT is None:
+        raise ValueError(
+            "beta > 0 needs reference_logprobs_BT in the batch; score it with the reference first"
+        )
+    return batch.reference_logprobs_BT
+
+
+def _ratio_metrics(
+    ratio_N: Tensor, log_ratio_N: Tensor, advantages_N: Tensor, config: ObjectiveConfig
+) -> dict[str, Tensor]:
+    deviation_N = (ratio_N - 1).abs()
     return {
-        "ratio": share(ratio),
-        "ratio_deviation_max": float((ratio - 1).abs()[mask].max()) if mask.any() else 0.0,
-        "clip_low": share(low),
-        "clip_high": share(high),
-        "importance_weight": share(weights),
-        "importance_weight_squared": share(weights**2),
-        "mismatch": float(mismatch.sum()) / total,
-        "mismatch_max": float(mismatch.max()) if mask.any() else 0.0,
+        "ratio_deviation": deviation_N,
+        "ratio_deviation_max": deviation_N,
+        "clip_low": (ratio_N < 1 - config.clip_low) & (advantages_N < 0),
+        "clip_high": (ratio_N > 1 + config.clip_high) & (advantages_N > 0),
+        "approx_kl": ratio_N - 1 - log_ratio_N,
     }
+
+
+def _mismatch_metrics(mismatch_N: Tensor, weight_N: Tensor, config: ObjectiveConfig) -> dict[str, Tensor]:
+    cap = float("inf") if config.tis_cap is None else config.tis_cap
+    return {
+        "mismatch": mismatch_N.abs(),
+        "mismatch_max": mismatch_N.abs(),
+        "mismatch_kl": weight_N - 1 - mismatch_N,
+        "weight": weight_N,
+        "weight_squared": weight_N.square(),
+        "weight_capped": weight_N > cap,
+    }
+
+
+def _reduce(sums: Mapping[str, Tensor]) -> dict[str, float]:
+    """One transfer from the device for all metrics. The maximum of nothing is 0."""
+    totals = [
+        (t.max() if t.numel() else t.sum()).double() if name.endswith("_max") else t.detach().double().sum()
+        for name, t in sums.items()
+    ]
+    return dict(zip(sums, torch.stack(totals).tolist(), strict=True))

@@ -1,32 +1,78 @@
-"""Metrics as JSON lines: one object a step, flushed, continued without gaps on resume."""
+"""Metrics of a run: one JSON line a step, appended and flushed, cut back when a run is resumed."""
 
 from __future__ import annotations
 
 import json
+import math
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+
+from nano_shared import UsageError
+
+Row = dict[str, float | None]
 
 
 class MetricsWriter:
-    """Appends to `path`. Rows at or beyond `from_step` are dropped first: a resumed run writes them again."""
+    """Appends to `path`, creating it and its folder.
 
-    def __init__(self, path: Path, *, from_step: int = 0) -> None:
+    `resume_at` is the first step that will be run: rows from that step on, written by a run that was killed
+    after its last checkpoint, are dropped, and so is a torn last line. Without it the file must be new.
+
+    Raises UsageError when the file holds metrics and `resume_at` is not given.
+    """
+
+    def __init__(self, path: Path, *, resume_at: int | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [row for row in read_metrics(path) if row["step"] < from_step] if path.exists() else []
-        path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        self._path = path
+        if path.exists() and path.stat().st_size:
+            if resume_at is None:
+                raise UsageError(f"{path} holds metrics of another run; resume it or choose another output")
+            _truncate(path, resume_at)
+        self._file = path.open("a", encoding="utf-8")
 
-    def write(self, step: int, values: dict[str, Any]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One line, on disk when this returns. A number that JSON lacks (NaN, infinity) becomes null."""
+        row: Row = {"step": step}
+        row |= {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self._file.write(json.dumps(row, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Every complete row; a line that a kill cut off is left out."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+def read_metrics(path: Path) -> list[Row]:
+    """All complete rows of a metrics file, in order; a torn last line is left out.
+
+    Raises UsageError for any other line that is not JSON.
+    """
+    lines = path.read_text(encoding="utf-8").split("\n")
+    rows: list[Row] = []
+    # what follows the last newline was never finished
+    for number, line in enumerate(lines[:-1], start=1):
         try:
             rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
+        except json.JSONDecodeError as error:
+            raise UsageError(
+                f"{path}:{number} is not JSON ({error.msg}); it is not a metrics file"
+            ) from error
     return rows
+
+
+def _truncate(path: Path, resume_at: int) -> None:
+    kept = [row for row in read_metrics(path) if (row.get("step") or 0) < resume_at]
+    scratch = path.with_name(path.name + ".new")
+    with scratch.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in kept)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, path)

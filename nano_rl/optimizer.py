@@ -1,25 +1,60 @@
-"""AdamW, its learning-rate schedule and gradient clipping."""
+"""AdamW over the trainable weights, its learning rate as a pure function, and gradient clipping."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable
 
 import torch
+from nano_shared import ConfigError
+from torch import nn
+
+from nano_rl.config import OptimizerConfig, Schedule
 
 
-def make_optimizer(parameters: Sequence[torch.nn.Parameter], *, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter, 2019) with betas 0.9 and 0.99; the rate is set at each step."""
-    return torch.optim.AdamW(parameters, lr=0.0, betas=(0.9, 0.99), weight_decay=weight_decay, fused=True)
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW (Loshchilov and Hutter 2019) over weights that require a gradient; only matrices decay.
+
+    Raises ConfigError when nothing is trainable, and for trainable weights below float32: at RL learning
+    rates an update is smaller than half a unit in the last place of bfloat16 and would be rounded away.
+    """
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trainable:
+        raise ConfigError("no weight requires a gradient: nothing to train; attach an adapter or unfreeze")
+    for name, p in trainable.items():
+        if torch.finfo(p.dtype).bits < 32:
+            raise ConfigError(f"{name} is {p.dtype}: updates would be rounded away; load it in float32")
+    matrices = [p for p in trainable.values() if p.ndim >= 2]
+    vectors = [p for p in trainable.values() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}]
+    groups += [{"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.learning_rate)
 
 
-def learning_rate_at(step: int, peak: float, warmup: int, total: int, floor: float = 0.1) -> float:
-    """Linear warm-up over `warmup` steps, then linear decay to `floor * peak` at `total`; 0-based steps."""
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    progress = min(1.0, (step - warmup) / max(1, total - warmup))
-    return peak * (1.0 - (1.0 - floor) * progress)
+def lr_at(step: int, *, peak: float, schedule: Schedule, warmup_steps: int, steps: int) -> float:
+    """Learning rate of the update at `step`, counted from 0.
+
+    Rises linearly to `peak` at step `warmup_steps`, never starting at 0; then stays, or falls to 0 just after
+    the last of `steps`, on a line or half a cosine.
+    """
+    if step < warmup_steps:
+        return peak * (step + 1) / (warmup_steps + 1)
+    done = min((step - warmup_steps) / max(steps - warmup_steps, 1), 1.0)
+    if schedule == "linear":
+        return peak * (1 - done)
+    if schedule == "cosine":
+        return peak * (1 + math.cos(math.pi * done)) / 2
+    return peak
 
 
-def clip_gradients(parameters: Sequence[torch.nn.Parameter], limit: float) -> float:
-    """Scale the gradient to at most `limit` in global L2 norm; returns the norm before that."""
-    return float(torch.nn.utils.clip_grad_norm_([p for p in parameters if p.grad is not None], limit))
+def set_lr(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
+    """Scale the gradients so that their joint norm is at most `max_norm`; returns the norm before that.
+
+    A non-finite norm is returned and leaves the gradients unusable: the guards stop the run on it.
+    """
+    return torch.nn.utils.clip_grad_norm_(parameters, max_norm).item()

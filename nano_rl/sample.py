@@ -1,79 +1,142 @@
-"""A training sample: one token row with its mask, behaviour log-probs and advantage."""
+"""A training sample: one token row of a rollout, with its mask, behaviour log-probs and advantage."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nano_shared.types import Trajectory
+from nano_shared import Sampling, Trajectory, Turn, TurnTokens
+
+from nano_rl.advantage import Baseline, Std, group_advantages
+from nano_rl.group import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSample:
-    """Parallel arrays, checked where they are born; nothing downstream checks again."""
+    """One row exactly as the model read and sampled it.
 
+    Raises ValueError when the lengths differ, when a log-prob stands where nothing was sampled, and when the
+    first token is trained, since nothing precedes it that could predict it.
+    """
+
+    run_id: str
     ids: tuple[int, ...]
-    """[L] the row as the model read and sampled it"""
+    """[L]"""
     mask: tuple[int, ...]
     """[L] 1 exactly on tokens that this policy sampled in this rollout"""
     logprobs: tuple[float, ...]
-    """[L] behaviour log-probs at the sampling temperature; 0 where the mask is 0"""
+    """[L] behaviour log-probs, nats at `temperature`; 0 where the mask is 0"""
     versions: tuple[int, ...]
-    """[L] policy version behind each token"""
+    """[L] policy version of the call that appended the token"""
     advantage: float
-    run_id: str
-    temperature: float = 1.0
+    temperature: float
 
     def __post_init__(self) -> None:
-        lengths = {len(self.ids), len(self.mask), len(self.logprobs), len(self.versions)}
-        if len(lengths) != 1:
+        lengths = (len(self.ids), len(self.mask), len(self.logprobs), len(self.versions))
+        if len(set(lengths)) > 1:
             raise ValueError(
-                f"run {self.run_id}: ids, mask, log-probs and versions differ in length: {lengths}"
+                f"run {self.run_id!r}: ids, mask, logprobs, versions have lengths {lengths}, must be one"
             )
-        if self.mask and self.mask[0]:
-            raise ValueError(f"run {self.run_id}: the first token cannot be sampled, nothing comes before it")
+        if set(self.mask) - {0, 1}:
+            raise ValueError(f"run {self.run_id!r}: mask holds {sorted(set(self.mask))}, only 0 and 1 may be")
+        if any(p != 0 for p, m in zip(self.logprobs, self.mask, strict=True) if not m):
+            raise ValueError(f"run {self.run_id!r}: a log-prob stands on a token that was not sampled")
+        if self.mask[:1] == (1,):
+            raise ValueError(
+                f"run {self.run_id!r}: the first token of a row cannot be trained, give a prompt"
+            )
+        if not (math.isfinite(self.advantage) and math.isfinite(self.temperature) and self.temperature > 0):
+            raise ValueError(
+                f"run {self.run_id!r}: advantage {self.advantage} must be finite"
+                f" and temperature {self.temperature} positive"
+            )
 
     @property
     def num_action_tokens(self) -> int:
         return sum(self.mask)
 
 
-def to_samples(trajectory: Trajectory, advantage: float) -> list[TrainSample]:
-    """One sample a token row; every row of a rollout carries the rollout's one advantage.
+def to_samples(trajectory: Trajectory, advantage: float, *, imitation: bool = False) -> list[TrainSample]:
+    """One sample for each token row; the advantage belongs to the rollout and is the same on all its rows.
 
-    Raises ValueError where a turn has no tokens: such a run can imitate, it cannot be used for gradients.
+    `imitation` admits rows that were sampled greedily or under top-p or top-k, and sets the temperature to 1:
+    maximum likelihood needs no behaviour policy, a policy gradient does.
+
+    Raises ValueError with the reason for a rollout that cannot train: text-only, or with a behaviour policy
+    that is not softmax(logits / T) over the whole vocabulary.
     """
-    rows: dict[int, list[int]] = {}
-    for index, turn in enumerate(trajectory.turns):
-        if turn.completion.tokens is None:
-            raise ValueError(f"run {trajectory.id}: turn {index} is text-only, it has no ids and log-probs")
-        rows.setdefault(turn.completion.tokens.row, []).append(index)
-    return [_row(trajectory, indices, advantage) for indices in rows.values()]
+    _refuse_text_only(trajectory)
+    rows: dict[int, list[tuple[Turn, TurnTokens]]] = {}
+    for turn in trajectory.turns:
+        tokens = turn.completion.tokens
+        assert tokens is not None  # `has_tokens` was checked above
+        if rows and tokens.row < max(rows):
+            raise ValueError(f"run {trajectory.id!r}: turn {turn.index} returns to row {tokens.row}")
+        rows.setdefault(tokens.row, []).append((turn, tokens))
+    return [
+        _merge(trajectory.id, turns, advantage, 1.0 if imitation else _temperature(trajectory.id, turns))
+        for turns in rows.values()
+    ]
 
 
-def _row(trajectory: Trajectory, indices: list[int], advantage: float) -> TrainSample:
+def group_samples(
+    group: Group, *, baseline: Baseline = "mean", std: Std = "none", eps: float = 1e-4
+) -> list[TrainSample]:
+    """The samples of a group. A rollout without a reward leaves the loss as it leaves the baseline."""
+    rewards_G = group.rewards_G
+    advantages_G = group_advantages(rewards_G, baseline=baseline, std=std, eps=eps)
+    members = zip(group.trajectories, rewards_G, advantages_G, strict=True)
+    return [s for t, reward, a in members if not math.isnan(reward) for s in to_samples(t, a)]
+
+
+def _refuse_text_only(trajectory: Trajectory) -> None:
+    if not trajectory.turns:
+        raise ValueError(f"run {trajectory.id!r} has no turns, so nothing was sampled")
+    if not trajectory.has_tokens:
+        bare = [t.index for t in trajectory.turns if t.completion.tokens is None]
+        raise ValueError(
+            f"run {trajectory.id!r} is text-only: turns {bare} carry no token ids and log-probs; it can"
+            " imitate as text, it cannot train a policy gradient. Log it through a backend that returns both"
+        )
+
+
+def _temperature(run_id: str, turns: Sequence[tuple[Turn, TurnTokens]]) -> float:
+    samplings = [turn.completion.sampling for turn, _ in turns]
+    for sampling in samplings:
+        _refuse_truncated(run_id, sampling)
+    temperatures = {s.temperature for s in samplings}
+    if len(temperatures) > 1:
+        raise ValueError(f"run {run_id!r}: one row was sampled at temperatures {sorted(temperatures)}")
+    return temperatures.pop()
+
+
+def _refuse_truncated(run_id: str, sampling: Sampling) -> None:
+    if sampling.temperature == 0:
+        raise ValueError(
+            f"run {run_id!r} was sampled greedily (temperature 0): its log-probs are no behaviour"
+        )
+    if sampling.top_p < 1 or sampling.top_k > 0:
+        raise ValueError(
+            f"run {run_id!r} was sampled with top_p={sampling.top_p}, top_k={sampling.top_k}: its log-probs"
+            " cover another support than the trainer's; sample with top_p=1 and top_k=0, or imitate it"
+        )
+
+
+def _merge(
+    run_id: str, turns: Sequence[tuple[Turn, TurnTokens]], advantage: float, temperature: float
+) -> TrainSample:
     ids: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []
     versions: list[int] = []
-    temperatures = set()
-    for index in indices:
-        completion = trajectory.turns[index].completion
-        tokens = completion.tokens
-        assert tokens is not None
+    for turn, tokens in turns:
         context, sampled = len(tokens.context_ids), len(tokens.sampled_ids)
-        ids += [*tokens.context_ids, *tokens.sampled_ids]
+        ids += (*tokens.context_ids, *tokens.sampled_ids)
         mask += [0] * context + [1] * sampled
         logprobs += [0.0] * context + list(tokens.logprobs)
-        versions += [completion.policy_version] * (context + sampled)
-        temperatures.add(completion.sampling.temperature or 1.0)
-    if len(temperatures) != 1:
-        raise ValueError(f"run {trajectory.id}: one row was sampled at several temperatures: {temperatures}")
+        versions += [turn.completion.policy_version] * (context + sampled)
     return TrainSample(
-        ids=tuple(ids),
-        mask=tuple(mask),
-        logprobs=tuple(logprobs),
-        versions=tuple(versions),
-        advantage=advantage,
-        run_id=trajectory.id,
-        temperature=temperatures.pop(),
-    )
+        run_id=run_id, ids=tuple(ids), mask=tuple(mask), logprobs=tuple(logprobs), versions=tuple(versions),
+        advantage=advantage, temperature=temperature,
+    )  # fmt: skip

@@ -1,0 +1,61 @@
+"""Rewards of one group to advantages: a baseline, and a standard deviation only on request.
+
+Mean-only by default, as in Dr. GRPO (Liu et al. 2025, arXiv 2503.20783); `rloo` is the leave-one-out
+baseline of Kool et al. 2019 and Ahmadian et al. 2024 (arXiv 2402.14740); `std` adds the division of GRPO
+(Shao et al. 2024, arXiv 2402.03300). Left out: group-free baselines and any learned critic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+Baseline = Literal["mean", "rloo", "none"]
+Std = Literal["none", "sample", "population"]
+
+
+def group_advantages(
+    rewards: Sequence[float | None], *, baseline: Baseline = "mean", std: Std = "none", eps: float = 1e-4
+) -> list[float]:
+    """[G] one advantage for each rollout of a group, in the order of `rewards`; never NaN.
+
+    A reward of None (or NaN) leaves the baseline and gets 0.0. Against a baseline, a group without variation,
+    decided by exact equality of its rewards, and a group with a single scored rollout get exactly 0.0.
+    `baseline="none"` is plain REINFORCE: the advantage is the reward itself, whatever the group.
+    `std` divides by the deviation of the whole group plus `eps`; a leave-one-out deviation is never used,
+    because it vanishes where one rollout differs from equal peers.
+
+    Raises ValueError for an infinite reward, and for `std` without a baseline.
+    """
+    if baseline == "none" and std != "none":
+        raise ValueError(f"std={std!r} needs a baseline; choose baseline='mean' or std='none'")
+    if any(r is not None and math.isinf(r) for r in rewards):
+        raise ValueError(f"rewards must be finite or None, not {list(rewards)}")
+    scored = [float(r) for r in rewards if r is not None and not math.isnan(r)]
+    if baseline != "none" and is_dead(rewards):
+        return [0.0] * len(rewards)
+    scale = _deviation(scored, std) + eps if std != "none" else 1.0
+    return [
+        0.0 if r is None or math.isnan(r) else (r - _baseline(r, scored, baseline)) / scale for r in rewards
+    ]
+
+
+def is_dead(rewards: Sequence[float | None]) -> bool:
+    """Whether a baseline leaves no signal: fewer than two scored rollouts, or all rewards equal."""
+    scored = [r for r in rewards if r is not None and not math.isnan(r)]
+    return len(scored) < 2 or all(r == scored[0] for r in scored)
+
+
+def _baseline(reward: float, scored: list[float], baseline: Baseline) -> float:
+    if baseline == "none":
+        return 0.0
+    if baseline == "mean":
+        return math.fsum(scored) / len(scored)
+    return math.fsum((*scored, -reward)) / (len(scored) - 1)
+
+
+def _deviation(scored: list[float], std: Std) -> float:
+    mean = math.fsum(scored) / len(scored)
+    freedom = len(scored) - 1 if std == "sample" else len(scored)
+    return math.sqrt(math.fsum((r - mean) ** 2 for r in scored) / freedom)

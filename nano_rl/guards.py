@@ -1,0 +1,103 @@
+"""Guards: what must hold of every step, and the sentence a run stops with when it does not.
+
+Each guard is a pure function of one step's metrics; a metric that is absent is not judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from nano_shared import NanoError
+
+from nano_rl.config import GuardConfig
+
+Metrics = Mapping[str, float]
+
+
+class GuardTripped(NanoError):
+    """A step broke what training relies on; going on would waste the run or spoil the policy."""
+
+
+def check_step(
+    metrics: Metrics, config: GuardConfig, *, earlier: Sequence[Metrics] = (), bfloat16: bool = False
+) -> None:
+    """Judge the metrics of a step, as `mean_metrics` and `group_metrics` give them, before it is applied.
+
+    Also read: `step` from 0; `update`, the index of the optimizer step on these rollouts (absent means 0);
+    `grad_norm`; `stale`, above 0 when rows of older policies are in the step, which excuses the mismatch.
+    `earlier` are the steps before it, oldest first. `bfloat16` judges the mean mismatch, not the maximum.
+
+    Raises GuardTripped with a sentence that names the guard and the value.
+    """
+    problem = (
+        _empty_mask(metrics)
+        or _non_finite(metrics)
+        or _first_ratio(metrics)
+        or _first_kl(metrics)
+        or _mismatch(metrics, config, bfloat16)
+        or _no_signal((*earlier, metrics), config.patience)
+    )
+    if problem:
+        where = f"step {int(metrics['step'])}: " if "step" in metrics else ""
+        raise GuardTripped(where + problem)
+
+
+def _empty_mask(metrics: Metrics) -> str | None:
+    if metrics.get("tokens", 1) > 0:
+        return None
+    return "the mask is empty: no sampled token would be trained; check that the rollouts carry token ids"
+
+
+def _non_finite(metrics: Metrics) -> str | None:
+    for name in ("loss", "grad_norm"):
+        value = metrics.get(name, 0.0)
+        if not math.isfinite(value):
+            return f"{name} is {value}; lower the learning rate, or look at the rows of this step"
+    return None
+
+
+def _first_ratio(metrics: Metrics) -> str | None:
+    deviation = metrics.get("ratio_deviation_max", 0.0)
+    # written as "not equal" so that NaN trips too
+    if metrics.get("update", 0) > 0 or deviation == 0:
+        return None
+    return (
+        f"the trainer's ratio is {deviation:.3g} away from 1 on the first update, where it must be exactly 1:"
+        " old and new log-probs come from different weights, inputs or modes"
+    )
+
+
+def _first_kl(metrics: Metrics) -> str | None:
+    kl = metrics.get("kl_reference", 0.0)
+    if metrics.get("step", 1) > 0 or metrics.get("update", 0) > 0 or abs(kl) <= 1e-6:
+        return None
+    return f"the KL to the reference is {kl:.3g} before any update, where it must be 0: the reference differs"
+
+
+def _mismatch(metrics: Metrics, config: GuardConfig, bfloat16: bool) -> str | None:
+    if metrics.get("stale", 0) > 0 or metrics.get("update", 0) > 0:
+        return None
+    name, bound = ("mismatch", config.mismatch_mean) if bfloat16 else ("mismatch_max", config.mismatch_max)
+    value = metrics.get(name, 0.0)
+    if value <= bound:
+        return None
+    return (
+        f"sampler and trainer log-probs of fresh tokens differ by {value:.3g} ({name}), more than {bound:g}:"
+        " check weights, temperature, template and dtype on both sides"
+    )
+
+
+def _no_signal(steps: Sequence[Metrics], patience: int) -> str | None:
+    last = steps[-patience:]
+    if len(last) < patience:
+        return None
+    rewards = {step.get(name, math.nan) for step in last for name in ("reward_min", "reward_max")}
+    if len(rewards) == 1 and not any(math.isnan(r) for r in rewards):
+        return f"every reward of {patience} steps is {rewards.pop():g}: the grader cannot tell runs apart"
+    if all(step.get("frac_zero_std", 0.0) == 1 for step in last):
+        return (
+            f"all groups of {patience} steps are dead, each with equal rewards: choose easier or harder"
+            " tasks, larger groups, or a higher temperature"
+        )
+    return None
