@@ -6,6 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from nano_coder.dialects import DIALECTS, Parsed
+from nano_coder.observation import shorten
+from nano_coder.tools import TOOLS, ToolContext, ToolFailure, ToolResult
+from nano_coder.workspace import Workspace
 from nano_shared.conversation import Conversation
 from nano_shared.hashing import content_hash
 from nano_shared.policy import Policy
@@ -21,11 +25,6 @@ from nano_shared.types import (
     ToolSpec,
     Turn,
 )
-
-from nano_coder.dialects import DIALECTS, Parsed
-from nano_coder.observation import shorten
-from nano_coder.tools import TOOLS, ToolContext, ToolFailure, ToolResult
-from nano_coder.workspace import Workspace
 
 _MAX_FORMAT_ERRORS = 3
 _MAX_REPEATS = 4

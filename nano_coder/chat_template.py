@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from nano_shared import Conversation, Message, PolicyError, Role, content_hash
 
 from nano_coder.encoder import Encoder
+from nano_shared import Conversation, Message, PolicyError, Role, content_hash
 
 CHATML = (
     "{% for message in messages %}"

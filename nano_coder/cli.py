@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from nano_shared.command_line import LazyGroup, run_command
-
 from nano_coder import __version__
+from nano_shared.command_line import LazyGroup, run_command
 
 COMMANDS = {
     "run": ("nano_coder.commands.run", "Run a task in a sandboxed copy of a directory."),

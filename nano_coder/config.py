@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
-from nano_shared.errors import ConfigError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from nano_shared.errors import ConfigError
 
 
 class AgentConfig(BaseModel):

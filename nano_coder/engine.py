@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from nano_shared import ContextFull, Finish, Sampling
 
 from nano_coder.sampler import Sampler
+from nano_shared import ContextFull, Finish, Sampling
 
 _COMPACT_BELOW = 0.75
 """share of live rows under which finished rows are cut out of the cache; copying it costs about a step"""

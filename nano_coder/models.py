@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nano_shared.checkpoint import checkpoints_dir, latest_checkpoint
-from nano_shared.errors import ConfigError, UsageError
+from nano_coder.profiles import COMPACT_1, HERMES_1, find_profile
+from nano_shared.checkpoint import MANIFEST, Manifest, checkpoints_dir, latest_checkpoint, read_checkpoint
+from nano_shared.errors import CheckpointError, ConfigError, UsageError
 from nano_shared.policy import Policy
 from nano_shared.profile import InterfaceProfile
 
-from nano_coder.profiles import COMPACT_1, HERMES_1, find_profile
+if TYPE_CHECKING:
+    from nano_coder.policies.local import LocalPolicy
+    from nano_coder.weights import Dtype, LoadedModel
 
 SHIPPED = Path(__file__).parent / "shipped"
 """the policy that comes with the package"""
@@ -41,9 +45,70 @@ def open_policy(
     name = model or default_model()
     if name.startswith(_ENDPOINT):
         return _open_endpoint(name, base_url, api_key, profile)
-    from nano_coder.weights import load_local
+    opened = open_weights(name, dtype="bfloat16" if dtype == "bfloat16" else "float32", profile=profile)
+    policy = local_policy(opened.loaded, opened.profile, version=opened.version)
+    return OpenedPolicy(policy=policy, profile=opened.profile, name=name)
 
-    return load_local(name, dtype=dtype, profile=profile)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedWeights:
+    """A local model, the profile it speaks, and its manifest if it is a checkpoint of ours."""
+
+    loaded: LoadedModel
+    profile: InterfaceProfile
+    manifest: Manifest | None
+
+    @property
+    def version(self) -> int:
+        return self.manifest.policy_version if self.manifest else 0
+
+
+def open_weights(
+    name: str, *, dtype: Dtype = "float32", profile: str | None = None, merge: bool = True
+) -> OpenedWeights:
+    """Load a local model by name. `merge` folds an adapter into its base: faster to run, not trainable.
+
+    Raises UsageError for an unknown name, CheckpointError for a checkpoint that is damaged or that was
+    trained under a profile which has changed since.
+    """
+    found = _locate(name)
+    manifest = read_checkpoint(Path(found)) if (Path(found) / MANIFEST).is_file() else None
+    if manifest is None and (Path(found).is_dir() and not any(Path(found).glob("*.json"))):
+        raise CheckpointError(
+            f"{found} is no checkpoint: it holds no {MANIFEST}; nano-coder models lists some"
+        )
+    chosen = find_profile(profile or (manifest.profile if manifest else COMPACT_1.name))
+    if manifest is not None and profile is None and manifest.profile_hash != chosen.hash:
+        raise CheckpointError(
+            f"checkpoint {name} was trained under another {manifest.profile} than this nano has; "
+            "run it with the nano that trained it, or name a profile"
+        )
+    from nano_coder.weights import load_policy
+
+    return OpenedWeights(
+        loaded=load_policy(found, dtype=dtype, merge=merge), profile=chosen, manifest=manifest
+    )
+
+
+def local_policy(loaded: LoadedModel, profile: InterfaceProfile, *, version: int = 0) -> LocalPolicy:
+    """A policy over weights in this process. The module stays live: what is trained is what samples."""
+    from nano_coder.chat_template import ChatTemplate
+    from nano_coder.engine import Engine
+    from nano_coder.policies.local import LocalPolicy
+
+    engine = Engine(
+        loaded.model, eos_ids=loaded.eos_ids, pad_id=loaded.pad_id, context_limit=loaded.context_limit
+    )
+    template = ChatTemplate(profile.chat_template or loaded.chat_template, loaded.tokenizer)
+    return LocalPolicy(engine, template, id=loaded.id, version=version)
+
+
+def _locate(name: str) -> str:
+    """A checkpoint's name as its folder; anything else as it is."""
+    if name == "shipped":
+        return str(SHIPPED)
+    here = checkpoints_dir() / name
+    return str(here) if (here / MANIFEST).is_file() else name
 
 
 def default_model() -> str:
@@ -75,6 +140,3 @@ def _open_endpoint(name: str, base_url: str | None, api_key: str | None, profile
         raise ConfigError(f"{name} needs --base-url, for example --base-url http://localhost:8000/v1")
     policy = EndpointPolicy(name.removeprefix(_ENDPOINT), base_url, api_key)
     return OpenedPolicy(policy=policy, profile=find_profile(profile) if profile else HERMES_1, name=name)
-
-
-__all__ = ["COMPACT_1", "SHIPPED", "OpenedPolicy", "default_model", "known_models", "open_policy"]

@@ -5,18 +5,10 @@ Never edit one: checkpoints were trained with it, and a test holds its hash. Add
 
 from __future__ import annotations
 
+from nano_coder.chat_template import CHATML
+from nano_coder.tools import TOOLS
 from nano_shared.errors import UsageError
 from nano_shared.profile import InterfaceProfile, ObservationFormat
-
-from nano_coder.tools import TOOLS
-
-# Message by message, so that a conversation's tokens only ever grow.
-CHATML = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 
 _TASK = (
     "{{ prompt }}{% if files %}\nFiles: {{ files | join(' ') }}{% endif %}"

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from nano_coder.dialects import DIALECTS
 from nano_shared.errors import UsageError
 from nano_shared.profile import InterfaceProfile
 from nano_shared.types import Message, Role, Task, ToolSpec
-
-from nano_coder.dialects import DIALECTS
 
 _MAX_FILES = 30
 _environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)

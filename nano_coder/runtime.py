@@ -12,22 +12,49 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from nano_coder import __version__
+from nano_coder.agent import Agent, observation_messages
+from nano_coder.chat_template import CHATML, ChatTemplate
+from nano_coder.dialects import DIALECTS
+from nano_coder.grading import grade_trajectory
+from nano_coder.models import OpenedWeights, local_policy, open_policy, open_weights
+from nano_coder.policies.scripted import ScriptedPolicy
+from nano_coder.profiles import COMPACT_1, PROFILES, find_profile
+from nano_coder.prompt import first_messages, offered_tools
+from nano_coder.sandbox import Jail, Sandbox, open_sandbox
+from nano_coder.tools import ToolContext
+from nano_coder.verify import verify
+from nano_coder.workspace import Workspace
 from nano_shared import snapshot
 from nano_shared.conversation import Conversation
 from nano_shared.errors import ContextFull, PolicyError, SandboxError, UsageError
 from nano_shared.policy import Policy
 from nano_shared.profile import InterfaceProfile
 from nano_shared.store import LogStore, new_run_id
-from nano_shared.types import Sampling, StopReason, Task, Trajectory, Turn, Verdict
+from nano_shared.types import Sampling, StopReason, Task, Trajectory, Turn
 
-from nano_coder import __version__
-from nano_coder.agent import Agent
-from nano_coder.grading import grade_trajectory
-from nano_coder.profiles import COMPACT_1
-from nano_coder.prompt import first_messages, offered_tools
-from nano_coder.sandbox import Jail, Sandbox
-from nano_coder.tools import ToolContext
-from nano_coder.workspace import Workspace
+__all__ = [
+    "CHATML",
+    "COMPACT_1",
+    "DIALECTS",
+    "PROFILES",
+    "ChatTemplate",
+    "OpenedWeights",
+    "Runtime",
+    "ScriptedPolicy",
+    "find_profile",
+    "first_messages",
+    "grade_run",
+    "local_policy",
+    "observation_messages",
+    "offered_tools",
+    "open_policy",
+    "open_sandbox",
+    "open_weights",
+    "resume_run",
+    "run_task",
+    "verify",
+]
 
 OnTurn = Callable[[Turn], None]
 
@@ -102,15 +129,11 @@ def resume_run(run_id: str, runtime: Runtime, *, on_turn: OnTurn | None = None) 
 
 def grade_run(trajectory: Trajectory, runtime: Runtime) -> Trajectory:
     """Grade a finished run in a fresh jail and log the verdict. Without any check there is no verdict."""
-    verdict = grade(trajectory, runtime.sandbox, runtime.store)
+    verdict = grade_trajectory(trajectory, runtime.sandbox, runtime.store.blobs)
     if verdict is None:
         return trajectory
     runtime.store.add_verdict(trajectory.id, verdict)
     return trajectory.model_copy(update={"verdict": verdict})
-
-
-def grade(trajectory: Trajectory, sandbox: Sandbox, store: LogStore) -> Verdict | None:
-    return grade_trajectory(trajectory, sandbox, store.blobs)
 
 
 def _new_trajectory(task: Task, runtime: Runtime, seed: int | None, parent: str | None) -> Trajectory:
@@ -188,6 +211,7 @@ def _drive(agent: Agent, trajectory: Trajectory, runtime: Runtime, on_turn: OnTu
         while agent.stop is None:
             turn = agent.step()
             runtime.store.append_turn(trajectory.id, turn)
+            trajectory = trajectory.model_copy(update={"turns": (*trajectory.turns, turn)})
             if on_turn:
                 on_turn(turn)
     except ContextFull as problem:
@@ -198,26 +222,18 @@ def _drive(agent: Agent, trajectory: Trajectory, runtime: Runtime, on_turn: OnTu
         agent.stop, detail = StopReason.SANDBOX_ERROR, str(problem)
     except KeyboardInterrupt:
         agent.stop = StopReason.INTERRUPTED
-    # a turn in flight may have been appended by the agent but not logged: the log is the truth
-    logged = runtime.store.get(trajectory.id).turns if detail or _interrupted(agent) else tuple(agent.turns)
-    trajectory = trajectory.model_copy(update={"turns": logged, "answer": agent.answer})
-    assert agent.stop is not None
-    return _finish(trajectory, runtime, agent.stop, detail, diff=agent.workspace.diff())
+    trajectory = trajectory.model_copy(update={"answer": agent.answer, "diff": agent.workspace.diff()})
+    return _finish(trajectory, runtime, agent.stop, detail)
 
 
-def _interrupted(agent: Agent) -> bool:
-    return agent.stop is StopReason.INTERRUPTED
-
-
-def _finish(
-    trajectory: Trajectory, runtime: Runtime, stop: StopReason, detail: str | None, diff: str = ""
-) -> Trajectory:
-    end = {
-        "stop": stop,
-        "stop_detail": detail,
-        "answer": trajectory.answer,
-        "diff": diff,
-        "ended": time.time(),
-    }
-    runtime.store.finish(trajectory.id, **end)
-    return trajectory.model_copy(update=end)
+def _finish(trajectory: Trajectory, runtime: Runtime, stop: StopReason, detail: str | None) -> Trajectory:
+    ended = time.time()
+    runtime.store.finish(
+        trajectory.id,
+        stop=stop,
+        stop_detail=detail,
+        answer=trajectory.answer,
+        diff=trajectory.diff,
+        ended=ended,
+    )
+    return trajectory.model_copy(update={"stop": stop, "stop_detail": detail, "ended": ended})

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nano_shared.types import Trajectory, Trust
-
 from nano_coder.dialects import DIALECTS
 from nano_coder.profiles import PROFILES
 from nano_coder.prompt import offered_tools
+from nano_shared.types import Trajectory, Trust
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from filelock import FileLock
-from nano_shared import UsageError
-from nano_shared.home import nano_home
 
 from nano_coder.chat_template import CHATML
+from nano_shared import UsageError
+from nano_shared.home import nano_home
 
 if TYPE_CHECKING:
     import torch

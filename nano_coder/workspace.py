@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from nano_coder.sandbox import Jail
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
-
-from nano_coder.sandbox import Jail
 
 
 class Workspace:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from nano_shared import ConfigError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from nano_rl.advantage import Baseline, Std
+from nano_shared import ConfigError
 
 KL = Literal["k1", "k2", "k3"]
 Schedule = Literal["constant", "linear", "cosine"]

@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nano_shared.types import Task, Trajectory
-
 from nano_rl.statistics import paired_bootstrap, wilson
+from nano_shared.types import Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

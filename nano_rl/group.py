@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nano_shared import Trajectory
-
 from nano_rl.advantage import is_dead
+from nano_shared import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

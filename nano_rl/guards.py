@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from nano_shared import NanoError
-
 from nano_rl.config import GuardConfig
+from nano_shared import NanoError
 
 Metrics = Mapping[str, float]
 

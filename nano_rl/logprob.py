@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from nano_shared import ConfigError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nano_rl.batch import Batch
+from nano_shared import ConfigError
 
 CHUNK_TOKENS = 512
 

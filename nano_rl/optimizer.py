@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable
 
 import torch
-from nano_shared import ConfigError
 from torch import nn
 
 from nano_rl.config import OptimizerConfig, Schedule
+from nano_shared import ConfigError
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:

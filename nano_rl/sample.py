@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nano_shared import Sampling, Trajectory, Turn, TurnTokens
-
 from nano_rl.advantage import Baseline, Std, group_advantages
 from nano_rl.group import Group
+from nano_shared import Sampling, Trajectory, Turn, TurnTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from nano_shared.errors import UsageError
-from nano_shared.store import LogStore
 
 from nano_coder.commands.run import apply_to
 from nano_coder.config import load_config
+from nano_shared.errors import UsageError
+from nano_shared.store import LogStore
 
 
 @click.command("apply")

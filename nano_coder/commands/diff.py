@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import click
-from nano_shared.store import LogStore
 
 from nano_coder.commands.display import printable
+from nano_shared.store import LogStore
 
 
 @click.command("diff")

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from nano_shared.types import Observation, StopReason, Trajectory, Trust, Turn
 from rich.console import Console
 from rich.markup import escape
 from rich.syntax import Syntax
+
+from nano_shared.types import Observation, StopReason, Trajectory, Trust, Turn
 
 
 class Display:

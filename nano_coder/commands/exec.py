@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import click
-from nano_shared.errors import SandboxError, UsageError
-from nano_shared.types import Limits
 
 from nano_coder.sandbox import open_sandbox
+from nano_shared.errors import SandboxError, UsageError
+from nano_shared.types import Limits
 
 _TIMED_OUT, _OURS = 124, 125
 

@@ -6,12 +6,12 @@ import json
 import time
 
 import click
-from nano_shared.store import LogStore
 from rich.console import Console
 from rich.table import Table
 
 from nano_coder.commands.display import Display, printable
 from nano_coder.verify import verify
+from nano_shared.store import LogStore
 
 _LOG = click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")

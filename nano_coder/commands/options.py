@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from nano_shared.store import LogStore
-from nano_shared.types import Sampling
 
 from nano_coder.config import AgentConfig
 from nano_coder.models import open_policy
 from nano_coder.runtime import Runtime
 from nano_coder.sandbox import open_sandbox
+from nano_shared.store import LogStore
+from nano_shared.types import Sampling
 
 _OPTIONS = (
     click.option("--model", help="Checkpoint name, folder, hub id, or openai:NAME with --base-url."),

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from nano_shared.store import LogStore
 
 from nano_coder.commands.display import Display, exit_code, summary
 from nano_coder.commands.options import execution_options, open_runtime
 from nano_coder.config import load_config
 from nano_coder.runtime import grade_run, resume_run
+from nano_shared.store import LogStore
 
 
 @click.command("resume")

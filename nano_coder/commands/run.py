@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import click
-from nano_shared import snapshot
-from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
-from nano_shared.store import LogStore
-from nano_shared.types import Limits, Task, Trajectory
 
 from nano_coder.commands.display import Display, exit_code, summary
 from nano_coder.commands.options import execution_options, open_runtime
 from nano_coder.config import load_config
 from nano_coder.runtime import grade_run, run_task
+from nano_shared import snapshot
+from nano_shared.errors import UsageError
+from nano_shared.hashing import content_hash
+from nano_shared.store import LogStore
+from nano_shared.types import Limits, Task, Trajectory
 
 
 @click.command("run")

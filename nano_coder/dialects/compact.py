@@ -15,9 +15,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from nano_shared.types import ToolCall, ToolSpec
-
 from nano_coder.dialects.dialect import Parsed, find_tool
+from nano_shared.types import ToolCall, ToolSpec
 
 _HEADER = re.compile(r"^@([A-Za-z_][A-Za-z0-9_.-]*)(?: (.*))?$", re.MULTILINE)
 _KEY = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)=")

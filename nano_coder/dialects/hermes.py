@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from nano_shared.types import ToolCall, ToolSpec
-
 from nano_coder.dialects.dialect import Parsed
+from nano_shared.types import ToolCall, ToolSpec
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _EXAMPLE = f'write {_OPEN}{{"name": "...", "arguments": {{...}}}}{_CLOSE}'

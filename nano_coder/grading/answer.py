@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
+from nano_coder.grading.compare import same_value
 from nano_shared.hashing import content_hash
 from nano_shared.types import HiddenChecks, Trust, Verdict
-
-from nano_coder.grading.compare import same_value
 
 
 def grade_answer(checks: HiddenChecks, answer: str | None, *, grader: str) -> Verdict:

@@ -8,12 +8,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from nano_coder.grading.compare import same_value
+from nano_coder.sandbox import ExecResult, Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.hashing import content_hash
 from nano_shared.types import HiddenChecks, Tampering, Task, Trust, Verdict
-
-from nano_coder.grading.compare import same_value
-from nano_coder.sandbox import ExecResult, Sandbox
 
 _CHILD = (Path(__file__).parent / "child.py").read_text(encoding="utf-8")
 _CASE_SECONDS = 5.0

@@ -4,6 +4,8 @@ The reporting process never imports the solution. Each case has a process of its
 calls it once and writes the value to a pipe; whatever else it prints, breaks or forks stays in that process.
 """
 
+from __future__ import annotations
+
 import ctypes
 import importlib.util
 import json
@@ -12,11 +14,12 @@ import select
 import signal
 import sys
 import time
+from typing import Any
 
 _MOST = 1 << 20
 
 
-def _plain(value, depth=0):
+def _plain(value: Any, depth: int = 0) -> Any:
     """Lists, dictionaries with text keys and scalars, of exactly those types; tuples become lists."""
     kind = type(value)
     if depth > 50:
@@ -30,11 +33,11 @@ def _plain(value, depth=0):
     raise TypeError(f"returned a {kind.__name__}, which is not a plain value")
 
 
-def _solve(request, case, pipe):
+def _solve(request: Any, case: Any, pipe: int) -> None:
     sys.path.insert(0, "/work")
     sys.dont_write_bytecode = True
     try:
-        spec = importlib.util.spec_from_file_location(request["module"], request["path"])
+        spec: Any = importlib.util.spec_from_file_location(request["module"], request["path"])
         module = importlib.util.module_from_spec(spec)
         sys.modules[request["module"]] = module
         spec.loader.exec_module(module)
@@ -48,7 +51,7 @@ def _solve(request, case, pipe):
     os._exit(0)
 
 
-def _run(request, case, report):
+def _run(request: Any, case: Any, report: int) -> dict[str, Any]:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -83,7 +86,7 @@ def _run(request, case, report):
         return {"status": "died"}
 
 
-def main():
+def main() -> None:
     request = json.loads(sys.stdin.buffer.read())
     report = os.dup(1)  # the solution's processes never hold it
     quiet = os.open("/dev/null", os.O_RDWR)
@@ -100,4 +103,5 @@ def main():
         data = data[os.write(report, data) :]
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -12,13 +12,12 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
+from nano_coder.sandbox import ExecResult, Sandbox
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.hashing import content_hash
 from nano_shared.snapshot import Entry, Snapshot
 from nano_shared.types import Tampering, Task, Trust, Verdict
-
-from nano_coder.sandbox import ExecResult, Sandbox
 
 PROTECTED = (
     "test_*.py", "*_test.py", "conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml",

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from nano_coder.grading.answer import grade_answer
+from nano_coder.grading.cases import grade_cases
+from nano_coder.grading.command import grade_command
+from nano_coder.sandbox import Sandbox
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import SandboxError
 from nano_shared.hashing import content_hash
 from nano_shared.types import StopReason, Trajectory, Trust, Verdict
-
-from nano_coder.grading.answer import grade_answer
-from nano_coder.grading.cases import grade_cases
-from nano_coder.grading.command import grade_command
-from nano_coder.sandbox import Sandbox
 
 GRADER = "nano-1"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import tenacity
+
 from nano_shared import Completion, Conversation, Finish, Message, PolicyError, Role, Sampling, content_hash
 
 _RETRIED_STATUS = frozenset({408, 429, 500, 502, 503, 504})

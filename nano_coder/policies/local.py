@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from nano_shared import Completion, ContextFull, Conversation, Finish, PolicyError, Sampling, TurnTokens
-
 from nano_coder.chat_template import ChatTemplate
 from nano_coder.lockstep import Lockstep, Seat
+from nano_shared import Completion, ContextFull, Conversation, Finish, PolicyError, Sampling, TurnTokens
 
 if TYPE_CHECKING:
     from nano_coder.engine import Engine, Request, Sampled

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from nano_shared.errors import SandboxError, UsageError
-from nano_shared.types import Limits
-
 from nano_coder.sandbox.none import NoSandbox
 from nano_coder.sandbox.ns import NsSandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_coder.sandbox.remedy import cannot_isolate
+from nano_shared.errors import SandboxError, UsageError
+from nano_shared.types import Limits
 
 _proved: set[str] = set()
 _lock = threading.Lock()

@@ -18,14 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 
-from nano_shared.errors import SandboxError
-from nano_shared.types import Limits
-
 from nano_coder.sandbox.launcher import files
 from nano_coder.sandbox.output import FLOOD_BYTES, Drain, Output
 from nano_coder.sandbox.protocol import ExecResult
 from nano_coder.sandbox.request import check_limits, check_run, minimal_environment
 from nano_coder.sandbox.workspace import pack_workspace
+from nano_shared.errors import SandboxError
+from nano_shared.types import Limits
 
 PERMISSION = "NANO_ALLOW_NO_SANDBOX"
 

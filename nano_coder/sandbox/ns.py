@@ -19,9 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nano_shared.errors import SandboxError, UsageError
-from nano_shared.types import Limits
-
 from nano_coder.sandbox.interpreter import find_interpreter
 from nano_coder.sandbox.launcher import seccomp
 from nano_coder.sandbox.layout import plan_root, unused_uid
@@ -30,6 +27,8 @@ from nano_coder.sandbox.process import Launcher
 from nano_coder.sandbox.protocol import ExecResult
 from nano_coder.sandbox.request import check_limits, check_run, minimal_environment
 from nano_coder.sandbox.workspace import pack_workspace
+from nano_shared.errors import SandboxError, UsageError
+from nano_shared.types import Limits
 
 WORK_MB = 512
 """room of a workspace, beside twice what it started with"""

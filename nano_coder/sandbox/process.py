@@ -11,11 +11,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from nano_shared.errors import SandboxError
-
 from nano_coder.sandbox.launcher import message
 from nano_coder.sandbox.output import Drain, Output
 from nano_coder.sandbox.remedy import cannot_isolate
+from nano_shared.errors import SandboxError
 
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from launcher.zygote import main; main()"
 _PATIENCE_S = 30.0

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from nano_shared.errors import UsageError
-
 from nano_coder.sandbox.launcher import files
+from nano_shared.errors import UsageError
 
 EXCLUDED = frozenset(
     {".git", ".hg", ".svn", ".venv", "__pycache__", "node_modules", ".tox", ".pytest_cache", ".mypy_cache",

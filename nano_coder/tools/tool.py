@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from nano_shared.types import Limits, ToolSpec
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from nano_coder.sandbox import ExecResult, Jail
+from nano_shared.types import Limits, ToolSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from nano_shared.types import Case
-
 from nano_rl.tasks.mutate import Mutant, mutants
 from nano_rl.tasks.program import Program, compiled
+from nano_shared.types import Case
 
 _FIRST, _MOST = 8, 24
 KILL_RATE = 0.9

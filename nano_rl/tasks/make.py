@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from random import Random
 
-from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
-from nano_shared.types import Split, Task
 from pydantic import ValidationError
 
 from nano_rl.tasks.views import LEVELS, VIEWS
+from nano_shared.errors import UsageError
+from nano_shared.hashing import content_hash
+from nano_shared.types import Split, Task
 
 SUITES = ("functions",)
 

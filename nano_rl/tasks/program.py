@@ -84,7 +84,23 @@ def normalised(source: str) -> str:
 
 # ------------------------------------------------------------------------------------------- inputs
 
-_WORDS = "apple river stone cloud green tiger paper light music ocean bread chair plant sugar train".split()
+_WORDS = [
+    "apple",
+    "river",
+    "stone",
+    "cloud",
+    "green",
+    "tiger",
+    "paper",
+    "light",
+    "music",
+    "ocean",
+    "bread",
+    "chair",
+    "plant",
+    "sugar",
+    "train",
+]
 
 
 def _sample_int(random: Random, scale: int) -> int:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
-from nano_shared.hashing import content_hash
-from nano_shared.types import Case, HiddenChecks, Limits, Provenance, Split, Task, ToolCall
-
 from nano_rl.tasks.cases import hidden_cases, passes, visible_cases
 from nano_rl.tasks.mutate import Mutant, mutants
 from nano_rl.tasks.program import VERSION, Program, make_program
+from nano_shared.hashing import content_hash
+from nano_shared.types import Case, HiddenChecks, Limits, Provenance, Split, Task, ToolCall
 
 _TEST_SHARE = 5  # one family in five is held out
 _LIMITS = Limits(max_turns=8, max_tokens=768, max_seconds=120, tool_seconds=15, memory_mb=512)

@@ -16,10 +16,17 @@ class Policy(Protocol):
     them, `context_limit` is the longest row in tokens, and `template_hash` identifies the chat template.
     """
 
-    id: str
-    version: int
-    context_limit: int
-    template_hash: str
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def context_limit(self) -> int: ...
+
+    @property
+    def template_hash(self) -> str: ...
 
     def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
         """Answer the conversation. Renders only `conversation.new_messages`; does not modify it.

@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from nano_shared import Conversation, Finish, Message, Policy, PolicyError, Role, Sampling
 
 from nano_coder.policies.endpoint import EndpointPolicy
+from nano_shared import Conversation, Finish, Message, Policy, PolicyError, Role, Sampling
 
 
 def chat(text: str | None, finish: str = "stop") -> str:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from nano_shared import ContextFull, Finish, Sampling
 
 from nano_coder.engine import Engine, Request
 from nano_coder.weights import load_policy
+from nano_shared import ContextFull, Finish, Sampling
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

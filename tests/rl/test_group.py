@@ -6,9 +6,9 @@ import math
 
 import pytest
 from builders import trajectory, turn
-from nano_shared import StopReason
 
 from nano_rl.group import Group, form_groups, group_metrics
+from nano_shared import StopReason
 
 
 def test_groups_form_by_task_key_in_order_of_appearance() -> None:

@@ -8,9 +8,9 @@ import pytest
 from builders import trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
-from nano_shared import Sampling, Trajectory
 
 from nano_rl.sample import TrainSample, to_samples
+from nano_shared import Sampling, Trajectory
 
 
 @st.composite

@@ -1,6 +1,7 @@
 """What Alembic runs: the migrations, on the connection and in the transaction that database.py opened."""
 
 from alembic import context
+
 from nano_shared.schema import VERSION_TABLE, metadata
 
 context.configure(
