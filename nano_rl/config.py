@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -69,30 +68,27 @@ class GuardConfig(Config):
 
 
 class TrainConfig(Config):
-    """One run of the trainer."""
+    """One training with policy gradients."""
 
-    model: str
-    """checkpoint name, folder or hub id"""
-    tasks: str
-    """task set by name or file"""
-    output: Path
-    """folder of checkpoints and metrics"""
-    steps: int = Field(100, ge=1)
+    steps: int = Field(40, ge=1)
     prompts_per_step: int = Field(8, ge=1)
-    group_size: int = Field(8, ge=1)
-    """rollouts of each task"""
+    group_size: int = Field(8, ge=0)
+    """fresh rollouts of each task; 0 trains on logs alone"""
     temperature: float = Field(1.0, gt=0)
     """of the sampler, and of the trainer's softmax; top-p and top-k are off in training"""
-    max_tokens: int = Field(8192, ge=1)
+    max_tokens: int = Field(16384, ge=1)
     """positions of one micro-batch, padding included"""
     lora_rank: int = Field(0, ge=0)
     """0 trains all weights"""
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = Field(0, ge=0)
     save_every: int = Field(10, ge=1)
-    """steps between checkpoints"""
+    """steps between saved states"""
+    shuffle_rewards: bool = False
+    """negative control: rewards are permuted over the step, so nothing can be learned"""
     objective: ObjectiveConfig = ObjectiveConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4)
+    guards: GuardConfig = GuardConfig()
 
     @field_validator("group_size")
     @classmethod
@@ -110,9 +106,24 @@ class TrainConfig(Config):
             raise ValueError(
                 "bfloat16 weights lose updates this small; train an adapter (lora_rank > 0) or use float32"
             )
-        if self.optimizer.warmup_steps >= self.steps:
-            raise ValueError(f"warmup_steps={self.optimizer.warmup_steps} must be below steps={self.steps}")
         return self
+
+
+class SftConfig(Config):
+    """One training by imitation."""
+
+    epochs: float = Field(1.0, gt=0)
+    batch: int = Field(16, ge=1)
+    """trajectories of one optimizer step"""
+    max_tokens: int = Field(4096, ge=1)
+    """positions of one micro-batch, padding included"""
+    lora_rank: int = Field(16, ge=0)
+    """0 trains all weights"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """of the frozen weights under an adapter; trained weights are float32"""
+    seed: int = Field(0, ge=0)
+    save_every: int = Field(10, ge=1)
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3, schedule="linear", warmup_steps=10)
 
 
 C = TypeVar("C", bound=Config)

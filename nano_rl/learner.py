@@ -1,87 +1,70 @@
-"""The learner: one model, its optimizer, and the update that every objective shares."""
+"""The learner: one live model, its optimizer, and the update that every objective shares."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from nano_rl.batch import Batch
-from nano_rl.errors import GuardTripped
-from nano_rl.optimizer import clip_gradients, learning_rate_at, make_optimizer
+from nano_rl.config import OptimizerConfig
+from nano_rl.loss import mean_metrics
+from nano_rl.optimizer import clip_gradients, lr_at, make_optimizer, set_lr
 
-Objective = Callable[[torch.nn.Module, Batch], tuple[torch.Tensor, dict[str, float]]]
-"""model and micro-batch -> its share of the loss (a sum over the global denominator), its metrics"""
+Objective = Callable[[nn.Module, Batch], tuple[Tensor, dict[str, float]]]
+"""model and micro-batch -> its share of the loss, and metrics that add up over micro-batches"""
+Guard = Callable[[dict[str, float]], None]
+"""judges the metrics of an update before it is applied; raises GuardTripped"""
 
 LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 class Learner:
-    """Holds the live module. The trainable weights are float32; with LoRA the frozen base may be bfloat16."""
+    """Trains a module in place: the very one that samples. Trainable weights are float32."""
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        *,
-        learning_rate: float,
-        warmup: int,
-        total_steps: int,
-        weight_decay: float = 0.0,
-        grad_clip: float = 1.0,
-        autocast: bool = False,
-    ) -> None:
+    def __init__(self, model: nn.Module, config: OptimizerConfig, *, steps: int) -> None:
+        """`steps` is the length of the learning-rate schedule."""
         self.model = model
         self.step = 0
-        self._schedule = (learning_rate, warmup, total_steps)
-        self._grad_clip = grad_clip
-        self._autocast = autocast
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._optimizer = make_optimizer(self._parameters, weight_decay=weight_decay)
+        self._config = config
+        self._steps = steps
+        self._optimizer = make_optimizer(model, config)
+        self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
 
-    def update(self, batches: Sequence[Batch], objective: Objective) -> dict[str, float]:
-        """One optimizer step over all micro-batches. Metrics are summed: each is a share of the global value.
-
-        Raises GuardTripped where loss or gradient is not finite, before the weights are touched.
-        """
-        self.model.eval()  # no dropout: the old log-probs and these must come from the same function
-        totals: dict[str, float] = {}
+    def update(self, batches: Sequence[Batch], objective: Objective, guard: Guard) -> dict[str, float]:
+        """One optimizer step over all micro-batches; its metrics. A guard that trips leaves the weights alone."""
+        parts = []
         for batch in batches:
-            with self._arithmetic():
-                loss, metrics = objective(self.model, batch)
-            if loss.requires_grad:
-                loss.backward()
-            for key, value in {"loss": float(loss.detach()), **metrics}.items():
-                totals[key] = (
-                    max(totals.get(key, value), value)
-                    if key.endswith("_max")
-                    else totals.get(key, 0.0) + value
-                )
-        norm = clip_gradients(self._parameters, self._grad_clip)
-        if not (math.isfinite(norm) and math.isfinite(totals.get("loss", 0.0))):
-            raise GuardTripped(
-                f"loss {totals.get('loss')} or gradient norm {norm} is not finite at step {self.step}; "
-                "lower --learning-rate, or train in float32"
-            )
-        rate = learning_rate_at(self.step, *self._schedule)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+            loss, metrics = objective(self.model, batch)
+            loss.backward()
+            parts.append(metrics)
+        rate = lr_at(
+            self.step,
+            peak=self._config.learning_rate,
+            schedule=self._config.schedule,
+            warmup_steps=self._config.warmup_steps,
+            steps=self._steps,
+        )
+        norm = clip_gradients(self._trained.values(), self._config.grad_clip)
+        values = {**mean_metrics(parts), "grad_norm": norm, "learning_rate": rate, "step": float(self.step)}
+        try:
+            guard(values)
+            set_lr(self._optimizer, rate)
+            self._optimizer.step()
+        finally:
+            self._optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        return {**totals, "grad_norm": norm, "learning_rate": rate}
+        return values
 
     def save(self, path: Path, extra: dict[str, Any]) -> None:
-        """Everything that resuming needs: trainable weights, optimizer, step, and the caller's own state."""
-        trainable = {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
+        """Everything that resuming needs, in one file that is replaced whole."""
         state = {
             "step": self.step,
-            "weights": trainable,
+            "weights": {name: p.detach() for name, p in self._trained.items()},
             "optimizer": self._optimizer.state_dict(),
-            "torch_rng": torch.get_rng_state(),
             "extra": extra,
         }
         temporary = path.with_suffix(".partial")
@@ -91,27 +74,35 @@ class Learner:
     def load(self, path: Path) -> dict[str, Any]:
         """Go on from `save`; returns the caller's own state."""
         state = torch.load(path, weights_only=True)
-        parameters = dict(self.model.named_parameters())
         with torch.no_grad():
             for name, value in state["weights"].items():
-                parameters[name].copy_(value)
+                self._trained[name].copy_(value)
         self._optimizer.load_state_dict(state["optimizer"])
-        torch.set_rng_state(state["torch_rng"])
         self.step = state["step"]
         extra: dict[str, Any] = state["extra"]
         return extra
 
-    def _arithmetic(self) -> AbstractContextManager[Any]:
-        return torch.autocast("cpu", torch.bfloat16) if self._autocast else nullcontext()
 
-
-def add_lora(model: torch.nn.Module, rank: int, *, seed: int) -> torch.nn.Module:
-    """The model under a fresh LoRA adapter of that rank on every linear layer (alpha twice the rank)."""
+def prepare(model: nn.Module, *, lora_rank: int, seed: int) -> nn.Module:
+    """Make a loaded model trainable: all weights, the adapter it has, or a fresh adapter of that rank."""
+    if hasattr(model, "peft_config"):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("lora_" in name)
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+        return model
+    if lora_rank == 0:
+        return model.requires_grad_(True)
     from peft import LoraConfig, get_peft_model
 
-    torch.manual_seed(seed)
-    config = LoraConfig(
-        r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=LORA_TARGETS, task_type="CAUSAL_LM"
-    )
-    adapted: torch.nn.Module = get_peft_model(model, config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = LoraConfig(
+            r=lora_rank,
+            lora_alpha=2 * lora_rank,
+            lora_dropout=0.0,
+            target_modules=LORA_TARGETS,
+            task_type="CAUSAL_LM",
+        )
+        adapted: nn.Module = get_peft_model(model, config)  # type: ignore[arg-type]
     return adapted

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
-import torch
+from torch import Tensor, nn
 
 from nano_rl.batch import Batch, make_batches
-from nano_rl.config import SftConfig
+from nano_rl.config import GuardConfig, SftConfig
+from nano_rl.guards import check_step
 from nano_rl.learner import Learner
 from nano_rl.logprob import token_logprobs
 from nano_rl.loss import sft_loss
@@ -19,43 +20,37 @@ from nano_rl.metrics import MetricsWriter
 from nano_rl.sample import TrainSample
 
 OnStep = Callable[[int, int, dict[str, float]], None]
+"""steps done, steps in all, metrics of the last one"""
 STATE = "state.pt"
+METRICS = "metrics.jsonl"
 
 
 def train_sft(
-    model: torch.nn.Module, samples: Sequence[TrainSample], config: SftConfig, folder: Path, on_step: OnStep
+    model: nn.Module, samples: Sequence[TrainSample], config: SftConfig, folder: Path, on_step: OnStep
 ) -> int:
-    """Train in place, saving the state under `folder`; goes on from a state that lies there. Returns the steps."""
+    """Train in place, going on from a state that lies under `folder`. Returns the steps done in all."""
     total = math.ceil(len(samples) * config.epochs / config.batch)
-    learner = Learner(
-        model,
-        learning_rate=config.learning_rate,
-        warmup=config.warmup,
-        total_steps=total,
-        weight_decay=config.weight_decay,
-        grad_clip=config.grad_clip,
-        autocast=config.dtype == "bfloat16",
-    )
+    learner = Learner(model, config.optimizer, steps=total)
     state = folder / STATE
     if state.exists():
         learner.load(state)
-    metrics = MetricsWriter(folder / "metrics.jsonl", from_step=learner.step)
-    while learner.step < total:
-        started = time.monotonic()
-        step = learner.step
-        chosen = [samples[i] for i in _indices(step, len(samples), config)]
-        values = learner.update(make_batches(chosen, max_tokens=config.max_tokens), _objective)
-        seconds = time.monotonic() - started
-        tokens = sum(len(sample.ids) for sample in chosen)
-        values |= {"seconds": seconds, "tokens_per_second": tokens / seconds}
-        metrics.write(step, values)
-        on_step(learner.step, total, values)
-        if learner.step % config.save_every == 0 or learner.step == total:
-            learner.save(state, {})
+    with MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
+        while learner.step < total:
+            started = time.monotonic()
+            chosen = [samples[i] for i in _indices(learner.step, len(samples), config)]
+            batches = make_batches(chosen, max_tokens=config.max_tokens)
+            values = learner.update(batches, _objective, lambda m: check_step(m, GuardConfig()))
+            seconds = time.monotonic() - started
+            tokens = sum(len(sample.ids) for sample in chosen)
+            values |= {"seconds": seconds, "tokens_per_second": tokens / seconds}
+            metrics.write(learner.step - 1, values)
+            on_step(learner.step, total, values)
+            if learner.step % config.save_every == 0 or learner.step == total:
+                learner.save(state, {})
     return learner.step
 
 
-def _objective(model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
+def _objective(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
     return sft_loss(token_logprobs(model, batch), batch)
 
 
@@ -64,7 +59,6 @@ def _indices(step: int, size: int, config: SftConfig) -> list[int]:
     wanted = range(step * config.batch, (step + 1) * config.batch)
     orders: dict[int, list[int]] = {}
     for epoch in {position // size for position in wanted}:
-        order = list(range(size))
-        Random(config.seed * 1_000_003 + epoch).shuffle(order)
-        orders[epoch] = order
+        orders[epoch] = list(range(size))
+        Random(f"{config.seed} {epoch}").shuffle(orders[epoch])
     return [orders[position // size][position % size] for position in wanted]
