@@ -37,6 +37,14 @@ class Batch:
     reference_logprobs_BT: Tensor | None = None
     """log-probs of the reference model, needed where beta > 0"""
 
+    def with_old(self, logprobs_BT: Tensor) -> Batch:
+        """The same batch with the trainer's log-probs at the start of the step."""
+        return replace(self, old_logprobs_BT=logprobs_BT.detach())
+
+    def with_reference(self, logprobs_BT: Tensor) -> Batch:
+        """The same batch with the reference model's log-probs."""
+        return replace(self, reference_logprobs_BT=logprobs_BT.detach())
+
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
         tensors = {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
