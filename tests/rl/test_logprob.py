@@ -175,7 +175,9 @@ def test_entropy_is_that_of_the_distribution_at_the_temperature() -> None:
     logits = model(input_ids=batch.ids_BT, attention_mask=batch.attention_BT).logits
     logits = logits / batch.temperature_B[:, None, None]
     expected = nn.functional.pad(torch.distributions.Categorical(logits=logits).entropy()[:, :-1], (1, 0))
-    entropy = score_tokens(model, batch).entropy_BT
+    scores = score_tokens(model, batch)
+    entropy = scores.entropy_BT
+    assert torch.equal(scores.logprobs_BT, token_logprobs(model, batch))
     torch.testing.assert_close(entropy, expected.detach() * batch.mask_BT, rtol=0, atol=1e-12)
     assert not entropy.requires_grad
 
