@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,9 +38,19 @@ class Batch:
     reference_logprobs_BT: Tensor | None = None
     """log-probs of the reference model, needed where beta > 0"""
 
+    def with_old(self, logprobs_BT: Tensor) -> Batch:
+        """The same batch with the trainer's log-probs at the start of the step."""
+        return replace(self, old_logprobs_BT=logprobs_BT.detach())
+
+    def with_reference(self, logprobs_BT: Tensor) -> Batch:
+        """The same batch with the reference model's log-probs."""
+        return replace(self, reference_logprobs_BT=logprobs_BT.detach())
+
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
-        tensors = {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        tensors: dict[str, Any] = {
+            f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)
+        }
         return replace(self, **{name: value.to(device) for name, value in tensors.items()})
 
 

@@ -7,9 +7,10 @@ exist. Left out: packed rows, and prefix trees.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,51 +39,66 @@ def token_logprobs(model: nn.Module, batch: Batch, *, chunk_tokens: int = CHUNK_
 
     Raises ConfigError for a model whose logits are not simply its head's output.
     """
-    return score_tokens(model, batch, chunk_tokens=chunk_tokens).logprobs_BT
+    return _run(model, batch, chunk_tokens, _logprobs)[0]
 
 
 def score_tokens(model: nn.Module, batch: Batch, *, chunk_tokens: int = CHUNK_TOKENS) -> TokenScores:
-    """As `token_logprobs`, with the entropies that the same logits give for free."""
+    """As `token_logprobs`, with entropies read off the same logits: about a third more time in the head."""
+    logprobs_BT, entropy_BT = _run(model, batch, chunk_tokens, _logprobs_and_entropy)
+    return TokenScores(logprobs_BT=logprobs_BT, entropy_BT=entropy_BT)
+
+
+def _run(
+    model: nn.Module, batch: Batch, chunk_tokens: int, score: Callable[..., tuple[Tensor, ...]]
+) -> list[Tensor]:
+    """[B, T] for each of the values that `score` gives for the N trained tokens."""
     causal = _causal_lm(model)
     with _dropout_off(model):
-        hidden_BTH = causal.model(
+        hidden_BTH: Tensor = causal.model(
             input_ids=batch.ids_BT, attention_mask=batch.attention_BT, use_cache=False
         ).last_hidden_state
         rows_N, positions_N = batch.mask_BT.nonzero(as_tuple=True)
         # the state before a token predicts it
-        hidden_NH = hidden_BTH[rows_N, positions_N - 1]
-        targets_N = batch.ids_BT[rows_N, positions_N]
+        inputs = (
+            hidden_BTH[rows_N, positions_N - 1],
+            batch.ids_BT[rows_N, positions_N],
+            batch.temperature_B[rows_N],
+        )
+        chunks = zip(*(torch.split(values_N, chunk_tokens) for values_N in inputs), strict=True)
         scores = [
-            checkpoint(_score, causal.lm_head, *chunk, use_reentrant=False, preserve_rng_state=False)
-            for chunk in zip(
-                hidden_NH.split(chunk_tokens),
-                targets_N.split(chunk_tokens),
-                batch.temperature_B[rows_N].split(chunk_tokens),
-                strict=True,
-            )
+            checkpoint(score, causal.lm_head, *chunk, use_reentrant=False, preserve_rng_state=False)
+            for chunk in chunks
         ]
-    logprobs_N, entropy_N = (torch.cat(parts) for parts in zip(*scores, strict=True))
-    return TokenScores(
-        logprobs_BT=_scatter(logprobs_N, batch.mask_BT), entropy_BT=_scatter(entropy_N, batch.mask_BT)
-    )
+    return [_scatter(torch.cat(parts), batch.mask_BT) for parts in zip(*scores, strict=True)]
 
 
-def _score(
+def _logprobs(
     head: nn.Module, hidden_NH: Tensor, targets_N: Tensor, temperature_N: Tensor
-) -> tuple[Tensor, Tensor]:
-    logits_NV = head(hidden_NH)
-    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-    logprobs_NV = (logits_NV / temperature_N.to(logits_NV.dtype)[:, None]).log_softmax(dim=-1)
+) -> tuple[Tensor, ...]:
+    logprobs_NV = _distribution(head, hidden_NH, temperature_N)
+    return (logprobs_NV.gather(1, targets_N[:, None]).squeeze(1),)
+
+
+def _logprobs_and_entropy(
+    head: nn.Module, hidden_NH: Tensor, targets_N: Tensor, temperature_N: Tensor
+) -> tuple[Tensor, ...]:
+    logprobs_NV = _distribution(head, hidden_NH, temperature_N)
     with torch.no_grad():
-        entropy_N = torch.special.entr(logprobs_NV.exp()).sum(dim=-1)
+        entropy_N = -torch.linalg.vecdot(logprobs_NV.exp(), logprobs_NV)
     return logprobs_NV.gather(1, targets_N[:, None]).squeeze(1), entropy_N
+
+
+def _distribution(head: nn.Module, hidden_NH: Tensor, temperature_N: Tensor) -> Tensor:
+    logits_NV: Tensor = head(hidden_NH)
+    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+    return (logits_NV / temperature_N.to(logits_NV.dtype)[:, None]).log_softmax(dim=-1)
 
 
 def _scatter(values_N: Tensor, mask_BT: Tensor) -> Tensor:
     return values_N.new_zeros(mask_BT.shape).masked_scatter(mask_BT, values_N)
 
 
-def _causal_lm(model: nn.Module) -> nn.Module:
+def _causal_lm(model: Any) -> Any:
     if hasattr(model, "get_base_model"):
         if model.active_peft_config.is_prompt_learning:
             raise ConfigError("a prompt-learning adapter cannot be trained here; use LoRA")

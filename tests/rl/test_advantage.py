@@ -51,10 +51,10 @@ def test_ac_02_seven_to_one_split_stays_bounded(odd: float, baseline: Baseline, 
 
 
 def test_ac_02_variation_is_decided_by_equality_not_by_a_rounded_deviation() -> None:
-    # the float mean of these three equal values is not the value, so a computed deviation is not zero
-    equal = [0.1 + 0.2] * 3
-    assert any(r - sum(equal) / 3 != 0 for r in [0.1] * 10) or is_dead(equal)
-    assert group_advantages(equal, std="sample") == [0.0] * 3
+    # the float mean of these equal values is not the value, so a computed advantage would not be zero
+    equal = [0.235] * 7
+    assert math.fsum(equal) / 7 != 0.235
+    assert group_advantages(equal, std="sample", eps=1e-30) == [0.0] * 7
     smallest = [1.0, math.nextafter(1.0, 2.0)]
     assert not is_dead(smallest)
     assert all(map(math.isfinite, group_advantages(smallest, std="sample")))

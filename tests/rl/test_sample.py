@@ -93,7 +93,7 @@ def test_versions_are_those_of_the_call() -> None:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(top_p=0.9), Sampling(top_k=20)])
-def test_truncated_sampling_is_refused_for_policy_gradients(sampling: Sampling) -> None:
+def test_ac_20_truncated_sampling_is_refused_for_policy_gradients(sampling: Sampling) -> None:
     run = trajectory(turn(2, 1, sampling=sampling))
     with pytest.raises(ValueError, match="cover another support"):
         to_samples(run, 1.0)

@@ -1,0 +1,140 @@
+"""Micro-batches: the budget, the padding, and the one denominator that makes every split equal."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from builders import tiny_llama, trajectory, turn
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nano_rl.batch import make_batches
+from nano_rl.config import ObjectiveConfig
+from nano_rl.logprob import score_tokens, token_logprobs
+from nano_rl.loss import mean_metrics, policy_loss, sft_loss
+from nano_rl.sample import TrainSample, to_samples
+
+
+def samples(lengths: list[tuple[int, int]]) -> list[TrainSample]:
+    """Single-turn samples of (context, sampled) tokens, with advantages that differ."""
+    return [
+        to_samples(trajectory(turn(context, sampled), run_id=f"run-{i}"), 0.5 - i)[0]
+        for i, (context, sampled) in enumerate(lengths)
+    ]
+
+
+LENGTHS = [(2, 3), (4, 7), (1, 1), (3, 5), (2, 9), (6, 2)]
+
+
+@pytest.mark.parametrize("loss", ["policy", "kl", "sft"])
+@pytest.mark.parametrize("max_tokens", [1, 12, 25, 40])
+def test_ac_10_microbatch_invariance(loss: str, max_tokens: int) -> None:
+    def gradient(max_tokens: int) -> tuple[torch.Tensor, float]:
+        model, total = tiny_llama(), 0.0
+        for batch in make_batches(samples(LENGTHS), max_tokens=max_tokens, dtype=torch.float64):
+            logprobs = token_logprobs(model, batch)
+            if loss == "sft":
+                part, metrics = sft_loss(logprobs, batch)
+            else:
+                beta = 0.1 if loss == "kl" else 0.0
+                batch = batch.with_reference(logprobs.detach() - 0.3)
+                part, metrics = policy_loss(logprobs, batch, ObjectiveConfig(beta=beta))
+            part.backward()
+            total += metrics["loss"]
+        return torch.cat([p.grad.flatten() for p in model.parameters()]), total
+
+    whole, whole_loss = gradient(10_000)
+    split, split_loss = gradient(max_tokens)
+    assert whole.abs().max() > 1e-3
+    torch.testing.assert_close(split, whole, rtol=0, atol=1e-10)
+    assert split_loss == pytest.approx(whole_loss, abs=1e-10)
+
+
+def test_ac_10_the_order_of_the_samples_does_not_change_the_gradient() -> None:
+    def gradient(rows: list[TrainSample]) -> torch.Tensor:
+        model = tiny_llama()
+        for batch in make_batches(rows, max_tokens=20, dtype=torch.float64):
+            policy_loss(token_logprobs(model, batch), batch, ObjectiveConfig())[0].backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    rows = samples(LENGTHS)
+    torch.testing.assert_close(gradient(rows[::-1]), gradient(rows), rtol=0, atol=1e-10)
+
+
+def test_ac_10_metrics_of_micro_batches_add_up_to_those_of_the_whole() -> None:
+    def metrics(max_tokens: int) -> dict[str, float]:
+        parts = []
+        for batch in make_batches(samples(LENGTHS), max_tokens=max_tokens, dtype=torch.float64):
+            scores = score_tokens(tiny_llama(), batch)
+            batch = batch.with_old(scores.logprobs_BT.detach() * 1.1).with_reference(scores.logprobs_BT - 0.2)
+            config = ObjectiveConfig(beta=0.1)
+            parts.append(policy_loss(scores.logprobs_BT, batch, config, entropy_BT=scores.entropy_BT)[1])
+        return mean_metrics(parts)
+
+    whole = metrics(10_000)
+    assert whole["tokens"] == sum(sampled for _, sampled in LENGTHS)
+    assert metrics(12) == pytest.approx(whole, rel=1e-9)
+
+
+def test_denominator_is_that_of_the_whole_step_in_every_micro_batch() -> None:
+    batches = make_batches(samples(LENGTHS), max_tokens=12)
+    assert len(batches) > 1
+    assert {b.num_action_tokens for b in batches} == {sum(sampled for _, sampled in LENGTHS)}
+    assert make_batches(samples(LENGTHS), max_tokens=12, num_action_tokens=99)[0].num_action_tokens == 99
+
+
+def test_two_ranks_with_the_common_denominator_equal_one() -> None:
+    rows, n = samples(LENGTHS), sum(sampled for _, sampled in LENGTHS)
+
+    def total(rows: list[TrainSample]) -> float:
+        batches = make_batches(rows, max_tokens=30, num_action_tokens=n, dtype=torch.float64)
+        return sum(sft_loss(token_logprobs(tiny_llama(), b), b)[0].item() for b in batches)
+
+    assert total(rows[:2]) + total(rows[2:]) == pytest.approx(total(rows), abs=1e-12)
+
+
+def test_padding_is_on_the_right_and_carries_nothing() -> None:
+    (batch,) = make_batches(samples([(1, 1), (2, 3)]), max_tokens=100)
+    assert batch.run_ids == ("run-1", "run-0")
+    assert batch.attention_BT.tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
+    assert batch.mask_BT.tolist() == [[False, False, True, True, True], [False, True, False, False, False]]
+    assert batch.ids_BT[1].tolist() == [1, 3, 0, 0, 0]
+    assert batch.advantages_BT.tolist() == [[0, 0, -0.5, -0.5, -0.5], [0, 0.5, 0, 0, 0]]
+    assert batch.behaviour_logprobs_BT[1, 1:].tolist() == pytest.approx([-0.1, 0, 0, 0])
+
+
+def test_row_longer_than_the_budget_is_alone() -> None:
+    batches = make_batches(samples([(2, 2), (2, 8), (2, 2)]), max_tokens=8)
+    assert [b.run_ids for b in batches] == [("run-1",), ("run-0", "run-2")]
+
+
+def test_nothing_to_batch() -> None:
+    assert make_batches([], max_tokens=8) == []
+
+
+@pytest.mark.parametrize("budget", [{"max_tokens": 0}, {"max_tokens": 8, "num_action_tokens": 0}])
+def test_budget_below_one_is_refused(budget: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="must be at least 1"):
+        make_batches(samples([(2, 2)]), **budget)
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 6)), max_size=9), budget=st.integers(1, 40)
+)
+def test_every_row_is_in_one_micro_batch_within_the_budget(
+    lengths: list[tuple[int, int]], budget: int
+) -> None:
+    batches = make_batches(samples(lengths), max_tokens=budget)
+    assert sorted(r for b in batches for r in b.run_ids) == sorted(f"run-{i}" for i in range(len(lengths)))
+    assert all(b.ids_BT.numel() <= budget or len(b.run_ids) == 1 for b in batches)
+    assert sum(int(b.mask_BT.sum()) for b in batches) == sum(sampled for _, sampled in lengths)
+    widths = [b.ids_BT.shape[1] for b in batches]
+    assert widths == sorted(widths, reverse=True)
+
+
+def test_moving_a_batch_moves_every_tensor_and_keeps_the_rest() -> None:
+    (batch,) = make_batches(samples([(2, 3)]), max_tokens=100)
+    moved = batch.to("meta")
+    assert moved.ids_BT.is_meta
+    assert moved.temperature_B.is_meta
+    assert (moved.num_action_tokens, moved.run_ids, moved.old_logprobs_BT) == (3, ("run-0",), None)

@@ -1,0 +1,39 @@
+"""docs/correctness.md names every criterion's test, and every test it names exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "correctness.md"
+
+
+def written() -> set[str]:
+    """`file.py::test` of every test function beside this file."""
+    return {
+        f"{path.name}::{node.name}"
+        for path in HERE.glob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+
+
+def rows() -> list[tuple[int, list[str]]]:
+    """Criterion and tests of each row of the table."""
+    pattern = re.compile(r"^\| AC-(\d+) \|.*\| (.*) \|$", re.MULTILINE)
+    return [(int(n), re.findall(r"`([^`]+)`", cell)) for n, cell in pattern.findall(PAGE.read_text("utf-8"))]
+
+
+def test_every_named_test_exists_and_bears_its_criterion() -> None:
+    for number, names in rows():
+        assert names, f"AC-{number} has no test"
+        for name in names:
+            assert name in written()
+            assert name.split("::")[1].startswith(f"test_ac_{number:02d}_")
+
+
+def test_every_test_of_a_criterion_is_named() -> None:
+    named = {name for _, names in rows() for name in names}
+    assert {name for name in written() if "::test_ac_" in name} == named

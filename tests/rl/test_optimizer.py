@@ -1,0 +1,83 @@
+"""The optimizer trains what requires a gradient, at a rate that is a pure function of the step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from builders import tiny_llama
+from nano_shared import ConfigError
+from torch import nn
+
+from nano_rl.config import OptimizerConfig
+from nano_rl.optimizer import clip_gradients, lr_at, make_optimizer, set_lr
+
+
+def rates(schedule: str, warmup: int = 0, steps: int = 4) -> list[float]:
+    return [
+        lr_at(step, peak=1.0, schedule=schedule, warmup_steps=warmup, steps=steps) for step in range(steps)
+    ]
+
+
+def test_rates_of_each_schedule() -> None:
+    assert rates("constant") == [1, 1, 1, 1]
+    assert rates("linear") == [1, 0.75, 0.5, 0.25]
+    assert rates("cosine") == pytest.approx([1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2])
+
+
+def test_warm_up_rises_in_a_line_and_never_starts_at_zero() -> None:
+    assert rates("constant", warmup=3, steps=6) == [0.25, 0.5, 0.75, 1, 1, 1]
+    assert rates("linear", warmup=1, steps=3) == [0.5, 1, 0.5]
+
+
+def test_rate_beyond_the_last_step_is_not_negative() -> None:
+    for schedule in ("linear", "cosine"):
+        assert lr_at(99, peak=1.0, schedule=schedule, warmup_steps=0, steps=4) == pytest.approx(0)
+
+
+def test_only_matrices_decay() -> None:
+    optimizer = make_optimizer(nn.Linear(3, 2), OptimizerConfig(weight_decay=0.1))
+    decay = {p.ndim: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert decay == {2: 0.1, 1: 0.0}
+
+
+def test_frozen_weights_are_left_out() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    optimizer = make_optimizer(model, OptimizerConfig())
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert trained == {id(p) for p in model[1].parameters()}
+    with pytest.raises(ConfigError, match="nothing to train"):
+        make_optimizer(model.requires_grad_(False), OptimizerConfig())
+
+
+def test_low_precision_weights_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"weight is torch\.bfloat16: updates would be rounded away"):
+        make_optimizer(tiny_llama(torch.bfloat16), OptimizerConfig())
+
+
+def test_rate_is_set_and_moves_the_weights_by_it() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = make_optimizer(model, OptimizerConfig())
+    before = model.weight.item()
+    set_lr(optimizer, 0.5)
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+    # the first step of Adam is the rate times the sign of the gradient
+    assert model.weight.item() == pytest.approx(before - 0.5)
+
+
+def test_gradients_are_clipped_together_and_the_norm_before_is_returned() -> None:
+    weights = [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))]
+    weights[0].grad, weights[1].grad = torch.tensor([3.0]), torch.tensor([4.0])
+    assert clip_gradients(weights, 1.0) == 5.0
+    assert [w.grad.item() for w in weights] == pytest.approx([0.6, 0.8], abs=1e-5)
+    assert clip_gradients(weights, 10.0) == pytest.approx(1.0, abs=1e-5)
+    assert weights[0].grad.item() == pytest.approx(0.6, abs=1e-5)
+
+
+def test_non_finite_norm_is_returned() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    weight.grad = torch.tensor([math.nan])
+    assert math.isnan(clip_gradients([weight], 1.0))
