@@ -172,7 +172,10 @@ class NsJail:
         longest = self._room + _MB * 64
         out = Output(longest)
         with _given(b"") as source:
-            drain = self._operate({"op": "pack"}, out, source, longest)
+            try:
+                drain = self._operate({"op": "pack"}, out, source, longest)
+            except OSError as error:
+                raise SandboxError(f"the workspace cannot be packed: {error}") from error
         if drain.flooded:
             raise SandboxError(f"the workspace is longer than {longest >> 20} MB when packed; delete files")
         return out.value()
