@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -86,13 +86,11 @@ class Database:
 def open_database(url: str | Path | None, *, create: bool) -> Database:
     """Open, check and where needed create or migrate the log's database. Raises LogError."""
     database = Database(_engine(_resolve(url)))
-    try:
-        with explained(database.name):
-            _check_file(database, create)
-            _check_revision(database, create)
-    except BaseException:
-        database.close()
-        raise
+    with ExitStack() as undo, explained(database.name):
+        undo.callback(database.close)
+        _check_file(database, create)
+        _check_revision(database, create)
+        undo.pop_all()
     return database
 
 

@@ -218,10 +218,13 @@ class LogStore:
             return SqlResult(columns, cursor.fetchall())
 
     def _sql_server(self, query: str) -> SqlResult:
-        options = {"postgresql_readonly": True}
-        with self._database.engine.connect().execution_options(**options) as connection:
+        if ";" in query.strip().rstrip(";"):  # a second statement could end the read-only transaction
+            raise LogError(f"log {self.url}: one statement at a time, without ';'; the query was: {query}")
+        read_only = {"postgresql_readonly": True}
+        with self._database.engine.connect().execution_options(**read_only) as connection:
             result = connection.exec_driver_sql(query)
-            return SqlResult(tuple(result.keys()), [tuple(row) for row in result])
+            rows = [tuple(row) for row in result] if result.returns_rows else []
+            return SqlResult(tuple(result.keys()) if result.returns_rows else (), rows)
 
 
 def _only_reading(action: int, *_names: object) -> int:

@@ -16,8 +16,6 @@ _contents = st.binary(max_size=20) | st.sampled_from([b"", b"1\n2\n3\n", b"1\nzw
 _files = st.tuples(st.just("file"), _contents, st.sampled_from([0o644, 0o755, 0o600, 0o444]))
 _targets = st.sampled_from([b"a", b"../out", b"/etc/passwd", b"\xff"])
 _links = st.tuples(st.just("symlink"), _targets, st.just(0))
-    st.just("symlink"), st.sampled_from([b"a", b"../out", b"/etc/passwd", b"\xff"]), st.just(0)
-)
 _nodes = st.recursive(
     _files | _links,
     lambda inner: st.tuples(

@@ -1,0 +1,94 @@
+"""Writing checkpoints: weights or adapter in the ecosystem's own format, and the manifest last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nano_coder.runtime import OpenedWeights, runtime_version
+from nano_rl.config import Config
+from nano_shared.checkpoint import Manifest, TrainedOn, atomic_checkpoint, read_checkpoint, write_manifest
+from nano_shared.hashing import content_hash
+from nano_shared.types import Task
+
+
+def save_checkpoint(
+    target: Path,
+    model: Any,
+    opened: OpenedWeights,
+    *,
+    parent: str,
+    config: Config,
+    steps: int,
+    run_ids: Iterable[str],
+    tasks: Iterable[Task],
+    metrics: dict[str, float],
+) -> Manifest:
+    """Write a checkpoint that plain transformers and PEFT load, whole or not at all.
+
+    `parent` is the model's name as training was given it. An adapter trained on a bfloat16 base is stored
+    in bfloat16. Raises CheckpointError where the target exists or the disk is full.
+    """
+    adapter = hasattr(model, "peft_config")
+    profile = opened.profile
+    template = profile.chat_template or opened.loaded.chat_template
+    with atomic_checkpoint(target) as folder:
+        if adapter:
+            _save_adapter(model, folder, opened)
+        else:
+            model.save_pretrained(folder)
+            opened.loaded.tokenizer.save_pretrained(folder)
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+        write_manifest(
+            folder,
+            Manifest(
+                name=target.name,
+                kind="adapter" if adapter else "full",
+                base_model=_base(model, opened) if adapter else opened.loaded.id,
+                parent=parent,
+                profile=profile.name,
+                profile_hash=profile.hash,
+                template_hash=content_hash(template),
+                tools_hash=profile.tools_hash,
+                policy_version=opened.version + steps,
+                trained_on=TrainedOn.of(run_ids, tasks),
+                config=config.model_dump(mode="json"),
+                metrics=metrics,
+                code_version=runtime_version,
+                created=time.time(),
+            ),
+        )
+    return read_checkpoint(target)
+
+
+def _save_adapter(model: Any, folder: Path, opened: OpenedWeights) -> None:
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    dtype = next(p.dtype for n, p in model.named_parameters() if "lora_" not in n)
+    kept = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+    state = get_peft_model_state_dict(model)
+    save_file(
+        {name: value.detach().to(kept).contiguous() for name, value in state.items()},
+        str(folder / "adapter_model.safetensors"),
+        metadata={"format": "pt"},
+    )
+    config = model.peft_config["default"]
+    config.base_model_name_or_path = _base(model, opened)
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+
+
+def _base(model: Any, opened: OpenedWeights) -> str:
+    """What the adapter sits on, as a name that the next user's machine resolves too where there is one."""
+    from nano_coder.runtime import BASE
+
+    if opened.loaded.kind == "base":
+        return BASE
+    if opened.loaded.kind == "adapter":
+        return str(model.peft_config["default"].base_model_name_or_path)
+    return str(opened.loaded.path.resolve() if opened.loaded.path else opened.loaded.id)

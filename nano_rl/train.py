@@ -1,0 +1,156 @@
+"""The training loop: groups from fresh rollouts or the log -> samples -> batches -> one update."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+from torch import Tensor, nn
+
+from nano_coder.runtime import OpenedWeights, Runtime, local_policy
+from nano_rl.batch import Batch, make_batches
+from nano_rl.config import TrainConfig
+from nano_rl.group import Group, form_groups, group_metrics
+from nano_rl.guards import check_step
+from nano_rl.learner import Learner
+from nano_rl.logprob import score_tokens
+from nano_rl.loss import policy_loss
+from nano_rl.metrics import MetricsWriter
+from nano_rl.rollout import OnRun, collect
+from nano_rl.sample import TrainSample, group_samples
+from nano_rl.reference import with_reference
+from nano_shared.types import Task
+
+OnStep = Callable[[int, int, dict[str, float]], None]
+"""steps done, steps in all, metrics of the last one"""
+STATE = "state.pt"
+METRICS = "metrics.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Where groups come from: tasks to roll out afresh, logged groups, or both."""
+
+    tasks: tuple[Task, ...] = ()
+    logged: tuple[Group, ...] = ()
+
+
+def train(
+    model: nn.Module,
+    opened: OpenedWeights,
+    runtime: Runtime,
+    sources: Sources,
+    config: TrainConfig,
+    folder: Path,
+    on_step: OnStep,
+    on_run: OnRun | None = None,
+) -> list[str]:
+    """Train in place, going on from a state that lies under `folder`. Returns the ids of the runs used."""
+    learner = Learner(model, config.optimizer, steps=config.steps)
+    used: list[str] = []
+    history: list[dict[str, float]] = []
+    if (folder / STATE).exists():
+        extra = learner.load(folder / STATE)
+        used, history = extra["used"], extra["history"]
+    with MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
+        while learner.step < config.steps:
+            step, started = learner.step, time.monotonic()
+            policy = local_policy(replace(opened.loaded, model=model), opened.profile, version=opened.version + step)
+            groups = gather(sources, replace(runtime, policy=policy), config, step, on_run)
+            rolled = time.monotonic()
+            values = group_metrics(groups)
+            live = [group for group in groups if not group.dead]
+            if live:
+                values |= _update(learner, _maybe_shuffled(live, config, step), values, config, history, opened, step)
+            else:
+                learner.step += 1  # no group has a signal: nothing to learn from this step
+                values |= {"step": float(step), "skipped": 1.0}
+                check_step(values, config.guards, earlier=history)
+            values |= {"seconds_rollout": rolled - started, "seconds_train": time.monotonic() - rolled}
+            used += [t.id for group in groups for t in group.trajectories]
+            history = [*history, values][-config.guards.patience :]
+            metrics.write(step, values)
+            on_step(learner.step, config.steps, values)
+            if learner.step % config.save_every == 0 or learner.step == config.steps:
+                learner.save(folder / STATE, {"used": used, "history": history})
+    return used
+
+
+def gather(
+    sources: Sources, runtime: Runtime, config: TrainConfig, step: int, on_run: OnRun | None
+) -> list[Group]:
+    """The groups of one step: logged ones, topped up with fresh rollouts of the same tasks, or fresh alone."""
+    if sources.logged:
+        chosen = _slice(sources.logged, step, config.prompts_per_step, config.seed)
+        if not config.group_size:
+            return chosen
+        fresh = _roll([g.trajectories[0].task for g in chosen], runtime, config, step, on_run)
+        by_key = {group.task_key: group for group in fresh}
+        return [
+            replace(g, trajectories=(*g.trajectories, *by_key[g.task_key].trajectories)) for g in chosen
+        ]
+    return _roll(_slice(sources.tasks, step, config.prompts_per_step, config.seed), runtime, config, step, on_run)
+
+
+def _roll(
+    tasks: Sequence[Task], runtime: Runtime, config: TrainConfig, step: int, on_run: OnRun | None
+) -> list[Group]:
+    seed = config.seed * 1_000_003 + step
+    return form_groups(collect(tasks, runtime, group_size=config.group_size, seed=seed, on_run=on_run))
+
+
+def _slice[T](items: Sequence[T], step: int, size: int, seed: int) -> list[T]:
+    """The items of one step, without repeats: a slice of the endless sequence of seeded permutations."""
+    size = min(size, len(items))
+    per_epoch = len(items) // size
+    order = list(items)
+    Random(f"{seed} {step // per_epoch}").shuffle(order)
+    start = step % per_epoch * size
+    return order[start : start + size]
+
+
+def _update(
+    learner: Learner,
+    groups: Sequence[Group],
+    values: dict[str, float],
+    config: TrainConfig,
+    history: Sequence[dict[str, float]],
+    opened: OpenedWeights,
+    step: int,
+) -> dict[str, float]:
+    samples = [s for g in groups for s in group_samples(g, config.objective.baseline, config.objective.std)]
+    batches = make_batches(samples, max_tokens=config.max_tokens)
+    if config.objective.beta > 0:
+        batches = with_reference(learner.model, batches)
+    stale = _stale(samples, opened.version + step)
+
+    def objective(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        scores = score_tokens(model, batch)
+        return policy_loss(scores.logprobs_BT, batch, config.objective, entropy_BT=scores.entropy_BT)
+
+    def guard(metrics: dict[str, float]) -> None:
+        judged = {**values, **metrics, "stale": stale}
+        check_step(judged, config.guards, earlier=history, bfloat16=config.dtype == "bfloat16")
+
+    return {**learner.update(batches, objective, guard), "stale": stale}
+
+
+def _stale(samples: Sequence[TrainSample], version: int) -> float:
+    """Share of the trained tokens that an older policy sampled."""
+    tokens = [v for s in samples for v, m in zip(s.versions, s.mask, strict=True) if m]
+    return sum(v != version for v in tokens) / max(1, len(tokens))
+
+
+def _maybe_shuffled(groups: list[Group], config: TrainConfig, step: int) -> list[Group]:
+    """The negative control: the same rewards, each on another rollout."""
+    if not config.shuffle_rewards:
+        return groups
+    verdicts = [t.verdict for g in groups for t in g.trajectories]
+    Random(f"shuffle {config.seed} {step}").shuffle(verdicts)
+    return [
+        replace(g, trajectories=tuple(t.model_copy(update={"verdict": verdicts.pop()}) for t in g.trajectories))
+        for g in groups
+    ]
