@@ -37,7 +37,7 @@ class Interpreter:
 
 
 def find_interpreter(python: str) -> Interpreter:
-    """What to mount for `python`, an absolute path on the host.
+    """What to mount for `python`, a path on the host.
 
     Raises SandboxError where it does not exist, is no CPython installation, or cannot keep its place.
     """
@@ -47,36 +47,41 @@ def find_interpreter(python: str) -> Interpreter:
     prefix = program.parent.parent
     home = _venv_home(prefix)
     mounts = _Mounts()
-    for base in _base_prefixes(program, prefix, home):
-        mounts.add_installation(base)
-    if home is not None:
-        target = _RELOCATED if _under(prefix, HIDDEN_BY_JAIL) else str(prefix)
-        mounts.add_parts(prefix, target)
-        path = f"{target}/bin/{program.name}"
-        relocated = target == _RELOCATED
-    else:
-        path, relocated = str(program), False
-    return _described(path, program, mounts, relocated)
+    if home is None:
+        program = program.resolve()
+        mounts.add_installation(program.parent.parent)
+        return _described(program, str(program), mounts)
+    mounts.add_installation(home.parent)
+    mounts.add_installation(home.resolve().parent)
+    mounts.add_chain(program, prefix)
+    target = _RELOCATED if _under(prefix, HIDDEN_BY_JAIL) else str(prefix)
+    mounts.add_parts(prefix, target)
+    return _described(program, f"{target}/bin/{program.name}", mounts)
 
 
-def _described(path: str, program: Path, mounts: _Mounts, relocated: bool) -> Interpreter:
+def _described(program: Path, path: str, mounts: _Mounts) -> Interpreter:
     shims = []
     for name in ("python", "python3"):
         beside = program.parent / name
-        if not beside.exists() or os.path.realpath(beside) != os.path.realpath(program):
+        if not beside.exists() or beside.resolve() != program.resolve():
             shims.append((f"{_SHIMS}/{name}", f'#!/bin/sh\nexec {path} "$@"\n', 0o755))
-    if relocated and (program.parent / "pytest").exists():
-        # its first line names the path on the host
+    if path != str(program) and (program.parent / "pytest").exists():
+        # moved: its first line names the path on the host
         shims.append((f"{_SHIMS}/pytest", f'#!/bin/sh\nexec {path} -m pytest "$@"\n', 0o755))
     folders = [_SHIMS] if shims else []
     folders += [os.path.dirname(path), *_SYSTEM_PATH.split(":")]
-    search_path = ":".join(dict.fromkeys(folders))
     return Interpreter(
-        path, search_path, tuple(mounts.binds.items()), tuple(mounts.links.items()), tuple(shims)
+        path=path,
+        search_path=":".join(dict.fromkeys(folders)),
+        binds=tuple((source, target) for target, source in mounts.binds.items()),
+        links=tuple((link, at) for at, link in mounts.links.items()),
+        shims=tuple(shims),
     )
 
 
 class _Mounts:
+    """Binds and symlinks by their place inside the jail."""
+
     def __init__(self) -> None:
         self.binds: dict[str, str] = {}
         self.links: dict[str, str] = {}
@@ -85,7 +90,7 @@ class _Mounts:
         """A base installation at its own path, and nothing that only pretends to be one."""
         if _under(prefix, ("/usr",)):
             return
-        if not any(prefix.glob("lib/python3*/os.py")):
+        if not _is_installation(prefix):
             raise SandboxError(f"{str(prefix)!r} holds no Python installation (lib/python3*/os.py)")
         if _under(prefix, HIDDEN_BY_JAIL):
             raise SandboxError(
@@ -94,15 +99,33 @@ class _Mounts:
             )
         self.add_parts(prefix, str(prefix))
 
+    def add_chain(self, program: Path, prefix: Path) -> None:
+        """Whatever the interpreter of a virtual environment is a symlink to."""
+        hop = program
+        for _ in range(_LONGEST_CHAIN):
+            if not _under(hop, (str(prefix), "/usr")):
+                if _is_installation(hop.parent.parent):
+                    self.add_installation(hop.parent.parent)
+                elif hop.is_symlink() and not _under(hop, HIDDEN_BY_JAIL):
+                    self.links[str(hop)] = os.readlink(hop)
+            if not hop.is_symlink():
+                return
+            hop = Path(os.path.normpath(hop.parent / os.readlink(hop)))
+        raise SandboxError(f"too many symlinks behind the interpreter {str(program)!r}")
+
     def add_parts(self, prefix: Path, target: str) -> None:
         for name in _PARTS:
             source = prefix / name
             if source.is_symlink():
                 # only lib64 -> lib is known to occur; a link to elsewhere would mount a stranger's choice
                 if (link := os.readlink(source)) in _PARTS:
-                    self.links[link] = f"{target}/{name}"
+                    self.links[f"{target}/{name}"] = link
             elif source.exists():
-                self.binds[os.path.realpath(source)] = f"{target}/{name}"
+                self.binds[f"{target}/{name}"] = os.path.realpath(source)
+
+
+def _is_installation(prefix: Path) -> bool:
+    return any(prefix.glob("lib/python3*/os.py"))
 
 
 def _under(path: Path, folders: tuple[str, ...]) -> bool:
@@ -118,22 +141,7 @@ def _venv_home(prefix: Path) -> Path | None:
     for line in text.splitlines():
         key, _, value = line.partition("=")
         if key.strip().lower() == "home":
-            return Path(value.strip())
-    raise SandboxError(f"{str(prefix / 'pyvenv.cfg')!r} names no home; make the environment anew")
-
-
-def _base_prefixes(program: Path, prefix: Path, home: Path | None) -> list[Path]:
-    """Every prefix that the chain of symlinks behind the interpreter goes through, but the venv's own."""
-    prefixes = [] if home is None else [home.parent, Path(os.path.realpath(home)).parent]
-    hop = program
-    for _ in range(_LONGEST_CHAIN):
-        if hop.parent.parent != prefix or home is None:
-            prefixes.append(hop.parent.parent)
-        if not hop.is_symlink():
-            return list(dict.fromkeys([*prefixes, *_resolved(prefixes)]))
-        hop = Path(os.path.normpath(hop.parent / os.readlink(hop)))
-    raise SandboxError(f"too many symlinks behind the interpreter {str(program)!r}")
-
-
-def _resolved(prefixes: list[Path]) -> list[Path]:
-    return [Path(os.path.realpath(prefix)) for prefix in prefixes]
+            home = Path(value.strip())
+            if home.is_absolute():
+                return home
+    raise SandboxError(f"{str(prefix / 'pyvenv.cfg')!r} names no absolute home; make the environment anew")

@@ -132,6 +132,9 @@ class Launcher:
         if self._closed:
             return
         self._closed = True
+        # before closing: a forked copy of this process would keep the connection alive
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
         try:
             self._process.wait(_PATIENCE_S / 3)

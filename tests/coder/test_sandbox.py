@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 import textwrap
 import threading
 import time
@@ -26,7 +27,13 @@ from nano_coder.sandbox.launcher import seccomp
 from nano_coder.sandbox.ns import NsJail
 from nano_coder.sandbox.remedy import remedy
 
+SYSTEM_PYTHON = "/usr/bin/python3"
 SECRET = "sk-not-a-real-key-8d1f0c"
+
+
+needs_system_python = pytest.mark.skipif(
+    not Path(SYSTEM_PYTHON).exists(), reason=f"no interpreter at {SYSTEM_PYTHON}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +100,18 @@ def descendants(pid: int) -> set[int]:
         found.update(below)
         pending.extend(below)
     return found
+
+
+def sleepers(pid: int) -> list[int]:
+    """Processes below `pid` whose program is `sleep`."""
+    return [below for below in descendants(pid) if name_of(below) == "sleep"]
+
+
+def name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 # ------------------------------------------------------------------------------------ normal use
@@ -549,29 +568,18 @@ def test_programs_have_no_capabilities_and_gain_none(jail: Jail) -> None:
     assert fields["NoNewPrivs"] == "1"
 
 
-def test_no_process_runs_as_root_of_the_host(jail: Jail) -> None:
-    uids: set[int] = set()
+def test_no_program_runs_as_root_of_the_host(jail: Jail) -> None:
+    owners: set[int] = set()
 
-    def look() -> None:
-        eventually(lambda: len(below()) >= 2)
-        uids.update(uid for name, uid in below() if name == "sleep")
+    def look() -> bool:
+        owners.update(Path(f"/proc/{pid}").stat().st_uid for pid in sleepers(os.getpid()))
+        return bool(owners)
 
-    def below() -> list[tuple[str, int]]:
-        found = []
-        for pid in descendants(os.getpid()):
-            try:
-                name = Path(f"/proc/{pid}/comm").read_text().strip()
-                found.append((name, int(Path(f"/proc/{pid}/status").read_text().split("Uid:")[1].split()[0])))
-            except OSError:
-                continue
-        return [entry for entry in found if entry[0] == "sleep"] * 2
-
-    watcher = threading.Thread(target=look)
-    watcher.start()
-    jail.run(["sleep", "1.5"])
-    watcher.join()
-    assert uids
-    assert 0 not in uids
+    run = threading.Thread(target=jail.run, args=(["sleep", "1000"],), kwargs={"timeout": 2})
+    run.start()
+    assert eventually(look)
+    run.join()
+    assert 0 not in owners
 
 
 def test_no_descriptor_of_ours_is_inherited(jail: Jail) -> None:
@@ -679,6 +687,21 @@ def test_a_snapshot_can_be_restored(sandbox: Sandbox, jail: Jail, project: Path)
     assert jail.snapshot() == tar
 
 
+def test_a_tree_too_deep_to_name_harms_neither_snapshot_nor_close(jail: Jail) -> None:
+    code = """
+        import os
+        open("file", "w").close()
+        for _ in range(3000):
+            os.mkdir("deep")
+            os.chdir("deep")
+    """
+    assert python(jail, code).exit_code == 0
+    tar = jail.snapshot()
+    assert "file" in names(tar)
+    jail.restore(tar)
+    assert jail.snapshot() == tar
+
+
 def test_a_hostile_snapshot_changes_nothing_outside(jail: Jail) -> None:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
@@ -736,17 +759,10 @@ def test_closing_ends_a_run_in_another_thread(sandbox: Sandbox) -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert eventually(lambda: any(_comm(pid) == "sleep" for pid in descendants(os.getpid())))
+    assert eventually(lambda: sleepers(os.getpid()) != [])
     jail.close()
     thread.join(30)
     assert len(failures) == 1
-
-
-def _comm(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
@@ -758,7 +774,7 @@ def test_the_death_of_the_agent_leaves_nothing_behind(number: signal.Signals) ->
         jail.run(["sh", "-c", "setsid sleep 1000 & sleep 1000"], timeout=500)
     """
     agent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
-    assert eventually(lambda: sum(_comm(pid) == "sleep" for pid in descendants(agent.pid)) == 2)
+    assert eventually(lambda: len(sleepers(agent.pid)) == 2)
     below = descendants(agent.pid)
     agent.send_signal(number)
     agent.wait()
@@ -826,6 +842,37 @@ def test_a_folder_that_only_pretends_to_be_an_environment_is_not_mounted(tmp_pat
     (tmp_path / "venv/pyvenv.cfg").write_text("home = /home/user/bin\n")
     with pytest.raises(SandboxError, match="no Python installation"):
         find_interpreter(str(tmp_path / "venv/bin/python"))
+
+
+@needs_system_python
+def test_an_interpreter_without_an_environment_runs() -> None:
+    sandbox = open_sandbox("ns", python=SYSTEM_PYTHON)
+    with closing(sandbox.open(None, Limits())) as jail:
+        said = python(jail, "import sys; print(sys.prefix)").stdout
+    assert said == b"/usr\n"
+
+
+@needs_system_python
+def test_an_environment_where_the_jail_has_its_own_files_is_moved(tmp_path: Path) -> None:
+    if not tmp_path.is_relative_to("/tmp"):
+        pytest.skip("temporary files are kept elsewhere")
+    subprocess.run([SYSTEM_PYTHON, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    sandbox = open_sandbox("ns", python=str(tmp_path / "venv/bin/python"))
+    assert sandbox.python == "/opt/venv/bin/python"
+    with closing(sandbox.open(None, Limits())) as jail:
+        assert python(jail, "import sys; print(sys.prefix)").stdout == b"/opt/venv\n"
+
+
+@needs_system_python
+def test_the_links_behind_an_environment_are_followed() -> None:
+    # in a folder that keeps its place inside, which the usual one for temporary files does not
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        home = Path(name)
+        subprocess.run([SYSTEM_PYTHON, "-m", "venv", "--without-pip", home / "venv"], check=True)
+        (home / "current").symlink_to(SYSTEM_PYTHON)
+        (home / "venv/bin/python3").unlink()
+        (home / "venv/bin/python3").symlink_to(home / "current")
+        assert open_sandbox("ns", python=f"{home}/venv/bin/python").python == f"{home}/venv/bin/python"
 
 
 def test_a_linked_folder_of_an_environment_is_not_mounted(tmp_path: Path) -> None:

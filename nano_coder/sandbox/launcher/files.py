@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
 import tarfile
@@ -16,6 +17,8 @@ EPOCH = 1_577_836_800
 """modification time of every file that goes in or out: 2020-01-01, so that equal trees are equal streams"""
 
 _CHUNK = 1 << 20
+_LONGEST_PATH = 4000
+"""bytes, below the system's 4096 by the room that the workspace's own path takes"""
 
 
 def check_path(path: str) -> str:
@@ -83,7 +86,10 @@ def _make_parents(root: int, name: str) -> None:
 
 
 def _walk(top: str, left_out: frozenset[str]) -> Iterator[tuple[str, os.stat_result]]:
-    """Every entry below `top` with its relative path, parents first, in order of name; follows no symlink."""
+    """Every entry below `top` with its relative path, parents first, in order of name; follows no symlink.
+
+    Entries that are nested so deep that no program can name them from `top` are passed over.
+    """
     pending = [""]
     while pending:
         name = pending.pop()
@@ -92,7 +98,8 @@ def _walk(top: str, left_out: frozenset[str]) -> Iterator[tuple[str, os.stat_res
             yield name, status
         if stat.S_ISDIR(status.st_mode):
             children = sorted(set(os.listdir(os.path.join(top, name))) - left_out, reverse=True)
-            pending.extend(os.path.join(name, child) for child in children)
+            paths = (os.path.join(name, child) for child in children)
+            pending.extend(path for path in paths if len(os.fsencode(path)) < _LONGEST_PATH)
 
 
 def pack(top: str, out: IO[bytes], left_out: frozenset[str] = LEFT_OUT) -> None:
@@ -160,19 +167,23 @@ def _unpack_file(root: int, name: str, mode: int, content: IO[bytes] | None) -> 
 
 
 def clear(top: str) -> None:
-    """Remove everything below `top`, whatever its permissions."""
-    entries = []
-    for name, status in _unlocked(top):
-        entries.append((name, stat.S_ISDIR(status.st_mode)))
-    for name, is_directory in reversed(entries):
-        path = os.path.join(top, name)
-        os.rmdir(path) if is_directory else os.unlink(path)
-
-
-def _unlocked(top: str) -> Iterator[tuple[str, os.stat_result]]:
-    """`_walk` that makes each directory accessible just before it is entered."""
+    """Remove everything below `top`, whatever its permissions and however deep."""
     os.chmod(top, 0o700)
-    for name, status in _walk(top, frozenset()):
-        if stat.S_ISDIR(status.st_mode):
-            os.chmod(os.path.join(top, name), 0o700)
-        yield name, status
+    pending = sorted(os.listdir(top))
+    unused = (f"removed-{number}" for number in itertools.count())
+    while pending:
+        path = os.path.join(top, pending.pop())
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            os.unlink(path)
+            continue
+        os.chmod(path, 0o700)
+        for child in os.listdir(path):
+            inner = os.path.join(path, child)
+            if stat.S_ISDIR(os.lstat(inner).st_mode):
+                # up to the top, so that no path is ever longer than the system takes
+                os.chmod(inner, 0o700)
+                pending.append(next(name for name in unused if not os.path.lexists(os.path.join(top, name))))
+                os.rename(inner, os.path.join(top, pending[-1]))
+            else:
+                os.unlink(inner)
+        os.rmdir(path)
