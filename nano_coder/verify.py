@@ -31,9 +31,15 @@ def verify(trajectory: Trajectory) -> list[Finding]:
 
 def _finished(trajectory: Trajectory) -> Iterator[Finding]:
     if trajectory.stop is None:
-        yield Finding(True, "unfinished", f"the run never ended; nano-coder resume {trajectory.id} goes on with it")
+        yield Finding(
+            True, "unfinished", f"the run never ended; nano-coder resume {trajectory.id} goes on with it"
+        )
     elif trajectory.stop.ours:
-        yield Finding(True, "failure of ours", f"it ended in a failure that the policy could not cause ({trajectory.stop})")
+        yield Finding(
+            True,
+            "failure of ours",
+            f"it ended in a failure that the policy could not cause ({trajectory.stop})",
+        )
     else:
         yield Finding(False, "ended", f"it ended by itself ({trajectory.stop})")
 
@@ -44,7 +50,10 @@ def _tokens(trajectory: Trajectory) -> Iterator[Finding]:
         return
     bare = [turn.index for turn in trajectory.turns if turn.completion.tokens is None]
     if bare:
-        yield Finding(True, "text-only", f"text-only: no token ids and log-probs for turn {bare[0]} (it can still imitate)"
+        yield Finding(
+            True,
+            "text-only",
+            f"text-only: no token ids and log-probs for turn {bare[0]} (it can still imitate)",
         )
         return
     rows = [turn.completion.tokens.row for turn in trajectory.turns if turn.completion.tokens]
@@ -55,19 +64,30 @@ def _tokens(trajectory: Trajectory) -> Iterator[Finding]:
         tokens = turn.completion.tokens
         assert tokens is not None
         if not tokens.context_ids or not tokens.sampled_ids:
-            yield Finding(True, "missing ids", f"turn {turn.index} has no {'context' if tokens.sampled_ids else 'sampled'} ids"
+            yield Finding(
+                True,
+                "missing ids",
+                f"turn {turn.index} has no {'context' if tokens.sampled_ids else 'sampled'} ids",
             )
             return
         if turn.completion.sampling.top_p < 1 or turn.completion.sampling.top_k:
-            yield Finding(True, "truncated sampling", f"turn {turn.index} was sampled with top-p or top-k: its support is not the policy's"
+            yield Finding(
+                True,
+                "truncated sampling",
+                f"turn {turn.index} was sampled with top-p or top-k: its support is not the policy's",
             )
             return
         if turn.completion.sampling.temperature == 0:
-            yield Finding(True, "greedy", f"turn {turn.index} was decoded greedily: its log-probs are not those of a sample"
+            yield Finding(
+                True,
+                "greedy",
+                f"turn {turn.index} was decoded greedily: its log-probs are not those of a sample",
             )
             return
     sampled = trajectory.num_sampled_tokens
-    yield Finding(False, "tokens", f"{sampled} sampled tokens in {len(trajectory.turns)} turns, each with its log-prob")
+    yield Finding(
+        False, "tokens", f"{sampled} sampled tokens in {len(trajectory.turns)} turns, each with its log-prob"
+    )
 
 
 def _interface(trajectory: Trajectory) -> Iterator[Finding]:
@@ -76,16 +96,26 @@ def _interface(trajectory: Trajectory) -> Iterator[Finding]:
         trajectory.profile_hash,
         trajectory.tools_hash,
     ):
-        yield Finding(True, "other profile", f"profile {trajectory.profile} was another one when the run was made (its hash differs)"
+        yield Finding(
+            True,
+            "other profile",
+            f"profile {trajectory.profile} was another one when the run was made (its hash differs)",
         )
         return
     tools = offered_tools(profile, trajectory.task)
     for turn in trajectory.turns:
         parsed = DIALECTS[profile.dialect].parse(turn.completion.text, tools)
         if parsed.calls != turn.calls:
-            yield Finding(True, "calls differ from text", f"turn {turn.index}: the logged calls are not what its text says")
+            yield Finding(
+                True,
+                "calls differ from text",
+                f"turn {turn.index}: the logged calls are not what its text says",
+            )
             return
-    yield Finding(False, "interface", f"profile {profile.name}: hashes match, and each turn's calls are what its text says"
+    yield Finding(
+        False,
+        "interface",
+        f"profile {profile.name}: hashes match, and each turn's calls are what its text says",
     )
 
 
@@ -98,4 +128,6 @@ def _verdict(trajectory: Trajectory) -> Iterator[Finding]:
     elif verdict.trust not in (Trust.HIDDEN, Trust.USER_CHECK):
         yield Finding(True, "low trust", f"the verdict's trust is too low ({verdict.trust})")
     else:
-        yield Finding(False, "verdict", f"reward {verdict.reward:g} from {verdict.grader}, trust {verdict.trust}")
+        yield Finding(
+            False, "verdict", f"reward {verdict.reward:g} from {verdict.grader}, trust {verdict.trust}"
+        )

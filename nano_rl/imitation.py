@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from nano_coder.runtime import ChatTemplate, first_messages, observation_messages
+from nano_rl.sample import TrainSample
 from nano_shared.conversation import Conversation
 from nano_shared.profile import InterfaceProfile
 from nano_shared.types import Completion, Trajectory, TurnTokens
 
 
-def imitation_tokens(
+def imitation_sample(
     trajectory: Trajectory, profile: InterfaceProfile, template: ChatTemplate, eos_id: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Token row and mask, both [L]: 1 on the completions and the end-of-turn tokens that close them.
+) -> TrainSample:
+    """A row to imitate: the mask is 1 on the completions and the end-of-turn tokens that close them.
 
     The context is rendered by the very template that serves, turn by turn, so training sees what the
     runtime will show. For text-only runs: their completions are encoded here for the first time.
@@ -34,4 +35,13 @@ def imitation_tokens(
         mask += [0] * len(context) + [1] * len(written)
         for message in observation_messages(turn):
             conversation.append(message)
-    return tuple(conversation.tokens), tuple(mask)
+    length = len(mask)
+    return TrainSample(
+        run_id=trajectory.id,
+        ids=tuple(conversation.tokens),
+        mask=tuple(mask),
+        logprobs=(0.0,) * length,
+        versions=(0,) * length,
+        advantage=1.0,
+        temperature=1.0,
+    )

@@ -15,4 +15,4 @@ def oracle_policy(task: Task, profile: InterfaceProfile) -> ScriptedPolicy:
     if not task.oracle:
         raise UsageError(f"task {task.key!r} has no oracle, so it cannot serve a warm start")
     dialect, tools = DIALECTS[profile.dialect], offered_tools(profile, task)
-    return ScriptedPolicy([dialect.render("", (call,), tools) for call in task.oracle])
+    return ScriptedPolicy([dialect.render("", (call,), tools) for call in task.oracle], id=ORACLE)

@@ -56,3 +56,10 @@ def _comparable(trajectories: Iterable[Trajectory], refused: Counter[str]) -> It
             refused["all of its group earned the same"] += len(group.trajectories)
         else:
             yield group
+
+
+def report(admission: Admission) -> str:
+    """What the log can teach, in lines for a person."""
+    lines = [f"admitted: {admission.runs} runs in {len(admission.groups)} groups"]
+    lines += [f"refused: {count} runs ({reason})" for reason, count in admission.refused.most_common()]
+    return "\n".join(lines)

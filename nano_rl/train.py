@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -19,11 +20,12 @@ from nano_rl.learner import Learner
 from nano_rl.logprob import score_tokens
 from nano_rl.loss import policy_loss
 from nano_rl.metrics import MetricsWriter
+from nano_rl.reference import Reference
 from nano_rl.rollout import OnRun, collect
 from nano_rl.sample import TrainSample, group_samples
-from nano_rl.reference import with_reference
 from nano_shared.types import Task
 
+T = TypeVar("T")
 OnStep = Callable[[int, int, dict[str, float]], None]
 """steps done, steps in all, metrics of the last one"""
 STATE = "state.pt"
@@ -48,35 +50,32 @@ def train(
     on_step: OnStep,
     on_run: OnRun | None = None,
 ) -> list[str]:
-    """Train in place, going on from a state that lies under `folder`. Returns the ids of the runs used."""
+    """Train in place, going on from a state that lies under `folder`. Returns the ids of the runs used.
+
+    `runtime` says how rollouts are made; its policy is replaced by the live module at each step.
+    """
+    reference = Reference(model) if config.objective.beta > 0 else None
     learner = Learner(model, config.optimizer, steps=config.steps)
-    used: list[str] = []
-    history: list[dict[str, float]] = []
+    state: dict[str, Any] = {"used": [], "history": []}
     if (folder / STATE).exists():
-        extra = learner.load(folder / STATE)
-        used, history = extra["used"], extra["history"]
+        state = learner.load(folder / STATE)
     with MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
         while learner.step < config.steps:
             step, started = learner.step, time.monotonic()
-            policy = local_policy(replace(opened.loaded, model=model), opened.profile, version=opened.version + step)
+            version = opened.version + step
+            policy = local_policy(replace(opened.loaded, model=model), opened.profile, version=version)
             groups = gather(sources, replace(runtime, policy=policy), config, step, on_run)
             rolled = time.monotonic()
-            values = group_metrics(groups)
-            live = [group for group in groups if not group.dead]
-            if live:
-                values |= _update(learner, _maybe_shuffled(live, config, step), values, config, history, opened, step)
-            else:
-                learner.step += 1  # no group has a signal: nothing to learn from this step
-                values |= {"step": float(step), "skipped": 1.0}
-                check_step(values, config.guards, earlier=history)
+            values = {**group_metrics(groups), "step": float(step)}
+            values |= _learn(learner, reference, groups, values, config, version, state["history"])
             values |= {"seconds_rollout": rolled - started, "seconds_train": time.monotonic() - rolled}
-            used += [t.id for group in groups for t in group.trajectories]
-            history = [*history, values][-config.guards.patience :]
+            state["used"] += [t.id for group in groups for t in group.trajectories]
+            state["history"] = [*state["history"], values][-config.guards.patience :]
             metrics.write(step, values)
             on_step(learner.step, config.steps, values)
             if learner.step % config.save_every == 0 or learner.step == config.steps:
-                learner.save(folder / STATE, {"used": used, "history": history})
-    return used
+                learner.save(folder / STATE, state)
+    return list(state["used"])
 
 
 def gather(
@@ -89,10 +88,10 @@ def gather(
             return chosen
         fresh = _roll([g.trajectories[0].task for g in chosen], runtime, config, step, on_run)
         by_key = {group.task_key: group for group in fresh}
-        return [
-            replace(g, trajectories=(*g.trajectories, *by_key[g.task_key].trajectories)) for g in chosen
-        ]
-    return _roll(_slice(sources.tasks, step, config.prompts_per_step, config.seed), runtime, config, step, on_run)
+        return [replace(g, trajectories=(*g.trajectories, *by_key[g.task_key].trajectories)) for g in chosen]
+    return _roll(
+        _slice(sources.tasks, step, config.prompts_per_step, config.seed), runtime, config, step, on_run
+    )
 
 
 def _roll(
@@ -102,7 +101,7 @@ def _roll(
     return form_groups(collect(tasks, runtime, group_size=config.group_size, seed=seed, on_run=on_run))
 
 
-def _slice[T](items: Sequence[T], step: int, size: int, seed: int) -> list[T]:
+def _slice(items: Sequence[T], step: int, size: int, seed: int) -> list[T]:
     """The items of one step, without repeats: a slice of the endless sequence of seeded permutations."""
     size = min(size, len(items))
     per_epoch = len(items) // size
@@ -112,30 +111,43 @@ def _slice[T](items: Sequence[T], step: int, size: int, seed: int) -> list[T]:
     return order[start : start + size]
 
 
-def _update(
+def _learn(
     learner: Learner,
+    reference: Reference | None,
     groups: Sequence[Group],
     values: dict[str, float],
     config: TrainConfig,
+    version: int,
     history: Sequence[dict[str, float]],
-    opened: OpenedWeights,
-    step: int,
 ) -> dict[str, float]:
-    samples = [s for g in groups for s in group_samples(g, config.objective.baseline, config.objective.std)]
+    """One update on the groups that have a signal; none at all where no group has one."""
+    live = [group for group in groups if not group.dead]
+    if not live:
+        check_step(values, config.guards, earlier=history)
+        learner.step += 1
+        return {"skipped": 1.0}
+    if config.shuffle_rewards:
+        live = shuffled(live, Random(f"shuffle {config.seed} {learner.step}"))
+    objective = config.objective
+    samples = [
+        s
+        for g in live
+        for s in group_samples(g, baseline=objective.baseline, std=objective.std, eps=objective.std_eps)
+    ]
     batches = make_batches(samples, max_tokens=config.max_tokens)
-    if config.objective.beta > 0:
-        batches = with_reference(learner.model, batches)
-    stale = _stale(samples, opened.version + step)
+    if reference is not None:
+        batches = reference.score(batches)
+    stale = _stale(samples, version)
 
-    def objective(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+    def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         scores = score_tokens(model, batch)
-        return policy_loss(scores.logprobs_BT, batch, config.objective, entropy_BT=scores.entropy_BT)
+        return policy_loss(scores.logprobs_BT, batch, objective, entropy_BT=scores.entropy_BT)
 
     def guard(metrics: dict[str, float]) -> None:
         judged = {**values, **metrics, "stale": stale}
         check_step(judged, config.guards, earlier=history, bfloat16=config.dtype == "bfloat16")
 
-    return {**learner.update(batches, objective, guard), "stale": stale}
+    return {**learner.update(batches, loss, guard), "stale": stale, "skipped": 0.0}
 
 
 def _stale(samples: Sequence[TrainSample], version: int) -> float:
@@ -144,13 +156,13 @@ def _stale(samples: Sequence[TrainSample], version: int) -> float:
     return sum(v != version for v in tokens) / max(1, len(tokens))
 
 
-def _maybe_shuffled(groups: list[Group], config: TrainConfig, step: int) -> list[Group]:
-    """The negative control: the same rewards, each on another rollout."""
-    if not config.shuffle_rewards:
-        return groups
+def shuffled(groups: Sequence[Group], random: Random) -> list[Group]:
+    """The negative control: the same verdicts, each on another rollout."""
     verdicts = [t.verdict for g in groups for t in g.trajectories]
-    Random(f"shuffle {config.seed} {step}").shuffle(verdicts)
+    random.shuffle(verdicts)
     return [
-        replace(g, trajectories=tuple(t.model_copy(update={"verdict": verdicts.pop()}) for t in g.trajectories))
+        replace(
+            g, trajectories=tuple(t.model_copy(update={"verdict": verdicts.pop()}) for t in g.trajectories)
+        )
         for g in groups
     ]

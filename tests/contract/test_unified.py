@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
+from workspaces import read_tree, trees, write_tree
+
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
-from workspaces import read_tree, trees, write_tree
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from nano_shared import ConfigError
 from pydantic import ValidationError
 
 from nano_rl.config import Config, GuardConfig, ObjectiveConfig, OptimizerConfig, TrainConfig, parse_config
+from nano_shared import ConfigError
 
 RUN = {"model": "tiny", "tasks": "toy", "output": "runs/a"}
 

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 from builders import flat_batch, flat_logprobs, trajectory
-from nano_shared import NanoError
 
 from nano_rl.config import GuardConfig, ObjectiveConfig
 from nano_rl.group import form_groups, group_metrics
 from nano_rl.guards import GuardTripped, check_step
 from nano_rl.loss import mean_metrics, policy_loss
+from nano_shared import NanoError
 
 CONFIG = GuardConfig()
 HEALTHY = {

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from builders import VOCABULARY, tiny_llama, trajectory, turn
-from nano_shared import ConfigError, Sampling
 from torch import Tensor, nn
 
 from nano_rl.batch import Batch, make_batches
@@ -15,6 +14,7 @@ from nano_rl.config import ObjectiveConfig
 from nano_rl.logprob import score_tokens, token_logprobs
 from nano_rl.loss import mean_metrics, policy_loss
 from nano_rl.sample import to_samples
+from nano_shared import ConfigError, Sampling
 
 
 def batch_of(*rows: tuple[int, int, float], dtype: torch.dtype = torch.float64) -> Batch:

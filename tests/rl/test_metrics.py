@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 
 import pytest
-from nano_shared import UsageError
 
 from nano_rl.metrics import MetricsWriter, read_metrics
+from nano_shared import UsageError
 
 
 def write(path: Path, steps: range, **settings: int) -> None:

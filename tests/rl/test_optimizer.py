@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 from builders import tiny_llama
-from nano_shared import ConfigError
 from torch import nn
 
 from nano_rl.config import OptimizerConfig
 from nano_rl.optimizer import clip_gradients, lr_at, make_optimizer, set_lr
+from nano_shared import ConfigError
 
 
 def rates(schedule: str, warmup: int = 0, steps: int = 4) -> list[float]:

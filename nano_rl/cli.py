@@ -1,0 +1,20 @@
+"""`nano-rl`: the commands, each imported only when it is called."""
+
+from __future__ import annotations
+
+from nano_shared.command_line import LazyGroup, run_command
+
+COMMANDS = {
+    "tasks": ("nano_rl.commands.tasks", "Make and list tasks."),
+    "rollout": ("nano_rl.commands.rollout", "Run a policy on tasks and log every execution."),
+    "sft": ("nano_rl.commands.sft", "Warm start: imitate oracle trajectories."),
+    "train": ("nano_rl.commands.train", "Policy gradients, on fresh rollouts and on the log."),
+    "eval": ("nano_rl.commands.eval", "Success on tasks, with confidence intervals."),
+    "checkpoints": ("nano_rl.commands.checkpoints", "List checkpoints, show one, promote one."),
+}
+
+cli = LazyGroup("nano-rl", COMMANDS, help="Train the policy from its own executions.")
+
+
+def main() -> None:
+    run_command(cli)

@@ -1,0 +1,1 @@
+"""The commands of `nano-rl`: each parses, calls one function, prints."""

@@ -1,0 +1,71 @@
+"""`nano-rl eval`: success on tasks with intervals, and paired against a baseline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from nano_coder.runtime import Runtime
+from nano_rl.commands.progress import bar, print_rows
+from nano_rl.commands.session import dtype_option, log_option, model_option, policy_runtime, seed_option
+from nano_rl.evaluate import paired, table
+from nano_rl.rollout import collect
+from nano_rl.tasks import read_tasks
+from nano_shared.types import Task, Trajectory
+
+
+@click.command("eval")
+@click.option("--tasks", "tasks_file", type=click.Path(path_type=Path), required=True)
+@model_option
+@click.option("--against", help="Another model: the paired difference is reported.")
+@click.option("--base-url", help="URL of an OpenAI-compatible endpoint.")
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True)
+@seed_option
+@dtype_option
+@log_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def command(
+    tasks_file: Path, model: str | None, against: str | None, base_url: str | None, temperature: float,
+    seed: int, dtype: str, log: str | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Run a model once on each task of a file and report success with 95 % intervals."""
+    tasks = read_tasks(tasks_file)
+    runtime = policy_runtime(model, log, base_url=base_url, dtype=dtype, temperature=temperature)
+    runs = _run(tasks, runtime, seed)
+    rows = table(runs)
+    other: list[Trajectory] = []
+    if against:
+        runtime = policy_runtime(against, log, base_url=base_url, dtype=dtype, temperature=temperature)
+        other = _run(tasks, runtime, seed)
+    if as_json:
+        print(json.dumps(_report(rows, runs, other)))
+        return 0
+    print_rows(rows)
+    if other:
+        print(f"\nagainst {against}:")
+        print_rows(table(other))
+        mean, low, high = paired(runs, other)
+        print(f"\ndifference: {mean:+.1%} (95 % interval {low:+.1%} to {high:+.1%}, paired)")
+    return 0
+
+
+def _run(tasks: list[Task], runtime: Runtime, seed: int) -> list[Trajectory]:
+    with bar(f"eval {runtime.policy_name}", len(tasks)) as progress:
+        return collect(tasks, runtime, seed=seed, on_run=lambda t: progress.advance())
+
+
+def _report(rows: list, runs: list[Trajectory], other: list[Trajectory]) -> dict:  # type: ignore[type-arg]
+    report = {"rows": [vars_of(row) for row in rows]}
+    if other:
+        mean, low, high = paired(runs, other)
+        report["difference"] = {"mean": mean, "low": low, "high": high}  # type: ignore[assignment]
+        report["against"] = [vars_of(row) for row in table(other)]
+    return report
+
+
+def vars_of(row) -> dict:  # type: ignore[no-untyped-def,type-arg]
+    from dataclasses import asdict
+
+    return {**asdict(row), "rate": row.rate}

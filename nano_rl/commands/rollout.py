@@ -1,0 +1,45 @@
+"""`nano-rl rollout`: run a policy, or the tasks' oracles, and log every execution with its verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from nano_rl.commands.progress import bar, print_rows
+from nano_rl.commands.session import dtype_option, log_option, model_option, policy_runtime, seed_option
+from nano_rl.evaluate import table
+from nano_rl.oracle import ORACLE, oracle_policy
+from nano_rl.rollout import collect, execute
+from nano_rl.tasks import read_tasks
+
+
+@click.command("rollout")
+@click.option("--tasks", "tasks_file", type=click.Path(path_type=Path), required=True)
+@model_option
+@click.option("--base-url", help="URL of an OpenAI-compatible endpoint.")
+@click.option("--oracle", is_flag=True, help="Run each task's own solution instead of a model.")
+@click.option("--group-size", type=click.IntRange(1), default=1, show_default=True, help="Runs of each task.")
+@click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True)
+@seed_option
+@dtype_option
+@log_option
+def command(
+    tasks_file: Path, model: str | None, base_url: str | None, oracle: bool, group_size: int,
+    temperature: float, seed: int, dtype: str, log: str | None,
+) -> int:  # fmt: skip
+    """Run each task of a file GROUP_SIZE times; the runs and their verdicts are in the log."""
+    tasks = read_tasks(tasks_file)
+    with bar("rollouts", len(tasks) * (1 if oracle else group_size)) as progress:
+        done = lambda trajectory: progress.advance(str(trajectory.stop))  # noqa: E731
+        if oracle:
+            from nano_rl.commands.oracles import oracle_runtime
+
+            runtime = replace(oracle_runtime(log), policy_name=ORACLE)
+            runs = execute(tasks, [oracle_policy(t, runtime.profile) for t in tasks], runtime, on_run=done)
+        else:
+            runtime = policy_runtime(model, log, base_url=base_url, dtype=dtype, temperature=temperature)
+            runs = collect(tasks, runtime, group_size=group_size, seed=seed, on_run=done)
+    print_rows(table(runs))
+    return 0

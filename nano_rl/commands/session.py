@@ -1,0 +1,92 @@
+"""What the commands share: options, the runtime they roll out in, and where a training lives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nano_coder.runtime import (
+    OpenedWeights,
+    Runtime,
+    ScriptedPolicy,
+    default_model,
+    open_policy,
+    open_sandbox,
+    open_weights,
+)
+from nano_shared.checkpoint import checkpoints_dir
+from nano_shared.errors import UsageError
+from nano_shared.store import LogStore
+from nano_shared.types import Sampling
+
+model_option = click.option(
+    "--model", help="Checkpoint name, folder, hub id, or openai:NAME with --base-url."
+)
+log_option = click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
+dtype_option = click.option(
+    "--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True
+)
+seed_option = click.option("--seed", type=int, default=0, show_default=True)
+tasks_option = click.option(
+    "--tasks", "tasks_file", type=click.Path(path_type=Path), help="JSON lines file of tasks."
+)
+
+
+def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    text = "Name of the checkpoint; a training of that name that was stopped goes on."
+    return click.option("--name", required=True, help=text)(function)
+
+
+def policy_runtime(
+    model: str | None, log: str | None, *, base_url: str | None, dtype: str, temperature: float
+) -> Runtime:
+    """The runtime of a policy by name. The sandbox refuses first, since that takes milliseconds."""
+    sandbox = open_sandbox()
+    store = LogStore.open(log)
+    opened = open_policy(model, base_url=base_url, dtype=dtype)
+    return Runtime(
+        policy=opened.policy,
+        sandbox=sandbox,
+        store=store,
+        profile=opened.profile,
+        sampling=Sampling(temperature=temperature),
+        policy_name=opened.name,
+    )
+
+
+def training_runtime(
+    model: str | None, log: str | None, *, dtype: str, temperature: float
+) -> tuple[OpenedWeights, str, Runtime]:
+    """Trainable weights, their name, and a runtime whose policy each step replaces by the live module."""
+    sandbox = open_sandbox()
+    store = LogStore.open(log)
+    name = model or default_model()
+    opened = open_weights(name, dtype="bfloat16" if dtype == "bfloat16" else "float32", merge=False)
+    runtime = Runtime(
+        policy=ScriptedPolicy([]),
+        sandbox=sandbox,
+        store=store,
+        profile=opened.profile,
+        sampling=Sampling(temperature=temperature),
+        policy_name=name,
+    )
+    return opened, name, runtime
+
+
+def training_folder(name: str) -> tuple[Path, Path]:
+    """The checkpoint to be and the folder of the training's state.
+
+    Raises UsageError for a name that cannot be a folder's, or of a checkpoint that exists.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise UsageError(f"--name {name!r}: use letters, digits, '.', '_' and '-'")
+    target = checkpoints_dir() / name
+    if target.exists():
+        raise UsageError(f"checkpoint {name} exists already ({target}); choose another --name")
+    folder = checkpoints_dir().parent / "trainings" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return target, folder
