@@ -81,7 +81,7 @@ class Agent:
         return turn
 
     def take(self, turn: Turn) -> None:
-        """Append a turn, fresh or from the log: the observations become messages, the limits are looked at."""
+        """Append a turn, fresh or from the log: observations become messages, limits are looked at."""
         self.turns.append(turn)
         for message in observation_messages(turn):
             self.conversation.append(message)

@@ -22,10 +22,12 @@ from nano_coder.policies.scripted import ScriptedPolicy
 from nano_coder.profiles import COMPACT_1, PROFILES, find_profile
 from nano_coder.prompt import first_messages, offered_tools
 from nano_coder.sandbox import Jail, Sandbox, open_sandbox
+from nano_coder.sandbox.lazy import LazyJail
 from nano_coder.tools import ToolContext
 from nano_coder.verify import verify
 from nano_coder.workspace import Workspace
 from nano_shared import snapshot
+from nano_shared.blobs import BlobStore
 from nano_shared.conversation import Conversation
 from nano_shared.errors import ContextFull, PolicyError, SandboxError, UsageError
 from nano_shared.policy import Policy
@@ -94,20 +96,14 @@ def run_task(
     UsageError for a task that the profile cannot serve and LogError where the log cannot be written.
     """
     offered_tools(runtime.profile, task)  # a task that cannot be served is refused before it is logged
-    trajectory = _new_trajectory(task, runtime, seed, parent)
-    with runtime.store.claim(trajectory.id):
-        try:
-            with _jail(task, task.snapshot, runtime) as jail:
-                workspace = Workspace(jail, runtime.store.blobs)
-                trajectory = trajectory.model_copy(update={"snapshot": workspace.start})
-                agent = _agent(trajectory, runtime, jail, workspace)
-                runtime.store.begin(trajectory)
-                if on_start:
-                    on_start(trajectory)
-                return _drive(agent, trajectory, runtime, on_turn)
-        except SandboxError as problem:  # the jail could not even be opened
-            runtime.store.begin(trajectory)
-            return _finish(trajectory, runtime, StopReason.SANDBOX_ERROR, str(problem))
+    start = _starting_snapshot(task, runtime.store.blobs)
+    trajectory = _new_trajectory(task, runtime, start, seed, parent)
+    with runtime.store.claim(trajectory.id), _jail(start, task, runtime) as jail:
+        runtime.store.begin(trajectory)
+        if on_start:
+            on_start(trajectory)
+        workspace = Workspace(jail, runtime.store.blobs, start=start, snapshot=start)
+        return _drive(_agent(trajectory, runtime, jail, workspace), trajectory, runtime, on_turn)
 
 
 def resume_run(run_id: str, runtime: Runtime, *, on_turn: OnTurn | None = None) -> Trajectory:
@@ -118,20 +114,16 @@ def resume_run(run_id: str, runtime: Runtime, *, on_turn: OnTurn | None = None) 
     trajectory = runtime.store.get(run_id)
     with runtime.store.claim(trajectory.id):
         trajectory = runtime.store.get(trajectory.id)
-        _check_resumable(trajectory, runtime)
+        start, newest = _check_resumable(trajectory, runtime)
         runtime.store.reopen(trajectory.id)
         trajectory = trajectory.model_copy(update={"stop": None, "stop_detail": None, "ended": None})
-        newest = next((t.snapshot for t in reversed(trajectory.turns) if t.snapshot), trajectory.snapshot)
-        try:
-            with _jail(trajectory.task, newest, runtime) as jail:
-                workspace = Workspace(jail, runtime.store.blobs, start=trajectory.snapshot)
-                agent = _agent(trajectory, runtime, jail, workspace)
-                for turn in trajectory.turns:
-                    agent.conversation.record(turn.completion)
-                    agent.take(turn)
-                return _drive(agent, trajectory, runtime, on_turn)
-        except SandboxError as problem:
-            return _finish(trajectory, runtime, StopReason.SANDBOX_ERROR, str(problem))
+        with _jail(newest, trajectory.task, runtime) as jail:
+            workspace = Workspace(jail, runtime.store.blobs, start=start, snapshot=newest)
+            agent = _agent(trajectory, runtime, jail, workspace)
+            for turn in trajectory.turns:
+                agent.conversation.record(turn.completion)
+                agent.take(turn)
+            return _drive(agent, trajectory, runtime, on_turn)
 
 
 def grade_run(trajectory: Trajectory, runtime: Runtime) -> Trajectory:
@@ -143,7 +135,9 @@ def grade_run(trajectory: Trajectory, runtime: Runtime) -> Trajectory:
     return trajectory.model_copy(update={"verdict": verdict})
 
 
-def _new_trajectory(task: Task, runtime: Runtime, seed: int | None, parent: str | None) -> Trajectory:
+def _new_trajectory(
+    task: Task, runtime: Runtime, start: str, seed: int | None, parent: str | None
+) -> Trajectory:
     return Trajectory(
         id=new_run_id(),
         task=task,
@@ -154,41 +148,54 @@ def _new_trajectory(task: Task, runtime: Runtime, seed: int | None, parent: str 
         template_hash=runtime.policy.template_hash,
         tools_hash=runtime.profile.tools_hash,
         policy=runtime.policy_name or runtime.policy.id,
+        snapshot=start,
         started=time.time(),
         seed=seed,
     )
 
 
-def _check_resumable(trajectory: Trajectory, runtime: Runtime) -> None:
+def _check_resumable(trajectory: Trajectory, runtime: Runtime) -> tuple[str, str]:
+    """The workspace before the first action and after the last logged turn, of a run that may go on."""
     run, profile = trajectory.id, runtime.profile
     if trajectory.stop not in (None, StopReason.INTERRUPTED):
         raise UsageError(f"run {run} ended ({trajectory.stop}); only a killed or interrupted run resumes")
-    if trajectory.snapshot is None:
+    newest = trajectory.last_snapshot
+    if trajectory.snapshot is None or newest is None:
         raise UsageError(f"run {run} never got a workspace; run the task again")
     if (trajectory.profile_hash, trajectory.template_hash) != (
         profile.hash,
         runtime.policy.template_hash,
     ):
         raise UsageError(
-            f"run {run} was made under profile {trajectory.profile} with another template than this policy's; "
-            f"resume it with --model {trajectory.policy}"
+            f"run {run} was made under profile {trajectory.profile} with another template than this "
+            f"policy's; resume it with --model {trajectory.policy}"
         )
+    return trajectory.snapshot, newest
+
+
+def _starting_snapshot(task: Task, blobs: BlobStore) -> str:
+    """The task's starting workspace in the blob store."""
+    if task.snapshot is not None:
+        return task.snapshot
+    with tempfile.TemporaryDirectory(prefix="nano-start-") as folder:
+        for name, text in task.files.items():
+            path = Path(folder) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="")
+        return snapshot.snapshot_directory(Path(folder), blobs)
 
 
 @contextmanager
-def _jail(task: Task, snapshot_id: str | None, runtime: Runtime) -> Iterator[Jail]:
-    """A jail on the task's starting files, or on a snapshot where one is given."""
-    with tempfile.TemporaryDirectory(prefix="nano-start-") as folder:
-        start = Path(folder) / "work"
-        start.mkdir()
-        if snapshot_id is not None:
-            blobs = runtime.store.blobs
-            snapshot.materialise(snapshot.load(snapshot_id, blobs), blobs, start)
-        else:
-            for name, text in task.files.items():
-                (start / name).parent.mkdir(parents=True, exist_ok=True)
-                (start / name).write_text(text, encoding="utf-8")
-        jail = runtime.sandbox.open(start, task.limits)
+def _jail(snapshot_id: str, task: Task, runtime: Runtime) -> Iterator[Jail]:
+    """A jail on a snapshot, opened when the first tool needs it."""
+
+    def opener() -> Jail:
+        with tempfile.TemporaryDirectory(prefix="nano-start-") as folder:
+            start = Path(folder) / "work"
+            snapshot.materialise(snapshot_id, runtime.store.blobs, start)
+            return runtime.sandbox.open(start, task.limits)
+
+    jail = LazyJail(opener)
     try:
         yield jail
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 from nano_coder.dialects import DIALECTS
@@ -57,7 +58,7 @@ def _tokens(trajectory: Trajectory) -> Iterator[Finding]:
         )
         return
     rows = [turn.completion.tokens.row for turn in trajectory.turns if turn.completion.tokens]
-    if any(after < before or after > before + 1 for before, after in zip(rows, rows[1:], strict=False)):
+    if any(after < before or after > before + 1 for before, after in pairwise(rows)):
         yield Finding(True, "broken rows", f"the token rows are out of order: {rows}")
         return
     for turn in trajectory.turns:

@@ -10,11 +10,11 @@ from nano_shared.blobs import BlobStore
 class Workspace:
     """Follows one jail. `start` is the snapshot before the first action, `snapshot` the newest."""
 
-    def __init__(self, jail: Jail, blobs: BlobStore, *, start: str | None = None) -> None:
+    def __init__(self, jail: Jail, blobs: BlobStore, *, start: str, snapshot: str) -> None:
         self._jail = jail
         self._blobs = blobs
-        self.snapshot = self._take()
-        self.start = start or self.snapshot
+        self.start = start
+        self.snapshot = snapshot
 
     def refresh(self) -> tuple[str, ...]:
         """Take a snapshot and name the files that changed since the last one."""

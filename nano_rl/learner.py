@@ -35,7 +35,7 @@ class Learner:
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
 
     def update(self, batches: Sequence[Batch], objective: Objective, guard: Guard) -> dict[str, float]:
-        """One optimizer step over all micro-batches; its metrics. A guard that trips leaves the weights alone."""
+        """One optimizer step over all micro-batches; its metrics. A guard that trips spares the weights."""
         parts = []
         for batch in batches:
             loss, metrics = objective(self.model, batch)

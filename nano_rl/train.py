@@ -81,7 +81,7 @@ def train(
 def gather(
     sources: Sources, runtime: Runtime, config: TrainConfig, step: int, on_run: OnRun | None
 ) -> list[Group]:
-    """The groups of one step: logged ones, topped up with fresh rollouts of the same tasks, or fresh alone."""
+    """The groups of one step: logged, topped up with fresh rollouts of the same tasks, or fresh alone."""
     if sources.logged:
         chosen = _slice(sources.logged, step, config.prompts_per_step, config.seed)
         if not config.group_size:

@@ -86,7 +86,7 @@ def make_task(
 
 def apply_to(trajectory: Trajectory, directory: Path, store: LogStore) -> list[str]:
     """Apply what a run changed to a directory, or nothing at all where a file changed since (Conflict)."""
-    if trajectory.snapshot is None:
+    after = trajectory.last_snapshot
+    if trajectory.snapshot is None or after is None:
         return []
-    after = next((t.snapshot for t in reversed(trajectory.turns) if t.snapshot), trajectory.snapshot)
     return list(snapshot.apply(trajectory.snapshot, after, store.blobs, directory))

@@ -6,6 +6,7 @@ calls it once and writes the value to a pipe; whatever else it prints, breaks or
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import json
@@ -72,10 +73,8 @@ def _run(request: Any, case: Any, report: int) -> dict[str, Any]:
         data += piece
     os.close(reader)
     for kill in (os.killpg, os.kill):
-        try:
+        with contextlib.suppress(OSError):
             kill(pid, signal.SIGKILL)
-        except OSError:
-            pass
     os.waitpid(pid, 0)
     if late:
         return {"status": "timeout"}

@@ -20,8 +20,8 @@ from nano_shared.snapshot import Entry, Snapshot
 from nano_shared.types import Tampering, Task, Trust, Verdict
 
 PROTECTED = (
-    "test_*.py", "*_test.py", "conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml",
-    "sitecustomize.py", "usercustomize.py", "*.pth",
+    "test_*.py", "*_test.py", "conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg",
+    "pyproject.toml", "sitecustomize.py", "usercustomize.py", "*.pth",
 )  # fmt: skip
 PROTECTED_FOLDERS = ("tests", "test")
 

@@ -23,7 +23,7 @@ def grade_trajectory(trajectory: Trajectory, sandbox: Sandbox, blobs: BlobStore)
     task, hidden = trajectory.task, trajectory.task.hidden
     if hidden is None and task.check is None:
         return None
-    after = next((t.snapshot for t in reversed(trajectory.turns) if t.snapshot), trajectory.snapshot)
+    after = trajectory.last_snapshot
     if trajectory.stop is None or trajectory.stop.ours or after is None:
         return ungraded(str(trajectory.stop or StopReason.INTERRUPTED))
     try:

@@ -50,7 +50,7 @@ def command(
             "seed": seed,
             "dtype": dtype,
             "optimizer": optimizer,
-        },  # fmt: skip
+        },
     )
     tasks = read_tasks(tasks_file)
     target, folder = training_folder(name)

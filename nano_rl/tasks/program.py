@@ -319,7 +319,10 @@ def _conditional(random: Random) -> Program:
         name=random.choice(["adjust", "choose", "convert", "rate", "limit", "pick"]) + f"_{a}",
         parameters=((a, "int"), (b, "int")) if two else ((a, "int"),),
         returns="int",
-        doc=f"Return {yes[2].format(a=a, b=b, k=k)} if {a} {compare[2]} {other}, otherwise {no[2].format(a=a, b=b, k=j)}.",
+        doc=(
+            f"Return {yes[2].format(a=a, b=b, k=k)} if {a} {compare[2]} {other}, "
+            f"otherwise {no[2].format(a=a, b=b, k=j)}."
+        ),
         body=(
             f"if {a} {compare[1]} {other}:",
             f"    return {yes[1].format(a=a, b=b, k=k)}",

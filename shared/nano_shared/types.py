@@ -358,6 +358,11 @@ class Trajectory(Value):
     """the newest verdict in the log"""
 
     @property
+    def last_snapshot(self) -> str | None:
+        """The workspace as the last logged turn left it."""
+        return next((t.snapshot for t in reversed(self.turns) if t.snapshot), self.snapshot)
+
+    @property
     def num_sampled_tokens(self) -> int:
         return sum(len(t.completion.tokens.sampled_ids) for t in self.turns if t.completion.tokens)
 

@@ -14,7 +14,7 @@ line = st.one_of(st.none(), st.integers())
 
 calls = st.one_of(
     st.builds(
-        lambda path, new, line: ToolCall(name="edit_file", arguments={"path": path, "line": line, "new": new}),
+        lambda path, new, n: ToolCall(name="edit_file", arguments={"path": path, "line": n, "new": new}),
         text, text, line,
     ),
     st.builds(
