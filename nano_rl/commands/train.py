@@ -58,7 +58,7 @@ def command(
     log: str | None,
     **flags: Any,
 ) -> int:
-    """Train and write checkpoint NAME. --tasks FILE rolls out afresh; --from-logs learns from what happened."""
+    """Train and write checkpoint NAME: --tasks FILE rolls out afresh, --from-logs learns from the log."""
     if from_logs == (tasks_file is not None):
         raise UsageError("give either --tasks FILE, or --from-logs (with --fresh G to add fresh rollouts)")
     config = parse_config(TrainConfig, _settings(flags, from_logs, fresh))

@@ -1,0 +1,66 @@
+"""Are logged log-probs those of the weights? Recomputes 200 logged turns of a policy in float32.
+
+python benchmarks/exact_tokens.py --model shipped --tasks FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from nano_coder.runtime import Runtime, local_policy, open_sandbox, open_weights
+from nano_rl.rollout import collect
+from nano_rl.tasks import read_tasks
+from nano_shared.store import LogStore
+from nano_shared.types import Sampling, Trajectory
+
+TURNS = 200
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--tasks", type=Path, required=True)
+    options = parser.parse_args()
+    opened = open_weights(options.model)
+    policy = local_policy(opened.loaded, opened.profile, version=opened.version)
+    with tempfile.TemporaryDirectory() as folder:
+        store = LogStore.open(Path(folder) / "log.db")
+        runtime = Runtime(
+            policy=policy, sandbox=open_sandbox(), store=store, profile=opened.profile,
+            sampling=Sampling(temperature=1.0), policy_name=options.model,
+        )  # fmt: skip
+        turns, worst, total, tokens = 0, 0.0, 0.0, 0
+        for task in read_tasks(options.tasks):
+            collect([task], runtime, seed=turns)
+        for run in store.trajectories():
+            if turns >= TURNS:
+                break
+            differences = compare(run, policy)
+            turns += len(run.turns)
+            tokens += len(differences)
+            worst, total = max([worst, *differences]), total + sum(differences)
+    print(
+        f"{turns} turns, {tokens} sampled tokens: |difference| mean {total / tokens:.2e}, largest {worst:.2e}"
+    )
+
+
+def compare(run: Trajectory, policy) -> list[float]:  # type: ignore[no-untyped-def]
+    """|logged - recomputed| for each sampled token of a run, its row scored in one pass."""
+    row: list[int] = []
+    places: list[int] = []
+    logged: list[float] = []
+    for turn in run.turns:
+        tokens = turn.completion.tokens
+        assert tokens is not None
+        row += tokens.context_ids
+        places += range(len(row), len(row) + len(tokens.sampled_ids))
+        row += tokens.sampled_ids
+        logged += tokens.logprobs
+    (scores,) = policy.engine.score([tuple(row)])
+    return [abs(scores[place - 1] - value) for place, value in zip(places, logged, strict=True)]
+
+
+if __name__ == "__main__":
+    main()
