@@ -115,6 +115,8 @@ class SftConfig(Config):
     epochs: float = Field(1.0, gt=0)
     batch: int = Field(16, ge=1)
     """trajectories of one optimizer step"""
+    stop_after: int | None = Field(None, ge=1)
+    """steps after which to stop short of the schedule, which `epochs` alone sets"""
     max_tokens: int = Field(4096, ge=1)
     """positions of one micro-batch, padding included"""
     lora_rank: int = Field(16, ge=0)

@@ -31,11 +31,12 @@ def train_sft(
     """Train in place, going on from a state that lies under `folder`. Returns the steps done in all."""
     total = math.ceil(len(samples) * config.epochs / config.batch)
     learner = Learner(model, config.optimizer, steps=total)
+    end = min(total, config.stop_after or total)
     state = folder / STATE
     if state.exists():
         learner.load(state)
     with MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
-        while learner.step < total:
+        while learner.step < end:
             started = time.monotonic()
             chosen = [samples[i] for i in _indices(learner.step, len(samples), config)]
             batches = make_batches(chosen, max_tokens=config.max_tokens)
@@ -44,8 +45,8 @@ def train_sft(
             tokens = sum(len(sample.ids) for sample in chosen)
             values |= {"seconds": seconds, "tokens_per_second": tokens / seconds}
             metrics.write(learner.step - 1, values)
-            on_step(learner.step, total, values)
-            if learner.step % config.save_every == 0 or learner.step == total:
+            on_step(learner.step, end, values)
+            if learner.step % config.save_every == 0 or learner.step == end:
                 learner.save(state, {})
     return learner.step
 

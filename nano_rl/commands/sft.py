@@ -27,6 +27,7 @@ from nano_rl.tasks import read_tasks
 @name_option
 @model_option
 @click.option("--epochs", type=float, default=1.0, show_default=True)
+@click.option("--stop-after", type=int, help="Steps after which to stop short of the schedule.")
 @click.option("--batch", type=int, default=16, show_default=True, help="Trajectories an optimizer step.")
 @click.option("--learning-rate", type=float, default=1e-3, show_default=True)
 @click.option("--lora-rank", type=int, default=16, show_default=True, help="0 trains all weights.")
@@ -35,8 +36,8 @@ from nano_rl.tasks import read_tasks
 @dtype_option
 @log_option
 def command(
-    tasks_file: Path, name: str, model: str | None, epochs: float, batch: int, learning_rate: float,
-    lora_rank: int, max_tokens: int, seed: int, dtype: str, log: str | None,
+    tasks_file: Path, name: str, model: str | None, epochs: float, stop_after: int | None, batch: int,
+    learning_rate: float, lora_rank: int, max_tokens: int, seed: int, dtype: str, log: str | None,
 ) -> int:  # fmt: skip
     """Run the oracles of a task file through the runtime, imitate them, and write checkpoint NAME."""
     optimizer = {"learning_rate": learning_rate, "schedule": "linear", "warmup_steps": 10}
@@ -44,6 +45,7 @@ def command(
         SftConfig,
         {
             "epochs": epochs,
+            "stop_after": stop_after,
             "batch": batch,
             "lora_rank": lora_rank,
             "max_tokens": max_tokens,
