@@ -8,12 +8,12 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from nano_coder import __version__
-from nano_coder.agent import Agent, observation_messages
+from nano_coder.agent import Agent, observation_messages, spill_path
 from nano_coder.chat_template import CHATML, ChatTemplate
 from nano_coder.dialects import DIALECTS
 from nano_coder.grading import grade_trajectory
@@ -57,6 +57,7 @@ __all__ = [
     "open_policy",
     "open_sandbox",
     "open_weights",
+    "refuse_ended",
     "resume_run",
     "run_task",
     "runtime_version",
@@ -129,6 +130,7 @@ def resume_run(run_id: str, runtime: Runtime, *, on_turn: OnTurn | None = None) 
                 for turn in trajectory.turns:
                     agent.conversation.record(turn.completion)
                     agent.take(turn)
+                    _restore_spills(turn, jail, runtime)
                 return _drive(agent, trajectory, runtime, on_turn)
         except SandboxError as problem:
             return _finish(trajectory, runtime, StopReason.SANDBOX_ERROR, str(problem))
@@ -159,10 +161,17 @@ def _new_trajectory(task: Task, runtime: Runtime, seed: int | None, parent: str 
     )
 
 
+def refuse_ended(trajectory: Trajectory) -> None:
+    """Raises UsageError for a run that ended by itself."""
+    if trajectory.stop not in (None, StopReason.INTERRUPTED):
+        raise UsageError(
+            f"run {trajectory.id} ended ({trajectory.stop}); only a killed or interrupted run resumes"
+        )
+
+
 def _check_resumable(trajectory: Trajectory, runtime: Runtime) -> None:
     run, profile = trajectory.id, runtime.profile
-    if trajectory.stop not in (None, StopReason.INTERRUPTED):
-        raise UsageError(f"run {run} ended ({trajectory.stop}); only a killed or interrupted run resumes")
+    refuse_ended(trajectory)
     if trajectory.snapshot is None:
         raise UsageError(f"run {run} never got a workspace; run the task again")
     if (trajectory.profile_hash, trajectory.template_hash) != (
@@ -185,14 +194,22 @@ def _jail(task: Task, snapshot_id: str | None, runtime: Runtime) -> Iterator[Jai
             blobs = runtime.store.blobs
             snapshot.materialise(snapshot.load(snapshot_id, blobs), blobs, start)
         else:
-            for name, text in task.files.items():
-                (start / name).parent.mkdir(parents=True, exist_ok=True)
-                (start / name).write_text(text, encoding="utf-8")
+            _lay_down(task, start)
         jail = runtime.sandbox.open(start, task.limits)
     try:
         yield jail
     finally:
         jail.close()
+
+
+def _lay_down(task: Task, start: Path) -> None:
+    """Raises UsageError for files that cannot lie in one folder, or that are no text."""
+    for name, text in task.files.items():
+        try:
+            (start / name).parent.mkdir(parents=True, exist_ok=True)
+            (start / name).write_text(text, encoding="utf-8", newline="")
+        except (OSError, UnicodeEncodeError) as problem:
+            raise UsageError(f"task {task.key!r}: file {name!r} cannot be written: {problem}") from None
 
 
 def _agent(trajectory: Trajectory, runtime: Runtime, jail: Jail, workspace: Workspace) -> Agent:
@@ -210,6 +227,14 @@ def _agent(trajectory: Trajectory, runtime: Runtime, jail: Jail, workspace: Work
         put_blob=runtime.store.blobs.put,
         elapsed=sum(turn.ended - turn.started for turn in trajectory.turns),
     )
+
+
+def _restore_spills(turn: Turn, jail: Jail, runtime: Runtime) -> None:
+    """Put whole outputs back where the conversation says that they are: snapshots leave them out."""
+    for number, observation in enumerate(turn.observations):
+        if observation.blob is not None:
+            with suppress(OSError):
+                jail.write(spill_path(turn.index, number), runtime.store.blobs.get(observation.blob))
 
 
 def _drive(agent: Agent, trajectory: Trajectory, runtime: Runtime, on_turn: OnTurn | None) -> Trajectory:
