@@ -29,8 +29,7 @@ MIX = {
 }
 """views -> tasks"""
 SFT = {
-    "--epochs": "0.36",
-    "--stop-after": "100",
+    "--epochs": "0.2",
     "--batch": "16",
     "--learning-rate": "1e-3",
     "--lora-rank": "16",

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from nano_coder.dialects import DIALECTS, Parsed
 from nano_coder.observation import shorten
-from nano_coder.tools import TOOLS, ToolContext, ToolFailure, ToolResult
+from nano_coder.tools import TOOLS, ToolContext, ToolFailure, ToolResult, submit
 from nano_coder.workspace import Workspace
 from nano_shared.conversation import Conversation
 from nano_shared.hashing import content_hash
 from nano_shared.policy import Policy
 from nano_shared.profile import InterfaceProfile
+from nano_shared.snapshot import SnapshotError
 from nano_shared.types import (
     Message,
     Observation,
@@ -63,7 +65,8 @@ class Agent:
         completion = self.policy.complete(self.conversation, self._sampling())
         self.conversation.record(completion)
         parsed = DIALECTS[self.profile.dialect].parse(completion.text, self.tools)
-        observations = [self._execute(call) for call in parsed.calls] or [self._refuse(parsed)]
+        observations = [self._execute(*numbered) for numbered in enumerate(parsed.calls)]
+        observations = observations or [self._refuse(parsed)]
         turn = Turn(
             index=len(self.turns),
             completion=completion,
@@ -83,6 +86,10 @@ class Agent:
     def take(self, turn: Turn) -> None:
         """Append a turn, fresh or from the log: observations become messages, limits are looked at."""
         self.turns.append(turn)
+        for call, observation in zip(turn.calls, turn.observations, strict=False):
+            if call.name == submit.spec.name and observation.ok:
+                answer = call.arguments.get("answer")
+                self.stop, self.answer = StopReason.FINISHED, None if answer is None else str(answer)
         for message in observation_messages(turn):
             self.conversation.append(message)
         self.stop = self.stop or self._limit()
@@ -96,22 +103,27 @@ class Agent:
             }
         )
 
-    def _execute(self, call: ToolCall) -> Observation:
+    def _execute(self, number: int, call: ToolCall) -> Observation:
         started = time.time()
         try:
             result = self._tool(call)
         except ToolFailure as failure:
             result = ToolResult(text=f"error: {failure}", ok=False)
-        if result.finished:
-            self.stop, self.answer = StopReason.FINISHED, result.answer
-        changed = self.workspace.refresh() if call.name in TOOLS and TOOLS[call.name].mutates else ()
-        full = result.text.encode("utf-8", "surrogatepass")
-        spill = f".nano/output_{len(self.turns)}.txt"
-        text, cut = shorten(result.text, self.policy.count, self.profile.observation, full_output=spill)
+        changed: tuple[str, ...] = ()
+        if call.name in TOOLS and TOOLS[call.name].mutates:
+            try:
+                changed = self.workspace.refresh()
+            except SnapshotError as problem:  # it outgrew its limits: the agent's doing, so it may mend it
+                result = ToolResult(text=f"error: {problem}", ok=False, execution=result.execution)
+        # a call can quote half a surrogate pair, which no tokenizer takes
+        full = result.text.encode("utf-8", "backslashreplace")
+        spill = spill_path(len(self.turns), number)
+        text, cut = shorten(full.decode(), self.policy.count, self.profile.observation, full_output=spill)
         blob = None
         if cut:
             blob = self.put_blob(full)
-            self.context.jail.write(spill, full)
+            with contextlib.suppress(OSError):  # the agent may have put something else there
+                self.context.jail.write(spill, full)
         run = result.execution
         return Observation(
             tool=call.name,
@@ -138,7 +150,8 @@ class Agent:
     def _refuse(self, parsed: Parsed) -> Observation:
         now = time.time()
         text = f"error: {parsed.error}"
-        return Observation(tool="", ok=False, text=text, bytes_total=len(text), started=now, ended=now)
+        size = len(text.encode())
+        return Observation(tool="", ok=False, text=text, bytes_total=size, started=now, ended=now)
 
     def _limit(self) -> StopReason | None:
         limits = self.task.limits
@@ -156,6 +169,11 @@ class Agent:
 
     def _sampled_tokens(self) -> int:
         return sum(_length(turn, self.policy.count) for turn in self.turns)
+
+
+def spill_path(turn: int, call: int) -> str:
+    """Where the agent finds the whole output of a call that was cut; no snapshot holds it."""
+    return f".nano/output_{turn}{f'_{call}' if call else ''}.txt"
 
 
 def observation_messages(turn: Turn) -> list[Message]:

@@ -17,7 +17,7 @@ from nano_shared.errors import ConfigError
 class AgentConfig(BaseModel):
     """The settings of `nano-coder`; every one is a flag, a NANO_* variable and a key of nano.toml."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     model: str | None = None
     """checkpoint name, folder, hub id, or openai:NAME; None is the promoted or the shipped policy"""
@@ -81,5 +81,5 @@ def _read_toml(path: Path) -> dict[str, Any]:
             return tomllib.load(file)
     except FileNotFoundError:
         return {}
-    except (tomllib.TOMLDecodeError, OSError) as problem:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as problem:
         raise ConfigError(f"cannot read {path}: {problem}") from None

@@ -8,12 +8,12 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from nano_coder import __version__
-from nano_coder.agent import Agent, observation_messages
+from nano_coder.agent import Agent, observation_messages, spill_path
 from nano_coder.chat_template import CHATML, ChatTemplate
 from nano_coder.dialects import DIALECTS
 from nano_coder.grading import grade_trajectory
@@ -59,6 +59,7 @@ __all__ = [
     "open_policy",
     "open_sandbox",
     "open_weights",
+    "refuse_ended",
     "resume_run",
     "run_task",
     "runtime_version",
@@ -123,6 +124,7 @@ def resume_run(run_id: str, runtime: Runtime, *, on_turn: OnTurn | None = None) 
             for turn in trajectory.turns:
                 agent.conversation.record(turn.completion)
                 agent.take(turn)
+                _restore_spills(turn, jail, runtime)
             return _drive(agent, trajectory, runtime, on_turn)
 
 
@@ -154,11 +156,18 @@ def _new_trajectory(
     )
 
 
+def refuse_ended(trajectory: Trajectory) -> None:
+    """Raises UsageError for a run that ended by itself."""
+    if trajectory.stop not in (None, StopReason.INTERRUPTED):
+        raise UsageError(
+            f"run {trajectory.id} ended ({trajectory.stop}); only a killed or interrupted run resumes"
+        )
+
+
 def _check_resumable(trajectory: Trajectory, runtime: Runtime) -> tuple[str, str]:
     """The workspace before the first action and after the last logged turn, of a run that may go on."""
     run, profile = trajectory.id, runtime.profile
-    if trajectory.stop not in (None, StopReason.INTERRUPTED):
-        raise UsageError(f"run {run} ended ({trajectory.stop}); only a killed or interrupted run resumes")
+    refuse_ended(trajectory)
     newest = trajectory.last_snapshot
     if trajectory.snapshot is None or newest is None:
         raise UsageError(f"run {run} never got a workspace; run the task again")
@@ -178,10 +187,7 @@ def _starting_snapshot(task: Task, blobs: BlobStore) -> str:
     if task.snapshot is not None:
         return task.snapshot
     with tempfile.TemporaryDirectory(prefix="nano-start-") as folder:
-        for name, text in task.files.items():
-            path = Path(folder) / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8", newline="")
+        _lay_down(task, Path(folder))
         return snapshot.snapshot_directory(Path(folder), blobs)
 
 
@@ -202,6 +208,16 @@ def _jail(snapshot_id: str, task: Task, runtime: Runtime) -> Iterator[Jail]:
         jail.close()
 
 
+def _lay_down(task: Task, start: Path) -> None:
+    """Raises UsageError for files that cannot lie in one folder, or that are no text."""
+    for name, text in task.files.items():
+        try:
+            (start / name).parent.mkdir(parents=True, exist_ok=True)
+            (start / name).write_text(text, encoding="utf-8", newline="")
+        except (OSError, UnicodeEncodeError) as problem:
+            raise UsageError(f"task {task.key!r}: file {name!r} cannot be written: {problem}") from None
+
+
 def _agent(trajectory: Trajectory, runtime: Runtime, jail: Jail, workspace: Workspace) -> Agent:
     task = trajectory.task
     return Agent(
@@ -217,6 +233,14 @@ def _agent(trajectory: Trajectory, runtime: Runtime, jail: Jail, workspace: Work
         put_blob=runtime.store.blobs.put,
         elapsed=sum(turn.ended - turn.started for turn in trajectory.turns),
     )
+
+
+def _restore_spills(turn: Turn, jail: Jail, runtime: Runtime) -> None:
+    """Put whole outputs back where the conversation says that they are: snapshots leave them out."""
+    for number, observation in enumerate(turn.observations):
+        if observation.blob is not None:
+            with suppress(OSError):
+                jail.write(spill_path(turn.index, number), runtime.store.blobs.get(observation.blob))
 
 
 def _drive(agent: Agent, trajectory: Trajectory, runtime: Runtime, on_turn: OnTurn | None) -> Trajectory:

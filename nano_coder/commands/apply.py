@@ -9,6 +9,7 @@ import click
 from nano_coder.commands.run import apply_to
 from nano_coder.config import load_config
 from nano_shared.errors import UsageError
+from nano_shared.printable import printable
 from nano_shared.store import LogStore
 
 
@@ -24,7 +25,7 @@ def command(run: str, directory: Path, log: str | None) -> int:
     store = LogStore.open(config.log, create=False)
     changed = apply_to(store.get(run), directory, store)
     for path in changed:
-        print(path)
+        print(printable(path))
     if not changed:
         click.echo("nothing to apply", err=True)
     return 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
-from nano_coder.commands.display import printable
+from nano_shared.printable import printable
 from nano_shared.store import LogStore
 
 
@@ -13,5 +15,7 @@ from nano_shared.store import LogStore
 @click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
 def command(run: str, log: str | None) -> int:
     """Print the unified diff of RUN against the workspace it started from."""
-    print(printable(LogStore.open(log, create=False).get(run).diff), end="")
+    text = LogStore.open(log, create=False).get(run).diff
+    # a pipe gets it exactly, for `git apply`
+    print(printable(text) if sys.stdout.isatty() else text, end="")
     return 0

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.syntax import Syntax
 
+from nano_shared.printable import printable
 from nano_shared.types import Observation, StopReason, Trajectory, Trust, Turn
 
 
@@ -22,7 +23,7 @@ class Display:
         self._result = Console(quiet=quiet, highlight=False)
 
     def start(self, trajectory: Trajectory) -> None:
-        self._progress.print(f"[bold]run {trajectory.id}[/] with {escape(trajectory.policy)}")
+        self._progress.print(f"[bold]run {trajectory.id}[/] with {escape(printable(trajectory.policy))}")
 
     def turn(self, turn: Turn) -> None:
         tokens = turn.completion.tokens
@@ -34,7 +35,7 @@ class Display:
 
     def grading(self, trajectory: Trajectory) -> None:
         if trajectory.task.check and trajectory.stop and not trajectory.stop.ours:
-            self._progress.print(f"\nchecking in a fresh sandbox: {escape(trajectory.task.check)}")
+            self._progress.print(f"\nchecking in a fresh sandbox: {escape(printable(trajectory.task.check))}")
 
     def ask_apply(self, trajectory: Trajectory, directory: Path) -> bool:
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -48,7 +49,7 @@ class Display:
         self._result.print(f"\nstopped: {trajectory.stop}{_detail(trajectory)}")
         if trajectory.answer is not None:
             self._result.print(f"answer: {escape(printable(trajectory.answer))}")
-        self._result.print(f"check: {outcome(trajectory)}")
+        self._result.print(f"check: {escape(printable(outcome(trajectory)))}")
         self._result.print(f"run: {trajectory.id}")
         if trajectory.diff and not applied:
             self._result.print(f"[dim]not applied; nano-coder apply {trajectory.id} does it[/]")
@@ -59,15 +60,18 @@ class Display:
             self._progress.print(f"[{colour}]│[/] {escape(line)}")
 
     def _diff(self, trajectory: Trajectory) -> None:
-        if trajectory.diff:
+        if trajectory.diff and not self._result.is_terminal:
+            self._result.print(escape(printable(trajectory.diff)), end="", soft_wrap=True)
+        elif trajectory.diff:
             self._result.print(Syntax(printable(trajectory.diff), "diff", background_color="default"))
         else:
             self._result.print("no changes")
 
 
-def printable(text: str) -> str:
-    """Model-made text without control characters, so that it cannot drive the terminal."""
-    return "".join(c if c in "\n\t" or c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+_FAILURES = {
+    "check_not_found": " (its command could not be found or run)",
+    "agent_timeout": " (it ran out of time)",
+}
 
 
 def outcome(trajectory: Trajectory) -> str:
@@ -76,7 +80,7 @@ def outcome(trajectory: Trajectory) -> str:
         return "none was given"
     if verdict.reward is None:
         return f"not graded ({verdict.failure_kind})"
-    passed = "passed" if verdict.reward >= 1 else "failed"
+    passed = "passed" if verdict.reward >= 1 else f"failed{_FAILURES.get(str(verdict.failure_kind), '')}"
     tampered = "; tampering: " + "; ".join(t.detail for t in verdict.tampering) if verdict.tampering else ""
     trust = " on the original tests plus the diff" if verdict.trust is Trust.USER_CHECK else ""
     return f"{passed}{trust}{tampered}"

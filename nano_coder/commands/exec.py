@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -23,14 +24,13 @@ def command(argv: tuple[str, ...], workspace: Path | None, timeout: float, memor
     """Run ARGV in a sandbox on a copy of a directory. Put -- before it if it has options of its own."""
     if workspace is not None and not workspace.is_dir():
         raise UsageError(f"no such directory: {workspace}")
-    jail = open_sandbox("ns").open(workspace, Limits(tool_seconds=timeout, memory_mb=memory))
+    given = b"" if sys.stdin.isatty() else sys.stdin.buffer.read()
     try:
-        result = jail.run(argv, stdin=b"" if sys.stdin.isatty() else sys.stdin.buffer.read())
+        with closing(open_sandbox().open(workspace, Limits(tool_seconds=timeout, memory_mb=memory))) as jail:
+            result = jail.run(argv, stdin=given)
     except SandboxError as problem:
         print(f"error: {problem}", file=sys.stderr)
         return _OURS
-    finally:
-        jail.close()
     sys.stdout.buffer.write(result.stdout)
     sys.stderr.buffer.write(result.stderr)
     if result.timed_out:

@@ -7,10 +7,12 @@ import time
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from nano_coder.commands.display import Display, printable
+from nano_coder.commands.display import Display
 from nano_coder.verify import verify
+from nano_shared.printable import printable
 from nano_shared.store import LogStore
 
 _LOG = click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
@@ -36,11 +38,10 @@ def list_runs(limit: int, log: str | None, as_json: bool) -> int:
     for run in runs:
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started))
         reward = "" if run.reward is None else f"{run.reward:g}"
-        prompt = " ".join(printable(run.prompt).split())[:40]
+        prompt = escape(" ".join(printable(run.prompt).split())[:40])
+        policy = escape(printable(run.policy))
         stop = run.stop or "unfinished"
-        table.add_row(
-            run.id, started, run.policy, prompt, str(run.turns), str(run.sampled_tokens), stop, reward
-        )
+        table.add_row(run.id, started, policy, prompt, str(run.turns), str(run.sampled_tokens), stop, reward)
     Console().print(table)
     return 0
 
@@ -53,7 +54,7 @@ def show(run: str, log: str | None, as_json: bool) -> int:
     """One run whole: the task, each step, the diff, the verdict."""
     trajectory = LogStore.open(log, create=False).get(run)
     if as_json:
-        print(trajectory.model_dump_json())
+        print(json.dumps(trajectory.model_dump(mode="json")))  # which can spell any text
         return 0
     display = Display(quiet=False)
     display.start(trajectory)
@@ -80,7 +81,7 @@ def verify_run(run: str, log: str | None, as_json: bool) -> int:
         verdict = "may" if trainable else "may not"
         print(f"run {trajectory.id} {verdict} train a policy gradient")
         for finding in findings:
-            print(f"  {'no: ' if finding.blocks else 'ok: '}{finding.text}")
+            print(f"  {'no: ' if finding.blocks else 'ok: '}{printable(finding.text)}")
     return 0 if trainable else 1
 
 

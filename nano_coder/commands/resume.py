@@ -11,7 +11,7 @@ import click
 from nano_coder.commands.display import Display, exit_code, summary
 from nano_coder.commands.options import execution_options, open_runtime
 from nano_coder.config import load_config
-from nano_coder.runtime import grade_run, resume_run
+from nano_coder.runtime import grade_run, refuse_ended, resume_run
 from nano_shared.store import LogStore
 
 
@@ -24,6 +24,7 @@ def command(run: str, as_json: bool, **flags: Any) -> int:
     config, _ = load_config(flags, Path())
     store = LogStore.open(config.log, create=False)
     logged = store.get(run)
+    refuse_ended(logged)  # before the model is loaded, which takes seconds
     runtime = open_runtime(config, Path(), store, model=config.model or logged.policy)
     display = Display(quiet=as_json)
     display.start(logged)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def command(
     DIR itself is not touched unless the changes are applied: with --apply, when you say so at the end, or
     later with `nano-coder apply RUN`.
     """
-    prompt = sys.stdin.read() if task == "-" else task
+    prompt = _text(sys.stdin.buffer.read() if task == "-" else os.fsencode(task))
     if not prompt.strip():
         raise UsageError(
             "the task is empty; say what to do, for example: nano-coder run 'fix the failing test'"
@@ -68,6 +69,13 @@ def command(
     else:
         display.end(trajectory, applied=applied)
     return exit_code(trajectory)
+
+
+def _text(given: bytes) -> str:
+    try:
+        return given.decode()
+    except UnicodeDecodeError as problem:
+        raise UsageError(f"the task is not UTF-8 text ({problem})") from None
 
 
 def make_task(

@@ -19,8 +19,17 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Pow: operator.pow,
 }
 _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
-_FUNCTIONS: dict[str, Callable[..., Any]] = {"abs": abs, "min": min, "max": max, "round": round}
 _MAX_LENGTH, _MAX_EXPONENT, _MAX_BITS = 500, 1000, 10_000
+
+
+def _round(number: Any, digits: Any = None) -> Any:
+    if digits is not None and abs(digits) > _MAX_EXPONENT:
+        # it would calculate a power of ten of that size
+        raise ValueError(f"round takes up to {_MAX_EXPONENT} digits")
+    return round(number, digits)
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"abs": abs, "min": min, "max": max, "round": _round}
 
 
 @tool(body="expression")
@@ -30,7 +39,7 @@ def calculate(context: ToolContext, expression: str) -> ToolResult:
         raise ToolFailure(f"the expression is longer than {_MAX_LENGTH} characters")
     try:
         value = _value(ast.parse(expression.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError) as problem:
+    except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as problem:
         raise ToolFailure(f"cannot calculate {expression.strip()!r}: {problem}") from None
     return ToolResult(text=str(value))
 
@@ -51,6 +60,9 @@ def _value(node: ast.expr) -> Any:
 def _binary(op: ast.operator, left: Any, right: Any) -> Any:
     if isinstance(op, ast.Pow) and abs(right) > _MAX_EXPONENT:
         raise ValueError(f"exponents go up to {_MAX_EXPONENT}")
+    if isinstance(op, ast.Pow) and isinstance(left, int) and isinstance(right, int):
+        if (left.bit_length() - 1) * right > _MAX_BITS:
+            raise ValueError("the result is too large")
     return _BINARY[type(op)](left, right)
 
 

@@ -24,12 +24,16 @@ def edit_file(
 
 
 def _replace_line(path: str, text: str, line: int, new: str) -> str:
-    lines = text.splitlines(keepends=True)
-    if not 1 <= line <= len(lines):
-        raise ToolFailure(f"{path} has lines 1 to {len(lines)}, not {line}")
-    ending = "\n" if lines[line - 1].endswith("\n") and not new.endswith("\n") else ""
-    lines[line - 1] = new + ending
-    return "".join(lines)
+    lines = text.split("\n")  # as read_file numbers them: a form feed, say, ends no line
+    last = len(lines) - (lines[-1] == "")
+    if not 1 <= line <= last:
+        raise ToolFailure(f"{path} has lines 1 to {last}, not {line}")
+    if line < len(lines):
+        new = new.removesuffix("\n")
+        if lines[line - 1].endswith("\r") and not new.endswith("\r"):
+            new += "\r"
+    lines[line - 1] = new
+    return "\n".join(lines)
 
 
 def _replace_passage(path: str, text: str, old: str, new: str) -> str:

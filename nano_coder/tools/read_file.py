@@ -30,7 +30,7 @@ def read_text(jail: Jail, path: str) -> str:
         raise ToolFailure(f"no such file: {path}") from None
     except IsADirectoryError:
         raise ToolFailure(f"{path} is a directory") from None
-    except (PermissionError, NotADirectoryError) as problem:
+    except OSError as problem:
         raise ToolFailure(f"cannot read {path}: {problem}") from None
     except UnicodeDecodeError:
         raise ToolFailure(f"{path} is not UTF-8 text") from None

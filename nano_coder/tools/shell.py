@@ -9,7 +9,7 @@ from nano_coder.tools.tool import ToolContext, ToolResult, tool
 @tool(body="command", mutates=True)
 def shell(context: ToolContext, command: str) -> ToolResult:
     """Run a shell command in the workspace and show its output."""
-    return execution_result(context.jail.run(["/bin/sh", "-c", command]))
+    return execution_result(context.run(["/bin/sh", "-c", command]))
 
 
 def execution_result(execution: ExecResult) -> ToolResult:

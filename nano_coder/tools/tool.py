@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from nano_coder.sandbox import ExecResult, Jail
+from nano_shared.errors import UsageError
 from nano_shared.types import Limits, ToolSpec
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +25,13 @@ class ToolContext:
     python: str
     """the interpreter's path inside the jail"""
     limits: Limits
+
+    def run(self, argv: Sequence[str]) -> ExecResult:
+        """Run a program in the jail. Raises ToolFailure for arguments that no program can be given."""
+        try:
+            return self.jail.run(argv)
+        except UsageError as problem:
+            raise ToolFailure(str(problem)) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +64,11 @@ class Tool:
             values = self.arguments.model_validate(arguments)
         except ValidationError as problem:
             raise ToolFailure(self._explain(problem)) from None
-        return self.function(context, **{key: getattr(values, key) for key in self.arguments.model_fields})
+        given = {key: getattr(values, key) for key in self.arguments.model_fields}
+        for key, value in given.items():
+            if isinstance(value, str) and _SURROGATE.search(value):
+                raise ToolFailure(f"{key} holds half of a surrogate pair, which is no text")
+        return self.function(context, **given)
 
     def _explain(self, problem: ValidationError) -> str:
         known = self.arguments.model_fields

@@ -65,7 +65,7 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
 def read_tasks(path: Path) -> list[Task]:
     """Every task of a JSON lines file. Raises UsageError naming file, line and field; no row is skipped."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # a JSON text may hold other ends of lines
     except FileNotFoundError:
         raise UsageError(f"no such task file: {path}; nano-rl tasks make writes one") from None
     except (OSError, UnicodeDecodeError) as problem:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import click
 
 from nano_shared.errors import NanoError
+from nano_shared.printable import printable
 
 
 class LazyGroup(click.Group):
@@ -40,23 +43,37 @@ class LazyGroup(click.Group):
 
 def run_command(cli: click.Command, arguments: list[str] | None = None) -> None:
     """Run a command line and exit: errors of ours become one line on stderr and their exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name of a file may be no text at all
+            stream.reconfigure(errors="backslashreplace")
     try:
         result: Any = cli.main(args=arguments, standalone_mode=False)
     except click.exceptions.Abort:
         _fail("interrupted", 130)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
+    except click.UsageError as problem:
+        if problem.ctx is not None and not problem.ctx.args and isinstance(problem.ctx.command, click.Group):
+            problem.show()
+            sys.exit(2)
+        where = f"; see {problem.ctx.command_path} --help" if problem.ctx else ""
+        _fail(problem.format_message().rstrip(".") + where, 2)
     except click.ClickException as problem:
-        problem.show()
-        sys.exit(2)
+        _fail(problem.format_message(), 2)
     except NanoError as problem:
         _fail(str(problem), problem.exit_code)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
+    except OSError as problem:
+        if problem.strerror is None:
+            raise
+        about = f"{os.fspath(problem.filename)!r}: " if problem.filename is not None else ""
+        _fail(f"{about}{problem.strerror}", 2)
     sys.exit(result if isinstance(result, int) else 0)
 
 
 def _fail(message: str, code: int) -> None:
-    print(f"error: {message}", file=sys.stderr)
+    # one line, whatever it quotes
+    print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(code)

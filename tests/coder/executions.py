@@ -1,0 +1,40 @@
+"""Builders for tests that execute: a runtime on a log of its own, and actions in the compact dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from nano_coder.dialects import DIALECTS
+from nano_coder.policies.scripted import ScriptedPolicy
+from nano_coder.profiles import COMPACT_1
+from nano_coder.runtime import Runtime
+from nano_coder.sandbox import open_sandbox
+from nano_shared.profile import InterfaceProfile
+from nano_shared.store import LogStore
+from nano_shared.types import Limits, Task, ToolCall
+
+
+def act(tool: str, profile: InterfaceProfile = COMPACT_1, /, **arguments: Any) -> str:
+    """One action as a model writes it."""
+    call = ToolCall(name=tool, arguments=arguments)
+    return DIALECTS[profile.dialect].render("", (call,), profile.tools)
+
+
+SUBMIT = act("submit")
+
+
+def a_task(**changes: Any) -> Task:
+    return Task(**{"key": "t", "prompt": "fix it", "files": {"a.py": "one\ntwo\n"}} | changes)
+
+
+def limits(**changes: Any) -> Limits:
+    return Limits(**{"memory_mb": 256, "max_tokens": 100_000} | changes)
+
+
+def a_runtime(folder: Path, texts: Iterable[str] = (), *, tokens: bool = True, **changes: Any) -> Runtime:
+    """A runtime with a script for a policy; `folder` holds its log."""
+    policy = ScriptedPolicy(texts, tokens=tokens, context_limit=changes.pop("context_limit", 1_000_000))
+    fields = {"policy": policy, "sandbox": open_sandbox(), "store": LogStore.open(folder / "log.db")}
+    return Runtime(**fields | changes)

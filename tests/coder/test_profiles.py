@@ -1,0 +1,59 @@
+"""A profile is frozen under its name, since checkpoints were trained with it.
+
+If a test here fails, do not edit its literals: give the changed prompt, tool or observation format a new
+profile under a new name, and leave the old one as it was.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from nano_coder.profiles import COMPACT_1, HERMES_1, PROFILES, find_profile
+from nano_coder.prompt import first_messages
+from nano_shared.errors import UsageError
+from nano_shared.hashing import content_hash
+from nano_shared.types import Task
+
+FROZEN = {
+    "compact-1": (
+        "sha256:f7098c6c669ab6b3279d681f91fd6a1be13860bfd4099eb83532576880d2089d",
+        "sha256:af3fd94cb526b6d2b0a45aa445fd238b3de18a10d7172b86fb2a6dd4f67443ef",
+    ),
+    "hermes-1": (
+        "sha256:a8d5bbeaf1cb2d02d5d6b7d37778c9ae89b3d18a542455824876f3585cf5c208",
+        "sha256:af3fd94cb526b6d2b0a45aa445fd238b3de18a10d7172b86fb2a6dd4f67443ef",
+    ),
+}
+TASK = "Fix it.\nFiles: a.py b.py\nCheck: pytest -q"
+COMPACT_SYSTEM = """\
+You are a coding agent. Reply with one action.
+@read_file path= start= end=
+@edit_file path= line= old= then new below
+@write_file path= then content below
+@search pattern= path=
+@shell then command below
+@python then code below
+@calculate then expression below
+@submit then answer below"""
+HERMES_SYSTEM = "sha256:31fac720db7af1e08d5c0d455c61b73100c823d440932b7b57d09c563cd8f280"
+
+
+def messages(name: str) -> list[str]:
+    task = Task(key="t", prompt="Fix it.", check="pytest -q")
+    return [m.content for m in first_messages(PROFILES[name], task, ["b.py", "a.py", ".env"])]
+
+
+def test_every_profile_is_what_it_was_when_it_was_named() -> None:
+    assert {name: (p.hash, p.tools_hash) for name, p in PROFILES.items()} == FROZEN
+
+
+def test_the_first_messages_are_what_they_were() -> None:
+    assert messages(COMPACT_1.name) == [COMPACT_SYSTEM, TASK]
+    system, task = messages(HERMES_1.name)
+    assert (content_hash(system), task) == (HERMES_SYSTEM, TASK)
+    assert system.endswith('{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>')
+
+
+def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="unknown interface profile 'compact-0'; known: compact-1, hermes-1"):
+        find_profile("compact-0")
