@@ -22,22 +22,29 @@ from nano_shared.types import Task, Trajectory
 @click.option("--against", help="Another model: the paired difference is reported.")
 @click.option("--base-url", help="URL of an OpenAI-compatible endpoint.")
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True)
+@click.option(
+    "--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Of one completion."
+)
 @seed_option
 @dtype_option
 @log_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def command(
     tasks_file: Path, model: str | None, against: str | None, base_url: str | None, temperature: float,
-    seed: int, dtype: str, log: str | None, as_json: bool,
+    max_tokens: int, seed: int, dtype: str, log: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Run a model once on each task of a file and report success with 95 % intervals."""
     tasks = read_tasks(tasks_file)
-    runtime = policy_runtime(model, log, base_url=base_url, dtype=dtype, temperature=temperature)
+    runtime = policy_runtime(
+        model, log, base_url=base_url, dtype=dtype, temperature=temperature, max_tokens=max_tokens
+    )
     runs = _run(tasks, runtime, seed)
     rows = table(runs)
     other: list[Trajectory] = []
     if against:
-        runtime = policy_runtime(against, log, base_url=base_url, dtype=dtype, temperature=temperature)
+        runtime = policy_runtime(
+            against, log, base_url=base_url, dtype=dtype, temperature=temperature, max_tokens=max_tokens
+        )
         other = _run(tasks, runtime, seed)
     if as_json:
         print(json.dumps(_report(rows, runs, other)))

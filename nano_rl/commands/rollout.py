@@ -22,12 +22,15 @@ from nano_rl.tasks import read_tasks
 @click.option("--oracle", is_flag=True, help="Run each task's own solution instead of a model.")
 @click.option("--group-size", type=click.IntRange(1), default=1, show_default=True, help="Runs of each task.")
 @click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True)
+@click.option(
+    "--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Of one completion."
+)
 @seed_option
 @dtype_option
 @log_option
 def command(
     tasks_file: Path, model: str | None, base_url: str | None, oracle: bool, group_size: int,
-    temperature: float, seed: int, dtype: str, log: str | None,
+    temperature: float, max_tokens: int, seed: int, dtype: str, log: str | None,
 ) -> int:  # fmt: skip
     """Run each task of a file GROUP_SIZE times; the runs and their verdicts are in the log."""
     tasks = read_tasks(tasks_file)
@@ -39,7 +42,9 @@ def command(
             runtime = replace(oracle_runtime(log), policy_name=ORACLE)
             runs = execute(tasks, [oracle_policy(t, runtime.profile) for t in tasks], runtime, on_run=done)
         else:
-            runtime = policy_runtime(model, log, base_url=base_url, dtype=dtype, temperature=temperature)
+            runtime = policy_runtime(
+                model, log, base_url=base_url, dtype=dtype, temperature=temperature, max_tokens=max_tokens
+            )
             runs = collect(tasks, runtime, group_size=group_size, seed=seed, on_run=done)
     print_rows(table(runs))
     return 0

@@ -42,7 +42,13 @@ def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def policy_runtime(
-    model: str | None, log: str | None, *, base_url: str | None, dtype: str, temperature: float
+    model: str | None,
+    log: str | None,
+    *,
+    base_url: str | None,
+    dtype: str,
+    temperature: float,
+    max_tokens: int = 256,
 ) -> Runtime:
     """The runtime of a policy by name. The sandbox refuses first, since that takes milliseconds."""
     sandbox = open_sandbox()
@@ -53,7 +59,7 @@ def policy_runtime(
         sandbox=sandbox,
         store=store,
         profile=opened.profile,
-        sampling=Sampling(temperature=temperature),
+        sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
         policy_name=opened.name,
     )
 
