@@ -1,0 +1,384 @@
+"""The command line: results on stdout, one sentence for each error, and the agreed exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from executions import a_runtime, a_task, act
+
+from nano_coder.profiles import HERMES_1
+from nano_coder.runtime import run_task
+from nano_rl.tasks import read_tasks, write_tasks
+from nano_shared.store import LogStore
+from nano_shared.types import Task
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+CHECK = "grep -q two a.py"
+
+
+class Endpoint(ThreadingHTTPServer):
+    """A chat completions server that plays a script; a number in it is a status, None never answers."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.script: list[str | int | None] = []
+        self.waiting, self.leave = threading.Event(), threading.Event()
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return ("--model", "openai:m", "--base-url", f"http://127.0.0.1:{self.server_address[1]}/v1")
+
+
+class Answer(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        server: Any = self.server
+        self.rfile.read(int(self.headers["Content-Length"]))
+        item = server.script.pop(0)
+        if item is None:
+            server.waiting.set()
+            server.leave.wait()
+            return
+        choice = {"message": {"content": item}, "finish_reason": "stop"}
+        body = json.dumps({"choices": [choice]} if isinstance(item, str) else {}).encode()
+        self.send_response(item if isinstance(item, int) else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    server = Endpoint()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.leave.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "a.py").write_text("one\n")
+    (folder / "untracked.txt").write_text("mine\n")
+    return folder
+
+
+def environment(home: Path) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("NANO_")}
+    path = os.pathsep.join(p for p in sys.path if p)
+    return {**kept, "NANO_HOME": str(home), "XDG_CONFIG_HOME": str(home / "config"), "PYTHONPATH": path}
+
+
+def argv(program: str, *arguments: str) -> list[str]:
+    module = program.replace("-", "_")
+    return [sys.executable, "-c", f"from {module}.cli import main; main()", *arguments]
+
+
+@pytest.fixture
+def cli(home: Path, tmp_path: Path) -> Cli:
+    def call(
+        *arguments: str, program: str = "nano-coder", **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            argv(program, *arguments), capture_output=True, text=True, check=False, cwd=tmp_path,
+            env=environment(home), **{"input": ""} | options,
+        )  # fmt: skip
+
+    return call
+
+
+def refused(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+    """One line on stderr, nothing on stdout."""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert [word for word in words if word not in line] == [], line
+    assert (done.returncode, done.stdout) == (code, "")
+
+
+def hermes(*calls: tuple[str, dict[str, Any]]) -> list[str | int | None]:
+    return [act(name, HERMES_1, **arguments) for name, arguments in calls]
+
+
+EDIT = hermes(("edit_file", {"path": "a.py", "line": 1, "new": "two"}), ("submit", {"answer": "ok"}))
+
+
+# -------------------------------------------------------------------------------------- what works
+
+
+def test_help_lists_the_commands(cli: Cli) -> None:
+    for program, command in (("nano-coder", "apply"), ("nano-rl", "train")):
+        done = cli("--help", program=program)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert command in done.stdout
+
+
+def test_a_run_prints_one_object_and_is_applied_later(
+    cli: Cli, endpoint: Endpoint, project: Path, home: Path
+) -> None:
+    endpoint.script = list(EDIT)
+    done = cli("run", "-", "-C", str(project), "--check", CHECK, "--json", *endpoint.flags, input="Say two.")
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads(done.stdout)
+    assert (result["stop"], result["answer"], result["applied"]) == ("finished", "ok", False)
+    assert result["verdict"]["reward"] == 1
+    assert (project / "a.py").read_text() == "one\n"
+    run = result["run"]
+
+    shown = cli("diff", run)
+    assert (shown.stdout, shown.returncode) == (result["diff"], 0)
+    listed = json.loads(cli("log", "list", "--json").stdout)
+    assert [(r["id"], r["prompt"], r["reward"]) for r in listed] == [(run, "Say two.", 1.0)]
+    assert run in cli("log", "list").stdout
+    assert json.loads(cli("log", "show", run[:12], "--json").stdout)["task"]["check"] == CHECK
+    told = cli("log", "show", "last")
+    assert "Say two." in told.stdout
+    assert "edited a.py" in told.stderr
+    assert cli("log", "path").stdout == f"{home / 'log.db'}\n"
+    verified = cli("log", "verify", run, "--json")
+    assert verified.returncode == 1
+    assert [f["kind"] for f in json.loads(verified.stdout)["findings"] if f["blocks"]] == ["text-only"]
+    assert "no: text-only" in cli("log", "verify", run).stdout
+
+    (project / "untracked.txt").write_text("changed since\n")
+    applied = cli("apply", run, "-C", str(project))
+    assert (applied.stdout, applied.returncode) == ("a.py\n", 0)
+    assert {p.name: p.read_text() for p in project.iterdir()} == {
+        "a.py": "two\n", "untracked.txt": "changed since\n",
+    }  # fmt: skip
+    assert "nothing to apply" in cli("apply", run, "-C", str(project)).stderr
+    (project / "a.py").write_text("three\n")
+    refused(cli("apply", run, "-C", str(project)), 2, "'a.py'", "nothing was touched")
+    assert (project / "a.py").read_text() == "three\n"
+    refused(cli("resume", run), 2, f"run {run} ended (finished)")
+
+
+def test_a_check_that_is_not_there_is_said_to_be_missing(
+    cli: Cli, endpoint: Endpoint, project: Path
+) -> None:
+    endpoint.script = list(EDIT)
+    done = cli("run", "Say two.", "-C", str(project), "--check", "no-such-check", "--apply", *endpoint.flags)
+    assert done.returncode == 1
+    assert "check: failed (its command could not be found or run)" in done.stdout
+    assert "step 2" in done.stderr
+    assert "-one\n+two\n" in done.stdout
+    assert (project / "a.py").read_text() == "two\n"
+
+
+def test_an_interrupted_run_can_be_resumed(cli: Cli, endpoint: Endpoint, project: Path, home: Path) -> None:
+    endpoint.script = [EDIT[0], None]
+    arguments = ("run", "Say two.", "-C", str(project), "--check", CHECK, "--json", *endpoint.flags)
+    with subprocess.Popen(
+        argv("nano-coder", *arguments), env=environment(home), text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert endpoint.waiting.wait(120)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    assert (process.returncode, err) == (130, "")
+    result = json.loads(out)
+    assert (result["stop"], result["turns"]) == ("interrupted", 1)
+    endpoint.script = [EDIT[1]]
+    resumed = cli("resume", "last", "--json", *endpoint.flags)
+    assert resumed.returncode == 0
+    assert (json.loads(resumed.stdout)["run"], json.loads(resumed.stdout)["diff"]) == (
+        result["run"], result["diff"],
+    )  # fmt: skip
+    assert (project / "a.py").read_text() == "one\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("cat; exit 3", 3), ("sleep 60", 124), ("kill -9 $$", 137), ("echo x", 0), ("no-such-program", 127)],
+)
+def test_exec_gives_the_programs_own_exit_code(cli: Cli, command: str, code: int) -> None:
+    timeout = "1" if "sleep" in command else "60"
+    done = cli("exec", "--timeout", timeout, "--", "sh", "-c", command, input="given")
+    assert done.returncode == code
+    assert done.stdout == {3: "given", 0: "x\n"}.get(code, "")
+
+
+def test_exec_works_on_a_copy(cli: Cli, project: Path) -> None:
+    done = cli("exec", "--workspace", str(project), "--", "sh", "-c", "echo x > a.py; cat untracked.txt")
+    assert (done.stdout, done.returncode) == ("mine\n", 0)
+    assert (project / "a.py").read_text() == "one\n"
+
+
+def test_config_says_where_each_value_is_from(cli: Cli, project: Path) -> None:
+    (project / "nano.toml").write_text("max_turns = 3\napi_key = 'secret'\n")
+    done = cli("config", "show", "-C", str(project), "--json")
+    values = json.loads(done.stdout)
+    assert values["max_turns"] == {"value": 3, "source": "nano.toml"}
+    assert values["sandbox"] == {"value": "ns", "source": "default"}
+    told = cli("config", "show", "-C", str(project)).stdout
+    assert "(nano.toml)" in told
+    assert "secret" not in done.stdout + told
+
+
+# --------------------------------------------------------------------------------- what is refused
+
+
+def test_bad_input_is_one_sentence(cli: Cli, project: Path, home: Path) -> None:
+    here = ("-C", str(project))
+    refused(cli("run", "do it", "-C", "nowhere"), 2, "no such directory: nowhere", "-C")
+    refused(cli("run", "do it", *here, "--model", "nosuch"), 2, "unknown model 'nosuch'")
+    refused(cli("run", " ", *here), 2, "the task is empty")
+    refused(cli("run", "-", *here, input="\n"), 2, "the task is empty")
+    refused(cli("run", "do it", *here, "--model", "openai:x"), 3, "openai:x", "--base-url")
+    refused(cli("run", "do it", *here, "--max-turns", "0"), 3, "max_turns = 0")
+    refused(cli("run", "do it", *here, "--max-turns", "x"), 2, "'x' is not a valid integer", "run --help")
+    refused(cli("run", *here), 2, "Missing argument 'TASK'", "run --help")
+    refused(cli("fly"), 2, "No such command 'fly'")
+    refused(cli("run", "do it", *here, "--python", "/no/python"), 6, "/no/python", "--python")
+    refused(cli("exec", "--workspace", "nowhere", "--", "ls"), 2, "no such directory: nowhere")
+    refused(cli("apply", "x", "-C", "nowhere"), 2, "no such directory: nowhere")
+
+
+def test_a_task_that_is_no_text_is_refused(cli: Cli, project: Path, tmp_path: Path) -> None:
+    (tmp_path / "task").write_bytes(b"\xff")
+    with (tmp_path / "task").open() as file:
+        done = cli("run", "-", "-C", str(project), input=None, stdin=file)
+    refused(done, 2, "not UTF-8 text")
+
+
+def test_a_log_without_the_run_is_named(cli: Cli, home: Path) -> None:
+    refused(cli("diff", "abc"), 2, f"there is no log at {home / 'log.db'}")
+    LogStore.open(home / "log.db").close()
+    for command in (("diff",), ("apply",), ("resume",), ("log", "show"), ("log", "verify")):
+        refused(cli(*command, "abc"), 2, "no run 'abc'")
+
+
+def test_a_foreign_a_newer_and_no_database_are_refused(cli: Cli, project: Path, tmp_path: Path) -> None:
+    foreign, newer, text = tmp_path / "foreign.db", tmp_path / "newer.db", tmp_path / "text.db"
+    LogStore.open(newer).close()
+    for path, statement in (
+        (foreign, "CREATE TABLE songs (name)"), (newer, "UPDATE log_version SET version_num = '9999'"),
+    ):  # fmt: skip
+        connection = sqlite3.connect(path)
+        connection.execute(statement)
+        connection.commit()
+        connection.close()
+    text.write_text("not a database, and longer than a header would be" * 10)
+    for path, words in ((foreign, "some other program's"), (newer, "newer nano"), (text, "not an SQLite")):
+        refused(cli("run", "x", "-C", str(project), "--log", str(path)), 2, str(path), words)
+
+
+def test_a_corrupt_checkpoint_is_refused(cli: Cli, project: Path, home: Path) -> None:
+    folder = home / "checkpoints" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("{")
+    refused(cli("run", "x", "-C", str(project), "--model", "mine"), 2, "mine", "manifest.json is corrupt")
+
+
+def test_an_endpoint_that_refuses_ends_the_run(cli: Cli, endpoint: Endpoint, project: Path) -> None:
+    endpoint.script = [401]
+    done = cli("run", "x", "-C", str(project), "--json", *endpoint.flags)
+    assert (done.returncode, done.stderr) == (4, "")
+    assert "answered 401" in json.loads(done.stdout)["stop_detail"]
+
+
+def test_an_endpoint_that_is_not_there_ends_the_run(cli: Cli, project: Path) -> None:
+    nowhere = ("--model", "openai:m", "--base-url", "http://127.0.0.1:1/v1")
+    done = cli("run", "x", "-C", str(project), *nowhere)
+    assert done.returncode == 4
+    assert "is the server running" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_is_named_with_the_way_out(
+    cli: Cli, endpoint: Endpoint, project: Path, home: Path
+) -> None:
+    (project / "large").write_bytes(os.urandom(400_000))
+    LogStore.open(home / "log.db").close()
+    limit = 300_000
+
+    def allow_little() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    done = cli("run", "x", "-C", str(project), *endpoint.flags, preexec_fn=allow_little)
+    refused(done, 2, "no space left while writing", "NANO_HOME")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
+def test_a_directory_that_cannot_be_read_is_named(cli: Cli, endpoint: Endpoint, project: Path) -> None:
+    (project / "closed").mkdir(mode=0)
+    refused(cli("run", "x", "-C", str(project), *endpoint.flags), 2, "closed")
+    refused(cli("run", "x", "-C", str(project / "closed/in"), *endpoint.flags), 2, "closed")
+
+
+def test_a_failure_of_the_system_is_one_sentence(cli: Cli, project: Path, home: Path) -> None:
+    (home / "checkpoints/latest").mkdir(parents=True)
+    refused(cli("run", "x", "-C", str(project)), 2, "checkpoints/latest", "directory")
+
+
+# ------------------------------------------------------------------- what a model wrote is only shown
+
+
+def test_no_text_of_a_model_drives_the_terminal(cli: Cli, home: Path) -> None:
+    bad = "\x1b]0;owned\x07 [/bold] [red] \\"
+    write = act("shell", HERMES_1, command="printf '\\033[2J[/x]' > 'e\x1b[/vil]_test.py'; printf '\\033[2J'")
+    runtime = a_runtime(home, [write, act("submit", HERMES_1, answer=bad)], profile=HERMES_1)
+    run_task(a_task(prompt=bad), runtime)
+    for command in (("log", "list"), ("log", "show", "last"), ("log", "verify", "last")):
+        done = cli(*command)
+        assert done.returncode == (command[1] == "verify")
+        assert "\x1b" not in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+    assert "[red]" in cli("log", "show", "last").stdout
+
+
+def test_a_run_with_half_a_surrogate_pair_is_printed_as_json(cli: Cli, home: Path) -> None:
+    path = '<tool_call>{"name": "read_file", "arguments": {"path": "\\ud800"}}</tool_call>'
+    run_task(a_task(), a_runtime(home, [path, act("submit", HERMES_1)], profile=HERMES_1))
+    done = cli("log", "show", "last", "--json")
+    assert json.loads(done.stdout)["turns"][0]["calls"][0]["arguments"] == {"path": "\ud800"}
+
+
+# ------------------------------------------------------------------------------------------ nano-rl
+
+
+def test_the_trainer_refuses_bad_input(cli: Cli, home: Path, tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    write_tasks(tasks, [Task(key="a", prompt="b")])
+    train = ("train", "--tasks", str(tasks), "--name")
+    (tmp_path / "bad.jsonl").write_text('{"key": "a", "prompt": "b"}\n{"key": "a"}\n')
+    done = cli("tasks", "list", str(tmp_path / "bad.jsonl"), program="nano-rl")
+    refused(done, 2, f"{tmp_path / 'bad.jsonl'}, line 2: prompt: field required")
+    refused(cli("tasks", "list", "nowhere", program="nano-rl"), 2, "no such task file: nowhere")
+    done = cli(*train, "x", "--group-size", "1", program="nano-rl")
+    refused(done, 3, "group_size", "at least 2")
+    (home / "checkpoints/mine").mkdir(parents=True)
+    refused(cli(*train, "mine", program="nano-rl"), 2, "checkpoint mine exists already", "--name")
+    refused(cli(*train, "a/b", program="nano-rl"), 2, "'a/b'")
+    refused(cli("checkpoints", "show", "nosuch", program="nano-rl"), 2, "no checkpoint 'nosuch'")
+
+
+def test_a_task_file_may_hold_any_text(tmp_path: Path) -> None:
+    tasks = [Task(key="a", prompt="x\u2028y\x85z\nw"), Task(key="b", prompt="c")]
+    write_tasks(tmp_path / "tasks.jsonl", tasks)
+    assert read_tasks(tmp_path / "tasks.jsonl") == tasks

@@ -1,0 +1,70 @@
+"""Precedence: flag > environment > nano.toml > user config > default, and each value says where it is from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nano_coder.config import AgentConfig, load_config, user_config_path
+from nano_shared.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for key in AgentConfig.model_fields:
+        monkeypatch.delenv(f"NANO_{key.upper()}", raising=False)
+
+
+def test_each_layer_wins_over_the_ones_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = ["default", "user config", "nano.toml", "environment", "flag"]
+    user_config_path().parent.mkdir(parents=True)
+    user_config_path().write_text("max_turns = 1\nmax_seconds = 1\nmodel = 'user'\ndtype = 'float32'\n")
+    (tmp_path / "nano.toml").write_text("max_turns = 2\nmax_seconds = 2\nmodel = 'project'\n")
+    monkeypatch.setenv("NANO_MAX_TURNS", "3")
+    monkeypatch.setenv("NANO_MAX_SECONDS", "3")
+    config, sources = load_config({"max_turns": 4, "model": None}, tmp_path)
+    values = (config.temperature, config.dtype, config.model, config.max_seconds, config.max_turns)
+    assert values == (0.0, "float32", "project", 3.0, 4)
+    assert [sources[k] for k in ("temperature", "dtype", "model", "max_seconds", "max_turns")] == layers
+
+
+def test_without_any_layer_all_is_default(tmp_path: Path) -> None:
+    config, sources = load_config({}, tmp_path)
+    assert config == AgentConfig()
+    assert set(sources) == set(AgentConfig.model_fields)
+    assert set(sources.values()) == {"default"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"max_turn = 3", "nano.toml: unknown key 'max_turn'; known: model, base_url"),
+        (b"max_turns = 0", "nano.toml: max_turns = 0: input should be greater than or equal to 1"),
+        (b"max_turns = 'many'", "nano.toml: max_turns = 'many': "),
+        (b"temperature = inf", "nano.toml: temperature = inf: input should be a finite number"),
+        (b"dtype = 'float8'", "nano.toml: dtype = 'float8': "),
+        (b"max_turns =", "cannot read .*nano.toml: "),
+        (b"model = '\xff'", "cannot read .*nano.toml: "),
+    ],
+)
+def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path: Path, text: bytes, said: str) -> None:
+    (tmp_path / "nano.toml").write_bytes(text)
+    with pytest.raises(ConfigError, match=said) as raised:
+        load_config({}, tmp_path)
+    assert raised.value.exit_code == 3
+
+
+def test_a_wrong_flag_or_variable_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="flag: max_turns = 0: "):
+        load_config({"max_turns": 0}, tmp_path)
+    monkeypatch.setenv("NANO_TEMPERATURE", "hot")
+    with pytest.raises(ConfigError, match="environment: temperature = 'hot': "):
+        load_config({}, tmp_path)
+
+
+def test_a_folder_in_place_of_the_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "nano.toml").mkdir()
+    with pytest.raises(ConfigError, match="cannot read .*nano.toml: .*directory"):
+        load_config({}, tmp_path)
