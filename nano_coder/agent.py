@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from nano_coder.dialects import DIALECTS, Parsed
 from nano_coder.observation import shorten
-from nano_coder.tools import TOOLS, ToolContext, ToolFailure, ToolResult, submit
+from nano_coder.tools import TOOLS, ToolContext, ToolFailure, ToolResult
+from nano_coder.tools.submit import submit
 from nano_coder.workspace import Workspace
 from nano_shared.conversation import Conversation
 from nano_shared.hashing import content_hash

@@ -41,9 +41,7 @@ def list_runs(limit: int, log: str | None, as_json: bool) -> int:
         prompt = escape(" ".join(printable(run.prompt).split())[:40])
         policy = escape(printable(run.policy))
         stop = run.stop or "unfinished"
-        table.add_row(
-            run.id, started, policy, prompt, str(run.turns), str(run.sampled_tokens), stop, reward
-        )
+        table.add_row(run.id, started, policy, prompt, str(run.turns), str(run.sampled_tokens), stop, reward)
     Console().print(table)
     return 0
 

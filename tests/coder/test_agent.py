@@ -132,7 +132,9 @@ def test_a_long_output_is_cut_and_kept_whole(tmp_path: Path) -> None:
     trajectory, runtime = run(tmp_path, [act("shell", command="seq 0 999; touch made"), last, SUBMIT])
     cut = trajectory.turns[0].observations[0]
     assert cut.truncated
-    assert cut.text.startswith("[cut: first and last part of 3889 characters; all of it in .nano/output_0.txt]\n0\n")
+    assert cut.text.startswith(
+        "[cut: first and last part of 3889 characters; all of it in .nano/output_0.txt]\n0\n"
+    )
     assert cut.text.endswith("\n999")
     form = COMPACT_1.observation
     assert len(cut.text) <= form.head_tokens + form.tail_tokens + 100
