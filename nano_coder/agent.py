@@ -85,7 +85,7 @@ class Agent:
         return turn
 
     def take(self, turn: Turn) -> None:
-        """Append a turn, fresh or from the log: the observations become messages, the limits are looked at."""
+        """Append a turn, fresh or logged: its observations become messages, the limits are looked at."""
         self.turns.append(turn)
         for call, observation in zip(turn.calls, turn.observations, strict=False):
             if call.name == submit.spec.name and observation.ok:
@@ -114,7 +114,7 @@ class Agent:
         if call.name in TOOLS and TOOLS[call.name].mutates:
             try:
                 changed = self.workspace.refresh()
-            except SnapshotError as problem:  # it outgrew its limits: the agent's doing, so it may mend it
+            except SnapshotError as problem:  # it outgrew its limits, which the agent can mend
                 result = ToolResult(text=f"error: {problem}", ok=False, execution=result.execution)
         # a call can quote half a surrogate pair, which no tokenizer takes
         full = result.text.encode("utf-8", "backslashreplace")

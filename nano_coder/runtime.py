@@ -179,8 +179,8 @@ def _check_resumable(trajectory: Trajectory, runtime: Runtime) -> None:
         runtime.policy.template_hash,
     ):
         raise UsageError(
-            f"run {run} was made under profile {trajectory.profile} with another template than this policy's; "
-            f"resume it with --model {trajectory.policy}"
+            f"run {run} was made under profile {trajectory.profile} with another template than "
+            f"this policy's; resume it with --model {trajectory.policy}"
         )
 
 

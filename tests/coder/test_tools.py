@@ -213,9 +213,10 @@ def test_a_program_that_cannot_be_passed_on_is_an_observation(
 # ---------------------------------------------------------------------------------------- calculate
 
 _numbers = st.integers(-50, 50).map(str) | st.floats(-50, 50).map(lambda x: repr(round(x, 3)))
+_operators = st.sampled_from(["+", "-", "*", "//", "/", "%"])
 _expressions = st.recursive(
     _numbers,
-    lambda inner: st.builds("({} {} {})".format, inner, st.sampled_from("+ - * // / %".split()), inner)
+    lambda inner: st.builds("({} {} {})".format, inner, _operators, inner)
     | st.builds("-({})".format, inner),
     max_leaves=12,
 )  # fmt: skip
