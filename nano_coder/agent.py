@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from nano_coder.dialects import DIALECTS, Parsed
 from nano_coder.observation import shorten
-from nano_coder.tools import TOOLS, ToolContext, ToolFailure, ToolResult, submit
+from nano_coder.tools import TOOLS, ToolContext, ToolFailure, ToolResult
+from nano_coder.tools.submit import submit
 from nano_coder.workspace import Workspace
 from nano_shared.conversation import Conversation
 from nano_shared.hashing import content_hash
@@ -84,7 +85,7 @@ class Agent:
         return turn
 
     def take(self, turn: Turn) -> None:
-        """Append a turn, fresh or from the log: observations become messages, limits are looked at."""
+        """Append a turn, fresh or logged: its observations become messages, the limits are looked at."""
         self.turns.append(turn)
         for call, observation in zip(turn.calls, turn.observations, strict=False):
             if call.name == submit.spec.name and observation.ok:
@@ -113,7 +114,7 @@ class Agent:
         if call.name in TOOLS and TOOLS[call.name].mutates:
             try:
                 changed = self.workspace.refresh()
-            except SnapshotError as problem:  # it outgrew its limits: the agent's doing, so it may mend it
+            except SnapshotError as problem:  # it outgrew its limits, which the agent can mend
                 result = ToolResult(text=f"error: {problem}", ok=False, execution=result.execution)
         # a call can quote half a surrogate pair, which no tokenizer takes
         full = result.text.encode("utf-8", "backslashreplace")

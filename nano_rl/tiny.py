@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nano_coder.chat_template import CHATML
-from nano_coder.weights import quiet_transformers
+from nano_coder.runtime import CHATML, quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

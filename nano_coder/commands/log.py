@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 
 import click
@@ -17,6 +18,9 @@ from nano_shared.store import LogStore
 
 _LOG = click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+_WIDTHS = {"run": 16, "started": 16, "turns": 5, "tokens": 6, "stop": 13, "reward": 6}
+"""columns that stay readable however narrow the terminal is"""
+_PIPED = 200
 
 
 @click.group("log")
@@ -34,7 +38,10 @@ def list_runs(limit: int, log: str | None, as_json: bool) -> int:
     if as_json:
         print(json.dumps([run.model_dump(mode="json") for run in runs]))
         return 0
-    table = Table("run", "started", "policy", "task", "turns", "tokens", "stop", "reward", box=None)
+    table = Table(box=None)
+    for name in ("run", "started", "policy", "task", "turns", "tokens", "stop", "reward"):
+        # only these may be cut to the terminal's width
+        table.add_column(name, no_wrap=True, min_width=None if name in ("policy", "task") else _WIDTHS[name])
     for run in runs:
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started))
         reward = "" if run.reward is None else f"{run.reward:g}"
@@ -42,7 +49,7 @@ def list_runs(limit: int, log: str | None, as_json: bool) -> int:
         policy = escape(printable(run.policy))
         stop = run.stop or "unfinished"
         table.add_row(run.id, started, policy, prompt, str(run.turns), str(run.sampled_tokens), stop, reward)
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else _PIPED).print(table)
     return 0
 
 

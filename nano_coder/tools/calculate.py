@@ -60,9 +60,9 @@ def _value(node: ast.expr) -> Any:
 def _binary(op: ast.operator, left: Any, right: Any) -> Any:
     if isinstance(op, ast.Pow) and abs(right) > _MAX_EXPONENT:
         raise ValueError(f"exponents go up to {_MAX_EXPONENT}")
-    if isinstance(op, ast.Pow) and isinstance(left, int) and isinstance(right, int):
-        if (left.bit_length() - 1) * right > _MAX_BITS:
-            raise ValueError("the result is too large")
+    integers = isinstance(left, int) and isinstance(right, int)
+    if isinstance(op, ast.Pow) and integers and (left.bit_length() - 1) * right > _MAX_BITS:
+        raise ValueError("the result is too large")
     return _BINARY[type(op)](left, right)
 
 

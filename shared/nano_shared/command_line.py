@@ -53,7 +53,7 @@ def run_command(cli: click.Command, arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except click.UsageError as problem:
-        if problem.ctx is not None and not problem.ctx.args and isinstance(problem.ctx.command, click.Group):
+        if isinstance(problem, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # since click 8.2
             problem.show()
             sys.exit(2)
         where = f"; see {problem.ctx.command_path} --help" if problem.ctx else ""

@@ -40,7 +40,7 @@ def test_it_acts_observes_and_submits(tmp_path: Path) -> None:
 
 def test_the_conversation_is_the_concatenation_of_the_turns_tokens(tmp_path: Path) -> None:
     texts = [act("shell", command="echo é"), "no action", SUBMIT]
-    trajectory, runtime = run(tmp_path, texts)
+    trajectory, _ = run(tmp_path, texts)
     tokens = [turn.completion.tokens for turn in trajectory.turns]
     row = [i for t in tokens if t for ids in (t.context_ids, t.sampled_ids) for i in ids]
     text = bytes(i for i in row if i < 256).decode()
@@ -120,7 +120,7 @@ def test_no_text_of_a_model_ends_a_run(tmp_path: Path, bad: str) -> None:
         act("edit_file", HERMES_1, path="a.py", old=bad, new=bad), act("submit", HERMES_1),
     ]  # fmt: skip
     # as a model writes it: what json.dumps leaves raw, escaped
-    texts = [text.replace(bad, "\\u%04x" % ord(bad[0]) + bad[1:]) for text in calls]
+    texts = [text.replace(bad, f"\\u{ord(bad[0]):04x}{bad[1:]}") for text in calls]
     trajectory, runtime = run(tmp_path, texts, profile=HERMES_1)
     assert trajectory.stop is StopReason.FINISHED
     assert runtime.store.get(trajectory.id) == trajectory

@@ -178,9 +178,7 @@ def test_a_run_prints_one_object_and_is_applied_later(
     refused(cli("resume", run), 2, f"run {run} ended (finished)")
 
 
-def test_a_check_that_is_not_there_is_said_to_be_missing(
-    cli: Cli, endpoint: Endpoint, project: Path
-) -> None:
+def test_a_check_that_is_not_there_is_said_to_be_missing(cli: Cli, endpoint: Endpoint, project: Path) -> None:
     endpoint.script = list(EDIT)
     done = cli("run", "Say two.", "-C", str(project), "--check", "no-such-check", "--apply", *endpoint.flags)
     assert done.returncode == 1

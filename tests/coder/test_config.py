@@ -1,4 +1,4 @@
-"""Precedence: flag > environment > nano.toml > user config > default, and each value says where it is from."""
+"""Precedence: flag > environment > nano.toml > user config > default; each value says where it is from."""
 
 from __future__ import annotations
 
@@ -66,5 +66,5 @@ def test_a_wrong_flag_or_variable_is_named(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_folder_in_place_of_the_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "nano.toml").mkdir()
-    with pytest.raises(ConfigError, match="cannot read .*nano.toml: .*directory"):
+    with pytest.raises(ConfigError, match=r"cannot read .*nano.toml: .*directory"):
         load_config({}, tmp_path)

@@ -90,7 +90,7 @@ def test_write_file_creates_and_replaces(use: Use, context: ToolContext) -> None
 def test_write_file_says_why_it_cannot(use: Use, context: ToolContext) -> None:
     context.jail.write("folder/a", b"")
     context.jail.run(["ln", "-s", "/etc", "out"])
-    for path in ("folder", "folder/a/b", "../x", "/etc/passwd", "out/x", "n" * 300, "", "a\0b", "a\ud800"):
+    for path in ("folder", "folder/a/b", "../x", "/etc/passwd", "out/x", "n" * 300, "", "a\0b"):
         assert failure(use, "write_file", path=path, content="x").startswith("cannot write ")
 
 
@@ -204,18 +204,19 @@ def test_python_runs_in_the_workspace(use: Use, context: ToolContext) -> None:
 def test_a_program_that_cannot_be_passed_on_is_an_observation(
     use: Use, tool: str, key: str, text: str
 ) -> None:
-    try:
-        assert not use(tool, **{key: text}).ok
-    except ToolFailure as problem:
-        assert str(problem)
+    if len(text) < 10:
+        assert failure(use, tool, **{key: text})
+    else:
+        assert use(tool, **{key: text}).text.endswith("Argument list too long\n[exit code 126]")
 
 
 # ---------------------------------------------------------------------------------------- calculate
 
 _numbers = st.integers(-50, 50).map(str) | st.floats(-50, 50).map(lambda x: repr(round(x, 3)))
+_operators = st.sampled_from(["+", "-", "*", "//", "/", "%"])
 _expressions = st.recursive(
     _numbers,
-    lambda inner: st.builds("({} {} {})".format, inner, st.sampled_from(["+", "-", "*", "//", "/", "%"]), inner)
+    lambda inner: st.builds("({} {} {})".format, inner, _operators, inner)
     | st.builds("-({})".format, inner),
     max_leaves=12,
 )  # fmt: skip
@@ -227,7 +228,9 @@ def test_calculate_agrees_with_python(use: Use, expression: str) -> None:
     try:
         expected = eval(expression)
     except ArithmeticError as problem:
-        assert str(problem) in failure(use, "calculate", expression=expression)
+        expected, said = None, str(problem)
+    if expected is None:
+        assert said in failure(use, "calculate", expression=expression)
     else:
         assert use("calculate", expression=expression).text == str(expected)
 

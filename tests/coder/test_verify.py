@@ -28,7 +28,9 @@ def test_a_good_run_may_train(good: Trajectory) -> None:
     assert good.reward == 1
     assert blocking(good) == []
     assert [finding.kind for finding in verify(good)] == ["ended", "tokens", "interface", "verdict"]
-    assert verify(good)[1].text == f"{good.num_sampled_tokens} sampled tokens in 2 turns, each with its log-prob"
+    assert (
+        verify(good)[1].text == f"{good.num_sampled_tokens} sampled tokens in 2 turns, each with its log-prob"
+    )
 
 
 def with_turn(run: Trajectory, number: int, **changes: Any) -> Trajectory:
