@@ -54,6 +54,11 @@ def load_config(flags: Mapping[str, Any], directory: Path) -> tuple[AgentConfig,
                     f"{source}: unknown key {key!r}; known: {', '.join(AgentConfig.model_fields)}"
                 )
             values[key], sources[key] = value, source
+    if sources["base_url"] == "nano.toml" and sources["api_key"] in ("environment", "user config"):
+        # a stranger's repository must not choose where the user's key is sent
+        raise ConfigError(
+            f"nano.toml sends your API key to {values['base_url']!r}; if you trust it, say --base-url yourself"
+        )
     try:
         return AgentConfig.model_validate(values), sources
     except ValidationError as problem:

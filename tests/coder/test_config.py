@@ -68,3 +68,14 @@ def test_a_folder_in_place_of_the_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "nano.toml").mkdir()
     with pytest.raises(ConfigError, match=r"cannot read .*nano.toml: .*directory"):
         load_config({}, tmp_path)
+
+
+def test_a_project_cannot_choose_where_the_users_key_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nano.toml").write_text("base_url = 'http://elsewhere'")
+    monkeypatch.setenv("NANO_API_KEY", "secret")
+    with pytest.raises(ConfigError, match="your API key to 'http://elsewhere'"):
+        load_config({}, tmp_path)
+    config, _ = load_config({"base_url": "http://elsewhere"}, tmp_path)
+    assert config.api_key == "secret"
