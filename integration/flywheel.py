@@ -50,26 +50,26 @@ from nano_rl.train import Sources, train
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task, Trajectory
 
-VIEWS = ("copy", "complete")
+VIEWS = ("operator", "choose")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """How much of everything; the defaults fill about five minutes of two cores."""
 
-    oracles: int = 900
-    sft_epochs: float = 8.0
+    oracles: int = 600
+    sft_epochs: float = 5.0
     logged_tasks: int = 48
     group_size: int = 8
     log_steps: int = 8
-    fresh_steps: int = 16
+    fresh_steps: int = 20
     prompts: int = 12
-    held_out: int = 120
+    held_out: int = 100
     hidden: int = 128
     layers: int = 4
 
 
-SMALL = Scale(oracles=400, sft_epochs=10.0, logged_tasks=24, log_steps=4, fresh_steps=6, held_out=60)
+SMALL = Scale(oracles=300, sft_epochs=8.0, logged_tasks=32, log_steps=6, fresh_steps=4, held_out=60)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -127,7 +127,7 @@ class Flywheel:
         self.sandbox = open_sandbox()
 
     def make_tasks(self) -> TaskSets:
-        scale, levels = self.scale, (0, 1)
+        scale, levels = self.scale, (1,)
         train_tasks = make_tasks(
             levels=levels, n=scale.oracles, seed=self.seed, split=Split.TRAIN, views=VIEWS
         )
@@ -259,7 +259,7 @@ class Flywheel:
             seed=self.seed,
             save_every=1000,
             shuffle_rewards=self.shuffle,
-            optimizer=OptimizerConfig(learning_rate=3e-4),
+            optimizer=OptimizerConfig(learning_rate=1e-3),
             # a greedy shortage of signal in one step is no reason to stop so short a training
             guards=GuardConfig(patience=steps + 1),
         )

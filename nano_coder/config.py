@@ -57,7 +57,7 @@ def load_config(flags: Mapping[str, Any], directory: Path) -> tuple[AgentConfig,
     if sources["base_url"] == "nano.toml" and sources["api_key"] in ("environment", "user config"):
         # a stranger's repository must not choose where the user's key is sent
         raise ConfigError(
-            f"nano.toml sends your API key to {values['base_url']!r}; if you trust it, say --base-url yourself"
+            f"nano.toml sends your API key to {values['base_url']!r}; if you trust it, say --base-url"
         )
     try:
         return AgentConfig.model_validate(values), sources

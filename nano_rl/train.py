@@ -23,6 +23,7 @@ from nano_rl.metrics import MetricsWriter
 from nano_rl.reference import Reference
 from nano_rl.rollout import OnRun, collect
 from nano_rl.sample import TrainSample, group_samples
+from nano_shared.errors import UsageError
 from nano_shared.types import Task
 
 T = TypeVar("T")
@@ -54,6 +55,10 @@ def train(
 
     `runtime` says how rollouts are made; its policy is replaced by the live module at each step.
     """
+    if not (sources.tasks or sources.logged):
+        raise UsageError(
+            "there is nothing to train on: no task to roll out and no logged group with a signal"
+        )
     reference = Reference(model) if config.objective.beta > 0 else None
     learner = Learner(model, config.optimizer, steps=config.steps)
     state: dict[str, Any] = {"used": [], "history": []}

@@ -8,7 +8,7 @@ from random import Random
 
 from pydantic import ValidationError
 
-from nano_rl.tasks.views import LEVELS, VIEWS
+from nano_rl.tasks.views import EXTRA, LEVELS, VIEWS
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.types import Split, Task
@@ -49,7 +49,12 @@ def _slots(suite: str, levels: Sequence[int], views: Sequence[str]) -> list[tupl
         raise UsageError(f"no level {unknown[0]}; there are {', '.join(map(str, LEVELS))}")
     if unknown_views := [view for view in views if view not in VIEWS]:
         raise UsageError(f"unknown view {unknown_views[0]!r}; known: {', '.join(VIEWS)}")
-    slots = [(level, view) for level in levels for view in LEVELS[level] if not views or view in views]
+    slots = [
+        (level, view)
+        for level in levels
+        for view in (LEVELS[level] if not views else (*LEVELS[level], *EXTRA.get(level, ())))
+        if not views or view in views
+    ]
     if not slots:
         raise UsageError(
             f"none of the views {', '.join(views)} exists at levels {', '.join(map(str, levels))}"

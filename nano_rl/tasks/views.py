@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 
 from nano_rl.tasks.cases import hidden_cases, passes, visible_cases
@@ -24,6 +25,8 @@ _FILES = [
     "solution.py",
     "calc.py",
 ]
+_OPERATORS = frozenset({"+", "-", "*", "%", "//", "<", ">", "<=", ">=", "==", "!="})
+_OPERATOR_KINDS = ("arithmetic", "statistic", "conditional")
 _MODULES = [
     "stats",
     "report",
@@ -103,27 +106,58 @@ def calculate(split: Split, random: Random) -> Task | None:
 
 
 def complete(split: Split, random: Random) -> Task | None:
-    program, hidden = program_in(split, random, ("arithmetic", "statistic", "conditional"))
-    found = [
-        m for m in mutants(program) if m.old in {"+", "-", "*", "%", "//", "<", ">", "<=", ">=", "==", "!="}
-    ]
-    if not found:
+    program, hidden = program_in(split, random, _OPERATOR_KINDS)
+    spot = _blanked(program, random)
+    if spot is None:
         return None
-    spot = random.choice(found)
-    line = program.body[spot.line]
-    blank = f"{line[: spot.column]}?{line[spot.column + len(spot.old) :]}"
-    body = (*program.body[: spot.line], blank, *program.body[spot.line + 1 :])
     name, number = random.choice(_FILES), spot.line + 2
-    source = "\n".join([program.header, *(f"    {x}" for x in body)]) + "\n"
+    blank = spot.body[spot.line]
     examples = "\n".join(_example(program, case) for case in visible_cases(program, random, 2))
     ask = random.choice(
         ["Replace ? in line {n} of {f}:", "Complete line {n} of {f}:", "Fill in ? in {f}, line {n}:"]
     )
     prompt = f"{ask.format(n=number, f=name)}\n    {blank}\n{program.doc}\n{examples}"
-    oracle = (_edit(name, number, "    " + line), _submit())
-    return _case_task(
-        "complete", 1, prompt, {name: source}, name, program, hidden, split, oracle, ("edit_file", "submit")
-    )
+    oracle = (_edit(name, number, "    " + program.body[spot.line]), _submit())
+    files, tools = {name: _bare_source(program, spot.body)}, ("edit_file", "submit")
+    return _case_task("complete", 1, prompt, files, name, program, hidden, split, oracle, tools)
+
+
+def operator(split: Split, random: Random) -> Task | None:
+    """Replace the ? of a file by an operator: the shortest edit there is, for the smallest models."""
+    program, hidden = program_in(split, random, _OPERATOR_KINDS)
+    spot = _blanked(program, random, only=True)
+    if spot is None:
+        return None
+    prompt = f"{program.doc}\n{spot.body[spot.line].strip()}\nReplace ? in f.py."
+    edit = ToolCall(name="edit_file", arguments={"path": "f.py", "old": "?", "new": spot.old})
+    files, tools = {"f.py": _bare_source(program, spot.body)}, ("edit_file", "submit")
+    return _case_task("operator", 1, prompt, files, "f.py", program, hidden, split, (edit, _submit()), tools)
+
+
+def choose(split: Split, random: Random) -> Task | None:
+    """Submit the operator that a ? stands for."""
+    program, _ = program_in(split, random, _OPERATOR_KINDS)
+    spot = _blanked(program, random, only=True)
+    if spot is None:
+        return None
+    prompt = f"{program.doc}\n{spot.body[spot.line].strip()}\nSubmit what ? is."
+    return _answer_task("choose", 1, prompt, spot.old, program.family, split, program=program)
+
+
+def _blanked(program: Program, random: Random, *, only: bool = False) -> Mutant | None:
+    """The program with one operator hidden behind a ?; with `only`, one that has no other."""
+    found = [m for m in mutants(program) if m.old in _OPERATORS]
+    if not found or (only and len({(m.line, m.column) for m in found}) > 1):
+        return None
+    spot = random.choice(found)
+    line = program.body[spot.line]
+    blank = f"{line[: spot.column]}?{line[spot.column + len(spot.old) :]}"
+    body = (*program.body[: spot.line], blank, *program.body[spot.line + 1 :])
+    return replace(spot, body=body, new="?")
+
+
+def _bare_source(program: Program, body: tuple[str, ...]) -> str:
+    return "\n".join([program.header, *(f"    {line}" for line in body)]) + "\n"
 
 
 # ---------------------------------------------------------------------------------------- L2 and L3
@@ -209,7 +243,7 @@ def body(split: Split, random: Random) -> Task | None:
 
 
 VIEWS: dict[str, Callable[[Split, Random], Task | None]] = {
-    view.__name__: view for view in (copy, emit, calculate, complete, fix, repair, body)
+    view.__name__: view for view in (copy, emit, calculate, complete, fix, repair, body, operator, choose)
 }
 LEVELS: dict[int, tuple[str, ...]] = {
     0: ("copy", "emit"),
@@ -217,6 +251,9 @@ LEVELS: dict[int, tuple[str, ...]] = {
     2: ("fix", "repair"),
     3: ("body", "repair"),
 }
+"""the views of a level that are made unless others are asked for"""
+EXTRA: dict[int, tuple[str, ...]] = {1: ("operator", "choose")}
+"""views made only when they are asked for: for models of a million parameters"""
 
 # --------------------------------------------------------------------------------------------- parts
 
@@ -267,6 +304,7 @@ def _submit(answer: str | None = None) -> ToolCall:
 def _answer_task(
     view: str, level: int, prompt: str, answer: str, family: str, split: Split, *,
     oracle: tuple[ToolCall, ...] | None = None, tools: tuple[str, ...] = ("submit",),
+    program: Program | None = None,
 ) -> Task | None:  # fmt: skip
     if split_of(family) is not split:
         return None
@@ -281,7 +319,7 @@ def _answer_task(
         level=level,
         family=family,
         view=view,
-        program_hash=content_hash(prompt),
+        program_hash=program.hash if program else content_hash(prompt),
         provenance=Provenance(source="procedural", licence="Apache-2.0", generator=VERSION),
     )
 

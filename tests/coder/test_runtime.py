@@ -201,7 +201,7 @@ def test_a_sandbox_that_cannot_open_ends_the_run(tmp_path: Path) -> None:
         def open(self, workspace: Path | None, limits: object) -> object:  # type: ignore[override]
             raise SandboxError("no namespaces here")
 
-    runtime = a_runtime(tmp_path, [SUBMIT], sandbox=Broken())
+    runtime = a_runtime(tmp_path, [act("read_file", path="a"), SUBMIT], sandbox=Broken())
     trajectory = run_task(a_task(), runtime)
     assert (trajectory.stop, trajectory.stop_detail) == (StopReason.SANDBOX_ERROR, "no namespaces here")
     assert runtime.store.get(trajectory.id) == trajectory
@@ -234,8 +234,11 @@ def test_without_a_check_there_is_no_verdict(tmp_path: Path) -> None:
 
 def test_a_workspace_names_what_changed(tmp_path: Path) -> None:
     runtime = a_runtime(tmp_path, [])
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    start = snapshot_directory(empty, runtime.store.blobs)
     jail = runtime.sandbox.open(None, limits())
-    workspace = Workspace(jail, runtime.store.blobs)
+    workspace = Workspace(jail, runtime.store.blobs, start=start, snapshot=start)
     assert (workspace.refresh(), workspace.diff(), workspace.files()) == ((), "", [])
     jail.write("a/b", b"x\n")
     assert workspace.refresh() == ("a/b",)
