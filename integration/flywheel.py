@@ -50,7 +50,7 @@ from nano_rl.train import Sources, train
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task, Trajectory
 
-VIEWS = ("operator", "choose")
+VIEWS = ("choose",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +61,9 @@ class Scale:
     sft_epochs: float = 5.0
     logged_tasks: int = 48
     group_size: int = 8
-    log_steps: int = 8
-    fresh_steps: int = 20
-    prompts: int = 12
+    log_steps: int = 6
+    fresh_steps: int = 80
+    prompts: int = 16
     held_out: int = 100
     hidden: int = 128
     layers: int = 4
@@ -133,7 +133,7 @@ class Flywheel:
         )
         seen = {task.program_hash for task in train_tasks}
         pool = make_tasks(
-            levels=levels, n=4 * scale.held_out, seed=self.seed + 1000, split=Split.TRAIN, views=VIEWS
+            levels=levels, n=12 * scale.held_out, seed=self.seed + 1000, split=Split.TRAIN, views=VIEWS
         )
         held_out = [task for task in pool if task.program_hash not in seen][: scale.held_out]
         families = make_tasks(
