@@ -1,0 +1,1 @@
+"""Procedural coding tasks: typed programs, their mutants, and the task views over them."""

@@ -1,0 +1,99 @@
+"""Sets of generated tasks, and task files: one JSON object a line."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from nano_shared.errors import UsageError
+from nano_shared.types import Split, Task
+from pydantic import ValidationError
+
+from nano_rl.tasks.views import VIEWS, View, make_task
+
+SUITES = ("functions",)
+
+
+def make_tasks(
+    *,
+    suite: str = "functions",
+    levels: Sequence[int],
+    n: int,
+    seed: int,
+    split: Split,
+    views: Sequence[str] | None = None,
+) -> list[Task]:
+    """`n` distinct tasks, spread evenly over the levels and over the views of each.
+
+    The same arguments make the same tasks; a smaller `n` makes a prefix of a larger one.
+    Raises UsageError for an unknown suite, level or view, or a negative `n`.
+    """
+    chosen = _views(suite, levels, views)
+    if n < 0:
+        raise UsageError(f"n = {n}: the number of tasks cannot be negative")
+    rng = random.Random(f"make:{suite}:{seed}:{split}")
+    tasks: dict[str, Task] = {}
+    while len(tasks) < n:
+        of_level = chosen[len(tasks) % len(chosen)]
+        view = of_level[len(tasks) // len(chosen) % len(of_level)]
+        task = make_task(view, split, rng.randrange(2**48))
+        tasks.setdefault(task.key, task)
+    return list(tasks.values())
+
+
+def _views(suite: str, levels: Sequence[int], names: Sequence[str] | None) -> list[list[View]]:
+    """The views of each level asked for, levels without one left out."""
+    if suite not in SUITES:
+        raise UsageError(f"unknown suite {suite!r}; suites: {', '.join(SUITES)}")
+    known = sorted({v.level for v in VIEWS})
+    if wrong := [x for x in levels if x not in known] or ([] if levels else ["none"]):
+        raise UsageError(f"unknown level {wrong[0]}; levels: {', '.join(map(str, known))}")
+    every = {v.name for v in VIEWS}
+    if names is not None and (unknown := [x for x in names if x not in every]):
+        raise UsageError(f"unknown view {unknown[0]!r}; views: {', '.join(sorted(every))}")
+    chosen = [
+        [v for v in VIEWS if v.level == x and (names is None or v.name in names)]
+        for x in dict.fromkeys(levels)
+    ]
+    chosen = [of_level for of_level in chosen if of_level]
+    if not chosen:
+        raise UsageError(
+            f"no view among {', '.join(names or ())} belongs to levels {', '.join(map(str, levels))}"
+        )
+    return chosen
+
+
+def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
+    """Write one task a line, replacing the file."""
+    with path.open("w", encoding="utf-8") as file:
+        for task in tasks:
+            file.write(task.model_dump_json(exclude_defaults=True) + "\n")
+
+
+def read_tasks(path: Path) -> list[Task]:
+    """Every task of a file.
+
+    Raises UsageError naming the file, the line and the field where a row is malformed, where a key appears
+    twice, and where the file is missing, unreadable or holds no task.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        raise UsageError(f"{path}: cannot read tasks: {err}") from err
+    tasks: dict[str, Task] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            task = Task.model_validate_json(line)
+        except ValidationError as err:
+            first = err.errors()[0]
+            field = ".".join(str(part) for part in first["loc"]) or "row"
+            raise UsageError(f"{path}:{number}: {field}: {first['msg']}") from err
+        if task.key in tasks:
+            raise UsageError(f"{path}:{number}: key: {task.key!r} is already used by an earlier line")
+        tasks[task.key] = task
+    if not tasks:
+        raise UsageError(f"{path}: holds no task; one JSON object a line is expected")
+    return list(tasks.values())

@@ -1,0 +1,216 @@
+"""A small typed Python function: its source, its domain, its family and its hash.
+
+Programs come from our own grammars and run in this process; every `while` loop is given a step budget when
+it is compiled, so that no program and no mutant of one runs away.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from nano_shared.hashing import content_hash
+
+MAX_STEPS = 2000
+"""turns of all `while` loops of one call"""
+
+
+class Kind(StrEnum):
+    """A parameter's type, spelt as its annotation."""
+
+    INT = "int"
+    BOOL = "bool"
+    STR = "str"
+    INTS = "list[int]"
+    STRS = "list[str]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Param:
+    """A parameter and its domain."""
+
+    name: str
+    kind: Kind
+    low: int = -9
+    """least integer, or least element of a list of integers"""
+    high: int = 12
+    least: int = 0
+    """least length of a list or a text; elements of a list of texts are never empty"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One function, written as a signature, a docstring and body lines."""
+
+    name: str
+    params: tuple[Param, ...]
+    returns: Kind
+    doc: str
+    """one sentence that pins the meaning exactly"""
+    body: tuple[str, ...]
+    """lines, indented relative to the function's body"""
+    family: str
+    """shape of the composition without constants and style; splits never share one"""
+    hints: bool = False
+
+    @property
+    def signature(self) -> str:
+        if self.hints:
+            params = ", ".join(f"{p.name}: {p.kind}" for p in self.params)
+            return f"def {self.name}({params}) -> {self.returns}:"
+        return f"def {self.name}({', '.join(p.name for p in self.params)}):"
+
+    @property
+    def body_lines(self) -> list[str]:
+        return ["    " + line for line in self.body]
+
+    def lines(self, *, doc: bool = True) -> list[str]:
+        shown = [f'    """{self.doc}"""'] if doc else []
+        return [self.signature, *shown, *self.body_lines]
+
+    def source(self, *, doc: bool = True) -> str:
+        return "\n".join(self.lines(doc=doc)) + "\n"
+
+    @property
+    def hash(self) -> str:
+        return program_hash(self.source(doc=False))
+
+
+class OutOfSteps(Exception):
+    """A `while` loop used up its budget."""
+
+
+class _Bounded(ast.NodeTransformer):
+    """Adds a tick to every `while` loop."""
+
+    def visit_While(self, node: ast.While) -> ast.While:
+        self.generic_visit(node)
+        tick = ast.Expr(ast.Call(ast.Name("_tick", ast.Load()), [], []))
+        node.body.insert(0, tick)
+        return node
+
+
+def compile_function(source: str, name: str) -> Callable[..., Any]:
+    """The function `name` of `source`, with bounded `while` loops.
+
+    Raises SyntaxError where the source does not parse.
+    """
+    tree = ast.fix_missing_locations(_Bounded().visit(ast.parse(source)))
+    steps = [0]
+
+    def tick() -> None:
+        steps[0] += 1
+        if steps[0] > MAX_STEPS:
+            raise OutOfSteps(f"{name} took more than {MAX_STEPS} steps")
+
+    scope: dict[str, Any] = {"_tick": tick}
+    exec(compile(tree, "<program>", "exec"), scope)
+    function = scope[name]
+
+    def call(*args: Any) -> Any:
+        steps[0] = 0
+        return function(*args)
+
+    return call
+
+
+def outcome(function: Callable[..., Any], args: list[Any]) -> tuple[str, Any]:
+    """What a call does: ("value", result) or ("raise", name of the exception). Arguments are copied."""
+    try:
+        return "value", function(*[list(a) if isinstance(a, list) else a for a in args])
+    except (
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        NameError,
+        OutOfSteps,
+    ) as err:
+        return "raise", type(err).__name__
+    except MemoryError:
+        return "raise", "MemoryError"
+
+
+class _Anonymous(ast.NodeTransformer):
+    """Renames every name that the function binds, in order of appearance, and drops annotations."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+
+    def _rename(self, name: str) -> str:
+        return self.names.setdefault(name, f"v{len(self.names)}")
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        node.name = self._rename(node.name)
+        node.returns = None
+        if ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+        for arg in node.args.args:
+            arg.arg, arg.annotation = self._rename(arg.arg), None
+        bound = [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+        for name in bound:
+            self._rename(name)
+        self.generic_visit(node)
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        node.id = self.names.get(node.id, node.id)
+        return node
+
+
+def program_hash(source: str) -> str:
+    """Content hash of the source's AST with names, annotations and docstrings normalised away."""
+    return content_hash(ast.dump(_Anonymous().visit(ast.parse(source))))
+
+
+# ------------------------------------------------------------------------------------------ sampling
+
+WORDS = ["apple", "banana", "pear", "plum", "fig", "kiwi", "lemon", "grape", "melon", "peach", "cat", "dog", "bird", "fish", "horse", "mouse", "tiger", "lion", "bear", "wolf", "red", "blue", "green", "black", "white", "pink", "gray", "one", "two", "six", "ten", "sun", "moon", "star", "rain", "snow", "wind", "tree", "leaf", "rock", "sand", "lake", "river", "hill", "road", "house", "door", "book", "pen", "cup", "map", "box", "car", "bus", "train", "plane", "boat", "level", "noon", "radar", "civic", "eve", "otto", "data", "code", "test", "loop", "file", "line", "word", "text", "name", "list", "note", "bee", "see", "too", "all", "egg", "odd", "aloe", "area", "idea", "Anna", "Bob", "Eve", "Paris", "Rome", "Oslo", "NASA", "USB", "OK", "a", "I", "x", "Zoo", "abc", "cab", "bac", "A1", "b2", "7up", "x9"]
+
+
+def _word(rng: random.Random, wide: bool) -> str:
+    if wide and rng.random() < 0.3:
+        return "".join(rng.choice("abcdeABxyz019") for _ in range(rng.randint(1, 9)))
+    word = rng.choice(WORDS)
+    return rng.choice((word, word, word, word.upper(), word.capitalize()))
+
+
+def _text(rng: random.Random, least: int, wide: bool) -> str:
+    while True:
+        words = [_word(rng, wide) for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 3, 5 if wide else 3)))]
+        text = rng.choice((" ", " ", " ", "-", ", ")).join(words)
+        text = rng.choice((text, text, text, f" {text}", f"{text} ", f"{text}!", text + text[::-1]))
+        if len(text) >= least:
+            return text
+
+
+def sample_value(param: Param, rng: random.Random, *, wide: bool = False) -> Any:
+    """A value of the parameter's domain; `wide` draws longer lists and texts and more integers at its edges."""
+    longest = 9 if wide else 5
+    if param.kind is Kind.INT:
+        return rng.choice((param.low, param.high)) if wide and rng.random() < 0.15 else _int(param, rng)
+    if param.kind is Kind.BOOL:
+        return rng.random() < 0.5
+    if param.kind is Kind.STR:
+        return _text(rng, param.least, wide)
+    size = max(param.least, rng.choice((rng.randint(0, longest), rng.randint(2, longest))))
+    if param.kind is Kind.INTS:
+        values = [_int(param, rng) for _ in range(size)]
+    else:
+        values = [_word(rng, wide) for _ in range(size)]
+    if size > 1 and rng.random() < 0.3:
+        values[rng.randrange(size)] = values[rng.randrange(size)]
+    return values
+
+
+def _int(param: Param, rng: random.Random) -> int:
+    return rng.randint(param.low, param.high)
+
+
+def sample_args(program: Program, rng: random.Random, *, wide: bool = False) -> list[Any]:
+    return [sample_value(param, rng, wide=wide) for param in program.params]
