@@ -1,0 +1,168 @@
+"""Hidden cases: the artifact computes in a jail, the comparison stays in this process."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nano_shared.errors import SandboxError
+from nano_shared.types import Case, HiddenChecks, Limits, Tampering
+
+from nano_coder.grading.answer import same
+from nano_coder.sandbox.protocol import ExecResult, Sandbox
+
+CPU_SECONDS = 2
+WALL_SECONDS = 10.0
+PATIENCE = 1
+"""cases that may hang before the rest is left out"""
+LONGEST_REPORT = 64 << 20
+
+_CHILD = Path(__file__).with_name("child.py").read_text(encoding="utf-8")
+_SKIPS = ("SkipTest", "Skipped", "Exit")
+"""exceptions by which test runners are told to look away"""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of every case."""
+
+    checks: dict[str, str]
+    """case name -> pass | fail | error | timeout"""
+    tampering: tuple[Tampering, ...] = ()
+    failure_kind: str | None = None
+
+    @property
+    def passed(self) -> float:
+        """Fraction of the cases that passed."""
+        return sum(state == "pass" for state in self.checks.values()) / len(self.checks)
+
+
+@dataclass(slots=True)
+class _Tally:
+    checks: dict[str, str] = field(default_factory=dict)
+    tampering: list[Tampering] = field(default_factory=list)
+
+    def take(self, name: str, state: str, *found: Tampering) -> None:
+        self.checks[name] = state
+        self.tampering += [f for f in found if f.kind not in {t.kind for t in self.tampering}]
+
+
+def run_cases(
+    hidden: HiddenChecks, artifacts: Mapping[str, bytes], entry_file: str, limits: Limits, sandbox: Sandbox
+) -> Outcome:
+    """Call the entry point of `entry_file` on every case in one clean jail that holds the artifacts only.
+
+    Raises SandboxError where the jail fails on its own account. Where it fails with this artifact twice and
+    works without it, the artifact is to blame.
+    """
+    try:
+        return _attempt(hidden, artifacts, entry_file, limits, sandbox)
+    except SandboxError:
+        pass
+    try:
+        return _attempt(hidden, artifacts, entry_file, limits, sandbox)
+    except SandboxError as err:
+        if not _healthy(sandbox):
+            raise
+        found = Tampering(
+            kind="jail", detail=f"the jail failed twice with this artifact, and not without: {err}"
+        )
+        return Outcome({n: "error" for n in names(hidden.cases)}, (found,), "sandbox_broken")
+
+
+def names(cases: tuple[Case, ...]) -> list[str]:
+    return [f"case_{number}" for number in range(1, len(cases) + 1)]
+
+
+def _attempt(
+    hidden: HiddenChecks, artifacts: Mapping[str, bytes], entry_file: str, limits: Limits, sandbox: Sandbox
+) -> Outcome:
+    nonce, token = secrets.token_hex(16), secrets.token_hex(16)
+    job = {
+        "nonce": nonce, "token": token, "path": f"/work/{entry_file}", "entry": hidden.entry_point,
+        "cases": [{"args": c.args, "kwargs": c.kwargs} for c in hidden.cases],
+        "cpu_seconds": CPU_SECONDS, "wall_seconds": WALL_SECONDS, "patience": PATIENCE,
+    }  # fmt: skip
+    with closing(sandbox.open(None, limits)) as jail:
+        for name, data in artifacts.items():
+            jail.write(name, data)
+        result = jail.run(
+            [sandbox.python, "-I", "-B", "-c", _CHILD],
+            stdin=json.dumps(job).encode(),
+            timeout=30.0 + PATIENCE * WALL_SECONDS + len(hidden.cases) * (CPU_SECONDS + 1),
+            output_bytes=LONGEST_REPORT,
+        )
+    reports = list(_reports(result.stdout, nonce))
+    if not reports or reports[0] != {"ready": True}:
+        said = result.stderr.decode(errors="backslashreplace").strip()[-300:]
+        raise SandboxError(f"the grading child did not start: {said or result}")
+    return _judged(hidden.cases, reports[1:], result)
+
+
+def _reports(stdout: bytes, nonce: str) -> Iterator[dict[str, Any]]:
+    """Every line with the nonce; any other line is reported as forged."""
+    for line in stdout.decode("utf-8", "replace").split("\n"):
+        if line.startswith(nonce):
+            try:
+                yield json.loads(line[len(nonce) :])
+            except ValueError:
+                yield {"forged": line[len(nonce) :][:80]}
+        elif line:
+            yield {"forged": line[:80]}
+
+
+def _judged(cases: tuple[Case, ...], reports: list[dict[str, Any]], result: ExecResult) -> Outcome:
+    """Compare the reports with the expected values."""
+    tally = _Tally()
+    complete = len(reports) == len(cases) + 1 and reports[-1] == {"done": True}
+    for name, case, report in zip(names(cases), cases, reports, strict=False):
+        _judge(tally, name, case, report)
+    for name in names(cases)[len(tally.checks) :]:
+        tally.take(name, "timeout" if result.timed_out else "error")
+    kind = "timeout" if "timeout" in tally.checks.values() else None
+    if not complete:
+        kind = "timeout" if result.timed_out else "memory" if result.oom else "child_killed"
+        if kind == "child_killed":
+            how = f"exit {result.exit_code}, signal {result.signal}, {len(reports)} reports"
+            tally.tampering.append(
+                Tampering(kind="child_killed", detail=f"the grading child was disturbed: {how}")
+            )
+        tally.checks = {name: "error" if state == "pass" else state for name, state in tally.checks.items()}
+    return Outcome(tally.checks, tuple(tally.tampering), kind)
+
+
+def _judge(tally: _Tally, name: str, case: Case, report: dict[str, Any]) -> None:
+    match report:
+        case {"value": value}:
+            tally.take(name, "pass" if same(value, case.expected) else "fail")
+        case {"timeout": _}:
+            tally.take(name, "timeout")
+        case {"exit": status}:
+            tally.take(
+                name, "error", Tampering(kind="exit", detail=f"{name}: left the process, status {status}")
+            )
+        case {"raise": "SystemExit"}:
+            tally.take(name, "error", Tampering(kind="exit", detail=f"{name}: raised SystemExit"))
+        case {"raise": error} if error in _SKIPS:
+            tally.take(name, "error", Tampering(kind="skip", detail=f"{name}: raised {error}"))
+        case {"not_plain": what}:
+            tally.take(
+                name, "fail", Tampering(kind="not_plain", detail=f"{name}: returned {what}, no plain data")
+            )
+        case {"forged": text}:
+            tally.take(
+                name, "error", Tampering(kind="forged", detail=f"{name}: wrote {text!r} to the channel")
+            )
+        case _:
+            tally.take(name, "error")
+
+
+def _healthy(sandbox: Sandbox) -> bool:
+    """Whether a jail without any artifact works."""
+    with closing(sandbox.open(None, Limits())) as jail:
+        return jail.run([sandbox.python, "-I", "-c", "print(1)"]).stdout == b"1\n"
