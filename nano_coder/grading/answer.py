@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from contextlib import suppress
 from typing import Any
 
 
@@ -39,14 +40,10 @@ def _readings(text: str) -> list[Any]:
     readings: list[Any] = [text]
     if len(text) > 100_000:
         return readings
-    try:
+    with suppress(ValueError, RecursionError):
         readings.append(json.loads(text))
-    except (ValueError, RecursionError):
-        pass
-    try:
+    with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         readings.append(_lists(ast.literal_eval(text)))
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        pass
     return readings
 
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nano_shared.errors import SandboxError
-from nano_shared.types import Case, HiddenChecks, Limits, Tampering
-
 from nano_coder.grading.answer import same
 from nano_coder.sandbox.protocol import ExecResult, Sandbox
+from nano_shared.errors import SandboxError
+from nano_shared.types import Case, HiddenChecks, Limits, Tampering
 
 CPU_SECONDS = 2
 WALL_SECONDS = 10.0

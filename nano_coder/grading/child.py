@@ -6,6 +6,11 @@ ends one case. No expected value is ever here, so that nothing in here is worth 
 answer has to be right. Standard library only: the text of this file is the program that the jail runs.
 """
 
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
 import json
 import os
 import resource
@@ -13,6 +18,7 @@ import select
 import signal
 import sys
 import time
+from typing import Any
 
 PR_SET_DUMPABLE = 4
 LONGEST = 1 << 20
@@ -23,7 +29,7 @@ class NotPlain(Exception):
     """A value that is no plain data."""
 
 
-def plain(value, depth=0):
+def plain(value: Any, depth: int = 0) -> Any:
     """The value from exact builtin types only: a subclass is refused, a tuple becomes a list."""
     kind = type(value)
     if value is None or kind is bool or kind is int or kind is float or kind is str:
@@ -39,20 +45,18 @@ def plain(value, depth=0):
     raise NotPlain(kind.__name__)
 
 
-def load(path):
+def load(path: str) -> Any:
     """The artifact as a module. Its folder comes last on the path: it shadows nothing."""
-    import importlib.util
-
     sys.path.append(os.path.dirname(path))
     name = os.path.basename(path).rsplit(".", 1)[0]
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec: Any = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(name, module)
     spec.loader.exec_module(module)
     return module
 
 
-def answer(job, case):
+def answer(job: Any, case: Any) -> dict[str, Any]:
     """What the entry point does with one case: a value, or the name of what went wrong."""
     try:
         function = getattr(load(job["path"]), job["entry"])
@@ -64,7 +68,7 @@ def answer(job, case):
         return {"raise": type(error).__name__}
 
 
-def in_fork(job, case, channel, pipe):
+def in_fork(job: Any, case: Any, channel: int, pipe: int) -> None:
     """The life of one fork; never returns."""
     status = 1
     try:
@@ -76,7 +80,6 @@ def in_fork(job, case, channel, pipe):
         seconds = job["cpu_seconds"]
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
         told = json.dumps(answer(job, case))
-        os.write(pipe, b"")  # a closed pipe fails here and not within the message
         message = (job["token"] + told + "\n").encode()
         while message:
             message = message[os.write(pipe, message) :]
@@ -85,7 +88,7 @@ def in_fork(job, case, channel, pipe):
         os._exit(status)
 
 
-def listen(pipe, deadline):
+def listen(pipe: int, deadline: float) -> bytes | None:
     """What comes through the pipe up to the first line's end, its closing, or the deadline (then None)."""
     data = b""
     while b"\n" not in data and len(data) <= LONGEST:
@@ -99,20 +102,18 @@ def listen(pipe, deadline):
     return data
 
 
-def end(pid):
+def end(pid: int) -> int:
     """Kill the fork with its group, and say how it had ended."""
     gone, status = os.waitpid(pid, os.WNOHANG)
     for kill, target in ((os.killpg, pid), (os.kill, pid)):
-        try:
+        with contextlib.suppress(OSError):
             kill(target, signal.SIGKILL)
-        except OSError:
-            pass
     if not gone:
         gone, status = os.waitpid(pid, 0)
     return status
 
 
-def judge(job, data, status):
+def judge(job: Any, data: bytes | None, status: int) -> dict[str, Any]:
     """The report of one case."""
     if data is None:
         return {"timeout": "wall"}
@@ -130,7 +131,8 @@ def judge(job, data, status):
         return {"forged": text[len(job["token"]) :][:80]}
 
 
-def run_case(job, case, channel):
+def run_case(job: Any, case: Any, channel: int) -> dict[str, Any]:
+    """Fork, listen, and end the fork."""
     near, far = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -150,17 +152,12 @@ def run_case(job, case, channel):
     return judge(job, data, end(pid))
 
 
-def hide():
+def hide() -> None:
     """Keep forks from reading this process's memory and files through /proc."""
-    try:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    except (ImportError, OSError):
-        pass  # the values are still all that there is to forge
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def main():
+def main() -> None:
     job = json.loads(sys.stdin.buffer.read())
     channel = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
@@ -168,7 +165,7 @@ def main():
     os.set_inheritable(channel, False)
     hide()
 
-    def say(report):
+    def say(report: dict[str, Any]) -> None:
         os.write(channel, (job["nonce"] + json.dumps(report) + "\n").encode())
 
     say({"ready": True})

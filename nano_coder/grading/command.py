@@ -14,13 +14,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from nano_shared.errors import SandboxError
-from nano_shared.hashing import content_hash
-from nano_shared.types import Limits, Tampering, Trust, Verdict
-
 from nano_coder.grading.protected import protected
 from nano_coder.grading.version import GRADER
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
+from nano_shared.errors import SandboxError
+from nano_shared.hashing import content_hash
+from nano_shared.types import Limits, Tampering, Trust, Verdict
 
 _DELETE = "import json, os, sys\nfor path in json.load(sys.stdin):\n    os.unlink(path)\n"
 
@@ -75,7 +74,7 @@ def _sort(
         why = protected(name, command, originals)
         if why is None:
             kept[name] = data
-        elif name in originals or why in ("configuration", "shadowing") and not _cache(name):
+        elif name in originals or (why in ("configuration", "shadowing") and not _cache(name)):
             done = "deleted" if data is None else "changed" if name in originals else "added"
             found.append(Tampering(kind=why, detail=f"{name} was {done}; the original was used"))
     return kept, tuple(found)

@@ -6,15 +6,14 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from nano_shared.errors import SandboxError, UsageError
-from nano_shared.hashing import content_hash
-from nano_shared.types import HiddenChecks, Task, Trust, Verdict
-
 from nano_coder.grading.answer import same_answer
 from nano_coder.grading.cases import names, run_cases
 from nano_coder.grading.command import grade_command
 from nano_coder.grading.version import GRADER
 from nano_coder.sandbox.protocol import Sandbox
+from nano_shared.errors import SandboxError, UsageError
+from nano_shared.hashing import content_hash
+from nano_shared.types import HiddenChecks, Task, Trust, Verdict
 
 LARGEST_ARTIFACT = 1 << 20
 
@@ -55,10 +54,14 @@ def grade(task: Task, *, files: Mapping[str, bytes], answer: str | None, sandbox
 def _grade_answer(hidden: HiddenChecks, answer: str | None) -> Verdict:
     right = same_answer(answer, hidden.answer)
     return Verdict(
-        reward=float(right), components={"tests": float(right)}, checks={"answer": "pass" if right else "fail"},
-        failure_kind="no_answer" if answer is None else None, trust=Trust.HIDDEN, grader=GRADER,
+        reward=float(right),
+        components={"tests": float(right)},
+        checks={"answer": "pass" if right else "fail"},
+        failure_kind="no_answer" if answer is None else None,
+        trust=Trust.HIDDEN,
+        grader=GRADER,
         graded_hash=content_hash(["answer", answer]),
-    )  # fmt: skip
+    )
 
 
 def _grade_cases(task: Task, hidden: HiddenChecks, files: Mapping[str, bytes], sandbox: Sandbox) -> Verdict:
@@ -70,20 +73,33 @@ def _grade_cases(task: Task, hidden: HiddenChecks, files: Mapping[str, bytes], s
     too_large = [name for name, data in graded.items() if len(data) > LARGEST_ARTIFACT]
     if missing or too_large:
         return Verdict(
-            reward=0.0, components={"tests": 0.0}, checks={name: "error" for name in names(hidden.cases)},
-            failure_kind="no_artifact" if missing else "artifact_too_large", trust=Trust.HIDDEN, grader=GRADER,
+            reward=0.0,
+            components={"tests": 0.0},
+            checks={name: "error" for name in names(hidden.cases)},
+            failure_kind="no_artifact" if missing else "artifact_too_large",
+            trust=Trust.HIDDEN,
+            grader=GRADER,
             graded_hash=digest,
-        )  # fmt: skip
+        )
     try:
         outcome = run_cases(hidden, graded, task.artifacts[0], task.limits, sandbox)
     except SandboxError:
         return Verdict(
-            reward=None, components={"tests": None}, failure_kind="verifier_error", trust=Trust.NONE,
-            grader=GRADER, graded_hash=digest,
-        )  # fmt: skip
+            reward=None,
+            components={"tests": None},
+            failure_kind="verifier_error",
+            trust=Trust.NONE,
+            grader=GRADER,
+            graded_hash=digest,
+        )
     right = outcome.passed == 1.0 and not outcome.tampering
     return Verdict(
-        reward=float(right), components={"tests": outcome.passed}, checks=outcome.checks,
-        tampering=outcome.tampering, failure_kind=outcome.failure_kind, trust=Trust.HIDDEN, grader=GRADER,
+        reward=float(right),
+        components={"tests": outcome.passed},
+        checks=outcome.checks,
+        tampering=outcome.tampering,
+        failure_kind=outcome.failure_kind,
+        trust=Trust.HIDDEN,
+        grader=GRADER,
         graded_hash=digest,
-    )  # fmt: skip
+    )

@@ -8,8 +8,21 @@ from dataclasses import dataclass
 
 from nano_rl.tasks.program import Kind, Param, Program
 
-NAME_SETS = (("a", "b", "c"), ("x", "y", "z"), ("n", "m", "k"), ("first", "second", "third"),
-             ("left", "right", "offset"), ("width", "height", "depth"), ("price", "amount", "fee"))  # fmt: skip
+NAME_SETS = (
+    ("a", "b", "c"),
+    ("x", "y", "z"),
+    ("n", "m", "k"),
+    ("first", "second", "third"),
+    ("left", "right", "offset"),
+    ("width", "height", "depth"),
+    ("price", "amount", "fee"),
+)
+
+
+_FOLDABLE = re.compile(
+    r"\b\d+ (?:[-+*%]|//) \d+\b|\((\d+), \d+\)|\b(\w+) - \2\b|\((\w+), \3\)|abs\(\d|\b\d+ \* \d+"
+)
+"""an operation on two numbers, or a value minus itself: nobody writes it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +60,17 @@ BINARY = {
     "min": ("min({a0}, {b0})", "the smaller of {A} and {B}", "the minimum of {A} and {b1}"),
     "max": ("max({a0}, {b0})", "the larger of {A} and {B}", "the maximum of {A} and {b1}"),
 }
-_VERBS = {"add": "sum", "sub": "difference", "mul": "product", "floordiv": "quotient", "mod": "remainder",
-          "min": "smaller", "max": "larger", "abs": "absolute", "square": "square"}  # fmt: skip
+_VERBS = {
+    "add": "sum",
+    "sub": "difference",
+    "mul": "product",
+    "floordiv": "quotient",
+    "mod": "remainder",
+    "min": "smaller",
+    "max": "larger",
+    "abs": "absolute",
+    "square": "square",
+}
 
 
 def binary(op: str, left: Term, right: Term, rng: random.Random) -> Term:
@@ -69,8 +91,10 @@ def unary(op: str, term: Term) -> Term:
         return Term(f"abs({term.code})", words, f"abs({term.shape})", name="absolute", call=True)
     return Term(
         f"{term.inner} * {term.inner}" if term.atom else f"{term.inner} ** 2",
-        f"the square of {term.told}", f"square({term.shape})", name="square",
-    )  # fmt: skip
+        f"the square of {term.told}",
+        f"square({term.shape})",
+        name="square",
+    )
 
 
 def parameter(name: str, index: int) -> Term:
@@ -134,8 +158,10 @@ def draw_test(rng: random.Random, atoms: list[Term]) -> Test:
     shape = f"{key}({left.shape}" + (f",{right.shape})" if "{b}" in code else ")")
     return Test(
         code.format(a=left.code if left.atom or "%" not in code else left.inner, b=right.code, k=k),
-        words.format(A=left.told, B=right.told, k=k), shape, key,
-    )  # fmt: skip
+        words.format(A=left.told, B=right.told, k=k),
+        shape,
+        key,
+    )
 
 
 def _params(rng: random.Random, count: int) -> tuple[tuple[Param, ...], list[Term]]:
@@ -156,18 +182,33 @@ def draw_expression(rng: random.Random) -> Program:
         if rng.random() < 0.5:
             spare.insert(rng.randint(0, len(spare)), rng.choice((*atoms, constant(rng))))
         term = draw_term(rng, spare, rng.choice((1, 2, 2, 3)))
-        if _used(atoms, term.code) and not term.atom:
+        if _used(atoms, term.code) and not term.atom and not _FOLDABLE.search(term.code):
             break
     words = f"Return {term.words}."
     return Program(
-        name=_title(term, rng), params=params, returns=Kind.INT, doc=words, body=(f"return {term.code}",),
-        family=f"arithmetic.{term.shape}", hints=rng.random() < 0.3,
-    )  # fmt: skip
+        name=_title(term, rng),
+        params=params,
+        returns=Kind.INT,
+        doc=words,
+        body=(f"return {term.code}",),
+        family=f"arithmetic.{term.shape}",
+        hints=rng.random() < 0.3,
+    )
 
 
 def _title(term: Term, rng: random.Random) -> str:
-    return rng.choice((f"{term.name}_of_numbers", f"compute_{term.name}", f"get_{term.name}", f"{term.name}_value",
-                       f"{term.name}_formula", "combine", "calculate", "evaluate"))  # fmt: skip
+    return rng.choice(
+        (
+            f"{term.name}_of_numbers",
+            f"compute_{term.name}",
+            f"get_{term.name}",
+            f"{term.name}_value",
+            f"{term.name}_formula",
+            "combine",
+            "calculate",
+            "evaluate",
+        )
+    )
 
 
 def draw_branch(rng: random.Random) -> Program:
@@ -177,8 +218,15 @@ def draw_branch(rng: random.Random) -> Program:
     ways = rng.choice((2, 2, 3))
     tests = [draw_test(rng, atoms) for _ in range(ways - 1)]
     if texts:
-        labels = rng.choice((("low", "high", "middle"), ("yes", "no", "maybe"), ("up", "down", "flat"),
-                             ("small", "large", "medium"), ("left", "right", "centre")))  # fmt: skip
+        labels = rng.choice(
+            (
+                ("low", "high", "middle"),
+                ("yes", "no", "maybe"),
+                ("up", "down", "flat"),
+                ("small", "large", "medium"),
+                ("left", "right", "centre"),
+            )
+        )
         ends = [Term(f"'{t}'", f"'{t}'", "t", atom=True) for t in rng.sample(labels, ways)]
     else:
         ends = [draw_term(rng, rng.sample(atoms, len(atoms)), rng.choice((0, 1, 1))) for _ in range(ways)]
@@ -195,10 +243,15 @@ def draw_branch(rng: random.Random) -> Program:
         body = (*lines, f"return {ends[-1].code}")
     shape = ",".join([*(t.shape for t in tests), *(e.shape for e in ends)])
     return Program(
-        name=rng.choice(("choose", "pick", "decide", "select", "adjust", "classify")) + f"_by_{tests[0].name}",
-        params=params, returns=Kind.STR if texts else Kind.INT, doc=doc, body=body, family=f"branch({shape})",
+        name=rng.choice(("choose", "pick", "decide", "select", "adjust", "classify"))
+        + f"_by_{tests[0].name}",
+        params=params,
+        returns=Kind.STR if texts else Kind.INT,
+        doc=doc,
+        body=body,
+        family=f"branch({shape})",
         hints=rng.random() < 0.3,
-    )  # fmt: skip
+    )
 
 
 def draw_predicate(rng: random.Random) -> Program:
@@ -213,10 +266,16 @@ def draw_predicate(rng: random.Random) -> Program:
         code, words = f"{first.code} {joint} {second.code}", f"{first.words} {joint} {second.words}"
         shape = f"{joint}({first.shape},{second.shape})"
     return Program(
-        name=rng.choice(("is_valid", "check", "is_allowed", "matches", "accepts", f"test_of_{first.name}", "holds")),
-        params=params, returns=Kind.BOOL, doc=rng.choice(("Tell whether {w}.", "Return True if {w}, else False.")).format(
-            w=words), body=(f"return {code}",), family=f"predicate.{shape}", hints=rng.random() < 0.3,
-    )  # fmt: skip
+        name=rng.choice(
+            ("is_valid", "check", "is_allowed", "matches", "accepts", f"test_of_{first.name}", "holds")
+        ),
+        params=params,
+        returns=Kind.BOOL,
+        doc=rng.choice(("Tell whether {w}.", "Return True if {w}, else False.")).format(w=words),
+        body=(f"return {code}",),
+        family=f"predicate.{shape}",
+        hints=rng.random() < 0.3,
+    )
 
 
 def draw_arithmetic(rng: random.Random) -> Program:

@@ -10,16 +10,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from keyword import iskeyword
 
-from nano_shared.types import Split
-
 from nano_rl.tasks.arithmetic import draw_arithmetic
+from nano_rl.tasks.classics import draw_classic
 from nano_rl.tasks.numbers import draw_numbers
 from nano_rl.tasks.program import Program
 from nano_rl.tasks.study import Study, study
 from nano_rl.tasks.texts import draw_texts
+from nano_shared.types import Split
 
 VERSION = "1"
 """of the generator: the same key makes the same task only under the same version"""
+DRAWS = (draw_numbers, draw_numbers, draw_numbers, draw_texts, draw_texts, draw_texts, draw_arithmetic,
+         draw_arithmetic, draw_classic)  # fmt: skip
 TEST_SHARE = 5
 """one family of five is kept for tests"""
 
@@ -32,7 +34,7 @@ def split_of(family: str) -> Split:
 
 def draw_program(rng: random.Random) -> Program:
     """Any program of the grammar, admitted or not."""
-    program = rng.choice((draw_numbers, draw_numbers, draw_texts, draw_texts, draw_arithmetic))(rng)
+    program = rng.choice(DRAWS)(rng)
     return renamed(program, rng)
 
 

@@ -9,7 +9,10 @@ from typing import Any
 
 from nano_rl.tasks.program import WORDS, program_hash
 
-NAMES = ["a", "b", "c", "x", "y", "z", "n", "m", "total", "count", "name", "size", "item", "word", "value", "key", "left", "right", "first", "last", "top", "low", "high", "code"]
+_NAMES = """
+a b c x y z n m total count name size item word value key left right first last top low high code
+"""
+NAMES = tuple(_NAMES.split())
 KINDS = ("int", "big", "neg", "str", "bool", "ints", "strs", "float", "pair")
 
 
@@ -67,9 +70,12 @@ def draw_copy(rng: random.Random) -> Drawn:
     code = "\n".join(lines)
     body = "\n".join(f"    {line}" for line in lines)
     return Drawn(
-        code=code, asked=asked, answer=_shown(values[index]), family=f"copy.{'-'.join(kinds)}.{index}{alias}",
+        code=code,
+        asked=asked,
+        answer=_shown(values[index]),
+        family=f"copy.{'-'.join(kinds)}.{index}{alias}",
         hash=program_hash(f"def f():\n{body}\n    return {asked}\n"),
-    )  # fmt: skip
+    )
 
 
 def draw_emit(rng: random.Random) -> Drawn:

@@ -6,11 +6,11 @@ import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from nano_shared.errors import UsageError
-from nano_shared.types import Split, Task
 from pydantic import ValidationError
 
 from nano_rl.tasks.views import VIEWS, View, make_task
+from nano_shared.errors import UsageError
+from nano_shared.types import Split, Task
 
 SUITES = ("functions",)
 
@@ -50,11 +50,10 @@ def _views(suite: str, levels: Sequence[int], names: Sequence[str] | None) -> li
     if wrong := [x for x in levels if x not in known] or ([] if levels else ["none"]):
         raise UsageError(f"unknown level {wrong[0]}; levels: {', '.join(map(str, known))}")
     every = {v.name for v in VIEWS}
-    if names is not None and (unknown := [x for x in names if x not in every]):
+    if names and (unknown := [x for x in names if x not in every]):
         raise UsageError(f"unknown view {unknown[0]!r}; views: {', '.join(sorted(every))}")
     chosen = [
-        [v for v in VIEWS if v.level == x and (names is None or v.name in names)]
-        for x in dict.fromkeys(levels)
+        [v for v in VIEWS if v.level == x and (not names or v.name in names)] for x in dict.fromkeys(levels)
     ]
     chosen = [of_level for of_level in chosen if of_level]
     if not chosen:

@@ -91,9 +91,14 @@ def _list_source(rng: random.Random, key: str, iterable: str, where: str) -> Sou
     xs = _list_param(rng)
     var = rng.choice(("x", "v", "value", "item", "num"))
     return Source(
-        key=key, params=(xs,), var=var, iterable=iterable.format(p=xs.name), element=var,
-        noun="numbers", where=where.format(p=xs.name),
-    )  # fmt: skip
+        key=key,
+        params=(xs,),
+        var=var,
+        iterable=iterable.format(p=xs.name),
+        element=var,
+        noun="numbers",
+        where=where.format(p=xs.name),
+    )
 
 
 def _range_source(rng: random.Random, key: str) -> Source:
@@ -104,32 +109,53 @@ def _range_source(rng: random.Random, key: str) -> Source:
         )
         a, b = params[0].name, params[1].name
         return Source(
-            key=key, params=params, var="i", iterable=f"range({a}, {b} + 1)", element="i",
-            noun="whole numbers", where=f"from {a} to {b} inclusive",
-        )  # fmt: skip
+            key=key,
+            params=params,
+            var="i",
+            iterable=f"range({a}, {b} + 1)",
+            element="i",
+            noun="whole numbers",
+            where=f"from {a} to {b} inclusive",
+        )
     n = _count_param(rng)
     bounds, where = (
         ("1, {n} + 1", "from 1 to {n} inclusive") if key == "upto" else ("{n}", "from 0 to {n} - 1")
     )
     return Source(
-        key=key, params=(n,), var="i", iterable=f"range({bounds.format(n=n.name)})", element="i",
-        noun="whole numbers", where=where.format(n=n.name),
-    )  # fmt: skip
+        key=key,
+        params=(n,),
+        var="i",
+        iterable=f"range({bounds.format(n=n.name)})",
+        element="i",
+        noun="whole numbers",
+        where=where.format(n=n.name),
+    )
 
 
 def _derived_source(rng: random.Random, key: str) -> Source:
     if key == "digits":
         n = Param(name=rng.choice(("n", "number", "value")), kind=Kind.INT, low=0, high=9999)
         return Source(
-            key=key, params=(n,), var="d", iterable=f"str({n.name})", element="int(d)", noun="digits",
-            where=f"of {n.name}", filled=True,
-        )  # fmt: skip
+            key=key,
+            params=(n,),
+            var="d",
+            iterable=f"str({n.name})",
+            element="int(d)",
+            noun="digits",
+            where=f"of {n.name}",
+            filled=True,
+        )
     if key == "lengths":
         words = Param(name=rng.choice(("words", "names", "parts")), kind=Kind.STRS)
         return Source(
-            key=key, params=(words,), var="w", iterable=words.name, element="len(w)",
-            noun="lengths", where=f"of the strings in {words.name}",
-        )  # fmt: skip
+            key=key,
+            params=(words,),
+            var="w",
+            iterable=words.name,
+            element="len(w)",
+            noun="lengths",
+            where=f"of the strings in {words.name}",
+        )
     if key in ("steps", "sums"):
         xs = _list_param(rng)
         element = "(b - a)" if key == "steps" else "(a + b)"
@@ -137,18 +163,27 @@ def _derived_source(rng: random.Random, key: str) -> Source:
             "between each number and the one before it in" if key == "steps" else "of neighbouring numbers in"
         )
         return Source(
-            key=key, params=(xs,), var="a, b", iterable=f"zip({xs.name}, {xs.name}[1:])", element=element,
-            noun="differences" if key == "steps" else "sums", where=f"{where} {xs.name}",
-        )  # fmt: skip
+            key=key,
+            params=(xs,),
+            var="a, b",
+            iterable=f"zip({xs.name}, {xs.name}[1:])",
+            element=element,
+            noun="differences" if key == "steps" else "sums",
+            where=f"{where} {xs.name}",
+        )
     first = Param(name=rng.choice(("xs", "left", "first")), kind=Kind.INTS, least=1)
     second = Param(name=rng.choice(("ys", "right", "second")), kind=Kind.INTS, least=1)
     element, noun = {"products": ("(a * b)", "products"), "gaps": ("(a - b)", "differences")}[key]
     tail = "" if key == "products" else " (first minus second)"
     return Source(
-        key=key, params=(first, second), var="a, b", iterable=f"zip({first.name}, {second.name})",
-        element=element, noun=noun,
+        key=key,
+        params=(first, second),
+        var="a, b",
+        iterable=f"zip({first.name}, {second.name})",
+        element=element,
+        noun=noun,
         where=f"of the numbers at equal positions in {first.name} and {second.name}{tail}",
-    )  # fmt: skip
+    )
 
 
 _LISTS = {
@@ -438,7 +473,11 @@ def _atom(code: str) -> str:
     return code if code.isidentifier() or re.fullmatch(r"\w+\([^()]*\)", code) else f"({code})"
 
 
-REDUCTIONS = ["sum", "sum", "max", "min", "count", "count", "product", "mean", "spread", "first", "last", "list", "list", "ascending", "descending", "distinct", "reverse", "count_distinct", "top", "any", "all", "running", "alternating"]
+_REDUCTIONS = """
+sum sum max min count count product mean spread first last list list ascending descending distinct reverse
+count_distinct top any all running alternating
+"""
+REDUCTIONS = tuple(_REDUCTIONS.split())
 
 
 def _reduce(stream: Stream, rng: random.Random, key: str) -> Drawn:
@@ -453,9 +492,16 @@ def _reduce(stream: Stream, rng: random.Random, key: str) -> Drawn:
     if key == "top":
         return _top(stream, rng, key)
     plain = {
-        "sum": _sum, "count": _count, "product": _product, "mean": _mean, "spread": _spread, "list": _list,
-        "count_distinct": _distinct, "running": _running, "alternating": _alternating,
-    }  # fmt: skip
+        "sum": _sum,
+        "count": _count,
+        "product": _product,
+        "mean": _mean,
+        "spread": _spread,
+        "list": _list,
+        "count_distinct": _distinct,
+        "running": _running,
+        "alternating": _alternating,
+    }
     return plain[key](stream, rng)
 
 
@@ -471,6 +517,11 @@ def draw_numbers(rng: random.Random) -> Program:
     words, body, name, returns = _reduce(stream, rng, key)
     shape = f"{name}" if key in ("any", "all", "top") else key
     return Program(
-        name=f"{name}{stream.name}", params=stream.params, returns=returns, doc=words.format(m=stream.words),
-        body=body, family=f"numbers.{shape}({stream.key})", hints=rng.random() < 0.3,
-    )  # fmt: skip
+        name=f"{name}{stream.name}",
+        params=stream.params,
+        returns=returns,
+        doc=words.format(m=stream.words),
+        body=body,
+        family=f"numbers.{shape}({stream.key})",
+        hints=rng.random() < 0.3,
+    )

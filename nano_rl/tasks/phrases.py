@@ -35,7 +35,7 @@ COMPLETE = (
 FIX = (
     "{name} in {path} is wrong: {call} should return {expected}. Fix it.",
     "There is a bug in {path}. {call} must be {expected}. Find the wrong line and correct it.",
-    "Fix the function {name} in {path} so that it does what its docstring says. For example, {call} gives {expected}.",
+    "Fix {name} in {path} so that it does what its docstring says. For example, {call} gives {expected}.",
     "{path} has one wrong line. Repair {name}; {call} should give {expected}.",
     "The code of {name} in {path} does not match its docstring. Make {call} return {expected}.",
     "Please fix {path}. I expected {call} to be {expected}.",

@@ -15,8 +15,10 @@ from typing import Any
 
 from nano_shared.hashing import content_hash
 
-MAX_STEPS = 2000
+MAX_STEPS = 500
 """turns of all `while` loops of one call"""
+MAX_BITS = 2048
+"""of an integer variable within a `while` loop: a mutant may square it every turn"""
 
 
 class Kind(StrEnum):
@@ -89,7 +91,8 @@ class _Bounded(ast.NodeTransformer):
 
     def visit_While(self, node: ast.While) -> ast.While:
         self.generic_visit(node)
-        tick = ast.Expr(ast.Call(ast.Name("_tick", ast.Load()), [], []))
+        scope = ast.Call(ast.Name("locals", ast.Load()), [], [])
+        tick = ast.Expr(ast.Call(ast.Name("_tick", ast.Load()), [scope], []))
         node.body.insert(0, tick)
         return node
 
@@ -102,10 +105,12 @@ def compile_function(source: str, name: str) -> Callable[..., Any]:
     tree = ast.fix_missing_locations(_Bounded().visit(ast.parse(source)))
     steps = [0]
 
-    def tick() -> None:
+    def tick(variables: dict[str, Any]) -> None:
         steps[0] += 1
-        if steps[0] > MAX_STEPS:
-            raise OutOfSteps(f"{name} took more than {MAX_STEPS} steps")
+        if steps[0] > MAX_STEPS or any(
+            isinstance(v, int) and v.bit_length() > MAX_BITS for v in variables.values()
+        ):
+            raise OutOfSteps(f"{name} took more than {MAX_STEPS} steps or {MAX_BITS} bits")
 
     scope: dict[str, Any] = {"_tick": tick}
     exec(compile(tree, "<program>", "exec"), scope)
@@ -170,7 +175,14 @@ def program_hash(source: str) -> str:
 
 # ------------------------------------------------------------------------------------------ sampling
 
-WORDS = ["apple", "banana", "pear", "plum", "fig", "kiwi", "lemon", "grape", "melon", "peach", "cat", "dog", "bird", "fish", "horse", "mouse", "tiger", "lion", "bear", "wolf", "red", "blue", "green", "black", "white", "pink", "gray", "one", "two", "six", "ten", "sun", "moon", "star", "rain", "snow", "wind", "tree", "leaf", "rock", "sand", "lake", "river", "hill", "road", "house", "door", "book", "pen", "cup", "map", "box", "car", "bus", "train", "plane", "boat", "level", "noon", "radar", "civic", "eve", "otto", "data", "code", "test", "loop", "file", "line", "word", "text", "name", "list", "note", "bee", "see", "too", "all", "egg", "odd", "aloe", "area", "idea", "Anna", "Bob", "Eve", "Paris", "Rome", "Oslo", "NASA", "USB", "OK", "a", "I", "x", "Zoo", "abc", "cab", "bac", "A1", "b2", "7up", "x9"]
+_WORDS = """
+apple banana pear plum fig kiwi lemon grape melon peach cat dog bird fish horse mouse tiger lion bear wolf
+red blue green black white pink gray one two six ten sun moon star rain snow wind tree leaf rock sand lake
+river hill road house door book pen cup map box car bus train plane boat level noon radar civic eve otto
+data code test loop file line word text name list note bee see too all egg odd aloe area idea Anna Bob Eve
+Paris Rome Oslo NASA USB OK a I x Zoo abc cab bac A1 b2 7up x9
+"""
+WORDS = tuple(_WORDS.split())
 
 
 def _word(rng: random.Random, wide: bool) -> str:
@@ -190,7 +202,7 @@ def _text(rng: random.Random, least: int, wide: bool) -> str:
 
 
 def sample_value(param: Param, rng: random.Random, *, wide: bool = False) -> Any:
-    """A value of the parameter's domain; `wide` draws longer lists and texts and more integers at its edges."""
+    """A value of the parameter's domain; `wide` draws longer lists and texts, and its edges more often."""
     longest = 9 if wide else 5
     if param.kind is Kind.INT:
         return rng.choice((param.low, param.high)) if wide and rng.random() < 0.15 else _int(param, rng)

@@ -10,11 +10,10 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from nano_shared.hashing import canonical_json
-from nano_shared.types import Case
-
 from nano_rl.tasks.mutate import Mutant, mutants
 from nano_rl.tasks.program import Program, compile_function, outcome, sample_args
+from nano_shared.hashing import canonical_json
+from nano_shared.types import Case
 
 HIDDEN = 10
 MAX_HIDDEN = 20

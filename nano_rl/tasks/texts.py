@@ -13,7 +13,7 @@ WORDS_NAMES = ("words", "names", "items", "parts", "strings", "labels")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One change of a text `{t}`: key, code, an imperative with `{it}`, a participle for "each ...", a name."""
+    """One change of a text `{t}`: key, code, an imperative with `{it}`, words after "each", a name."""
 
     key: str
     code: str
@@ -172,7 +172,7 @@ GATHERS = (
     Gather("by_length", "sorted({l}, key=len)", "Return a list of {m}; sorted by length, ties in the original order.",
            "by_length", Kind.STRS),
     Gather("join", "'{sep}'.join({g})", "Join {m}; put '{sep}' between them.", "join", Kind.STR),
-    Gather("join_sorted", "'{sep}'.join(sorted({g}))", "Join {m} in sorted order; put '{sep}' between them.",
+    Gather("join_sorted", "'{sep}'.join(sorted({g}))", "Sort {m}; then join them with '{sep}' between.",
            "join_sorted", Kind.STR),
     Gather("count", "len({l})", "Count {m}.", "count", Kind.INT),
     Gather("longest", "max({l}, key=len, default='')",
@@ -270,11 +270,11 @@ CHAR_GATHERS = (
     ("list", "[{g}]", "Return a list of {m}.", "list", Kind.STRS),
     ("count", "len([{g}])", "Count {m}.", "count", Kind.INT),
     ("count", "sum(1 {f})", "Count {m}.", "count", Kind.INT),
-    ("sorted", "''.join(sorted({g}))", "Join {m} in sorted order.", "sort", Kind.STR),
+    ("sorted", "''.join(sorted({g}))", "Sort {m}; then join them.", "sort", Kind.STR),
     ("distinct", "len(set({g}))", "Count the distinct texts among {m}.", "distinct", Kind.INT),
     ("last", "([{g}] or [''])[-1]", "Return the last of {m}; '' if there are none.", "last", Kind.STR),
     ("first", "next(({g}), '')", "Return the first of {m}; '' if there are none.", "first", Kind.STR),
-    ("reverse", "''.join([{g}][::-1])", "Join {m} in reverse order.", "reverse", Kind.STR),
+    ("reverse", "''.join([{g}][::-1])", "Join, from last to first, {m}.", "reverse", Kind.STR),
     (
         "positions",
         "[i for i, {t} in enumerate({p}){c}]",

@@ -7,21 +7,24 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nano_shared.types import Case, HiddenChecks, Limits, Provenance, Split, Task, ToolCall
-
 from nano_rl.tasks.grammar import VERSION, draw_study, split_of
 from nano_rl.tasks.literals import draw_copy, draw_emit, draw_sum
 from nano_rl.tasks.mutate import Mutant
 from nano_rl.tasks.phrases import BODY, COMPLETE, COPY, EMIT, FIX, PREDICT, REPAIR, SUMS
 from nano_rl.tasks.program import Program, compile_function, outcome
 from nano_rl.tasks.study import Study
+from nano_shared.types import Case, HiddenChecks, Limits, Provenance, Split, Task, ToolCall
 
 SHORT = Limits(max_turns=4, max_tokens=256)
 USUAL = Limits(max_turns=8, max_tokens=768)
 CHECK = "python -m pytest -q"
 FILE_TOOLS = ("read_file", "edit_file", "submit")
 REPAIR_TOOLS = ("read_file", "edit_file", "shell", "submit")
-MODULES = ["stats", "tools", "numbers_lib", "lists", "shapes", "report", "ledger", "score", "parsing", "textkit", "sequence", "basics", "counts", "series", "names", "labels", "filters", "totals", "measure", "pipeline", "records", "metrics", "words", "digits", "math_ops", "catalog", "summary"]
+_MODULES = """
+stats tools numbers_lib lists shapes report ledger score parsing textkit sequence basics counts series names
+labels filters totals measure pipeline records metrics words digits math_ops catalog summary
+"""
+MODULES = tuple(_MODULES.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,11 @@ def call_text(name: str, case: Case) -> str:
     return f"{name}({', '.join(repr(a) for a in case.args)})"
 
 
+def _claim(name: str, case: Case) -> str:
+    """What a case says, as an expression that is true."""
+    return f"{call_text(name, case)} {'is' if isinstance(case.expected, bool) else '=='} {case.expected!r}"
+
+
 def numbered(text: str) -> str:
     """The text as read_file shows it."""
     return "\n".join(f"{n}|{line}" for n, line in enumerate(text.rstrip("\n").split("\n"), start=1))
@@ -75,22 +83,50 @@ def make_copy(rng: random.Random, split: Split, level: int) -> Made:
         pass
     prompt = rng.choice(COPY).format(code=drawn.code, name=drawn.asked)
     return Made(
-        prompt=prompt, family=drawn.family, program_hash=drawn.hash, files={}, tools=("submit",),
-        hidden=HiddenChecks(kind="answer", answer=drawn.answer), oracle=(call("submit", answer=drawn.answer),),
-    )  # fmt: skip
+        prompt=prompt,
+        family=drawn.family,
+        program_hash=drawn.hash,
+        files={},
+        tools=("submit",),
+        hidden=HiddenChecks(kind="answer", answer=drawn.answer),
+        oracle=(call("submit", answer=drawn.answer),),
+    )
 
 
 def make_emit(rng: random.Random, split: Split, level: int) -> Made:
-    """Write a given function of no arguments to a file."""
+    """Write a given small function to a file."""
+    if rng.random() < 0.7:
+        return _emit_program(rng, split)
     while split_of((drawn := draw_emit(rng)).family) is not split:
         pass
     prompt = rng.choice(EMIT).format(code=drawn.code.rstrip("\n"), path=drawn.asked)
     cases = (Case(args=[], expected=drawn.value),)
     return Made(
-        prompt=prompt, family=drawn.family, program_hash=drawn.hash, files={}, artifacts=(drawn.asked,),
-        tools=("write_file", "submit"), hidden=HiddenChecks(kind="cases", entry_point=drawn.answer, cases=cases),
+        prompt=prompt,
+        family=drawn.family,
+        program_hash=drawn.hash,
+        files={},
+        artifacts=(drawn.asked,),
+        tools=("write_file", "submit"),
+        hidden=HiddenChecks(kind="cases", entry_point=drawn.answer, cases=cases),
         oracle=(call("write_file", path=drawn.asked, content=drawn.code), call("submit")),
-    )  # fmt: skip
+    )
+
+
+def _emit_program(rng: random.Random, split: Split) -> Made:
+    study = draw_study(rng, split, lambda p: len(p.body) == 1 and len(p.source(doc=False)) < 75)
+    program, path = study.program, f"{rng.choice(MODULES)}.py"
+    text = program.source(doc=False)
+    return Made(
+        prompt=rng.choice(EMIT).format(code=text.rstrip("\n"), path=path),
+        family=program.family,
+        program_hash=program.hash,
+        files={},
+        artifacts=(path,),
+        tools=("write_file", "submit"),
+        hidden=_cases(study),
+        oracle=(call("write_file", path=path, content=text), call("submit")),
+    )
 
 
 # ---------------------------------------------------------------------------------------------- level 1
@@ -101,10 +137,14 @@ def make_calculate(rng: random.Random, split: Split, level: int) -> Made:
     while split_of((drawn := draw_sum(rng)).family) is not split:
         pass
     return Made(
-        prompt=rng.choice(SUMS).format(q=drawn.asked), family=drawn.family, program_hash=drawn.hash, files={},
-        tools=("calculate", "submit"), hidden=HiddenChecks(kind="answer", answer=drawn.answer),
+        prompt=rng.choice(SUMS).format(q=drawn.asked),
+        family=drawn.family,
+        program_hash=drawn.hash,
+        files={},
+        tools=("calculate", "submit"),
+        hidden=HiddenChecks(kind="answer", answer=drawn.answer),
         oracle=(call("calculate", expression=drawn.code), call("submit", answer=drawn.answer)),
-    )  # fmt: skip
+    )
 
 
 def make_predict(rng: random.Random, split: Split, level: int) -> Made:
@@ -116,9 +156,14 @@ def make_predict(rng: random.Random, split: Split, level: int) -> Made:
     )
     answer = repr(case.expected)
     return Made(
-        prompt=prompt, family=study.program.family, program_hash=study.program.hash, files={}, tools=("submit",),
-        hidden=HiddenChecks(kind="answer", answer=answer), oracle=(call("submit", answer=answer),),
-    )  # fmt: skip
+        prompt=prompt,
+        family=study.program.family,
+        program_hash=study.program.hash,
+        files={},
+        tools=("submit",),
+        hidden=HiddenChecks(kind="answer", answer=answer),
+        oracle=(call("submit", answer=answer),),
+    )
 
 
 _HOLE = re.compile(r" (\+|-|\*|//|%|<=|>=|<|>|==|!=|and|or) ")
@@ -157,13 +202,17 @@ def make_complete(rng: random.Random, split: Split, level: int) -> Made:
     holed, _ = rng.choice(holes)
     path, line = f"{rng.choice(MODULES)}.py", 2
     text = f"{program.signature}\n{holed}\n"
-    examples = "\n".join(f"{call_text(program.name, c)} == {c.expected!r}" for c in shown)
+    examples = "\n".join(_claim(program.name, c) for c in shown)
     return Made(
         prompt=rng.choice(COMPLETE).format(path=path, code=numbered(text), examples=examples),
-        family=program.family, program_hash=program.hash, files={path: text}, artifacts=(path,),
-        tools=("edit_file", "submit"), hidden=_cases(study),
+        family=program.family,
+        program_hash=program.hash,
+        files={path: text},
+        artifacts=(path,),
+        tools=("edit_file", "submit"),
+        hidden=_cases(study),
         oracle=(call("edit_file", path=path, line=line, new=program.body_lines[0]), call("submit")),
-    )  # fmt: skip
+    )
 
 
 # ------------------------------------------------------------------------------------------ levels 2, 3
@@ -206,12 +255,21 @@ def make_fix(rng: random.Random, split: Split, level: int) -> Made:
         name=program.name, path=path, call=call_text(program.name, case), expected=repr(case.expected)
     )
     oracle = (
-        call("read_file", path=path), call("edit_file", path=path, line=bug.line, new=bug.old), call("submit"),
-    )  # fmt: skip
+        call("read_file", path=path),
+        call("edit_file", path=path, line=bug.line, new=bug.old),
+        call("submit"),
+    )
     return Made(
-        prompt=prompt, family=program.family, program_hash=program.hash, files={path: bug.source},
-        artifacts=(path,), tools=FILE_TOOLS, hidden=_cases(study), oracle=oracle, limits=USUAL,
-    )  # fmt: skip
+        prompt=prompt,
+        family=program.family,
+        program_hash=program.hash,
+        files={path: bug.source},
+        artifacts=(path,),
+        tools=FILE_TOOLS,
+        hidden=_cases(study),
+        oracle=oracle,
+        limits=USUAL,
+    )
 
 
 def _fails(bug: Mutant, program: Program, case: Case) -> bool:
@@ -224,7 +282,7 @@ def _tests(module: str, studies: list[Study], rng: random.Random) -> str:
     blocks = [f"from {module} import {names}\n"]
     for study in studies:
         name = study.program.name
-        lines = [f"    assert {call_text(name, c)} == {c.expected!r}" for c in study.examples]
+        lines = [f"    assert {_claim(name, c)}" for c in study.examples]
         blocks.append(f"\n\ndef test_{name}():\n" + "\n".join(lines) + "\n")
     return "".join(blocks)
 
@@ -254,14 +312,23 @@ def make_repair(rng: random.Random, split: Split, level: int) -> Made:
     run = (call("shell", command=CHECK),) if rng.random() < 1 / 3 else ()
     line = first + bug.line
     oracle = (
-        call("read_file", path=path), call("edit_file", path=path, line=line, new=bug.old), *run, call("submit"),
-    )  # fmt: skip
+        call("read_file", path=path),
+        call("edit_file", path=path, line=line, new=bug.old),
+        *run,
+        call("submit"),
+    )
     return Made(
         prompt=rng.choice(REPAIR).format(path=path, test=test_path, name=study.program.name),
-        family=study.program.family, program_hash=study.program.hash, hidden=_cases(study), oracle=oracle,
-        files={path: "\n\n".join(parts), test_path: _tests(module, studies, rng)}, artifacts=(path,),
-        tools=REPAIR_TOOLS, check=CHECK, limits=USUAL,
-    )  # fmt: skip
+        family=study.program.family,
+        program_hash=study.program.hash,
+        hidden=_cases(study),
+        oracle=oracle,
+        files={path: "\n\n".join(parts), test_path: _tests(module, studies, rng)},
+        artifacts=(path,),
+        tools=REPAIR_TOOLS,
+        check=CHECK,
+        limits=USUAL,
+    )
 
 
 def make_body(rng: random.Random, split: Split, level: int) -> Made:
@@ -277,13 +344,20 @@ def make_body(rng: random.Random, split: Split, level: int) -> Made:
         name=program.name, path=path, call=call_text(program.name, case), expected=repr(case.expected)
     )
     return Made(
-        prompt=prompt, family=program.family, program_hash=program.hash, files={path: text}, artifacts=(path,),
-        tools=FILE_TOOLS, hidden=_cases(study), limits=USUAL,
+        prompt=prompt,
+        family=program.family,
+        program_hash=program.hash,
+        files={path: text},
+        artifacts=(path,),
+        tools=FILE_TOOLS,
+        hidden=_cases(study),
+        limits=USUAL,
         oracle=(
             call("read_file", path=path),
-            call("edit_file", path=path, line=3, new=program.body_lines[0]), call("submit"),
+            call("edit_file", path=path, line=3, new=program.body_lines[0]),
+            call("submit"),
         ),
-    )  # fmt: skip
+    )
 
 
 VIEWS = (
@@ -305,8 +379,18 @@ def make_task(view: View, split: Split, seed: int) -> Task:
     made = view.make(rng, split, view.level)
     return Task(
         key=f"functions-{VERSION}:L{view.level}:{view.name}:{made.family}:{split}-{seed}",
-        prompt=made.prompt, files=made.files, artifacts=made.artifacts, tools=made.tools, limits=made.limits,
-        check=made.check, hidden=made.hidden, oracle=made.oracle, split=split, level=view.level,
-        family=made.family, view=view.name, program_hash=made.program_hash,
+        prompt=made.prompt,
+        files=made.files,
+        artifacts=made.artifacts,
+        tools=made.tools,
+        limits=made.limits,
+        check=made.check,
+        hidden=made.hidden,
+        oracle=made.oracle,
+        split=split,
+        level=view.level,
+        family=made.family,
+        view=view.name,
+        program_hash=made.program_hash,
         provenance=Provenance(source="generated", generator=f"nano_rl.tasks {VERSION}", seed=seed),
-    )  # fmt: skip
+    )
