@@ -18,7 +18,7 @@ from nano_rl.tasks.study import Study, study
 from nano_rl.tasks.texts import draw_texts
 from nano_shared.types import Split
 
-VERSION = "1"
+VERSION = "2"
 """of the generator: the same key makes the same task only under the same version"""
 DRAWS = (draw_numbers, draw_numbers, draw_numbers, draw_texts, draw_texts, draw_texts, draw_arithmetic,
          draw_arithmetic, draw_classic)  # fmt: skip
