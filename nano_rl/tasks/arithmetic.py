@@ -279,5 +279,8 @@ def draw_predicate(rng: random.Random) -> Program:
 
 
 def draw_arithmetic(rng: random.Random) -> Program:
-    """Any function of integers."""
-    return rng.choice((draw_expression, draw_expression, draw_branch, draw_predicate))(rng)
+    """Any function of integers that reads every parameter."""
+    while True:
+        program = rng.choice((draw_expression, draw_expression, draw_branch, draw_predicate))(rng)
+        if all(re.search(rf"\b{p.name}\b", " ".join(program.body)) for p in program.params):
+            return program

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 
-from nano_rl.tasks.grammar import draw_study, split_of
-from nano_rl.tasks.literals import draw_copy, draw_emit, draw_sum
+from nano_rl.tasks.grammar import belongs, draw_study
+from nano_rl.tasks.literals import Drawn, draw_copy, draw_emit, draw_sum
 from nano_rl.tasks.made import (
     MODULES,
     Made,
@@ -24,10 +25,16 @@ from nano_shared.types import Case, HiddenChecks, Split
 # ---------------------------------------------------------------------------------------------- level 0
 
 
+def _draw(draw: Callable[[random.Random], Drawn], rng: random.Random, split: Split) -> Drawn:
+    """The first that belongs to the split."""
+    while not belongs((drawn := draw(rng)).family, drawn.source, split):
+        pass
+    return drawn
+
+
 def make_copy(rng: random.Random, split: Split, level: int) -> Made:
     """The prompt assigns a few names; submit the value of one."""
-    while split_of((drawn := draw_copy(rng)).family) is not split:
-        pass
+    drawn = _draw(draw_copy, rng, split)
     prompt = rng.choice(COPY).format(code=drawn.code, name=drawn.asked)
     return Made(
         prompt=prompt,
@@ -44,8 +51,7 @@ def make_emit(rng: random.Random, split: Split, level: int) -> Made:
     """Write a given small function to a file."""
     if rng.random() < 0.7:
         return _emit_program(rng, split)
-    while split_of((drawn := draw_emit(rng)).family) is not split:
-        pass
+    drawn = _draw(draw_emit, rng, split)
     prompt = rng.choice(EMIT).format(code=drawn.code.rstrip("\n"), path=drawn.asked)
     cases = (Case(args=[], expected=drawn.value),)
     return Made(
@@ -81,8 +87,7 @@ def _emit_program(rng: random.Random, split: Split) -> Made:
 
 def make_calculate(rng: random.Random, split: Split, level: int) -> Made:
     """A question of arithmetic, for the tool calculate."""
-    while split_of((drawn := draw_sum(rng)).family) is not split:
-        pass
+    drawn = _draw(draw_sum, rng, split)
     return Made(
         prompt=rng.choice(SUMS).format(q=drawn.asked),
         family=drawn.family,

@@ -13,7 +13,7 @@ from keyword import iskeyword
 from nano_rl.tasks.arithmetic import draw_arithmetic
 from nano_rl.tasks.classics import draw_classic
 from nano_rl.tasks.numbers import draw_numbers
-from nano_rl.tasks.program import Program
+from nano_rl.tasks.program import Program, skeleton
 from nano_rl.tasks.study import Study, study
 from nano_rl.tasks.texts import draw_texts
 from nano_shared.types import Split
@@ -30,6 +30,15 @@ def split_of(family: str) -> Split:
     """The split of a family, by its hash: the same in every version and for every view."""
     digest = hashlib.sha256(f"split:{family}".encode()).digest()
     return Split.TEST if int.from_bytes(digest[:8], "big") % TEST_SHARE == 0 else Split.TRAIN
+
+
+def belongs(family: str, source: str, split: Split) -> bool:
+    """Whether a program is of the split by its family and by the skeleton of its code.
+
+    Two families may meet in one code (a sum of squares, a sum of products of a number with itself); asking
+    both keeps equal code out of the other split, and costs each split some programs.
+    """
+    return split_of(family) is split and split_of(skeleton(source)) is split
 
 
 def draw_program(rng: random.Random) -> Program:
@@ -58,6 +67,8 @@ def draw_study(
     while True:
         program = draw(rng)
         if split_of(program.family) is not split or not fits(program):
+            continue
+        if not belongs(program.family, program.source(doc=False), split):
             continue
         if max(len(line) for line in program.lines()) > 110:
             continue

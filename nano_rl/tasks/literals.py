@@ -24,8 +24,13 @@ class Drawn:
     asked: str
     answer: str
     family: str
-    hash: str
+    source: str
+    """as a function, for its hash and its split"""
     value: Any = None
+
+    @property
+    def hash(self) -> str:
+        return program_hash(self.source)
 
 
 def _literal(kind: str, rng: random.Random) -> Any:
@@ -74,7 +79,7 @@ def draw_copy(rng: random.Random) -> Drawn:
         asked=asked,
         answer=_shown(values[index]),
         family=f"copy.{'-'.join(kinds)}.{index}{alias}",
-        hash=program_hash(f"def f():\n{body}\n    return {asked}\n"),
+        source=f"def f():\n{body}\n    return {asked}\n",
     )
 
 
@@ -92,7 +97,7 @@ def draw_emit(rng: random.Random) -> Drawn:
         code, shape = f"def {name}():\n    return {value!r}\n", "plain"
     # the module's name says nothing about the value, so it is no part of the family
     path = f"{rng.choice(('out', 'main', 'value', 'data', 'mod', 'item', 'conf', 'setup_a'))}.py"
-    return Drawn(code, path, name, f"emit.{kind}.{shape}", program_hash(code), value)
+    return Drawn(code, path, name, f"emit.{kind}.{shape}", code, value)
 
 
 _OPS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%"}
@@ -123,5 +128,4 @@ def draw_sum(rng: random.Random) -> Drawn:
         for op, word in _SAID.items():
             said = said.replace(f" {_OPS[op]} ", f" {word} ")
     value = eval(compile(ast.parse(code, mode="eval"), "<sum>", "eval"), {"__builtins__": {}})
-    hashed = program_hash(f"def f():\n    return {code}\n")
-    return Drawn(code, said, str(value), f"calculate.{shape}", hashed)
+    return Drawn(code, said, str(value), f"calculate.{shape}", f"def f():\n    return {code}\n")

@@ -64,7 +64,8 @@ def _views(suite: str, levels: Sequence[int], names: Sequence[str] | None) -> li
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
-    """Write one task a line, replacing the file."""
+    """Write one task a line, replacing the file and making its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for task in tasks:
             file.write(task.model_dump_json(exclude_defaults=True) + "\n")

@@ -168,6 +168,25 @@ class _Anonymous(ast.NodeTransformer):
         return node
 
 
+class _Blank(ast.NodeTransformer):
+    """Replaces numbers, texts and lists of them by one mark a type."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if node.value is None or isinstance(node.value, bool):
+            return node
+        return ast.Constant(type(node.value).__name__)
+
+    def visit_List(self, node: ast.List) -> ast.AST:
+        if node.elts and all(isinstance(e, ast.Constant) for e in node.elts):
+            return ast.Constant("list")
+        return self.generic_visit(node)
+
+
+def skeleton(source: str) -> str:
+    """The source's AST as text, with names, annotations, docstrings and constants normalised away."""
+    return ast.dump(_Blank().visit(_Anonymous().visit(ast.parse(source))))
+
+
 def program_hash(source: str) -> str:
     """Content hash of the source's AST with names, annotations and docstrings normalised away."""
     return content_hash(ast.dump(_Anonymous().visit(ast.parse(source))))
