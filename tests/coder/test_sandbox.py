@@ -18,14 +18,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from nano_shared.errors import SandboxError, UsageError
-from nano_shared.types import Limits
 
 from nano_coder.sandbox import ExecResult, Jail, Sandbox, open_sandbox
 from nano_coder.sandbox.interpreter import find_interpreter
 from nano_coder.sandbox.launcher import seccomp
 from nano_coder.sandbox.ns import NsJail
 from nano_coder.sandbox.remedy import remedy
+from nano_shared.errors import SandboxError, UsageError
+from nano_shared.types import Limits
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 SECRET = "sk-not-a-real-key-8d1f0c"
