@@ -102,18 +102,18 @@ def listen(pipe: int, deadline: float) -> bytes | None:
     return data
 
 
-def end(pid: int) -> int:
-    """Kill the fork with its group, and say how it had ended."""
-    gone, status = os.waitpid(pid, os.WNOHANG)
+def end(pid: int) -> tuple[int, float]:
+    """Kill the fork with its group; its wait status and the seconds of processor time that it used."""
+    gone, status, used = os.wait4(pid, os.WNOHANG)
     for kill, target in ((os.killpg, pid), (os.kill, pid)):
         with contextlib.suppress(OSError):
             kill(target, signal.SIGKILL)
     if not gone:
-        gone, status = os.waitpid(pid, 0)
-    return status
+        gone, status, used = os.wait4(pid, 0)
+    return status, used.ru_utime + used.ru_stime
 
 
-def judge(job: Any, data: bytes | None, status: int) -> dict[str, Any]:
+def judge(job: Any, data: bytes | None, status: int, used: float) -> dict[str, Any]:
     """The report of one case."""
     if data is None:
         return {"timeout": "wall"}
@@ -121,7 +121,8 @@ def judge(job: Any, data: bytes | None, status: int) -> dict[str, Any]:
     if not text:
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
-            return {"timeout": "cpu"} if number == signal.SIGXCPU else {"signal": number}
+            late = number == signal.SIGXCPU or used >= job["cpu_seconds"]
+            return {"timeout": "cpu"} if late else {"signal": number}
         return {"exit": os.WEXITSTATUS(status)}
     if not text.startswith(job["token"]) or not text.endswith("\n"):
         return {"too_long": len(data)} if len(data) > LONGEST else {"forged": text[:80]}
@@ -149,7 +150,7 @@ def run_case(job: Any, case: Any, channel: int) -> dict[str, Any]:
         ):
             time.sleep(0.002)
     os.close(near)
-    return judge(job, data, end(pid))
+    return judge(job, data, *end(pid))
 
 
 def hide() -> None:

@@ -177,7 +177,8 @@ def test_a_task_without_hidden_checks_is_refused(sandbox: Sandbox) -> None:
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [("42", "42"), (" 42\n", "42"), ("[1, 2]", "[1,2]"), ("[1, 2]", [1, 2]), ("(1, 2)", [1, 2]), ("True", "True"),
+    [("42", "42"), (" 42\n", "42"), ("[1, 2]", "[1,2]"), ("[1, 2]", [1, 2]), ("(1, 2)", [1, 2]),
+     ("True", "True"),
      ("true", True), ("True", True), ("'red'", "red"), ('"red"', "'red'"), ("red", "'red'"), ("42", 42),
      ("['a', 'b']", '["a", "b"]'), ("", "")],
 )  # fmt: skip
@@ -187,7 +188,8 @@ def test_an_answer_is_read_leniently(given: str, expected: Any) -> None:
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [(None, "42"), (None, None), ("43", "42"), ("1", True), ("True", 1), ("1", 1.0), ("[1]", [1.0]), ("nan", "1"),
+    [(None, "42"), (None, None), ("43", "42"), ("1", True), ("True", 1), ("1", 1.0), ("[1]", [1.0]),
+     ("nan", "1"),
      ("NaN", float("nan")), ("42 or 43", "42"), ("Red", "red"), ("", "42"), ("__import__('os')", "os"),
      ("[" * 5000, "[]"), ("9" * 5000, 9)],
 )  # fmt: skip
