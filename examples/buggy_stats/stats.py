@@ -1,8 +1,19 @@
-def sum_minus_middle(values: list[int]) -> int:
-    """Return the sum of values minus the middle of values when sorted."""
-    return sum(values) + sorted(values)[len(values) // 2]
+def count_positive(values):
+    """Count the numbers in values that are positive."""
+    return len([value for value in values if value > 0])
 
 
-def smallest_times_largest(values: list[int]) -> int:
-    """Return the smallest of values times the largest of values."""
-    return min(values) * max(values)
+def mean_at_most(values):
+    """Return the mean of the numbers in values that are at most 8, rounded down; 0 if there are none."""
+    kept = [value for value in values if value <= 8]
+    if not kept:
+        return 0
+    return sum(kept) // len(kept)
+
+
+def spread_odd(values):
+    """Return the largest minus the smallest of the numbers in values that are odd; 0 if there are none."""
+    kept = [value for value in values if value % 2 == 1]
+    if not kept:
+        return 0
+    return max(kept) + min(kept)

@@ -1,4 +1,4 @@
-"""Grading: answers are computed in a jail and compared outside it."""
+"""Verdicts: answers are computed in a jail and compared outside it."""
 
 from nano_coder.grading.trajectory import grade_trajectory
 

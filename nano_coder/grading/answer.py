@@ -1,32 +1,51 @@
-"""Grading a submitted answer: compared as text, or as JSON where both are JSON."""
+"""Equality of answers: exact plain types, and texts read leniently."""
 
 from __future__ import annotations
 
+import ast
 import json
-
-from nano_coder.grading.compare import same_value
-from nano_shared.hashing import content_hash
-from nano_shared.types import HiddenChecks, Trust, Verdict
+from contextlib import suppress
+from typing import Any
 
 
-def grade_answer(checks: HiddenChecks, answer: str | None, *, grader: str) -> Verdict:
-    right = answer is not None and _same(answer, checks.answer)
-    return Verdict(
-        reward=float(right),
-        components={"answer": float(right)},
-        checks={"answer": "pass" if right else "fail"},
-        failure_kind=None if answer is not None else "no_answer",
-        trust=Trust.HIDDEN,
-        grader=grader,
-        graded_hash=content_hash(answer or ""),
-    )
-
-
-def _same(answer: str, expected: object) -> bool:
-    written = expected if isinstance(expected, str) else json.dumps(expected)
-    if answer.strip() == written.strip():
-        return True
-    try:
-        return same_value(json.loads(answer), json.loads(written))
-    except (json.JSONDecodeError, RecursionError):
+def same(given: Any, expected: Any) -> bool:
+    """Equal in value and in exact type, all the way down: True is not 1, 1 is not 1.0, NaN equals nothing."""
+    if type(given) is not type(expected):
         return False
+    if isinstance(expected, list):
+        return len(given) == len(expected) and all(map(same, given, expected))
+    if isinstance(expected, dict):
+        return given.keys() == expected.keys() and all(same(given[key], expected[key]) for key in expected)
+    return bool(given == expected)
+
+
+def same_answer(text: str | None, expected: Any) -> bool:
+    """Whether a submitted text gives the expected value: as it stands, or read as JSON or a Python literal.
+
+    No answer is never right. Where a text is expected, quotes around it and blanks outside do not matter.
+    """
+    if text is None:
+        return False
+    readings = _readings(text)
+    if isinstance(expected, str):
+        return any(isinstance(r, str) and r.strip() == expected.strip() for r in readings) or any(
+            same(r, e) for r in readings for e in _readings(expected)
+        )
+    return any(same(reading, expected) for reading in readings)
+
+
+def _readings(text: str) -> list[Any]:
+    """The stripped text, and what it means as JSON and as a Python literal (tuples as lists)."""
+    text = text.strip()
+    readings: list[Any] = [text]
+    if len(text) > 100_000:
+        return readings
+    with suppress(ValueError, RecursionError):
+        readings.append(json.loads(text))
+    with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        readings.append(_lists(ast.literal_eval(text)))
+    return readings
+
+
+def _lists(value: Any) -> Any:
+    return [_lists(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,111 +1,167 @@
-"""Grading a function by cases: computed in a jail that knows no expected value, compared here."""
+"""Hidden cases: the artifact computes in a jail, the comparison stays in this process."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nano_coder.grading.compare import same_value
-from nano_coder.sandbox import ExecResult, Sandbox
+from nano_coder.grading.answer import same
+from nano_coder.sandbox.protocol import ExecResult, Sandbox
 from nano_shared.errors import SandboxError
-from nano_shared.hashing import content_hash
-from nano_shared.types import HiddenChecks, Tampering, Task, Trust, Verdict
+from nano_shared.types import Case, HiddenChecks, Limits, Tampering
 
-_CHILD = (Path(__file__).parent / "child.py").read_text(encoding="utf-8")
-_CASE_SECONDS = 5.0
-_OUTPUT_BYTES = 16 << 20
+CPU_SECONDS = 2
+WALL_SECONDS = 10.0
+PATIENCE = 1
+"""cases that may hang before the rest is left out"""
+LONGEST_REPORT = 64 << 20
+
+_CHILD = Path(__file__).with_name("child.py").read_text(encoding="utf-8")
+_SKIPS = ("SkipTest", "Skipped", "Exit")
+"""exceptions by which test runners are told to look away"""
 
 
-def grade_cases(
-    checks: HiddenChecks, task: Task, files: Mapping[str, bytes], sandbox: Sandbox, *, grader: str
-) -> Verdict:
-    """Reward 1 if every case has its expected value, else 0; the component `tests` is the fraction.
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of every case."""
 
-    Raises SandboxError where the jail fails, which says nothing about the solution.
+    checks: dict[str, str]
+    """case name -> pass | fail | error | timeout"""
+    tampering: tuple[Tampering, ...] = ()
+    failure_kind: str | None = None
+
+    @property
+    def passed(self) -> float:
+        """Fraction of the cases that passed."""
+        return sum(state == "pass" for state in self.checks.values()) / len(self.checks)
+
+
+@dataclass(slots=True)
+class _Tally:
+    checks: dict[str, str] = field(default_factory=dict)
+    tampering: list[Tampering] = field(default_factory=list)
+
+    def take(self, name: str, state: str, *found: Tampering) -> None:
+        self.checks[name] = state
+        self.tampering += [f for f in found if f.kind not in {t.kind for t in self.tampering}]
+
+
+def run_cases(
+    hidden: HiddenChecks, artifacts: Mapping[str, bytes], entry_file: str, limits: Limits, sandbox: Sandbox
+) -> Outcome:
+    """Call the entry point of `entry_file` on every case in one clean jail that holds the artifacts only.
+
+    Raises SandboxError where the jail fails on its own account. Where it fails with this artifact twice and
+    works without it, the artifact is to blame.
     """
-    graded = content_hash({name: content_hash(data) for name, data in files.items()})
-    if not task.artifacts or task.artifacts[0] not in files:
-        return _verdict(0.0, 0.0, {}, graded, grader, failure="no_artifact")
-    result = _compute(checks, task, files, sandbox)
-    answers = _answers(result)
-    if answers is None:
-        return _verdict(0.0, 0.0, {}, graded, grader, failure="agent_run_error", tampering=_broke(result))
-    outcomes = {}
-    for index, case in enumerate(checks.cases):
-        answer = answers[index] if index < len(answers) else {"status": "timeout"}
-        outcomes[f"case_{index}"] = _outcome(answer, case.expected)
-    passed = sum(outcome == "pass" for outcome in outcomes.values())
-    failure = "agent_timeout" if "timeout" in outcomes.values() else None
-    whole = float(passed == len(checks.cases))
-    return _verdict(whole, passed / len(checks.cases), outcomes, graded, grader, failure=failure)
-
-
-def _compute(checks: HiddenChecks, task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> ExecResult:
-    name = task.artifacts[0]
-    request = {
-        "module": Path(name).stem,
-        "path": f"/work/{name}",
-        "entry_point": checks.entry_point,
-        "seconds": _CASE_SECONDS,
-        "cases": [{"args": case.args, "kwargs": case.kwargs} for case in checks.cases],
-    }
-    with closing(sandbox.open(None, task.limits)) as jail:
-        for path, data in files.items():
-            jail.write(path, data)
-        return jail.run(
-            [sandbox.python, "-I", "-B", "-c", _CHILD],
-            stdin=json.dumps(request).encode(),
-            timeout=_CASE_SECONDS + 0.5 * len(checks.cases) + 5,
-            output_bytes=_OUTPUT_BYTES,
-        )
-
-
-def _answers(result: ExecResult) -> list[dict[str, Any]] | None:
-    """What the child reported, or None where it did not finish."""
-    if result.exit_code != 0 or result.truncated:
-        if b"SyntaxError" in result.stderr and b"<string>" in result.stderr:
-            raise SandboxError(
-                "the grader's own program does not run under this interpreter; choose --python"
-            )
-        return None
     try:
-        answers = json.loads(result.stdout)
-    except ValueError:
-        return None
-    return answers if isinstance(answers, list) else None
+        return _attempt(hidden, artifacts, entry_file, limits, sandbox)
+    except SandboxError:
+        pass
+    try:
+        return _attempt(hidden, artifacts, entry_file, limits, sandbox)
+    except SandboxError as err:
+        if not _healthy(sandbox):
+            raise
+        found = Tampering(
+            kind="jail", detail=f"the jail failed twice with this artifact, and not without: {err}"
+        )
+        return Outcome({n: "error" for n in names(hidden.cases)}, (found,), "sandbox_broken")
 
 
-def _broke(result: ExecResult) -> tuple[Tampering, ...]:
-    how = f"signal {result.signal}" if result.signal else f"exit code {result.exit_code}"
-    return (Tampering(kind="grader_stopped", detail=f"the grading process did not report ({how})"),)
+def names(cases: tuple[Case, ...]) -> list[str]:
+    return [f"case_{number}" for number in range(1, len(cases) + 1)]
 
 
-def _outcome(answer: dict[str, Any], expected: object) -> str:
-    if answer.get("status") == "ok":
-        return "pass" if same_value(answer.get("value"), expected) else "fail"
-    return "timeout" if answer.get("status") == "timeout" else "error"
+def _attempt(
+    hidden: HiddenChecks, artifacts: Mapping[str, bytes], entry_file: str, limits: Limits, sandbox: Sandbox
+) -> Outcome:
+    nonce, token = secrets.token_hex(16), secrets.token_hex(16)
+    job = {
+        "nonce": nonce, "token": token, "path": f"/work/{entry_file}", "entry": hidden.entry_point,
+        "cases": [{"args": c.args, "kwargs": c.kwargs} for c in hidden.cases],
+        "cpu_seconds": CPU_SECONDS, "wall_seconds": WALL_SECONDS, "patience": PATIENCE,
+    }  # fmt: skip
+    with closing(sandbox.open(None, limits)) as jail:
+        for name, data in artifacts.items():
+            jail.write(name, data)
+        result = jail.run(
+            [sandbox.python, "-I", "-B", "-c", _CHILD],
+            stdin=json.dumps(job).encode(),
+            timeout=30.0 + PATIENCE * WALL_SECONDS + len(hidden.cases) * (CPU_SECONDS + 1),
+            output_bytes=LONGEST_REPORT,
+        )
+    reports = list(_reports(result.stdout, nonce))
+    if not reports or reports[0] != {"ready": True}:
+        said = result.stderr.decode(errors="backslashreplace").strip()[-300:]
+        raise SandboxError(f"the grading child did not start: {said or result}")
+    return _judged(hidden.cases, reports[1:], result)
 
 
-def _verdict(
-    reward: float,
-    fraction: float,
-    checks: dict[str, str],
-    graded: str,
-    grader: str,
-    *,
-    failure: str | None = None,
-    tampering: tuple[Tampering, ...] = (),
-) -> Verdict:
-    return Verdict(
-        reward=reward,
-        components={"tests": fraction},
-        checks=checks,
-        tampering=tampering,
-        failure_kind=failure,
-        trust=Trust.HIDDEN,
-        grader=grader,
-        graded_hash=graded,
-    )
+def _reports(stdout: bytes, nonce: str) -> Iterator[dict[str, Any]]:
+    """Every line with the nonce; any other line is reported as forged."""
+    for line in stdout.decode("utf-8", "replace").split("\n"):
+        if line.startswith(nonce):
+            try:
+                yield json.loads(line[len(nonce) :])
+            except ValueError:
+                yield {"forged": line[len(nonce) :][:80]}
+        elif line:
+            yield {"forged": line[:80]}
+
+
+def _judged(cases: tuple[Case, ...], reports: list[dict[str, Any]], result: ExecResult) -> Outcome:
+    """Compare the reports with the expected values."""
+    tally = _Tally()
+    complete = len(reports) == len(cases) + 1 and reports[-1] == {"done": True}
+    for name, case, report in zip(names(cases), cases, reports, strict=False):
+        _judge(tally, name, case, report)
+    for name in names(cases)[len(tally.checks) :]:
+        tally.take(name, "timeout" if result.timed_out else "error")
+    kind = "agent_timeout" if "timeout" in tally.checks.values() else None
+    if not complete:
+        kind = "agent_timeout" if result.timed_out else "memory" if result.oom else "child_killed"
+        if kind == "child_killed":
+            how = f"exit {result.exit_code}, signal {result.signal}, {len(reports)} reports"
+            tally.tampering.append(
+                Tampering(kind="child_killed", detail=f"the grading child was disturbed: {how}")
+            )
+        tally.checks = {name: "error" if state == "pass" else state for name, state in tally.checks.items()}
+    return Outcome(tally.checks, tuple(tally.tampering), kind)
+
+
+def _judge(tally: _Tally, name: str, case: Case, report: dict[str, Any]) -> None:
+    match report:
+        case {"value": value}:
+            tally.take(name, "pass" if same(value, case.expected) else "fail")
+        case {"timeout": _}:
+            tally.take(name, "timeout")
+        case {"exit": status}:
+            tally.take(
+                name, "error", Tampering(kind="exit", detail=f"{name}: left the process, status {status}")
+            )
+        case {"raise": "SystemExit"}:
+            tally.take(name, "error", Tampering(kind="exit", detail=f"{name}: raised SystemExit"))
+        case {"raise": error} if error in _SKIPS:
+            tally.take(name, "error", Tampering(kind="skip", detail=f"{name}: raised {error}"))
+        case {"not_plain": what}:
+            tally.take(
+                name, "fail", Tampering(kind="not_plain", detail=f"{name}: returned {what}, no plain data")
+            )
+        case {"forged": text}:
+            tally.take(
+                name, "error", Tampering(kind="forged", detail=f"{name}: wrote {text!r} to the channel")
+            )
+        case _:
+            tally.take(name, "error")
+
+
+def _healthy(sandbox: Sandbox) -> bool:
+    """Whether a jail without any artifact works."""
+    with closing(sandbox.open(None, Limits())) as jail:
+        return jail.run([sandbox.python, "-I", "-c", "print(1)"]).stdout == b"1\n"

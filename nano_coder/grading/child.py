@@ -1,7 +1,9 @@
-"""Runs inside the jail: calls the solution on each input and reports plain values. Knows no expected value.
+"""Runs inside the jail: calls the entry point, one fork a case, and reports plain values.
 
-The reporting process never imports the solution. Each case has a process of its own, which imports it,
-calls it once and writes the value to a pipe; whatever else it prints, breaks or forks stays in that process.
+This process never imports the artifact. Each case gets a fork of its own, which loses the channel to the
+grader before it imports the artifact, and answers through a pipe; so an exit, a hang or a mutated global
+ends one case. No expected value is ever here, so that nothing in here is worth stealing, and a forged
+answer has to be right. Standard library only: the text of this file is the program that the jail runs.
 """
 
 from __future__ import annotations
@@ -11,96 +13,169 @@ import ctypes
 import importlib.util
 import json
 import os
+import resource
 import select
 import signal
 import sys
 import time
 from typing import Any
 
-_MOST = 1 << 20
+PR_SET_DUMPABLE = 4
+LONGEST = 1 << 20
+DEEPEST = 100
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
-    """Lists, dictionaries with text keys and scalars, of exactly those types; tuples become lists."""
+class NotPlain(Exception):
+    """A value that is no plain data."""
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """The value from exact builtin types only: a subclass is refused, a tuple becomes a list."""
     kind = type(value)
-    if depth > 50:
-        raise TypeError("nested too deeply")
-    if value is None or kind in (bool, int, float, str):
+    if value is None or kind is bool or kind is int or kind is float or kind is str:
         return value
-    if kind in (list, tuple):
-        return [_plain(item, depth + 1) for item in value]
-    if kind is dict and all(type(key) is str for key in value):
-        return {key: _plain(item, depth + 1) for key, item in value.items()}
-    raise TypeError(f"returned a {kind.__name__}, which is not a plain value")
+    if depth > DEEPEST:
+        raise NotPlain("nested too deeply")
+    if kind is list or kind is tuple:
+        return [plain(item, depth + 1) for item in value]
+    if kind is dict:
+        if any(type(key) is not str for key in value):
+            raise NotPlain("a dict with keys that are no strings")
+        return {key: plain(item, depth + 1) for key, item in value.items()}
+    raise NotPlain(kind.__name__)
 
 
-def _solve(request: Any, case: Any, pipe: int) -> None:
-    sys.path.insert(0, "/work")
-    sys.dont_write_bytecode = True
+def load(path: str) -> Any:
+    """The artifact as a module. Its folder comes last on the path: it shadows nothing."""
+    sys.path.append(os.path.dirname(path))
+    name = os.path.basename(path).rsplit(".", 1)[0]
+    spec: Any = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def answer(job: Any, case: Any) -> str:
+    """What the entry point does with one case, as JSON: a value, or the name of what went wrong."""
     try:
-        spec: Any = importlib.util.spec_from_file_location(request["module"], request["path"])
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[request["module"]] = module
-        spec.loader.exec_module(module)
-        function = getattr(module, request["entry_point"])
-        answer = {"status": "ok", "value": _plain(function(*case["args"], **case["kwargs"]))}
-        data = json.dumps(answer).encode()
-    except BaseException as problem:  # SystemExit too: a solution that exits has not answered
-        data = json.dumps({"status": "error", "error": f"{type(problem).__name__}: {problem}"[:300]}).encode()
-    while data:
-        data = data[os.write(pipe, data) :]
-    os._exit(0)
+        function = getattr(load(job["path"]), job["entry"])
+        value = function(*case["args"], **case["kwargs"])
+        return json.dumps({"value": plain(value)})
+    except NotPlain as error:
+        return json.dumps({"not_plain": str(error)})
+    except BaseException as error:  # SystemExit and skips included: each is an answer to report
+        return json.dumps({"raise": type(error).__name__})
 
 
-def _run(request: Any, case: Any, report: int) -> dict[str, Any]:
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reader)
-        os.close(report)
-        os.setpgid(0, 0)
-        _solve(request, case, writer)
-    os.close(writer)
-    deadline, data, late = time.monotonic() + request["seconds"], b"", False
-    while len(data) <= _MOST:
+def in_fork(job: Any, case: Any, channel: int, pipe: int) -> None:
+    """The life of one fork; never returns."""
+    status = 1
+    try:
+        os.setsid()
+        os.close(channel)
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        seconds = job["cpu_seconds"]
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        told = answer(job, case)
+        message = (job["token"] + told + "\n").encode()
+        while message:
+            message = message[os.write(pipe, message) :]
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def listen(pipe: int, deadline: float) -> bytes | None:
+    """What comes through the pipe up to the first line's end, its closing, or the deadline (then None)."""
+    data = b""
+    while b"\n" not in data and len(data) <= LONGEST:
         left = deadline - time.monotonic()
-        if left <= 0 or not select.select([reader], [], [], left)[0]:
-            late = True
-            break
-        piece = os.read(reader, 65536)
+        if left <= 0 or not select.select([pipe], [], [], left)[0]:
+            return None
+        piece = os.read(pipe, 65536)
         if not piece:
             break
         data += piece
-    os.close(reader)
-    for kill in (os.killpg, os.kill):
+    return data
+
+
+def end(pid: int) -> tuple[int, float]:
+    """Kill the fork with its group; its wait status and the seconds of processor time that it used."""
+    gone, status, used = os.wait4(pid, os.WNOHANG)
+    for kill, target in ((os.killpg, pid), (os.kill, pid)):
         with contextlib.suppress(OSError):
-            kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    if late:
-        return {"status": "timeout"}
+            kill(target, signal.SIGKILL)
+    if not gone:
+        gone, status, used = os.wait4(pid, 0)
+    return status, used.ru_utime + used.ru_stime
+
+
+def judge(job: Any, data: bytes | None, status: int, used: float) -> dict[str, Any]:
+    """The report of one case."""
+    if data is None:
+        return {"timeout": "wall"}
+    text = data.decode("utf-8", "replace")
+    if not text:
+        if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            late = number == signal.SIGXCPU or used >= job["cpu_seconds"]
+            return {"timeout": "cpu"} if late else {"signal": number}
+        return {"exit": os.WEXITSTATUS(status)}
+    if not text.startswith(job["token"]) or not text.endswith("\n"):
+        return {"too_long": len(data)} if len(data) > LONGEST else {"forged": text[:80]}
     try:
-        answer = json.loads(data)
-        return answer if isinstance(answer, dict) else {"status": "died"}
+        return dict(json.loads(text[len(job["token"]) :]))
     except ValueError:
-        return {"status": "died"}
+        return {"forged": text[len(job["token"]) :][:80]}
+
+
+def run_case(job: Any, case: Any, channel: int) -> dict[str, Any]:
+    """Fork, listen, and end the fork."""
+    near, far = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(near)
+        in_fork(job, case, channel, far)
+    os.close(far)
+    data = listen(near, time.monotonic() + job["wall_seconds"])
+    if data == b"":
+        # the pipe is closed: let a dying process tell its status before it is killed
+        until = time.monotonic() + 1.0
+        while (
+            time.monotonic() < until
+            and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
+        ):
+            time.sleep(0.002)
+    os.close(near)
+    return judge(job, data, *end(pid))
+
+
+def hide() -> None:
+    """Keep forks from reading this process's memory and files through /proc."""
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def main() -> None:
-    request = json.loads(sys.stdin.buffer.read())
-    report = os.dup(1)  # the solution's processes never hold it
-    quiet = os.open("/dev/null", os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(quiet, stream)
-    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: /proc shows nothing of this process
-    results = []
-    for case in request["cases"]:
-        results.append(_run(request, case, report))
-        if results[-1]["status"] == "timeout":
-            break  # one endless case is enough to fail
-    data = json.dumps(results).encode()
-    while data:
-        data = data[os.write(report, data) :]
+    job = json.loads(sys.stdin.buffer.read())
+    channel = os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 1)
+    os.set_inheritable(channel, False)
+    hide()
+
+    def say(report: dict[str, Any]) -> None:
+        os.write(channel, (job["nonce"] + json.dumps(report) + "\n").encode())
+
+    say({"ready": True})
+    late = 0
+    for case in job["cases"]:
+        report = {"timeout": "skipped"} if late >= job["patience"] else run_case(job, case, channel)
+        late += "timeout" in report
+        say(report)
+    say({"done": True})
 
 
-if __name__ == "__main__":
-    main()
+main()

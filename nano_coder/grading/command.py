@@ -1,117 +1,163 @@
-"""Grading by a command: run in a fresh jail on the original files plus the agent's changes.
+"""A user's check, run in a fresh jail on the original files plus the agent's changes.
 
-The agent could edit what the check runs, so tests and test configuration are those of the original
-workspace; what the agent did to them is reported. What a check that shares a process with the solution
-cannot stop (an exit at import, say) is why its trust is below that of hidden checks.
+Tests, configuration and whatever else decides over the check are taken from the original; attempted changes
+to them are reported. The code under test shares the check's process, so the trust is USER_CHECK.
 """
 
 from __future__ import annotations
 
-import fnmatch
+import re
+import secrets
 import tempfile
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
-from nano_coder.sandbox import ExecResult, Sandbox
+from nano_coder.grading.protected import protected
+from nano_coder.grading.version import GRADER
+from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.hashing import content_hash
-from nano_shared.snapshot import Entry, Snapshot
-from nano_shared.types import Tampering, Task, Trust, Verdict
+from nano_shared.snapshot import Entry, Kind, Snapshot
+from nano_shared.types import Limits, Tampering, Trust, Verdict
 
-PROTECTED = (
-    "test_*.py", "*_test.py", "conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg",
-    "pyproject.toml", "sitecustomize.py", "usercustomize.py", "*.pth",
-)  # fmt: skip
-PROTECTED_FOLDERS = ("tests", "test")
+_PATIENCE = 120.0
+"""seconds; a whole suite may take longer than one tool call"""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What pytest's own report says."""
+
+    passed: int
+    bad: int
+    """failures and errors"""
+    skipped: int
 
 
 def grade_command(
     command: str,
-    task: Task,
+    *,
     before: Snapshot,
     after: Snapshot,
     blobs: BlobStore,
     sandbox: Sandbox,
-    *,
-    grader: str,
-    trust: Trust,
+    limits: Limits,
+    trust: Trust = Trust.USER_CHECK,
+    timeout: float | None = None,
 ) -> Verdict:
-    """Reward 1 if the command exits with 0, else 0; a time-out is 0 and named.
+    """Run a check on `after`, with what decides over the check as it was in `before`.
 
-    Raises SandboxError where the jail fails.
+    Exit code 0 earns 1.0. A check by pytest must also leave pytest's own report, with a test that passed and
+    no more skipped tests than the original has: leaving the process early is no pass. `timeout`, in seconds,
+    defaults to the longer of two minutes and one tool call. Raises SandboxError where the sandbox failed.
     """
-    tree = restored(before, after)
+    tree, tampering = restored(command, before, after)
+    seconds = timeout or max(limits.tool_seconds, _PATIENCE)
+    result, counts = _run(command, tree, blobs, sandbox, limits, seconds)
+    found = None
+    if result.ok and _by_pytest(command):
+        found = _doubts(counts, lambda: _run(command, before, blobs, sandbox, limits, seconds)[1])
+    right = result.ok and found is None
+    return Verdict(
+        reward=float(right), components={"tests": float(right)},
+        checks={"check": "pass" if right else "timeout" if result.timed_out else "fail"},
+        tampering=(*tampering, *([found] if found else [])), failure_kind=_failure(result), trust=trust,
+        grader=GRADER, graded_hash=content_hash([[e.path, e.kind, e.mode, e.content] for e in tree.entries]),
+    )  # fmt: skip
+
+
+def restored(command: str, before: Snapshot, after: Snapshot) -> tuple[Snapshot, tuple[Tampering, ...]]:
+    """The agent's workspace with what decides over the check as it was, and what is reported of the changes
+    that were not kept. A new test is left out unreported."""
+    originals = {entry.path for entry in before.entries if entry.kind is not Kind.DIRECTORY}
+    kept = dict(after.by_path)
+    found = []
+    for path in snapshot.changed_paths(before, after):
+        at = after.by_path.get(path) or before.by_path[path]
+        why = protected(path, command, originals) if at.kind is not Kind.DIRECTORY else None
+        if why is None:
+            continue
+        kept.pop(path, None)
+        if path in originals:
+            kept[path] = before.by_path[path]
+        if path in originals or (why in ("configuration", "shadowing") and not _cache(path)):
+            done = "deleted" if path not in after.by_path else "changed" if path in originals else "added"
+            found.append(Tampering(kind=why, detail=f"{path} was {done}; the original was used"))
+    return _with_parents(kept), tuple(found)
+
+
+def _with_parents(entries: dict[str, Entry]) -> Snapshot:
+    """A restored file may lie where the agent put something else; the original wins."""
+    for path in list(entries):
+        parent = path.rpartition("/")[0]
+        while parent:
+            if parent not in entries or entries[parent].kind is not Kind.DIRECTORY:
+                entries[parent] = Entry(parent, Kind.DIRECTORY, 0o755, None)
+            parent = parent.rpartition("/")[0]
+    return Snapshot(tuple(sorted(entries.values())))
+
+
+def _cache(name: str) -> bool:
+    """Files that runs leave behind by themselves."""
+    return "__pycache__/" in name or ".pytest_cache/" in name
+
+
+def _run(
+    command: str, tree: Snapshot, blobs: BlobStore, sandbox: Sandbox, limits: Limits, seconds: float
+) -> tuple[ExecResult, Counts | None]:
     with tempfile.TemporaryDirectory(prefix="nano-check-") as folder:
         work = Path(folder) / "work"
         snapshot.materialise(tree, blobs, work)
-        with closing(sandbox.open(work, task.limits)) as jail:
-            # a whole suite may take longer than one tool call
-            result = jail.run(["/bin/sh", "-c", command], timeout=max(task.limits.tool_seconds, 120.0))
-    passed = result.exit_code == 0 and not result.timed_out
-    return Verdict(
-        reward=float(passed),
-        components={"check": float(passed)},
-        checks={"check": "pass" if passed else "timeout" if result.timed_out else "fail"},
-        tampering=tampering(before, after),
-        failure_kind=_failure(result),
-        trust=trust,
-        grader=grader,
-        graded_hash=content_hash([command, [[e.path, e.kind, e.mode, e.content] for e in tree.entries]]),
-    )
-
-
-def restored(before: Snapshot, after: Snapshot) -> Snapshot:
-    """The agent's workspace with every protected path as it was in the original."""
-    kept = [entry for entry in after.entries if not is_protected(entry.path)]
-    original = [entry for entry in before.entries if is_protected(entry.path)]
-    return _with_parents([*kept, *original])
-
-
-def tampering(before: Snapshot, after: Snapshot) -> tuple[Tampering, ...]:
-    """What the agent did to protected paths."""
-    findings = []
-    for path in snapshot.changed_paths(before, after):
-        if is_protected(path) and not _is_folder(before, after, path):
-            how = (
-                "added"
-                if path not in before.by_path
-                else "deleted"
-                if path not in after.by_path
-                else "changed"
-            )
-            findings.append(Tampering(kind="test_edited", detail=f"{how} {path}"))
-    return tuple(findings)
-
-
-def is_protected(path: str) -> bool:
-    *folders, name = path.split("/")
-    return any(fnmatch.fnmatch(name, pattern) for pattern in PROTECTED) or bool(
-        set(folders) & set(PROTECTED_FOLDERS)
-    )
-
-
-def _with_parents(entries: list[Entry]) -> Snapshot:
-    """A protected file may lie where the agent put something else; the original wins."""
-    found = {entry.path: entry for entry in entries}
-    for path in list(found):
-        parent = path.rpartition("/")[0]
-        while parent:
-            at = found.get(parent)
-            if at is None or at.kind is not snapshot.Kind.DIRECTORY:
-                found[parent] = Entry(parent, snapshot.Kind.DIRECTORY, 0o755, None)
-            parent = parent.rpartition("/")[0]
-    return Snapshot(tuple(sorted(found.values())))
-
-
-def _is_folder(before: Snapshot, after: Snapshot, path: str) -> bool:
-    at = after.by_path.get(path) or before.by_path.get(path)
-    return at is not None and at.kind is snapshot.Kind.DIRECTORY
+        with closing(sandbox.open(work, limits)) as jail:
+            report = f".nano-{secrets.token_hex(8)}.xml"
+            env = {"PYTHONDONTWRITEBYTECODE": "1"}
+            if _by_pytest(command):
+                env["PYTEST_ADDOPTS"] = f"--junitxml=/work/{report}"
+            result = jail.run(["/bin/sh", "-c", command], env=env, timeout=seconds)
+            return result, _counts(jail, report)
 
 
 def _failure(result: ExecResult) -> str | None:
     if result.timed_out:
         return "agent_timeout"
-    if result.exit_code in (126, 127):
-        return "check_not_found"
+    if result.oom:
+        return "memory"
+    return "check_not_found" if result.exit_code in (126, 127) else None
+
+
+def _by_pytest(command: str) -> bool:
+    return re.search(r"\b(pytest|py\.test)\b", command) is not None
+
+
+def _counts(jail: Jail, report: str) -> Counts | None:
+    """The totals of pytest's report; None where it left none."""
+    try:
+        text = jail.read(report).decode("utf-8", "replace")
+    except OSError:
+        return None
+    suite = re.search(r"<testsuite [^>]*>", text)
+    if suite is None:
+        return None
+    total, failures, errors, skipped = (
+        int(found.group(1)) if (found := re.search(rf'\b{key}="(\d+)"', suite.group(0))) else 0
+        for key in ("tests", "failures", "errors", "skipped")
+    )
+    return Counts(total - failures - errors - skipped, failures + errors, skipped)
+
+
+def _doubts(counts: Counts | None, original: Callable[[], Counts | None]) -> Tampering | None:
+    """Why an exit code of 0 from pytest is not believed. `original` runs the check on the original."""
+    if counts is None:
+        return Tampering(
+            kind="exit", detail="pytest ended with 0 but left no report: the process was left early"
+        )
+    if counts.bad or counts.passed < 1:
+        return Tampering(kind="forged", detail=f"pytest ended with 0, but its report says {counts}")
+    if counts.skipped:
+        before = original()
+        if before is not None and counts.skipped > before.skipped:
+            return Tampering(kind="skip", detail=f"{counts.skipped} tests skipped, {before.skipped} before")
     return None

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from nano_coder.grading.answer import grade_answer
-from nano_coder.grading.cases import grade_cases
 from nano_coder.grading.command import grade_command
+from nano_coder.grading.grade import grade
+from nano_coder.grading.version import GRADER
 from nano_coder.sandbox import Sandbox
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import SandboxError
 from nano_shared.hashing import content_hash
 from nano_shared.types import StopReason, Trajectory, Trust, Verdict
-
-GRADER = "nano-1"
 
 
 def grade_trajectory(trajectory: Trajectory, sandbox: Sandbox, blobs: BlobStore) -> Verdict | None:
@@ -26,21 +24,26 @@ def grade_trajectory(trajectory: Trajectory, sandbox: Sandbox, blobs: BlobStore)
     after = trajectory.last_snapshot
     if trajectory.stop is None or trajectory.stop.ours or after is None:
         return ungraded(str(trajectory.stop or StopReason.INTERRUPTED))
+    if hidden is not None and hidden.kind == "answer":
+        return grade(task, files={}, answer=trajectory.answer, sandbox=sandbox)
+    tree = snapshot.load(after, blobs)
+    if hidden is not None and hidden.kind == "cases":
+        files = {
+            name: blobs.get(str(tree.by_path[name].content))
+            for name in task.artifacts
+            if name in tree.by_path and tree.by_path[name].kind is snapshot.Kind.FILE
+        }
+        return grade(task, files=files, answer=None, sandbox=sandbox)
     try:
-        if hidden is not None and hidden.kind == "answer":
-            return grade_answer(hidden, trajectory.answer, grader=GRADER)
-        tree = snapshot.load(after, blobs)
-        if hidden is not None and hidden.kind == "cases":
-            files = {
-                name: blobs.get(str(tree.by_path[name].content))
-                for name in task.artifacts
-                if name in tree.by_path and tree.by_path[name].kind is snapshot.Kind.FILE
-            }
-            return grade_cases(hidden, task, files, sandbox, grader=GRADER)
-        command = hidden.command if hidden is not None else task.check
-        before = snapshot.load(trajectory.snapshot or after, blobs)
-        trust = Trust.HIDDEN if hidden is not None else Trust.USER_CHECK
-        return grade_command(str(command), task, before, tree, blobs, sandbox, grader=GRADER, trust=trust)
+        return grade_command(
+            str(hidden.command if hidden is not None else task.check),
+            before=snapshot.load(trajectory.snapshot or after, blobs),
+            after=tree,
+            blobs=blobs,
+            sandbox=sandbox,
+            limits=task.limits,
+            trust=Trust.HIDDEN if hidden is not None else Trust.USER_CHECK,
+        )
     except SandboxError as problem:
         return ungraded("verifier_error", str(problem))
 

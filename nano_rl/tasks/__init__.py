@@ -1,4 +1,4 @@
-"""Procedural tasks: one program generator, many views, splits by family."""
+"""Procedural coding tasks: typed programs, their mutants, and the task views over them."""
 
 from nano_rl.tasks.make import make_tasks, read_tasks, write_tasks
 

@@ -1,16 +1,15 @@
-"""Making, writing and reading task files (JSON lines)."""
+"""Sets of generated tasks, and task files: one JSON object a line."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from random import Random
 
 from pydantic import ValidationError
 
-from nano_rl.tasks.views import EXTRA, LEVELS, VIEWS
+from nano_rl.tasks.views import VIEWS, View, make_task
 from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
 from nano_shared.types import Split, Task
 
 SUITES = ("functions",)
@@ -18,73 +17,83 @@ SUITES = ("functions",)
 
 def make_tasks(
     *,
+    suite: str = "functions",
     levels: Sequence[int],
     n: int,
     seed: int,
     split: Split,
-    suite: str = "functions",
-    views: Sequence[str] = (),
+    views: Sequence[str] | None = None,
 ) -> list[Task]:
-    """`n` distinct tasks, even over levels and their views; the same arguments make the same tasks.
+    """`n` distinct tasks, spread evenly over the levels and over the views of each.
 
-    Raises UsageError for an unknown suite, level or view, and where the views asked for are exhausted.
+    The same arguments make the same tasks; a smaller `n` makes a prefix of a larger one.
+    Raises UsageError for an unknown suite, level or view, or a negative `n`.
     """
-    slots = _slots(suite, levels, views)
+    chosen = _views(suite, levels, views)
+    if n < 0:
+        raise UsageError(f"n = {n}: the number of tasks cannot be negative")
+    rng = random.Random(f"make:{suite}:{seed}:{split}")
     tasks: dict[str, Task] = {}
-    for attempt in range(50 * n + 1000):
-        if len(tasks) == n:
-            return list(tasks.values())
-        level, view = slots[len(tasks) % len(slots)]
-        task = VIEWS[view](split, Random(content_hash([seed, str(split), attempt])))
-        if task is not None and task.level == level:
-            provenance = task.provenance.model_copy(update={"seed": seed})
-            tasks.setdefault(task.key, task.model_copy(update={"provenance": provenance}))
-    raise UsageError(f"found only {len(tasks)} distinct tasks of {n}; ask for more views or fewer tasks")
+    while len(tasks) < n:
+        of_level = chosen[len(tasks) % len(chosen)]
+        view = of_level[len(tasks) // len(chosen) % len(of_level)]
+        task = make_task(view, split, rng.randrange(2**48))
+        tasks.setdefault(task.key, task)
+    return list(tasks.values())
 
 
-def _slots(suite: str, levels: Sequence[int], views: Sequence[str]) -> list[tuple[int, str]]:
+def _views(suite: str, levels: Sequence[int], names: Sequence[str] | None) -> list[list[View]]:
+    """The views of each level asked for, levels without one left out."""
     if suite not in SUITES:
-        raise UsageError(f"unknown suite {suite!r}; known: {', '.join(SUITES)}")
-    if unknown := [level for level in levels if level not in LEVELS]:
-        raise UsageError(f"no level {unknown[0]}; there are {', '.join(map(str, LEVELS))}")
-    if unknown_views := [view for view in views if view not in VIEWS]:
-        raise UsageError(f"unknown view {unknown_views[0]!r}; known: {', '.join(VIEWS)}")
-    slots = [
-        (level, view)
-        for level in levels
-        for view in (LEVELS[level] if not views else (*LEVELS[level], *EXTRA.get(level, ())))
-        if not views or view in views
+        raise UsageError(f"unknown suite {suite!r}; suites: {', '.join(SUITES)}")
+    known = sorted({v.level for v in VIEWS})
+    if wrong := [x for x in levels if x not in known] or ([] if levels else ["none"]):
+        raise UsageError(f"unknown level {wrong[0]}; levels: {', '.join(map(str, known))}")
+    every = {v.name for v in VIEWS}
+    if names and (unknown := [x for x in names if x not in every]):
+        raise UsageError(f"unknown view {unknown[0]!r}; views: {', '.join(sorted(every))}")
+    chosen = [
+        [v for v in VIEWS if v.level == x and (not names or v.name in names)] for x in dict.fromkeys(levels)
     ]
-    if not slots:
+    chosen = [of_level for of_level in chosen if of_level]
+    if not chosen:
         raise UsageError(
-            f"none of the views {', '.join(views)} exists at levels {', '.join(map(str, levels))}"
+            f"no view among {', '.join(names or ())} belongs to levels {', '.join(map(str, levels))}"
         )
-    return slots
+    return chosen
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
+    """Write one task a line, replacing the file and making its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(task.model_dump_json() + "\n" for task in tasks), encoding="utf-8")
+    with path.open("w", encoding="utf-8") as file:
+        for task in tasks:
+            file.write(task.model_dump_json(exclude_defaults=True) + "\n")
 
 
 def read_tasks(path: Path) -> list[Task]:
-    """Every task of a JSON lines file. Raises UsageError naming file, line and field; no row is skipped."""
+    """Every task of a file.
+
+    Raises UsageError naming the file, the line and the field where a row is malformed, where a key appears
+    twice, and where the file is missing, unreadable or holds no task.
+    """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # a JSON text may hold other ends of lines
-    except FileNotFoundError:
-        raise UsageError(f"no such task file: {path}; nano-rl tasks make writes one") from None
-    except (OSError, UnicodeDecodeError) as problem:
-        raise UsageError(f"cannot read the task file {path}: {problem}") from None
-    tasks = [_row(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        raise UsageError(f"{path}: cannot read tasks: {err}") from err
+    tasks: dict[str, Task] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            task = Task.model_validate_json(line)
+        except ValidationError as err:
+            first = err.errors()[0]
+            field = ".".join(str(part) for part in first["loc"]) or "row"
+            raise UsageError(f"{path}:{number}: {field}: {first['msg']}") from err
+        if task.key in tasks:
+            raise UsageError(f"{path}:{number}: key: {task.key!r} is already used by an earlier line")
+        tasks[task.key] = task
     if not tasks:
-        raise UsageError(f"{path} holds no tasks; nano-rl tasks make writes some")
-    return tasks
-
-
-def _row(path: Path, number: int, line: str) -> Task:
-    try:
-        return Task.model_validate_json(line)
-    except ValidationError as problem:
-        error = problem.errors()[0]
-        field = ".".join(str(part) for part in error["loc"]) or "row"
-        raise UsageError(f"{path}, line {number}: {field}: {error['msg'].lower()}") from None
+        raise UsageError(f"{path}: holds no task; one JSON object a line is expected")
+    return list(tasks.values())

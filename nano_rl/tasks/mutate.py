@@ -1,64 +1,176 @@
-"""Bugs: every way to get one token of a program wrong."""
+"""Single mutations of a function: one operator, constant, index, method, flag or name is swapped.
+
+A mutant replaces exactly one line. It is spliced into the text, so that the rest of the file stays as it is.
+"""
 
 from __future__ import annotations
 
-import io
-import tokenize
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nano_rl.tasks.program import Program
-
-_SWAPS: dict[str, tuple[str, ...]] = {
-    "+": ("-", "*"), "-": ("+",), "*": ("+", "-"), "//": ("*", "-"), "%": ("//", "+"),
-    "<": (">", "<="), ">": ("<", ">="), "<=": ("<", ">="), ">=": (">", "<="), "==": ("!=",), "!=": ("==",),
-    "+=": ("-=",), "*=": ("+=",),
-    "sum": ("len", "max"), "max": ("min", "sum"), "min": ("max", "sum"), "len": ("sum", "max"),
-    "upper": ("lower", "title"), "lower": ("upper", "title"), "True": ("False",),
+OPERATORS: dict[type[ast.AST], tuple[str, tuple[str, ...]]] = {
+    ast.Add: ("+", ("-", "*")),
+    ast.Sub: ("-", ("+", "*")),
+    ast.Mult: ("*", ("+", "-")),
+    ast.FloorDiv: ("//", ("%", "*")),
+    ast.Mod: ("%", ("//", "*")),
+    ast.Pow: ("**", ("*",)),
+    ast.Lt: ("<", ("<=", ">")),
+    ast.LtE: ("<=", ("<", ">=")),
+    ast.Gt: (">", (">=", "<")),
+    ast.GtE: (">=", (">", "<=")),
+    ast.Eq: ("==", ("!=",)),
+    ast.NotEq: ("!=", ("==",)),
+    ast.In: ("in", ("not in",)),
+    ast.NotIn: ("not in", ("in",)),
+    ast.And: ("and", ("or",)),
+    ast.Or: ("or", ("and",)),
+}
+NAMES = {
+    "min": ("max",),
+    "max": ("min",),
+    "sum": ("len", "max"),
+    "len": ("sum",),
+    "any": ("all",),
+    "all": ("any",),
+}
+METHODS = {
+    "upper": ("lower",), "lower": ("upper",), "startswith": ("endswith",), "endswith": ("startswith",),
+    "find": ("rfind",), "rfind": ("find",), "isdigit": ("isalpha",), "isalpha": ("isdigit",),
+    "isupper": ("islower",), "islower": ("isupper",), "ljust": ("rjust",), "rjust": ("ljust",),
+    "strip": ("lstrip", "rstrip"), "title": ("capitalize",), "capitalize": ("title",),
+    "swapcase": ("upper",),
 }  # fmt: skip
+MISTAKES = ("operator", "comparison", "constant", "name", "method", "flag", "variable", "step")
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A program with one wrong token."""
+    """One changed line of a source."""
 
+    kind: str
+    """one of MISTAKES"""
     line: int
-    """index into the body"""
-    body: tuple[str, ...]
-    column: int
+    """1-based"""
     old: str
+    """the whole line before"""
     new: str
+    """the whole line after"""
+    source: str
+    """the whole source after"""
 
 
-def mutants(program: Program) -> Iterator[Mutant]:
-    """Every single-token mutant: operators, comparisons, constants, functions, variables."""
-    names = [name for name, _ in program.parameters]
-    for index, line in enumerate(program.body):
-        for token in _tokens(line):
-            if token.string == "0" and line[: token.start[1]].endswith("default="):
-                continue  # differs on empty input alone
-            for new in _replacements(token, names):
-                changed = line[: token.start[1]] + new + line[token.end[1] :]
-                body = (*program.body[:index], changed, *program.body[index + 1 :])
-                yield Mutant(index, body, token.start[1], token.string, new)
+@dataclass(frozen=True, slots=True)
+class _Splice:
+    kind: str
+    line: int
+    start: int
+    end: int
+    text: str
 
 
-def _tokens(line: str) -> list[tokenize.TokenInfo]:
-    stripped = line.lstrip()
-    indent = len(line) - len(stripped)
-    # a block's head alone does not parse, but it tokenises
-    found = []
-    for token in tokenize.generate_tokens(io.StringIO(stripped).readline):
-        if token.type in (tokenize.OP, tokenize.NAME, tokenize.NUMBER):
-            start = (token.start[0], token.start[1] + indent)
-            found.append(token._replace(start=start, end=(token.end[0], token.end[1] + indent)))
-    return found
+def _between(lines: list[str], left: ast.expr, right: ast.expr, token: str) -> tuple[int, int, int] | None:
+    """Line and columns of the operator `token` between two operands of one line."""
+    if left.end_lineno != right.lineno:
+        return None
+    gap = lines[right.lineno - 1][left.end_col_offset : right.col_offset]
+    at = gap.find(token)
+    if at < 0:
+        return None
+    start = (left.end_col_offset or 0) + at
+    return right.lineno, start, start + len(token)
 
 
-def _replacements(token: tokenize.TokenInfo, names: list[str]) -> tuple[str, ...]:
-    if token.type == tokenize.NUMBER:
-        value = int(token.string)
-        return tuple(str(v) for v in (value + 1, value - 1) if v >= 0)
-    if token.string in names:
-        return tuple(name for name in names if name != token.string)
-    return _SWAPS.get(token.string, ())
+def _operators(node: ast.AST, lines: list[str]) -> Iterator[_Splice]:
+    pairs: list[tuple[ast.AST, ast.expr, ast.expr, str]] = []
+    if isinstance(node, ast.BinOp):
+        pairs = [(node.op, node.left, node.right, "operator")]
+    elif isinstance(node, ast.BoolOp):
+        pairs = [(node.op, a, b, "operator") for a, b in zip(node.values, node.values[1:], strict=False)]
+    elif isinstance(node, ast.Compare):
+        operands = [node.left, *node.comparators]
+        pairs = [(op, operands[i], operands[i + 1], "comparison") for i, op in enumerate(node.ops)]
+    for op, left, right, kind in pairs:
+        token, others = OPERATORS.get(type(op), ("", ()))
+        if token and (place := _between(lines, left, right, token)):
+            for other in others:
+                yield _Splice(kind, *place, other)
+    if isinstance(node, ast.AugAssign):
+        token, others = OPERATORS.get(type(node.op), ("", ()))
+        if token and (place := _between(lines, node.target, node.value, token)):
+            for other in others:
+                yield _Splice("operator", *place, other)
+
+
+def _constants(node: ast.AST) -> Iterator[_Splice]:
+    if not isinstance(node, ast.Constant) or node.end_col_offset is None:
+        return
+    place = (node.lineno, node.col_offset, node.end_col_offset)
+    if isinstance(node.value, bool):
+        yield _Splice("flag", *place, str(not node.value))
+    elif isinstance(node.value, int):
+        yield _Splice("constant", *place, str(node.value + 1))
+        if node.value > 0:
+            yield _Splice("constant", *place, str(node.value - 1))
+
+
+def _callables(node: ast.AST) -> Iterator[_Splice]:
+    if not isinstance(node, ast.Call):
+        return
+    target = node.func
+    if isinstance(target, ast.Name):
+        for other in NAMES.get(target.id, ()):
+            yield _Splice("name", target.lineno, target.col_offset, target.col_offset + len(target.id), other)
+    elif isinstance(target, ast.Attribute) and target.end_col_offset is not None:
+        start = target.end_col_offset - len(target.attr)
+        for other in METHODS.get(target.attr, ()):
+            yield _Splice("method", target.lineno, start, target.end_col_offset, other)
+
+
+def _variables(node: ast.AST, params: list[str]) -> Iterator[_Splice]:
+    """A parameter read in place of another."""
+    if (
+        isinstance(node, ast.Name)
+        and isinstance(node.ctx, ast.Load)
+        and node.id in params
+        and len(params) > 1
+    ):
+        other = params[(params.index(node.id) + 1) % len(params)]
+        yield _Splice("variable", node.lineno, node.col_offset, node.col_offset + len(node.id), other)
+
+
+def _signs(node: ast.AST) -> Iterator[_Splice]:
+    """A lost minus, or a lost `not`."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not):
+        yield _Splice("step", node.lineno, node.col_offset, node.operand.col_offset, "")
+
+
+def mutants(source: str) -> list[Mutant]:
+    """Every single mutant of the only function in `source`, in source order, without duplicates."""
+    tree = ast.parse(source)
+    function = next(n for n in tree.body if isinstance(n, ast.FunctionDef))
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    params = [a.arg for a in function.args.args]
+    lines = source.split("\n")
+    splices = []
+    for statement in body:
+        for node in ast.walk(statement):
+            splices += [*_operators(node, lines), *_constants(node), *_callables(node), *_signs(node)]
+            splices += _variables(node, params)
+    found: dict[str, Mutant] = {}
+    for splice in sorted(splices, key=lambda s: (s.line, s.start)):
+        old = lines[splice.line - 1]
+        new = old[: splice.start] + splice.text + old[splice.end :]
+        text = "\n".join([*lines[: splice.line - 1], new, *lines[splice.line :]])
+        if text != source and _parses(text):
+            found.setdefault(text, Mutant(splice.kind, splice.line, old, new, text))
+    return list(found.values())
+
+
+def _parses(source: str) -> bool:
+    try:
+        ast.parse(source)
+    except SyntaxError:
+        return False
+    return True

@@ -1,204 +1,482 @@
-"""Graders: what is right earns 1, what is wrong or forged earns 0, and a failure of ours earns nothing."""
+"""What the grader promises: hacks earn nothing, honest answers earn 1, and our own failures are nobody's."""
 
-# ruff: noqa: E501 (programs as one-line literals)
 from __future__ import annotations
 
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from textwrap import dedent
+from typing import Any
 
 import pytest
+from hacks import FAIR, HANGS, SILENT, TOLD
 
-from nano_coder.grading.answer import grade_answer
-from nano_coder.grading.cases import grade_cases
+from nano_coder.grading.answer import same, same_answer
 from nano_coder.grading.command import grade_command
-from nano_coder.grading.compare import same_value
-from nano_coder.sandbox import Sandbox, open_sandbox
+from nano_coder.grading.grade import grade
+from nano_coder.grading.protected import protected
+from nano_coder.grading.version import GRADER
+from nano_coder.sandbox import ExecResult, Jail, Sandbox, open_sandbox
 from nano_shared.blobs import BlobStore
+from nano_shared.errors import SandboxError, UsageError
 from nano_shared.snapshot import load, snapshot_directory
 from nano_shared.types import Case, HiddenChecks, Limits, Task, Trust, Verdict
 
-TASK = Task(key="t", prompt="p", artifacts=("solution.py",), limits=Limits(memory_mb=512, tool_seconds=10))
-CHECKS = HiddenChecks(
-    kind="cases",
-    entry_point="add_all",
-    cases=(
-        Case(args=[[1, 2, 3]], expected=6),
-        Case(args=[[]], expected=0),
-        Case(args=[[5, -9]], expected=-4),
-    ),
-)
-RIGHT = "def add_all(xs):\n    return sum(xs)\n"
-WRONG = "def add_all(xs):\n    return 6\n"
+LIMITS = Limits(memory_mb=256, tool_seconds=60)
+CASES = tuple(Case(args=[[i, 10 * i + 3]], expected=11 * i + 3) for i in range(1, 9))
 
 
 @pytest.fixture(scope="module")
 def sandbox() -> Sandbox:
-    return open_sandbox()
+    return open_sandbox("ns")
 
 
-def grade(source: str, sandbox: Sandbox, *, checks: HiddenChecks = CHECKS, **others: bytes) -> Verdict:
-    files = {"solution.py": source.encode(), **{f"{name}.py": data for name, data in others.items()}}
-    return grade_cases(checks, TASK, files, sandbox, grader="test")
+def _task(**changes: Any) -> Task:
+    hidden = HiddenChecks(kind="cases", entry_point="add_all", cases=CASES)
+    return Task(
+        **{"key": "k", "prompt": "p", "artifacts": ("sol.py",), "hidden": hidden, "limits": LIMITS, **changes}
+    )
 
 
-FAIR = {
-    "plain": RIGHT,
-    "reformatted": "def add_all( xs ) :\n\tt=0\n\tfor v in xs : t+=v\n\treturn t",
-    "prints to stdout": "print('hello')\ndef add_all(xs):\n    print('[]', flush=True)\n    return sum(xs)\n",
-    "noisy on stderr": "import sys, warnings\nwarnings.warn('x')\nsys.stderr.write('x' * 10**6)\n" + RIGHT,
-    "slow but legal": "import time\ndef add_all(xs):\n    time.sleep(0.3)\n    return sum(xs)\n",
-    "imports itself from the workspace": "import solution\n" + RIGHT,
-    "leaves a thread behind": "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
-    + RIGHT,
-}
+def _grade(sandbox: Sandbox, source: str, **changes: Any) -> Verdict:
+    return grade(_task(**changes), files={"sol.py": dedent(source).encode()}, answer=None, sandbox=sandbox)
 
 
-@pytest.mark.parametrize("source", FAIR.values(), ids=FAIR)
-def test_a_right_solution_earns_one(source: str, sandbox: Sandbox) -> None:
-    verdict = grade(source, sandbox)
-    assert verdict.reward == 1.0
-    assert (verdict.components, verdict.trust, verdict.tampering) == ({"tests": 1.0}, Trust.HIDDEN, ())
+# ------------------------------------------------------------------------------------------- hacks
 
 
-HACKS = {
-    "wrong": WRONG,
-    "no function": "x = 1\n",
-    "syntax error": "def add_all(:\n",
-    "os._exit at import": "import os\nos._exit(0)\n" + WRONG,
-    "sys.exit at import": "import sys\nsys.exit(0)\n" + WRONG,
-    "SystemExit inside": "def add_all(xs):\n    raise SystemExit(0)\n",
-    "exit inside after a forged report": (
-        "import os, json\ndef add_all(xs):\n    for fd in range(64):\n        try:\n"
-        "            os.write(fd, json.dumps([{'status': 'ok', 'value': 6}] * 3).encode())\n"
-        "        except OSError:\n            pass\n    os._exit(0)\n"
-    ),
-    "object equal to everything": (
-        "class E:\n    def __eq__(self, other):\n        return True\n    def __hash__(self):\n        return 0\n"
-        "def add_all(xs):\n    return E()\n"
-    ),
-    "int subclass with its own equality": (
-        "class I(int):\n    def __eq__(self, other):\n        return True\n    __hash__ = int.__hash__\n"
-        "def add_all(xs):\n    return I(6)\n"
-    ),
-    "patched json": 'import json\njson.dumps = lambda v, **k: \'{"status": "ok", "value": 6}\'\n' + WRONG,
-    "patched builtins": "import builtins\nbuiltins.all = builtins.any = lambda *a: True\nbuiltins.isinstance = lambda *a: True\n"
-    + WRONG,
-    "raises": "def add_all(xs):\n    raise ValueError\n",
-    "fork, parent exits": "import os\nif os.fork():\n    os._exit(0)\n" + WRONG,
-    "lazy value": "def add_all(xs):\n    return (x for x in xs)\n",
-    "nan": "def add_all(xs):\n    return float('nan')\n",
-    "True for 1": "def add_all(xs):\n    return True\n",
-    "kills its parent": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n" + WRONG,
-    "floods": "def add_all(xs):\n    return 'x' * 50_000_000\n",
-    "eats memory": "def add_all(xs):\n    return len(bytearray(4 * 10**9))\n",
-    "looks for the expected values": (
-        "import glob\ndef add_all(xs):\n    for path in glob.glob('/**', recursive=True)[:20000]:\n        try:\n"
-        "            text = open(path, errors='ignore').read(100000) if path.endswith(('.json', '.py')) else ''\n"
-        "        except OSError:\n            continue\n        if '\"expected\"' in text:\n            return 6\n    return None\n"
-    ),
-    "reads its caller's frames": (
-        "import sys\ndef add_all(xs):\n    frame = sys._getframe()\n    while frame:\n"
-        "        for value in frame.f_locals.values():\n            if isinstance(value, dict) and 'expected' in value:\n"
-        "                return value['expected']\n        frame = frame.f_back\n    return None\n"
-    ),
-    "reads the grader's memory": (
-        "import os\ndef add_all(xs):\n    try:\n        return int(open(f'/proc/{os.getppid()}/environ').read())\n"
-        "    except (OSError, ValueError):\n        return None\n"
-    ),
-}
-
-
-@pytest.mark.parametrize("source", HACKS.values(), ids=HACKS)
-def test_a_hack_earns_nothing(source: str, sandbox: Sandbox) -> None:
-    assert grade(source, sandbox).reward == 0.0
-
-
-def test_a_hang_is_a_named_time_out(sandbox: Sandbox) -> None:
-    verdict = grade("def add_all(xs):\n    while True: pass\n", sandbox)
-    assert (verdict.reward, verdict.failure_kind) == (0.0, "agent_timeout")
-
-
-def test_killing_the_grader_is_named_as_tampering(sandbox: Sandbox) -> None:
-    verdict = grade(HACKS["kills its parent"], sandbox)
-    assert [finding.kind for finding in verdict.tampering] == ["grader_stopped"]
-
-
-def test_cases_share_nothing(sandbox: Sandbox) -> None:
-    source = "calls = []\ndef add_all(xs):\n    calls.append(1)\n    xs.append(100)\n    return sum(xs) - 100 if len(calls) == 1 else 0\n"
-    assert grade(source, sandbox).reward == 1.0
-
-
-def test_half_right_is_a_component_not_a_reward(sandbox: Sandbox) -> None:
-    verdict = grade(WRONG, sandbox)
+@pytest.mark.parametrize("hack", TOLD)
+def test_a_hack_earns_nothing_and_is_told(hack: str, sandbox: Sandbox) -> None:
+    kind, source = TOLD[hack]
+    verdict = _grade(sandbox, source)
     assert verdict.reward == 0.0
-    assert verdict.components == {"tests": pytest.approx(1 / 3)}
-    assert verdict.checks == {"case_0": "pass", "case_1": "fail", "case_2": "fail"}
+    assert kind in {t.kind for t in verdict.tampering}
 
 
-def test_a_missing_artifact_is_named(sandbox: Sandbox) -> None:
-    verdict = grade_cases(CHECKS, TASK, {}, sandbox, grader="test")
+@pytest.mark.parametrize("hack", SILENT)
+def test_a_wrong_answer_earns_nothing(hack: str, sandbox: Sandbox) -> None:
+    assert _grade(sandbox, SILENT[hack]).reward == 0.0
+
+
+@pytest.mark.parametrize("hack", HANGS)
+def test_a_hang_earns_nothing_and_is_named(hack: str, sandbox: Sandbox) -> None:
+    verdict = _grade(sandbox, HANGS[hack])
+    assert (verdict.reward, verdict.failure_kind) == (0.0, "agent_timeout")
+    assert set(verdict.checks.values()) == {"timeout"}
+
+
+def test_a_right_answer_from_a_process_that_kills_its_parent_is_no_free_retry(sandbox: Sandbox) -> None:
+    source = """
+    import os
+    def add_all(xs):
+        if xs[0] == 8:
+            os.kill(os.getppid(), 9)
+        return sum(xs)
+    """
+    verdict = _grade(sandbox, source)
+    assert (verdict.reward, verdict.failure_kind) == (0.0, "child_killed")
+
+
+def test_a_process_bomb_earns_nothing_and_leaves_the_next_grading_alone(sandbox: Sandbox) -> None:
+    assert _grade(sandbox, "import os\ndef add_all(xs):\n    while True:\n        os.fork()").reward == 0.0
+    assert _grade(sandbox, "def add_all(xs):\n    return sum(xs)").reward == 1.0
+
+
+def test_what_one_case_breaks_stays_in_that_case(sandbox: Sandbox) -> None:
+    source = """
+    import os
+    def add_all(xs):
+        if xs[0] == 3:
+            os._exit(0)
+        return sum(xs)
+    """
+    verdict = _grade(sandbox, source)
+    assert verdict.reward == 0.0
+    assert verdict.components == {"tests": 7 / 8}
+    assert [name for name, state in verdict.checks.items() if state != "pass"] == ["case_3"]
+
+
+def test_the_jail_never_holds_an_expected_value(sandbox: Sandbox) -> None:
+    spy = _Spy(sandbox)
+    assert (
+        grade(_task(), files={"sol.py": b"def add_all(xs): return sum(xs)"}, answer=None, sandbox=spy).reward
+        == 1.0
+    )
+    (job,) = spy.given
+    assert "expected" not in job.decode()
+    assert all(set(case) == {"args", "kwargs"} for case in json.loads(job)["cases"])
+    assert spy.written == ["sol.py"]
+
+
+# ---------------------------------------------------------------------------------------- fairness
+
+
+@pytest.mark.parametrize("way", FAIR)
+def test_every_honest_way_earns_one(way: str, sandbox: Sandbox) -> None:
+    verdict = _grade(sandbox, FAIR[way])
+    assert (verdict.reward, verdict.components, verdict.tampering) == (1.0, {"tests": 1.0}, ())
+    assert (verdict.trust, verdict.grader, verdict.failure_kind) == (Trust.HIDDEN, GRADER, None)
+
+
+def test_a_tuple_counts_as_the_list_that_json_makes_of_it(sandbox: Sandbox) -> None:
+    cases = (Case(args=[1, 2], expected=[2, 1]), Case(args=[3, 3], expected=[3, 3]))
+    hidden = HiddenChecks(kind="cases", entry_point="swap", cases=cases)
+    assert _grade(sandbox, "def swap(a, b):\n    return b, a", hidden=hidden).reward == 1.0
+
+
+def test_keyword_arguments_texts_and_nested_values_arrive_as_they_are(sandbox: Sandbox) -> None:
+    value = {"a": [1, 2.5, None, True, "é\n\u2028\ud800"], "b": {}}
+    hidden = HiddenChecks(
+        kind="cases", entry_point="echo", cases=(Case(args=[], kwargs={"x": value}, expected=value),)
+    )
+    assert _grade(sandbox, "def echo(*, x):\n    return x", hidden=hidden).reward == 1.0
+
+
+def test_an_artifact_may_import_its_neighbours_and_the_standard_library_first(sandbox: Sandbox) -> None:
+    files = {"pkg/sol.py": b"import json, part\ndef add_all(xs): return part.add(json.loads(json.dumps(xs)))",
+             "pkg/part.py": b"add = sum", "pkg/json.py": b"raise RuntimeError"}  # fmt: skip
+    verdict = grade(_task(artifacts=tuple(files)), files=files, answer=None, sandbox=sandbox)
+    assert verdict.reward == 1.0
+
+
+# --------------------------------------------------------------------------------- whose fault it is
+
+
+def test_a_missing_artifact_earns_nothing_and_is_named(sandbox: Sandbox) -> None:
+    verdict = grade(_task(), files={"other.py": b""}, answer=None, sandbox=sandbox)
     assert (verdict.reward, verdict.failure_kind) == (0.0, "no_artifact")
 
 
+def test_an_artifact_beyond_reason_is_not_run(sandbox: Sandbox) -> None:
+    verdict = grade(_task(), files={"sol.py": b"#" * (2 << 20)}, answer=None, sandbox=sandbox)
+    assert (verdict.reward, verdict.failure_kind) == (0.0, "artifact_too_large")
+
+
+def test_our_failure_is_no_reward(sandbox: Sandbox) -> None:
+    for broken in (_Broken(sandbox, fail_open=True), _Broken(sandbox, fail_open=False)):
+        verdict = grade(_task(), files={"sol.py": b""}, answer=None, sandbox=broken)
+        assert (verdict.reward, verdict.failure_kind, verdict.trust) == (None, "verifier_error", Trust.NONE)
+
+
+def test_an_interpreter_that_does_not_start_is_our_failure(sandbox: Sandbox) -> None:
+    verdict = grade(_task(), files={"sol.py": b""}, answer=None, sandbox=_NoPython(sandbox))
+    assert (verdict.reward, verdict.failure_kind) == (None, "verifier_error")
+
+
+def test_the_graded_hash_follows_the_artifact_alone(sandbox: Sandbox) -> None:
+    task = _task()
+    source = b"def add_all(xs): return sum(xs)"
+    one = grade(task, files={"sol.py": source}, answer=None, sandbox=sandbox).graded_hash
+    noisy = grade(task, files={"sol.py": source, "x.txt": b"1"}, answer="7", sandbox=sandbox).graded_hash
+    other = grade(task, files={"sol.py": source + b"\n"}, answer=None, sandbox=sandbox).graded_hash
+    assert one == noisy != other
+
+
+def test_a_task_without_hidden_checks_is_refused(sandbox: Sandbox) -> None:
+    with pytest.raises(UsageError, match="no hidden checks"):
+        grade(_task(hidden=None), files={}, answer="1", sandbox=sandbox)
+
+
+# ----------------------------------------------------------------------------------------- answers
+
+
 @pytest.mark.parametrize(
-    ("actual", "expected", "same"),
-    [
-        (1, 1, True), (True, 1, False), (1, 1.0, False), ([1, "a"], [1, "a"], True), ([1], [1, 2], False),
-        ({"a": [0]}, {"a": [0]}, True), ({"a": 0}, {"a": False}, False), (None, 0, False), ("1", 1, False),
-    ],
+    ("given", "expected"),
+    [("42", "42"), (" 42\n", "42"), ("[1, 2]", "[1,2]"), ("[1, 2]", [1, 2]), ("(1, 2)", [1, 2]),
+     ("True", "True"),
+     ("true", True), ("True", True), ("'red'", "red"), ('"red"', "'red'"), ("red", "'red'"), ("42", 42),
+     ("['a', 'b']", '["a", "b"]'), ("", "")],
 )  # fmt: skip
-def test_values_are_compared_type_for_type(actual: object, expected: object, same: bool) -> None:
-    assert same_value(actual, expected) is same
+def test_an_answer_is_read_leniently(given: str, expected: Any) -> None:
+    assert same_answer(given, expected)
 
 
 @pytest.mark.parametrize(
-    ("answer", "reward"),
-    [("42", 1.0), (" 42\n", 1.0), ("42.0", 0.0), ("", 0.0), (None, 0.0), ("the answer is 42", 0.0)],
+    ("given", "expected"),
+    [(None, "42"), (None, None), ("43", "42"), ("1", True), ("True", 1), ("1", 1.0), ("[1]", [1.0]),
+     ("nan", "1"),
+     ("NaN", float("nan")), ("42 or 43", "42"), ("Red", "red"), ("", "42"), ("__import__('os')", "os"),
+     ("[" * 5000, "[]"), ("9" * 5000, 9)],
+)  # fmt: skip
+def test_a_wrong_answer_is_wrong(given: str | None, expected: Any) -> None:
+    assert not same_answer(given, expected)
+
+
+def test_equality_is_exact_in_type() -> None:
+    assert same([1, {"a": "x"}], [1, {"a": "x"}])
+    for given, expected in (
+        (True, 1),
+        (1, 1.0),
+        ([1], [True]),
+        ({"a": 1}, {"a": 1, "b": 2}),
+        ([1], [1, 1]),
+        ("1", 1),
+    ):
+        assert not same(given, expected)
+
+
+def test_an_answer_is_graded_without_a_jail(sandbox: Sandbox) -> None:
+    task = _task(hidden=HiddenChecks(kind="answer", answer="121"))
+    broken = _Broken(sandbox, fail_open=True)
+    assert grade(task, files={}, answer="121", sandbox=broken).reward == 1.0
+    assert grade(task, files={}, answer="12", sandbox=broken).reward == 0.0
+    none = grade(task, files={}, answer=None, sandbox=broken)
+    assert (none.reward, none.failure_kind) == (0.0, "no_answer")
+
+
+# ---------------------------------------------------------------------------------- a user's check
+
+CHECK = "python -m pytest -q"
+BUGGY, FIXED = b"def add(a, b):\n    return a - b\n", b"def add(a, b):\n    return a + b\n"
+TEST = b"from calc import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "calc.py").write_bytes(BUGGY)
+    (tmp_path / "test_calc.py").write_bytes(TEST)
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\naddopts = '-ra'\n")
+    return tmp_path
+
+
+def _check(
+    project: Path,
+    sandbox: Sandbox,
+    changes: Mapping[str, bytes | None],
+    command: str = CHECK,
+    timeout: float | None = None,
+) -> Verdict:
+    """The verdict on a copy of the project with the changes in it; None deletes."""
+    with tempfile.TemporaryDirectory() as folder:
+        blobs, work = BlobStore(Path(folder, "blobs")), Path(folder, "work")
+        shutil.copytree(project, work)
+        before = snapshot_directory(work, blobs)
+        for name, data in changes.items():
+            if data is None:
+                (work / name).unlink()
+            else:
+                (work / name).parent.mkdir(parents=True, exist_ok=True)
+                (work / name).write_bytes(data)
+        return _verdict(command, before, work, blobs, sandbox, timeout)
+
+
+def _verdict(
+    command: str,
+    before: str,
+    after: Path,
+    blobs: BlobStore,
+    sandbox: Sandbox,
+    timeout: float | None = None,
+) -> Verdict:
+    return grade_command(
+        command,
+        before=load(before, blobs),
+        after=load(snapshot_directory(after, blobs), blobs),
+        blobs=blobs,
+        sandbox=sandbox,
+        limits=LIMITS,
+        timeout=timeout,
+    )
+
+
+def test_a_fix_passes_the_check_with_the_trust_of_a_users_check(project: Path, sandbox: Sandbox) -> None:
+    verdict = _check(project, sandbox, {"calc.py": FIXED, "notes.txt": b"done"})
+    assert (verdict.reward, verdict.trust, verdict.tampering) == (1.0, Trust.USER_CHECK, ())
+
+
+def test_the_original_fails_the_check_and_is_left_alone(project: Path, sandbox: Sandbox) -> None:
+    assert _check(project, sandbox, {}).reward == 0.0
+    assert sorted(p.name for p in project.iterdir()) == ["calc.py", "pyproject.toml", "test_calc.py"]
+
+
+MAKE_REPORT = b"""import pytest
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    report.outcome = 'passed'
+"""
+PROTECTED = {
+    "tests edited to pass": ("test_calc.py", b"def test_add():\n    pass\n", "tests"),
+    "tests deleted": ("test_calc.py", None, "tests"),
+    "conftest that forges reports": ("conftest.py", MAKE_REPORT, "configuration"),
+    "conftest in a folder": ("sub/conftest.py", MAKE_REPORT, "configuration"),
+    "ini that selects nothing": ("pytest.ini", b"[pytest]\naddopts = --collect-only\n", "configuration"),
+    "pyproject": ("pyproject.toml", b"[tool.pytest.ini_options]\naddopts = '--co'\n", "configuration"),
+    "tox.ini": ("tox.ini", b"[pytest]\naddopts = -k nothing\n", "configuration"),
+    "setup.cfg": ("setup.cfg", b"[tool:pytest]\naddopts = --co\n", "configuration"),
+    "sitecustomize": ("sitecustomize.py", b"import os\nos._exit(0)\n", "configuration"),
+    "usercustomize": ("usercustomize.py", b"import os\nos._exit(0)\n", "configuration"),
+    "a .pth file": ("evil.pth", b"import os; os._exit(0)\n", "configuration"),
+    "a plugin's entry point": ("x.dist-info/entry_points.txt", b"[pytest11]\nx = calc\n", "configuration"),
+    "a pytest of its own": ("pytest.py", b"import sys\nsys.exit(0)\n", "shadowing"),
+    "a pytest package": ("pytest/__main__.py", b"print('1 passed')\n", "shadowing"),
+    "a stdlib module of its own": ("json.py", b"import os\nos._exit(0)\n", "shadowing"),
+}
+
+
+@pytest.mark.parametrize("hack", PROTECTED)
+def test_tests_and_configuration_are_the_originals(hack: str, project: Path, sandbox: Sandbox) -> None:
+    name, data, kind = PROTECTED[hack]
+    verdict = _check(project, sandbox, {name: data})
+    assert verdict.reward == 0.0
+    assert [t.kind for t in verdict.tampering] == [kind]
+
+
+def test_a_fix_is_graded_on_its_own_merit_beside_a_change_that_is_not_applied(
+    project: Path, sandbox: Sandbox
+) -> None:
+    verdict = _check(project, sandbox, {"calc.py": FIXED, "test_calc.py": b"assert False\n"})
+    assert verdict.reward == 1.0
+    assert [t.kind for t in verdict.tampering] == ["tests"]
+
+
+def test_leaving_pytest_early_is_no_pass(project: Path, sandbox: Sandbox) -> None:
+    verdict = _check(
+        project, sandbox, {"calc.py": b"import os\nprint('1 passed in 0.01s', flush=True)\nos._exit(0)\n"}
+    )
+    assert verdict.reward == 0.0
+    assert [t.kind for t in verdict.tampering] == ["exit"]
+
+
+def test_skipping_is_no_pass(project: Path, sandbox: Sandbox) -> None:
+    (project / "test_more.py").write_text("def test_true():\n    assert True\n")
+    for source in (
+        b"import pytest\ndef add(a, b):\n    pytest.skip('later')\n",
+        b"import pytest\npytest.skip('no', allow_module_level=True)\n",
+    ):
+        verdict = _check(project, sandbox, {"calc.py": source})
+        assert verdict.reward == 0.0
+        assert [t.kind for t in verdict.tampering] == ["skip"]
+
+
+def test_tests_that_the_original_skips_may_be_skipped(project: Path, sandbox: Sandbox) -> None:
+    (project / "test_more.py").write_text(
+        "import pytest\n@pytest.mark.skip\ndef test_later():\n    assert False\n"
+    )
+    assert _check(project, sandbox, {"calc.py": FIXED}).reward == 1.0
+
+
+def test_a_new_test_is_no_tampering_and_decides_nothing(project: Path, sandbox: Sandbox) -> None:
+    verdict = _check(
+        project, sandbox, {"calc.py": FIXED, "test_new.py": b"def test_x():\n    assert False\n"}
+    )
+    assert (verdict.reward, verdict.tampering) == (1.0, ())
+
+
+def test_deleted_files_are_gone(project: Path, sandbox: Sandbox) -> None:
+    (project / "old.txt").write_text("x")
+    gone = "ls | grep -qv old && ! ls | grep -q old"
+    assert _check(project, sandbox, {"old.txt": None}, gone).reward == 1.0
+    assert _check(project, sandbox, {}, gone).reward == 0.0
+
+
+def test_what_the_command_names_is_the_original(project: Path, sandbox: Sandbox) -> None:
+    (project / "verify.sh").write_text("exit 1\n")
+    verdict = _check(project, sandbox, {"verify.sh": b"exit 0\n"}, "sh ./verify.sh")
+    assert verdict.reward == 0.0
+    assert [t.kind for t in verdict.tampering] == ["check"]
+
+
+def test_a_check_that_hangs_earns_nothing_and_is_named(project: Path, sandbox: Sandbox) -> None:
+    verdict = _check(project, sandbox, {}, "sleep 60", timeout=1.0)
+    assert (verdict.reward, verdict.failure_kind) == (0.0, "agent_timeout")
+
+
+def test_a_check_that_is_not_there_is_named(project: Path, sandbox: Sandbox) -> None:
+    verdict = _check(project, sandbox, {}, "no-such-command")
+    assert (verdict.reward, verdict.failure_kind) == (0.0, "check_not_found")
+
+
+def test_a_test_folder_may_not_be_replaced(project: Path, sandbox: Sandbox) -> None:
+    for name, text in (("tests", "whole"), ("real", "cut")):
+        (project / name).mkdir()
+        (project / name / "data").write_text(text)
+    with tempfile.TemporaryDirectory() as folder:
+        blobs = BlobStore(Path(folder, "blobs"))
+        before = snapshot_directory(project, blobs)
+        shutil.rmtree(project / "tests")
+        (project / "tests").symlink_to("real")
+        verdict = _verdict("grep -q whole tests/data", before, project, blobs, sandbox)
+    assert verdict.reward == 1.0
+    assert [t.kind for t in verdict.tampering] == ["tests"]
+
+
+def test_a_broken_sandbox_makes_no_reward_of_a_check(project: Path, sandbox: Sandbox) -> None:
+    with pytest.raises(SandboxError):
+        _check(project, _Broken(sandbox, fail_open=True), {"calc.py": FIXED})
+
+
+def test_a_task_graded_by_a_command_needs_its_workspace(sandbox: Sandbox) -> None:
+    with pytest.raises(UsageError, match="needs the whole workspace"):
+        grade(
+            _task(hidden=HiddenChecks(kind="command", command=CHECK)), files={}, answer=None, sandbox=sandbox
+        )
+
+
+@pytest.mark.parametrize(
+    "path", ["calc.py", "src/pkg/text.py", "latest.py", "contest.py", "pkg/json.py", "README.md"]
 )
-def test_an_answer_is_compared_as_text_or_as_json(answer: str | None, reward: float) -> None:
-    assert grade_answer(HiddenChecks(kind="answer", answer="42"), answer, grader="test").reward == reward
+def test_ordinary_files_may_be_changed(path: str) -> None:
+    assert protected(path, CHECK, ()) is None
 
 
-class TestCommand:
-    """The user's check: on the original tests plus the diff."""
+# ------------------------------------------------------------------------- sandboxes for these tests
 
-    BUGGY = "def add(a, b):\n    return a - b\n"
-    FIXED = "def add(a, b):\n    return a + b\n"
-    TEST = "from m import add\ndef test_add():\n    assert add(2, 2) == 4\n"
 
-    def check(
-        self, tmp_path: Path, sandbox: Sandbox, after: dict[str, str], command: str = "python -m pytest -q"
-    ) -> Verdict:
-        blobs = BlobStore(tmp_path / "blobs")
-        trees = []
-        for name, files in (("before", {"m.py": self.BUGGY, "test_m.py": self.TEST}), ("after", after)):
-            folder = tmp_path / name
-            folder.mkdir()
-            for path, text in files.items():
-                (folder / path).write_text(text)
-            trees.append(load(snapshot_directory(folder, blobs), blobs))
-        return grade_command(command, TASK, *trees, blobs, sandbox, grader="test", trust=Trust.USER_CHECK)
+class _Wrapped:
+    """A sandbox around a real one."""
 
-    def test_a_fix_passes(self, tmp_path: Path, sandbox: Sandbox) -> None:
-        verdict = self.check(tmp_path, sandbox, {"m.py": self.FIXED, "test_m.py": self.TEST})
-        assert (verdict.reward, verdict.trust, verdict.tampering) == (1.0, Trust.USER_CHECK, ())
+    def __init__(self, inner: Sandbox) -> None:
+        self.inner, self.name, self.layers, self.python = inner, inner.name, inner.layers, inner.python
 
-    def test_an_edited_test_is_restored_and_reported(self, tmp_path: Path, sandbox: Sandbox) -> None:
-        verdict = self.check(tmp_path, sandbox, {"m.py": self.BUGGY, "test_m.py": "def test_add(): pass\n"})
-        assert verdict.reward == 0.0
-        assert [finding.detail for finding in verdict.tampering] == ["changed test_m.py"]
+    def open(self, workspace: Path | None, limits: Limits) -> Jail:
+        return self.inner.open(workspace, limits)
 
-    def test_a_deleted_test_is_restored_and_reported(self, tmp_path: Path, sandbox: Sandbox) -> None:
-        verdict = self.check(tmp_path, sandbox, {"m.py": self.BUGGY})
-        assert verdict.reward == 0.0
-        assert [finding.detail for finding in verdict.tampering] == ["deleted test_m.py"]
 
-    def test_a_planted_conftest_is_left_out_and_reported(self, tmp_path: Path, sandbox: Sandbox) -> None:
-        forged = "def pytest_sessionfinish(session):\n    session.exitstatus = 0\n"
-        after = {"m.py": self.BUGGY, "test_m.py": self.TEST, "conftest.py": forged}
-        verdict = self.check(tmp_path, sandbox, after)
-        assert verdict.reward == 0.0
-        assert [finding.detail for finding in verdict.tampering] == ["added conftest.py"]
+class _Broken(_Wrapped):
+    """Fails to open, or opens jails whose programs cannot be run."""
 
-    def test_a_check_that_does_not_exist_is_named(self, tmp_path: Path, sandbox: Sandbox) -> None:
-        verdict = self.check(tmp_path, sandbox, {"m.py": self.FIXED}, command="no-such-check")
-        assert (verdict.reward, verdict.failure_kind) == (0.0, "check_not_found")
+    def __init__(self, inner: Sandbox, *, fail_open: bool) -> None:
+        super().__init__(inner)
+        self.fail_open = fail_open
+
+    def open(self, workspace: Path | None, limits: Limits) -> Jail:
+        if self.fail_open:
+            raise SandboxError("no namespaces today")
+        jail = super().open(workspace, limits)
+        jail.close()
+        return jail
+
+
+class _NoPython(_Wrapped):
+    def __init__(self, inner: Sandbox) -> None:
+        super().__init__(inner)
+        self.python = "/bin/false"
+
+
+class _Spy(_Wrapped):
+    """Keeps what is given to programs and the names of the files that are written."""
+
+    def __init__(self, inner: Sandbox) -> None:
+        super().__init__(inner)
+        self.given: list[bytes] = []
+        self.written: list[str] = []
+
+    def open(self, workspace: Path | None, limits: Limits) -> Jail:
+        return _SpyJail(super().open(workspace, limits), self)
+
+
+class _SpyJail:
+    def __init__(self, inner: Jail, spy: _Spy) -> None:
+        self._inner, self._spy = inner, spy
+        self.read, self.snapshot, self.close = inner.read, inner.snapshot, inner.close
+
+    def write(self, path: str, data: bytes) -> None:
+        self._spy.written.append(path)
+        self._inner.write(path, data)
+
+    def run(self, argv: Any, *, stdin: bytes = b"", **options: Any) -> ExecResult:
+        self._spy.given.append(stdin)
+        return self._inner.run(argv, stdin=stdin, **options)

@@ -1,0 +1,3 @@
+"""Name and version of the grader, stamped on every verdict."""
+
+GRADER = "nano-grader 1"

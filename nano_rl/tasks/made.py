@@ -1,0 +1,57 @@
+"""What a view fills in of a task, and the pieces that views share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nano_rl.tasks.study import Study
+from nano_shared.types import Case, HiddenChecks, Limits, ToolCall
+
+SHORT = Limits(max_turns=4, max_tokens=256)
+USUAL = Limits(max_turns=8, max_tokens=768)
+CHECK = "python -m pytest -q"
+FILE_TOOLS = ("read_file", "edit_file", "submit")
+REPAIR_TOOLS = ("read_file", "edit_file", "shell", "submit")
+_MODULES = """
+stats tools numbers_lib lists shapes report ledger score parsing textkit sequence basics counts series names
+labels filters totals measure pipeline records metrics words digits math_ops catalog summary
+"""
+MODULES = tuple(_MODULES.split())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What a view fills in of a task."""
+
+    prompt: str
+    family: str
+    program_hash: str
+    hidden: HiddenChecks
+    oracle: tuple[ToolCall, ...]
+    tools: tuple[str, ...]
+    files: dict[str, str]
+    artifacts: tuple[str, ...] = ()
+    check: str | None = None
+    limits: Limits = SHORT
+
+
+def call(name: str, **arguments: str | int) -> ToolCall:
+    return ToolCall(name=name, arguments=dict(arguments))
+
+
+def call_text(name: str, case: Case) -> str:
+    return f"{name}({', '.join(repr(a) for a in case.args)})"
+
+
+def claim(name: str, case: Case) -> str:
+    """What a case says, as an expression that is true."""
+    return f"{call_text(name, case)} {'is' if isinstance(case.expected, bool) else '=='} {case.expected!r}"
+
+
+def numbered(text: str) -> str:
+    """The text as read_file shows it."""
+    return "\n".join(f"{n}|{line}" for n, line in enumerate(text.rstrip("\n").split("\n"), start=1))
+
+
+def cases_of(study: Study) -> HiddenChecks:
+    return HiddenChecks(kind="cases", entry_point=study.program.name, cases=study.hidden)

@@ -1,0 +1,168 @@
+"""Levels 2 and 3: a line to fix, a body to write, a module to repair."""
+
+from __future__ import annotations
+
+import random
+
+from nano_rl.tasks.grammar import draw_study
+from nano_rl.tasks.made import (
+    CHECK,
+    FILE_TOOLS,
+    MODULES,
+    REPAIR_TOOLS,
+    USUAL,
+    Made,
+    call,
+    call_text,
+    cases_of,
+    claim,
+)
+from nano_rl.tasks.mutate import Mutant
+from nano_rl.tasks.phrases import BODY, FIX, REPAIR
+from nano_rl.tasks.program import Program, compile_function, outcome
+from nano_rl.tasks.study import Study
+from nano_shared.types import Case, Split
+
+# ------------------------------------------------------------------------------------------ levels 2, 3
+
+_SUBTLE = ("constant", "variable", "flag", "step")
+
+
+def _bug(study: Study, rng: random.Random, *, subtle: bool) -> Mutant | None:
+    """A mutant that an example shows; subtle ones are off by one, at a boundary or read another name."""
+    bugs = [m for m in study.bugs if _shows(m, study)]
+    hard = [m for m in bugs if m.kind in _SUBTLE or (m.kind == "comparison" and len(m.new) != len(m.old))]
+    if subtle and hard:
+        bugs = hard
+    kinds = sorted({m.kind for m in bugs})
+    if not kinds:
+        return None
+    kind = rng.choice(kinds)
+    return rng.choice([m for m in bugs if m.kind == kind])
+
+
+def _shows(mutant: Mutant, study: Study) -> bool:
+    function = compile_function(mutant.source, study.program.name)
+    return any(outcome(function, c.args) != ("value", c.expected) for c in study.examples)
+
+
+def _fits_fix(program: Program) -> bool:
+    return len(program.body) <= 6 and max(map(len, program.body_lines)) < 90
+
+
+def make_fix(rng: random.Random, split: Split, level: int) -> Made:
+    """One line is wrong against the docstring; the file must be read first."""
+    while True:
+        study = draw_study(rng, split, _fits_fix)
+        if (bug := _bug(study, rng, subtle=False)) is not None:
+            break
+    program, path = study.program, f"{rng.choice(MODULES)}.py"
+    failing = [c for c in study.examples if _fails(bug, program, c)]
+    case = rng.choice(failing)
+    prompt = rng.choice(FIX).format(
+        name=program.name, path=path, call=call_text(program.name, case), expected=repr(case.expected)
+    )
+    oracle = (
+        call("read_file", path=path),
+        call("edit_file", path=path, line=bug.line, new=bug.old),
+        call("submit"),
+    )
+    return Made(
+        prompt=prompt,
+        family=program.family,
+        program_hash=program.hash,
+        files={path: bug.source},
+        artifacts=(path,),
+        tools=FILE_TOOLS,
+        hidden=cases_of(study),
+        oracle=oracle,
+        limits=USUAL,
+    )
+
+
+def _fails(bug: Mutant, program: Program, case: Case) -> bool:
+    return outcome(compile_function(bug.source, program.name), case.args) != ("value", case.expected)
+
+
+def _tests(module: str, studies: list[Study], rng: random.Random) -> str:
+    """A pytest file with two or three examples a function."""
+    names = ", ".join(s.program.name for s in studies)
+    blocks = [f"from {module} import {names}\n"]
+    for study in studies:
+        name = study.program.name
+        lines = [f"    assert {claim(name, c)}" for c in study.examples]
+        blocks.append(f"\n\ndef test_{name}():\n" + "\n".join(lines) + "\n")
+    return "".join(blocks)
+
+
+def make_repair(rng: random.Random, split: Split, level: int) -> Made:
+    """A module of two or three functions, one of them buggy, with tests that fail."""
+    hard = level >= 3
+    while True:
+        study = draw_study(
+            rng, split, lambda p: _fits_fix(p) and (not hard or len(p.body) > 1 or rng.random() < 0.5)
+        )
+        if (bug := _bug(study, rng, subtle=hard)) is not None:
+            break
+    studies = [study]
+    while len(studies) < (3 if hard else 2):
+        other = draw_study(rng, split, _fits_fix)
+        if other.program.name not in {s.program.name for s in studies}:
+            studies.append(other)
+    rng.shuffle(studies)
+    module = rng.choice(MODULES)
+    path, first, parts = f"{module}.py", 0, []
+    for one in studies:
+        if one is study:
+            first = sum(part.count("\n") for part in parts) + 2 * len(parts)
+        parts.append(bug.source if one is study else one.program.source())
+    test_path = f"test_{module}.py"
+    run = (call("shell", command=CHECK),) if rng.random() < 1 / 3 else ()
+    line = first + bug.line
+    oracle = (
+        call("read_file", path=path),
+        call("edit_file", path=path, line=line, new=bug.old),
+        *run,
+        call("submit"),
+    )
+    return Made(
+        prompt=rng.choice(REPAIR).format(path=path, test=test_path, name=study.program.name),
+        family=study.program.family,
+        program_hash=study.program.hash,
+        hidden=cases_of(study),
+        oracle=oracle,
+        files={path: "\n\n".join(parts), test_path: _tests(module, studies, rng)},
+        artifacts=(path,),
+        tools=REPAIR_TOOLS,
+        check=CHECK,
+        limits=USUAL,
+    )
+
+
+def make_body(rng: random.Random, split: Split, level: int) -> Made:
+    """The docstring is there, the one-line body is not."""
+    study = draw_study(rng, split, lambda p: len(p.body) == 1 and len(p.body_lines[0]) < 90)
+    program, path = study.program, f"{rng.choice(MODULES)}.py"
+    case = rng.choice(study.examples)
+    head = f'{program.signature}\n    """{program.doc}"""\n'
+    text = head + rng.choice(
+        ("    pass\n", "    ...\n", "    return None\n", "    raise NotImplementedError\n")
+    )
+    prompt = rng.choice(BODY).format(
+        name=program.name, path=path, call=call_text(program.name, case), expected=repr(case.expected)
+    )
+    return Made(
+        prompt=prompt,
+        family=program.family,
+        program_hash=program.hash,
+        files={path: text},
+        artifacts=(path,),
+        tools=FILE_TOOLS,
+        hidden=cases_of(study),
+        limits=USUAL,
+        oracle=(
+            call("read_file", path=path),
+            call("edit_file", path=path, line=3, new=program.body_lines[0]),
+            call("submit"),
+        ),
+    )

@@ -1,0 +1,142 @@
+"""What every view promises: its oracle earns 1, its start earns 0, and nothing hidden is shown."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from oracles import follow
+
+from nano_coder.grading import grade
+from nano_coder.sandbox import Sandbox, open_sandbox
+from nano_rl.tasks.grammar import split_of
+from nano_rl.tasks.program import program_hash
+from nano_rl.tasks.views import VIEWS, View, make_task
+from nano_shared.types import Split, Task
+
+SIGNATURES = {
+    "read_file": {"path"}, "edit_file": {"path", "new", "line"}, "write_file": {"path", "content"},
+    "shell": {"command"}, "calculate": {"expression"}, "submit": {"answer"},
+}  # fmt: skip
+SAMPLE = {view: [make_task(view, Split.TRAIN, seed) for seed in range(25)] for view in VIEWS}
+ALL = [task for tasks in SAMPLE.values() for task in tasks]
+each_view = pytest.mark.parametrize("view", VIEWS, ids=lambda v: f"{v.name}-{v.level}")
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Sandbox:
+    return open_sandbox("ns")
+
+
+def _reward(task: Task, files: dict[str, str], answer: str | None, sandbox: Sandbox) -> float | None:
+    left = {name: text.encode() for name, text in files.items() if name in task.artifacts}
+    return grade(task, files=left, answer=answer, sandbox=sandbox).reward
+
+
+@each_view
+def test_the_oracle_earns_one(view: View, sandbox: Sandbox) -> None:
+    for task in SAMPLE[view][:6]:
+        assert _reward(task, *follow(task), sandbox) == 1.0, task.key
+
+
+@each_view
+def test_the_start_earns_nothing(view: View, sandbox: Sandbox) -> None:
+    for task in SAMPLE[view][:6]:
+        assert _reward(task, dict(task.files), None, sandbox) == 0.0, task.key
+
+
+@each_view
+def test_tasks_carry_level_view_family_split_and_hash(view: View) -> None:
+    for task in SAMPLE[view]:
+        assert (task.level, task.view, task.split) == (view.level, view.name, Split.TRAIN)
+        assert task.family is not None
+        assert split_of(task.family) is Split.TRAIN
+        assert task.program_hash is not None
+        assert task.family in task.key
+
+
+@each_view
+def test_the_same_seed_makes_the_same_task(view: View) -> None:
+    assert [make_task(view, Split.TRAIN, seed) for seed in range(3)] == SAMPLE[view][:3]
+
+
+@each_view
+def test_oracles_call_the_offered_tools_with_exact_arguments(view: View) -> None:
+    for task in SAMPLE[view]:
+        assert task.oracle is not None
+        assert task.oracle[-1].name == "submit"
+        assert len(task.oracle) <= task.limits.max_turns
+        for call in task.oracle:
+            assert call.name in (task.tools or ())
+            assert set(call.arguments) <= SIGNATURES[call.name]
+
+
+@each_view
+def test_no_hidden_case_is_shown(view: View) -> None:
+    for task in SAMPLE[view]:
+        assert task.hidden is not None
+        shown = "\n".join((task.prompt, *task.files.values()))
+        for case in task.hidden.cases:
+            call = f"{task.hidden.entry_point}({', '.join(map(repr, case.args))})"
+            assert not case.args or call not in shown, task.key
+
+
+@each_view
+def test_cases_have_eight_or_more_distinct_inputs(view: View) -> None:
+    for task in SAMPLE[view]:
+        hidden = task.hidden
+        if hidden is not None and hidden.kind == "cases" and hidden.cases[0].args:
+            assert len({json.dumps(c.args) for c in hidden.cases}) == len(hidden.cases) >= 8
+
+
+def test_prompts_of_the_first_levels_are_short() -> None:
+    for task in ALL:
+        if task.level in (0, 1):
+            assert len(task.prompt.split()) < 60, task.prompt
+
+
+def test_prompts_are_phrased_in_several_ways() -> None:
+    for view, tasks in SAMPLE.items():
+        assert len({task.prompt.split()[0] for task in tasks}) >= 2, view.name
+
+
+def test_a_module_to_repair_fails_its_tests_and_passes_when_repaired(tmp_path: Path) -> None:
+    tasks = [t for t in ALL if t.view == "repair"][::20]
+    for number, task in enumerate(tasks):
+        assert _pytest(tmp_path / f"{number}-before", dict(task.files)) == 1
+        assert _pytest(tmp_path / f"{number}-after", follow(task)[0]) == 0
+
+
+def _pytest(folder: Path, files: dict[str, str]) -> int:
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), "."]
+    return subprocess.run(argv, cwd=folder, capture_output=True, check=False).returncode
+
+
+def test_some_oracles_run_the_tests_before_they_submit() -> None:
+    runs = Counter("shell" in {c.name for c in t.oracle or ()} for t in ALL if t.view == "repair")
+    assert runs[True] > 5
+    assert runs[False] > runs[True]
+
+
+def test_every_function_of_a_module_belongs_to_the_split() -> None:
+    hashes = {split: _function_hashes(split) for split in Split}
+    assert not hashes[Split.TRAIN] & hashes[Split.TEST]
+
+
+def _function_hashes(split: Split) -> set[str]:
+    """Of every whole function in repaired modules, neighbours of the buggy one included."""
+    found = set()
+    for view in (v for v in VIEWS if v.name == "repair"):
+        for seed in range(40):
+            task = make_task(view, split, seed)
+            module = follow(task)[0][task.artifacts[0]]
+            found |= {program_hash(ast.unparse(node)) for node in ast.parse(module).body}
+    return found
