@@ -57,19 +57,18 @@ VIEWS = ("choose",)
 class Scale:
     """How much of everything; the defaults fill about five minutes of two cores."""
 
-    oracles: int = 600
-    sft_epochs: float = 5.0
-    logged_tasks: int = 48
+    tasks: int = 600
+    oracles: int = 300
+    sft_epochs: float = 3.5
+    logged_tasks: int = 192
     group_size: int = 8
-    log_steps: int = 6
-    fresh_steps: int = 80
+    fresh_steps: int = 30
     prompts: int = 16
     held_out: int = 100
-    hidden: int = 128
-    layers: int = 4
+    learning_rate: float = 5e-4
 
 
-SMALL = Scale(oracles=300, sft_epochs=8.0, logged_tasks=32, log_steps=6, fresh_steps=4, held_out=60)
+SMALL = Scale(tasks=300, logged_tasks=96, fresh_steps=12, held_out=60)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -129,11 +128,11 @@ class Flywheel:
     def make_tasks(self) -> TaskSets:
         scale, levels = self.scale, (1,)
         train_tasks = make_tasks(
-            levels=levels, n=scale.oracles, seed=self.seed, split=Split.TRAIN, views=VIEWS
+            levels=levels, n=scale.tasks, seed=self.seed, split=Split.TRAIN, views=VIEWS
         )
         seen = {task.program_hash for task in train_tasks}
         pool = make_tasks(
-            levels=levels, n=12 * scale.held_out, seed=self.seed + 1000, split=Split.TRAIN, views=VIEWS
+            levels=levels, n=5 * scale.held_out, seed=self.seed + 1000, split=Split.TRAIN, views=VIEWS
         )
         held_out = [task for task in pool if task.program_hash not in seen][: scale.held_out]
         families = make_tasks(
@@ -142,20 +141,19 @@ class Flywheel:
         return TaskSets(train=train_tasks, held_out=held_out, families=families)
 
     def warm_start(self, tasks: TaskSets) -> Path:
+        shown = tasks.train[: self.scale.oracles]
         runs = execute(
-            tasks.train,
-            [oracle_policy(t, COMPACT_1) for t in tasks.train],
+            shown,
+            [oracle_policy(t, COMPACT_1) for t in shown],
             self._runtime(ScriptedPolicy([]), ORACLE),
         )
-        texts = [m.content for t in tasks.train for m in first_messages(COMPACT_1, t, sorted(t.files))]
+        texts = [m.content for t in shown for m in first_messages(COMPACT_1, t, sorted(t.files))]
         texts += [turn.completion.text for run in runs for turn in run.turns]
         scale = self.scale
         tiny = build_tiny(
             self.home / "tiny",
             texts,
             seed=self.seed,
-            hidden=scale.hidden,
-            layers=scale.layers,
             max_positions=512,
         )
         opened = open_weights(str(tiny))
@@ -176,7 +174,7 @@ class Flywheel:
         folder = self.home / "warm-state"
         folder.mkdir(exist_ok=True)
         steps = train_sft(model, samples, config, folder, _every(20, "loss"))
-        return self._save("warm", model, opened, config, steps, [r.id for r in runs], tasks.train)
+        return self._save("warm", model, opened, config, steps, [r.id for r in runs], shown)
 
     def log_runs(self, checkpoint: Path, tasks: Sequence[Task]) -> None:
         opened = open_weights(str(checkpoint))
@@ -188,8 +186,9 @@ class Flywheel:
         template = local_policy(opened.loaded, opened.profile).template
         admission = admit(self.store, opened.profile, template.template_hash)
         print(report(admission))
+        steps = len(admission.groups) // self.scale.prompts  # every group once
         return self._train(
-            "from-logs", opened, Sources(logged=admission.groups), 0, self.scale.log_steps, tasks
+            "from-logs", opened, Sources(logged=admission.groups), 0, steps, tasks
         )
 
     def train_afresh(self, checkpoint: Path, tasks: Sequence[Task]) -> Path:
@@ -259,7 +258,7 @@ class Flywheel:
             seed=self.seed,
             save_every=1000,
             shuffle_rewards=self.shuffle,
-            optimizer=OptimizerConfig(learning_rate=1e-3),
+            optimizer=OptimizerConfig(learning_rate=self.scale.learning_rate),
             # a greedy shortage of signal in one step is no reason to stop so short a training
             guards=GuardConfig(patience=steps + 1),
         )

@@ -20,30 +20,32 @@ from nano_shared.types import Split
 
 SHIPPED = Path(__file__).parents[1] / "nano_coder" / "shipped"
 MIX = {
-    ("copy", "emit"): 300,
-    ("calculate",): 400,
-    ("complete",): 900,
-    ("fix",): 2200,
-    ("repair",): 2600,
-    ("body",): 1600,
+    "copy": 160,
+    "emit": 240,
+    "calculate": 200,
+    "predict": 200,
+    "complete": 400,
+    "fix": 1100,
+    "repair": 1200,
+    "body": 500,
 }
-"""views -> tasks"""
+"""view -> tasks"""
 SFT = {
-    "--epochs": "0.2",
+    "--epochs": "1",
     "--batch": "16",
     "--learning-rate": "1e-3",
     "--lora-rank": "16",
     "--max-tokens": "1500",
     "--dtype": "bfloat16",
 }
-NAME = "shipped-1"
+NAME = "shipped-2"
 
 
 def main() -> int:
     tasks = [
         task
-        for views, n in MIX.items()
-        for task in make_tasks(levels=range(4), n=n, seed=7, split=Split.TRAIN, views=views)
+        for view, n in MIX.items()
+        for task in make_tasks(levels=range(4), n=n, seed=7, split=Split.TRAIN, views=[view])
     ]
     file = nano_home() / "shipped-tasks.jsonl"
     write_tasks(file, tasks)

@@ -17,7 +17,7 @@ from nano_rl.tasks.made import (
     claim,
     numbered,
 )
-from nano_rl.tasks.phrases import COMPLETE, COPY, EMIT, PREDICT, SUMS
+from nano_rl.tasks.phrases import CHOOSE, COMPLETE, COPY, EMIT, PREDICT, SUMS
 from nano_rl.tasks.program import Program, compile_function, outcome
 from nano_rl.tasks.study import Study
 from nano_shared.types import Case, HiddenChecks, Split
@@ -164,4 +164,20 @@ def make_complete(rng: random.Random, split: Split, level: int) -> Made:
         tools=("edit_file", "submit"),
         hidden=cases_of(study),
         oracle=(call("edit_file", path=path, line=line, new=program.body_lines[0]), call("submit")),
+    )
+
+
+def make_choose(rng: random.Random, split: Split, level: int) -> Made:
+    """Submit the operator that a `?` stands for, by the docstring: short enough for a million parameters."""
+    study = draw_study(rng, split, lambda p: len(p.body) == 1 and len(_holes(p)) == 1)
+    ((holed, operator),) = _holes(study.program)
+    program = study.program
+    return Made(
+        prompt=CHOOSE.format(doc=program.doc, line=holed.strip()),
+        family=program.family,
+        program_hash=program.hash,
+        files={},
+        tools=("submit",),
+        hidden=HiddenChecks(kind="answer", answer=operator),
+        oracle=(call("submit", answer=operator),),
     )

@@ -53,7 +53,8 @@ def _views(suite: str, levels: Sequence[int], names: Sequence[str] | None) -> li
     if names and (unknown := [x for x in names if x not in every]):
         raise UsageError(f"unknown view {unknown[0]!r}; views: {', '.join(sorted(every))}")
     chosen = [
-        [v for v in VIEWS if v.level == x and (not names or v.name in names)] for x in dict.fromkeys(levels)
+        [v for v in VIEWS if v.level == x and (v.name in names if names else not v.extra)]
+        for x in dict.fromkeys(levels)
     ]
     chosen = [of_level for of_level in chosen if of_level]
     if not chosen:

@@ -60,3 +60,5 @@ BODY = (
     "Replace the placeholder in {path} by one line that does what the docstring of {name} says.",
     "Please implement {name} ({path}); its docstring tells what it does.",
 )
+
+CHOOSE = "{doc}\n{line}\nSubmit what ? is."

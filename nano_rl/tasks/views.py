@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nano_rl.tasks.first_views import make_calculate, make_complete, make_copy, make_emit, make_predict
+from nano_rl.tasks.first_views import make_calculate, make_choose, make_complete, make_copy, make_emit, make_predict
 from nano_rl.tasks.grammar import VERSION
 from nano_rl.tasks.made import Made
 from nano_rl.tasks.repair_views import make_body, make_fix, make_repair
@@ -20,6 +20,8 @@ class View:
     name: str
     level: int
     make: Callable[[random.Random, Split, int], Made]
+    extra: bool = False
+    """made only when it is asked for by name"""
 
 
 VIEWS = (
@@ -28,6 +30,7 @@ VIEWS = (
     View("complete", 1, make_complete),
     View("calculate", 1, make_calculate),
     View("predict", 1, make_predict),
+    View("choose", 1, make_choose, extra=True),
     View("fix", 2, make_fix),
     View("repair", 2, make_repair),
     View("body", 3, make_body),
