@@ -9,13 +9,15 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from nano_coder.runtime import Runtime, local_policy, open_sandbox, open_weights
+from nano_coder.runtime import Runtime, local_policy, open_sandbox, open_weights, verify
 from nano_rl.rollout import collect
 from nano_rl.tasks import read_tasks
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Trajectory
 
 TURNS = 200
+WAVE = 16
+"""agents decoded together"""
 
 
 def main() -> None:
@@ -31,18 +33,21 @@ def main() -> None:
             policy=policy, sandbox=open_sandbox(), store=store, profile=opened.profile,
             sampling=Sampling(temperature=1.0), policy_name=options.model,
         )  # fmt: skip
-        turns, worst, total, tokens = 0, 0.0, 0.0, 0
-        for task in read_tasks(options.tasks):
-            collect([task], runtime, seed=turns)
-        for run in store.trajectories():
+        tasks = read_tasks(options.tasks)
+        differences: list[float] = []
+        turns = broken = 0
+        for start in range(0, len(tasks), WAVE):
+            for run in collect(tasks[start : start + WAVE], runtime, seed=start, concurrency=WAVE):
+                logged = store.get(run.id)
+                differences += compare(logged, policy)
+                turns += len(logged.turns)
+                broken += any(finding.blocks for finding in verify(logged))
             if turns >= TURNS:
                 break
-            differences = compare(run, policy)
-            turns += len(run.turns)
-            tokens += len(differences)
-            worst, total = max([worst, *differences]), total + sum(differences)
     print(
-        f"{turns} turns, {tokens} sampled tokens: |difference| mean {total / tokens:.2e}, largest {worst:.2e}"
+        f"{turns} turns, {len(differences)} sampled tokens: |difference| mean"
+        f" {sum(differences) / len(differences):.2e}, largest {max(differences):.2e};"
+        f" runs that verify refuses: {broken}"
     )
 
 

@@ -59,13 +59,13 @@ class Scale:
 
     tasks: int = 600
     oracles: int = 300
-    sft_epochs: float = 3.5
-    logged_tasks: int = 192
+    sft_epochs: float = 2.8
+    logged_tasks: int = 320
     group_size: int = 8
-    fresh_steps: int = 30
+    fresh_steps: int = 40
     prompts: int = 16
     held_out: int = 100
-    learning_rate: float = 5e-4
+    learning_rate: float = 2e-4
 
 
 SMALL = Scale(tasks=300, logged_tasks=96, fresh_steps=12, held_out=60)
@@ -127,9 +127,7 @@ class Flywheel:
 
     def make_tasks(self) -> TaskSets:
         scale, levels = self.scale, (1,)
-        train_tasks = make_tasks(
-            levels=levels, n=scale.tasks, seed=self.seed, split=Split.TRAIN, views=VIEWS
-        )
+        train_tasks = make_tasks(levels=levels, n=scale.tasks, seed=self.seed, split=Split.TRAIN, views=VIEWS)
         seen = {task.program_hash for task in train_tasks}
         pool = make_tasks(
             levels=levels, n=5 * scale.held_out, seed=self.seed + 1000, split=Split.TRAIN, views=VIEWS
@@ -187,19 +185,20 @@ class Flywheel:
         admission = admit(self.store, opened.profile, template.template_hash)
         print(report(admission))
         steps = len(admission.groups) // self.scale.prompts  # every group once
-        return self._train(
-            "from-logs", opened, Sources(logged=admission.groups), 0, steps, tasks
-        )
+        return self._train("from-logs", opened, Sources(logged=admission.groups), 0, steps, tasks)
 
     def train_afresh(self, checkpoint: Path, tasks: Sequence[Task]) -> Path:
         opened = open_weights(str(checkpoint))
         sources = Sources(tasks=tuple(tasks))
         return self._train("trained", opened, sources, self.scale.group_size, self.scale.fresh_steps, tasks)
 
-    def evaluate(self, checkpoint: Path, tasks: Sequence[Task]) -> list[Trajectory]:
+    def evaluate(
+        self, checkpoint: Path, tasks: Sequence[Task], *, temperature: float = 1.0
+    ) -> list[Trajectory]:
+        """One run a task, sampled as in training: the success of the policy, not of its likeliest answer."""
         opened = open_weights(str(checkpoint))
         policy = local_policy(opened.loaded, opened.profile, version=opened.version)
-        return collect(tasks, self._runtime(policy, checkpoint.name, temperature=0.0), seed=self.seed)
+        return collect(tasks, self._runtime(policy, checkpoint.name, temperature=temperature), seed=self.seed)
 
     def show_a_task(self, checkpoint: Path, before: list[Trajectory], after: list[Trajectory]) -> None:
         better = [b for a, b in zip(before, after, strict=True) if a.reward == 0 and b.reward == 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable
@@ -22,12 +23,15 @@ _lock = threading.Lock()
 def open_sandbox(kind: str = "ns", *, python: str | None = None) -> Sandbox:
     """A backend that holds. `python` is the interpreter's path on the host; None is the one that runs this.
 
-    Raises UsageError for an unknown kind; SandboxError, naming the layer that failed and the command that
-    mends it, where this machine cannot isolate. It never falls back to less.
+    Raises UsageError for an unknown kind and for an interpreter that is not there; SandboxError, naming the
+    layer that failed and the command that mends it, where this machine cannot isolate. It never falls back
+    to less.
     """
     backends: dict[str, Callable[[str | None], Sandbox]] = {"ns": _proven, "none": NoSandbox}
     if kind not in backends:
         raise UsageError(f"unknown sandbox {kind!r}; known: {', '.join(backends)}")
+    if python is not None and shutil.which(python) is None:
+        raise UsageError(f"no interpreter at {python!r}; name another with --python, or leave it out")
     return backends[kind](python)
 
 

@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Callable
 
+from nano_rl.tasks.arithmetic import draw_arithmetic
 from nano_rl.tasks.grammar import belongs, draw_study
 from nano_rl.tasks.literals import Drawn, draw_copy, draw_emit, draw_sum
 from nano_rl.tasks.made import (
@@ -169,7 +170,7 @@ def make_complete(rng: random.Random, split: Split, level: int) -> Made:
 
 def make_choose(rng: random.Random, split: Split, level: int) -> Made:
     """Submit the operator that a `?` stands for, by the docstring: short enough for a million parameters."""
-    study = draw_study(rng, split, lambda p: len(p.body) == 1 and len(_holes(p)) == 1)
+    study = draw_study(rng, split, lambda p: len(p.body) == 1 and len(_holes(p)) == 1, draw_arithmetic)
     ((holed, operator),) = _holes(study.program)
     program = study.program
     return Made(

@@ -6,7 +6,14 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nano_rl.tasks.first_views import make_calculate, make_choose, make_complete, make_copy, make_emit, make_predict
+from nano_rl.tasks.first_views import (
+    make_calculate,
+    make_choose,
+    make_complete,
+    make_copy,
+    make_emit,
+    make_predict,
+)
 from nano_rl.tasks.grammar import VERSION
 from nano_rl.tasks.made import Made
 from nano_rl.tasks.repair_views import make_body, make_fix, make_repair

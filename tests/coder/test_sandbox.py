@@ -977,3 +977,8 @@ def test_unconfined_jails_remove_their_copy(open_jail: Jail, monkeypatch: pytest
     open_jail.close()
     open_jail.close()
     assert not Path(folder).parent.exists()
+
+
+def test_an_interpreter_that_is_not_there_is_bad_input() -> None:
+    with pytest.raises(UsageError, match="no interpreter at '/nowhere/python'"):
+        open_sandbox("ns", python="/nowhere/python")

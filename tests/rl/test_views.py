@@ -6,13 +6,12 @@ import ast
 import json
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from oracles import follow
 
-from nano_coder.grading import grade
+from nano_coder.grading.grade import grade
 from nano_coder.sandbox import Sandbox, open_sandbox
 from nano_rl.tasks.grammar import split_of
 from nano_rl.tasks.program import program_hash
@@ -102,7 +101,7 @@ def test_prompts_of_the_first_levels_are_short() -> None:
 
 def test_prompts_are_phrased_in_several_ways() -> None:
     for view, tasks in SAMPLE.items():
-        assert len({task.prompt.split()[0] for task in tasks}) >= 2, view.name
+        assert view.extra or len({task.prompt.split()[0] for task in tasks}) >= 2, view.name
 
 
 def test_a_module_to_repair_fails_its_tests_and_passes_when_repaired(tmp_path: Path) -> None:
@@ -120,10 +119,11 @@ def _pytest(folder: Path, files: dict[str, str]) -> int:
     return subprocess.run(argv, cwd=folder, capture_output=True, check=False).returncode
 
 
-def test_some_oracles_run_the_tests_before_they_submit() -> None:
-    runs = Counter("shell" in {c.name for c in t.oracle or ()} for t in ALL if t.view == "repair")
-    assert runs[True] > 5
-    assert runs[False] > runs[True]
+def test_an_oracle_of_repair_runs_the_tests_first_for_they_name_the_function() -> None:
+    for task in ALL:
+        if task.view == "repair":
+            assert task.oracle is not None
+            assert task.oracle[0].arguments == {"command": task.check}
 
 
 def test_every_function_of_a_module_belongs_to_the_split() -> None:
