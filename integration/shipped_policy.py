@@ -30,6 +30,7 @@ class Stage:
     """views -> tasks"""
     seed: int
     learning_rate: float
+    epochs: float
 
     def tasks(self) -> list[Task]:
         return [
@@ -49,6 +50,7 @@ STAGES = (
         },
         seed=7,
         learning_rate=1e-3,
+        epochs=1,
     ),
     Stage(
         name="shipped-3",
@@ -56,6 +58,7 @@ STAGES = (
         mix={("repair",): 420, ("fix", "body"): 60, ("copy", "complete", "calculate", "emit"): 48},
         seed=11,
         learning_rate=5e-4,
+        epochs=0.6,
     ),
 )  # fmt: skip
 
@@ -68,8 +71,8 @@ def main() -> int:
         file = nano_home() / f"{stage.name}-tasks.jsonl"
         write_tasks(file, stage.tasks())
         flags = (
-            f"--model {stage.parent} --name {stage.name} --learning-rate {stage.learning_rate} --epochs 1"
-            " --batch 16 --lora-rank 16 --max-tokens 1500 --dtype bfloat16"
+            f"--model {stage.parent} --name {stage.name} --learning-rate {stage.learning_rate}"
+            f" --epochs {stage.epochs} --batch 16 --lora-rank 16 --max-tokens 1500 --dtype bfloat16"
         )
         done = subprocess.run([nano_rl, "sft", "--tasks", file, *flags.split()], check=False)
         if done.returncode:
