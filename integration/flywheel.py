@@ -59,10 +59,10 @@ class Scale:
 
     tasks: int = 600
     oracles: int = 300
-    sft_epochs: float = 2.8
+    sft_epochs: float = 2.4
     logged_tasks: int = 320
     group_size: int = 8
-    fresh_steps: int = 40
+    fresh_steps: int = 60
     prompts: int = 16
     held_out: int = 100
     learning_rate: float = 2e-4
@@ -93,6 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     circle.log_runs(warm, tasks.train[: scale.logged_tasks])
     say(started, "4. Training on the log")
     trained = circle.train_on_log(warm, tasks.train)
+    after_log = circle.evaluate(trained, tasks.held_out)
+    show("held-out programs, trained on the log alone", after_log)
     if not options.logs_only:
         say(started, "5. Training on fresh rollouts through the same runtime")
         trained = circle.train_afresh(trained, tasks.train)
@@ -102,7 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show("held-out programs, trained", after)
     say(started, "7. nano-coder runs the new checkpoint on a task that the old one failed")
     circle.show_a_task(trained, before, after)
-    gained = circle.compare(before, after, before_families, after_families, time.monotonic() - started)
+    gained = circle.compare(
+        before, after, before_families, after_families, after_log, time.monotonic() - started
+    )
     if options.out is None:
         shutil.rmtree(home, ignore_errors=True)
     return 0 if gained else 1
@@ -217,7 +221,7 @@ class Flywheel:
 
     def compare(
         self, before: list[Trajectory], after: list[Trajectory], families_before: list[Trajectory],
-        families_after: list[Trajectory], seconds: float,
+        families_after: list[Trajectory], after_log: list[Trajectory], seconds: float,
     ) -> bool:  # fmt: skip
         difference = paired(after, before)
         families = paired(families_after, families_before)
@@ -227,6 +231,8 @@ class Flywheel:
             "before": asdict(table(before)[0]),
             "after": asdict(table(after)[0]),
             "difference": difference,
+            "after_log": asdict(table(after_log)[0]),
+            "log_difference": paired(after_log, before),
             "families_before": asdict(table(families_before)[0]),
             "families_after": asdict(table(families_after)[0]),
             "families_difference": families,
@@ -237,6 +243,7 @@ class Flywheel:
         line("held-out programs, after ", table(after)[0])
         line("held-out families, before", table(families_before)[0])
         line("held-out families, after ", table(families_after)[0])
+        print(f"difference on programs by the log alone: {_interval(paired(after_log, before))}")
         print(f"difference on families: {_interval(families)}")
         print(f"difference on programs: {_interval(difference)}; {seconds:.0f} s")
         return difference[1] > 0

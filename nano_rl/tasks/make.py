@@ -80,6 +80,8 @@ def read_tasks(path: Path) -> list[Task]:
     """
     try:
         text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"no such task file: {path}; nano-rl tasks make writes one") from None
     except (OSError, UnicodeDecodeError) as err:
         raise UsageError(f"{path}: cannot read tasks: {err}") from err
     tasks: dict[str, Task] = {}
