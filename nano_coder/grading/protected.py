@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from fnmatch import fnmatch
@@ -37,10 +38,17 @@ def shadows(path: str) -> bool:
     return name in RUNNERS or (name in sys.stdlib_module_names and name != "")
 
 
-def is_named(path: str, command: str) -> bool:
-    """Whether the command line names the file."""
-    words = command.replace(";", " ").replace("&", " ").replace("=", " ").split()
-    return any(word.strip("'\"").removeprefix("./").split("::")[0] == path for word in words)
+def is_script(path: str, command: str) -> bool:
+    """Whether the command runs the file as a script of the check's own: by name, or a shell script.
+
+    A program that is merely named (`python main.py`, `grep -q two a.py`) may be what the task is about.
+    """
+    for part in re.split(r"[;&|]+", command):
+        for place, word in enumerate(part.split()):
+            name = word.strip("'\"").removeprefix("./")
+            if name == path and (place == 0 or name.endswith((".sh", ".bash"))):
+                return True
+    return False
 
 
 def is_makefile(path: str, command: str) -> bool:
@@ -53,7 +61,7 @@ def protected(path: str, command: str, originals: Iterable[str]) -> str | None:
         return "configuration"
     if is_test(path):
         return "tests"
-    if is_named(path, command) or is_makefile(path, command):
+    if is_script(path, command) or is_makefile(path, command):
         return "check"
     if path not in originals and shadows(path):
         return "shadowing"

@@ -379,6 +379,11 @@ def test_what_the_command_names_is_the_original(project: Path, sandbox: Sandbox)
     assert [t.kind for t in verdict.tampering] == ["check"]
 
 
+def test_a_program_that_the_command_names_may_be_the_very_task(project: Path, sandbox: Sandbox) -> None:
+    verdict = _check(project, sandbox, {"calc.py": FIXED}, "grep -q 'a + b' calc.py && python calc.py")
+    assert (verdict.reward, verdict.tampering) == (1.0, ())
+
+
 def test_a_check_that_hangs_earns_nothing_and_is_named(project: Path, sandbox: Sandbox) -> None:
     verdict = _check(project, sandbox, {}, "sleep 60", timeout=1.0)
     assert (verdict.reward, verdict.failure_kind) == (0.0, "agent_timeout")

@@ -223,7 +223,9 @@ def test_a_check_is_run_on_the_original_tests_and_logged(tmp_path: Path) -> None
     trajectory = grade_run(run_task(task, runtime), runtime)
     assert trajectory.reward == 1
     assert trajectory.verdict
-    assert [t.detail for t in trajectory.verdict.tampering] == ["changed test_it.py"]
+    assert [t.detail for t in trajectory.verdict.tampering] == [
+        "test_it.py was changed; the original was used"
+    ]
     assert runtime.store.get(trajectory.id) == trajectory
 
 
