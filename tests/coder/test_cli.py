@@ -252,7 +252,7 @@ def test_bad_input_is_one_sentence(cli: Cli, project: Path, home: Path) -> None:
     refused(cli("run", "do it", *here, "--max-turns", "x"), 2, "'x' is not a valid integer", "run --help")
     refused(cli("run", *here), 2, "Missing argument 'TASK'", "run --help")
     refused(cli("fly"), 2, "No such command 'fly'")
-    refused(cli("run", "do it", *here, "--python", "/no/python"), 6, "/no/python", "--python")
+    refused(cli("run", "do it", *here, "--python", "/no/python"), 2, "/no/python", "--python")
     refused(cli("exec", "--workspace", "nowhere", "--", "ls"), 2, "no such directory: nowhere")
     refused(cli("apply", "x", "-C", "nowhere"), 2, "no such directory: nowhere")
 
@@ -366,7 +366,7 @@ def test_the_trainer_refuses_bad_input(cli: Cli, home: Path, tmp_path: Path) -> 
     train = ("train", "--tasks", str(tasks), "--name")
     (tmp_path / "bad.jsonl").write_text('{"key": "a", "prompt": "b"}\n{"key": "a"}\n')
     done = cli("tasks", "list", str(tmp_path / "bad.jsonl"), program="nano-rl")
-    refused(done, 2, f"{tmp_path / 'bad.jsonl'}, line 2: prompt: field required")
+    refused(done, 2, f"{tmp_path / 'bad.jsonl'}:2: prompt: Field required")
     refused(cli("tasks", "list", "nowhere", program="nano-rl"), 2, "no such task file: nowhere")
     done = cli(*train, "x", "--group-size", "1", program="nano-rl")
     refused(done, 3, "group_size", "at least 2")
