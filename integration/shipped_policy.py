@@ -55,10 +55,13 @@ STAGES = (
     Stage(
         name="shipped-3",
         parent="shipped-2",
-        mix={("repair",): 420, ("fix", "body"): 60, ("copy", "complete", "calculate", "emit"): 48},
+        mix={
+            ("repair",): 1000, ("fix",): 240, ("body",): 80,
+            ("copy",): 20, ("emit",): 20, ("calculate",): 30, ("predict",): 40, ("complete",): 90,
+        },
         seed=11,
-        learning_rate=5e-4,
-        epochs=0.6,
+        learning_rate=1e-3,
+        epochs=1,
     ),
 )  # fmt: skip
 

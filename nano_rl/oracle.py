@@ -11,8 +11,10 @@ ORACLE = "oracle"
 
 
 def oracle_policy(task: Task, profile: InterfaceProfile) -> ScriptedPolicy:
-    """A policy that writes the task's oracle, one call a turn. Raises UsageError if it has none."""
+    """A policy that writes the task's oracle, one action a turn. Raises UsageError if it has none."""
     if not task.oracle:
         raise UsageError(f"task {task.key!r} has no oracle, so it cannot serve a warm start")
     dialect, tools = DIALECTS[profile.dialect], offered_tools(profile, task)
-    return ScriptedPolicy([dialect.render("", (call,), tools) for call in task.oracle], id=ORACLE)
+    return ScriptedPolicy(
+        [dialect.render(action.thought, (action,), tools) for action in task.oracle], id=ORACLE
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nano_rl.tasks.study import Study
-from nano_shared.types import Case, HiddenChecks, Limits, ToolCall
+from nano_shared.types import Case, HiddenChecks, Limits, OracleAction
 
 SHORT = Limits(max_turns=4, max_tokens=256)
 USUAL = Limits(max_turns=8, max_tokens=768)
@@ -27,7 +27,7 @@ class Made:
     family: str
     program_hash: str
     hidden: HiddenChecks
-    oracle: tuple[ToolCall, ...]
+    oracle: tuple[OracleAction, ...]
     tools: tuple[str, ...]
     files: dict[str, str]
     artifacts: tuple[str, ...] = ()
@@ -35,8 +35,16 @@ class Made:
     limits: Limits = SHORT
 
 
-def call(name: str, **arguments: str | int) -> ToolCall:
-    return ToolCall(name=name, arguments=dict(arguments))
+def call(name: str, **arguments: str | int) -> OracleAction:
+    return OracleAction(name=name, arguments=dict(arguments))
+
+
+def correct(path: str, line: int, wrong: str, right: str, *, thought: str = "") -> OracleAction:
+    """Replace a line, once it has been quoted as read_file shows it: a small model finds it by copying."""
+    quoted = f"{thought}Wrong:\n{line}|{wrong}"
+    return OracleAction(
+        name="edit_file", arguments={"path": path, "line": line, "new": right}, thought=quoted
+    )
 
 
 def call_text(name: str, case: Case) -> str:

@@ -16,6 +16,7 @@ from nano_rl.tasks.made import (
     call_text,
     cases_of,
     claim,
+    correct,
 )
 from nano_rl.tasks.mutate import Mutant
 from nano_rl.tasks.phrases import BODY, FIX, REPAIR
@@ -64,7 +65,7 @@ def make_fix(rng: random.Random, split: Split, level: int) -> Made:
     )
     oracle = (
         call("read_file", path=path),
-        call("edit_file", path=path, line=bug.line, new=bug.old),
+        correct(path, bug.line, bug.new, bug.old),
         call("submit"),
     )
     return Made(
@@ -117,11 +118,11 @@ def make_repair(rng: random.Random, split: Split, level: int) -> Made:
             first = sum(part.count("\n") for part in parts) + 2 * len(parts)
         parts.append(bug.source if one is study else one.program.source())
     test_path = f"test_{module}.py"
-    line = first + bug.line
+    name, signature = study.program.name, f"{first + 1}|{study.program.signature}"
     oracle = (
         call("shell", command=CHECK),  # the failing test names the function
         call("read_file", path=path),
-        call("edit_file", path=path, line=line, new=bug.old),
+        correct(path, first + bug.line, bug.new, bug.old, thought=f"test_{name} fails.\n{signature}\n"),
         call("submit"),
     )
     return Made(

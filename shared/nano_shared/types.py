@@ -88,6 +88,12 @@ class ToolCall(Value):
     arguments: dict[str, JsonValue] = {}
 
 
+class OracleAction(ToolCall):
+    """One action of a solution, with what is said before it."""
+
+    thought: str = ""
+
+
 class Task(Value):
     """What the agent is asked to do, in which workspace, and how the result is graded."""
 
@@ -107,7 +113,7 @@ class Task(Value):
     check: str | None = None
     """the user's visible check, a shell line"""
     hidden: HiddenChecks | None = Field(None, repr=False)
-    oracle: tuple[ToolCall, ...] | None = Field(None, repr=False)
+    oracle: tuple[OracleAction, ...] | None = Field(None, repr=False)
     """actions that solve the task, for warm starts and for testing the grader"""
     split: Split | None = None
     level: int | None = Field(None, ge=0)

@@ -11,6 +11,7 @@ from nano_shared.types import (
     Denials,
     Finish,
     Observation,
+    OracleAction,
     Sampling,
     Split,
     StopReason,
@@ -86,6 +87,7 @@ completions = st.builds(
     policy_id=texts,
     policy_version=counts,
 )
+actions = st.builds(OracleAction, name=names, arguments=st.just({"n": 1}), thought=texts)
 tasks = st.builds(
     Task,
     key=names,
@@ -95,7 +97,7 @@ tasks = st.builds(
     artifacts=st.lists(texts, max_size=2).map(tuple),
     tools=st.none() | st.lists(texts, max_size=2).map(tuple),
     check=st.none() | texts,
-    oracle=st.none() | st.lists(calls, max_size=2).map(tuple),
+    oracle=st.none() | st.lists(actions, max_size=2).map(tuple),
     split=st.none() | st.sampled_from(Split),
     level=st.none() | counts,
     family=st.none() | texts,

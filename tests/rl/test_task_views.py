@@ -14,6 +14,7 @@ from oracles import follow
 from nano_coder.grading.grade import grade
 from nano_coder.sandbox import Sandbox, open_sandbox
 from nano_rl.tasks.grammar import split_of
+from nano_rl.tasks.made import numbered
 from nano_rl.tasks.program import program_hash
 from nano_rl.tasks.views import VIEWS, View, make_task
 from nano_shared.types import Split, Task
@@ -124,6 +125,17 @@ def test_an_oracle_of_repair_runs_the_tests_first_for_they_name_the_function() -
         if task.view == "repair":
             assert task.oracle is not None
             assert task.oracle[0].arguments == {"command": task.check}
+
+
+def test_a_corrected_line_is_quoted_as_read_file_shows_it_before_it_is_replaced() -> None:
+    for task in (t for t in ALL if t.view in ("fix", "repair")):
+        edit = next(a for a in task.oracle or () if a.name == "edit_file")
+        listing = numbered(task.files[str(edit.arguments["path"])]).split("\n")
+        quoted = edit.thought.split("\n")[-1]
+        assert quoted == listing[int(str(edit.arguments["line"])) - 1]
+        assert quoted != f"{edit.arguments['line']}|{edit.arguments['new']}"
+        if task.view == "repair":
+            assert edit.thought.split("\n")[1] in listing
 
 
 def test_every_function_of_a_module_belongs_to_the_split() -> None:
