@@ -226,7 +226,7 @@ def _agent(trajectory: Trajectory, runtime: Runtime, jail: Jail, workspace: Work
         profile=runtime.profile,
         tools=offered_tools(runtime.profile, task),
         workspace=workspace,
-        context=ToolContext(jail=jail, python=runtime.sandbox.python, limits=task.limits),
+        context=ToolContext(jail=jail, limits=task.limits),
         conversation=Conversation(first_messages(runtime.profile, task, workspace.files())),
         sampling=runtime.sampling,
         seed=trajectory.seed,

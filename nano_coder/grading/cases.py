@@ -90,8 +90,9 @@ def _attempt(
     with closing(sandbox.open(None, limits)) as jail:
         for name, data in artifacts.items():
             jail.write(name, data)
-        result = jail.run(
-            [sandbox.python, "-I", "-B", "-c", _CHILD],
+        result = jail.run_python(
+            _CHILD,
+            isolated=True,
             stdin=json.dumps(job).encode(),
             timeout=30.0 + PATIENCE * WALL_SECONDS + len(hidden.cases) * (CPU_SECONDS + 1),
             output_bytes=LONGEST_REPORT,
@@ -164,4 +165,4 @@ def _judge(tally: _Tally, name: str, case: Case, report: dict[str, Any]) -> None
 def _healthy(sandbox: Sandbox) -> bool:
     """Whether a jail without any artifact works."""
     with closing(sandbox.open(None, Limits())) as jail:
-        return jail.run([sandbox.python, "-I", "-c", "print(1)"]).stdout == b"1\n"
+        return jail.run_python("print(1)", isolated=True).stdout == b"1\n"

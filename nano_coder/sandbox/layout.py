@@ -7,6 +7,7 @@ import pwd
 from typing import Any
 
 from nano_coder.sandbox.interpreter import Interpreter
+from nano_coder.sandbox.launcher import root
 
 _MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _SHARED = (
@@ -37,6 +38,7 @@ def plan_root(interpreter: Interpreter) -> dict[str, Any]:
             links.append((os.readlink(path), path))
         elif os.path.isdir(path):
             binds.append((path, path))
+    binds.append((os.path.dirname(root.__file__), f"{root.LAUNCHER_INSIDE}/launcher"))
     for path in _SHARED:
         if os.path.exists(path):
             binds.append((os.path.realpath(path), path))

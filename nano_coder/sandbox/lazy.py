@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Unpack
 
-from nano_coder.sandbox.protocol import ExecResult, Jail
+from nano_coder.sandbox.protocol import ExecResult, Jail, RunOptions
 
 
 class LazyJail:
@@ -18,16 +19,18 @@ class LazyJail:
     def opened(self) -> bool:
         return self._jail is not None
 
-    def run(
+    def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> ExecResult:
+        return self._open().run(argv, **options)
+
+    def run_python(
         self,
-        argv: Sequence[str],
+        source: str,
+        argv: Sequence[str] = (),
         *,
-        stdin: bytes = b"",
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
-        output_bytes: int | None = None,
+        isolated: bool = False,
+        **options: Unpack[RunOptions],
     ) -> ExecResult:
-        return self._open().run(argv, stdin=stdin, timeout=timeout, env=env, output_bytes=output_bytes)
+        return self._open().run_python(source, argv, isolated=isolated, **options)
 
     def read(self, path: str) -> bytes:
         return self._open().read(path)

@@ -17,11 +17,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import Unpack
 
 from nano_coder.sandbox.launcher import files
 from nano_coder.sandbox.output import FLOOD_BYTES, Drain, Output
-from nano_coder.sandbox.protocol import ExecResult
-from nano_coder.sandbox.request import check_limits, check_run, minimal_environment
+from nano_coder.sandbox.protocol import ExecResult, RunOptions
+from nano_coder.sandbox.request import check_limits, check_run, minimal_environment, python_program
 from nano_coder.sandbox.workspace import pack_workspace
 from nano_shared.errors import SandboxError
 from nano_shared.types import Limits
@@ -57,29 +58,32 @@ class NoSandbox:
 class NoJail:
     def __init__(self, limits: Limits, python: str) -> None:
         self._limits = limits
+        self._python = python
         self._folder = tempfile.mkdtemp(prefix="nano-jail-")
         self._work = os.path.join(self._folder, "work")
         os.mkdir(self._work)
         self._search_path = f"{os.path.dirname(python)}:{os.defpath}"
 
-    def run(
+    def run_python(
         self,
-        argv: Sequence[str],
+        source: str,
+        argv: Sequence[str] = (),
         *,
-        stdin: bytes = b"",
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
-        output_bytes: int | None = None,
+        isolated: bool = False,
+        **options: Unpack[RunOptions],
     ) -> ExecResult:
-        """Raises UsageError for arguments that no program can be given."""
-        wall = self._limits.tool_seconds if timeout is None else timeout
-        cap = self._limits.output_bytes if output_bytes is None else output_bytes
+        return self.run(python_program(self._python, source, argv, isolated=isolated), **options)
+
+    def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> ExecResult:
+        wall = options.get("timeout", self._limits.tool_seconds)
+        cap = options.get("output_bytes", self._limits.output_bytes)
+        env = options.get("env", {})
         check_run(argv, env, wall, cap)
-        environment = {**minimal_environment(self._search_path), **(env or {})}
+        environment = {**minimal_environment(self._search_path), **env}
         out, err = Output(cap), Output(cap)
         started = time.monotonic()
         with self._root(), tempfile.TemporaryFile() as given:
-            given.write(stdin)
+            given.write(options.get("stdin", b""))
             given.seek(0)
             try:
                 process = subprocess.Popen(

@@ -1,8 +1,8 @@
 """The default backend: Linux namespaces, no daemon, no privileges, no dependency.
 
-A jail is one launcher with a workspace on a tmpfs of its own; each run gets fresh namespaces on it. Between
-runs the workspace stays, and nothing else: no process, no /tmp. Nothing is ever on a disk of the host, so
-closing a jail is ending its launcher.
+A jail has namespaces and a workspace on a tmpfs of its own, and comes from a pool of warm ones. Between runs
+the workspace stays, and nothing else: no process, no /tmp. Nothing is ever on a disk of the host, so closing
+a jail is killing its first process.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from nano_coder.sandbox.interpreter import find_interpreter
-from nano_coder.sandbox.launcher import seccomp
+from nano_coder.sandbox.launcher import landlock, seccomp
 from nano_coder.sandbox.layout import plan_root, unused_uid
 from nano_coder.sandbox.output import FLOOD_BYTES, Drain, Output
-from nano_coder.sandbox.process import Launcher
-from nano_coder.sandbox.protocol import ExecResult
-from nano_coder.sandbox.request import check_limits, check_run, minimal_environment
+from nano_coder.sandbox.pool import shared_pool
+from nano_coder.sandbox.process import JailProcess
+from nano_coder.sandbox.protocol import ExecResult, RunOptions
+from nano_coder.sandbox.request import check_limits, check_run, minimal_environment, python_program
 from nano_coder.sandbox.workspace import pack_workspace
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Limits
@@ -36,6 +37,8 @@ TMP_MB = 256
 FILE_MB = 256
 """longest single file"""
 WORK_INODES = 200_000
+USUAL_MB = 64
+"""a larger workspace gets a jail made for it"""
 PROCESSES = 64
 
 _MB = 1 << 20
@@ -53,9 +56,19 @@ class NsSandbox:
         Raises SandboxError where the interpreter cannot be mounted.
         """
         self._interpreter = find_interpreter(python or sys.executable)
-        self._root = plan_root(self._interpreter)
-        self._unused_uid = unused_uid()
         self.python = self._interpreter.path
+        # only our own interpreter may run as the launcher: another may be a stranger's
+        warm = os.path.realpath(python or sys.executable) == os.path.realpath(sys.executable)
+        environment = minimal_environment(self._interpreter.search_path)
+        spec = {
+            "root": plan_root(self._interpreter),
+            "unused_uid": unused_uid(),
+            "warm_python": self.python if warm else None,
+            "environment": environment,
+        }
+        self._pool = shared_pool(spec, _room(USUAL_MB * _MB))
+        self._environment = environment
+        self._warm = warm
         self.layers: Mapping[str, bool] = {
             "empty_environment": True,
             "host_uid_not_root": True,
@@ -72,7 +85,7 @@ class NsSandbox:
             "seccomp": seccomp.program(platform.machine()) is not None,
             "rlimits": True,
             "memory_watchdog": True,
-            "landlock": False,
+            "landlock": landlock.version() > 0,
             "cgroup": False,
         }
 
@@ -80,11 +93,13 @@ class NsSandbox:
         """Raises UsageError for a workspace that cannot be read, SandboxError where isolation fails."""
         check_limits(limits)
         if workspace is None:
-            return NsJail(self._launch(0), limits, self._interpreter.search_path, WORK_MB * _MB)
+            return self._jail(self._pool.take(), limits, USUAL_MB * _MB)
         packed = pack_workspace(Path(workspace))
         with packed.stream:
-            room = WORK_MB * _MB + 2 * packed.size
-            jail = NsJail(self._launch(packed.size), limits, self._interpreter.search_path, room)
+            if packed.size > USUAL_MB * _MB:
+                jail = self._jail(self._pool.make(_room(packed.size)), limits, packed.size)
+            else:
+                jail = self._jail(self._pool.take(), limits, USUAL_MB * _MB)
             try:
                 jail.fill(packed.stream.fileno())
             except (UsageError, SandboxError):
@@ -92,40 +107,62 @@ class NsSandbox:
                 raise
         return jail
 
-    def _launch(self, size: int) -> Launcher:
-        room = {"work_bytes": WORK_MB * _MB + 2 * size, "work_inodes": WORK_INODES + size // 512}
-        return Launcher({**self._root, **room}, self._unused_uid)
+    def _jail(self, process: JailProcess, limits: Limits, size: int) -> NsJail:
+        room = _room(size)["work_bytes"]
+        return NsJail(process, limits, self._environment, room, None if self._warm else self.python)
+
+
+def _room(size: int) -> dict[str, int]:
+    """What a workspace of `size` bytes may grow to."""
+    return {
+        "work_bytes": WORK_MB * _MB + 2 * size,
+        "work_inodes": WORK_INODES + size // 512,
+        "tmp_mb": TMP_MB,
+    }
 
 
 class NsJail:
-    def __init__(self, launcher: Launcher, limits: Limits, search_path: str, room: int) -> None:
-        self._launcher = launcher
-        self._limits = limits
-        self._search_path = search_path
-        self._room = room
-
-    def run(
+    def __init__(
         self,
-        argv: Sequence[str],
+        process: JailProcess,
+        limits: Limits,
+        environment: Mapping[str, str],
+        room: int,
+        cold_python: str | None,
+    ) -> None:
+        """`cold_python`: the interpreter to start for Python source, where no warm one may run it."""
+        self._process = process
+        self._limits = limits
+        self._environment = environment
+        self._room = room
+        self.cold_python = cold_python
+
+    def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> ExecResult:
+        return self._run({"op": "run", "argv": list(argv)}, argv, options)
+
+    def run_python(
+        self,
+        source: str,
+        argv: Sequence[str] = (),
         *,
-        stdin: bytes = b"",
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
-        output_bytes: int | None = None,
+        isolated: bool = False,
+        **options: Unpack[RunOptions],
     ) -> ExecResult:
-        """Raises UsageError for arguments that no program can be given, SandboxError when the jail fails."""
-        wall = self._limits.tool_seconds if timeout is None else timeout
-        cap = self._limits.output_bytes if output_bytes is None else output_bytes
+        request: dict[str, Any] = {"op": "python", "source": source, "argv": list(argv), "isolated": isolated}
+        program = python_program(self.cold_python or "python", source, argv, isolated=isolated)
+        if self.cold_python is not None:
+            request = {"op": "run", "argv": program}
+        return self._run(request, program, options)
+
+    def _run(self, request: dict[str, Any], argv: Sequence[str], options: RunOptions) -> ExecResult:
+        wall = options.get("timeout", self._limits.tool_seconds)
+        cap = options.get("output_bytes", self._limits.output_bytes)
+        env = options.get("env", {})
         check_run(argv, env, wall, cap)
-        request = {
-            "op": "run",
-            "argv": list(argv),
-            "env": {**minimal_environment(self._search_path), **(env or {})},
-            "rlimits": self._rlimits(),
-        }
+        request = {**request, "env": {**self._environment, **env}, "rlimits": self._rlimits()}
         out, err = Output(cap), Output(cap)
         started = time.monotonic()
-        with _given(stdin) as source:
+        with _given(options.get("stdin", b"")) as source:
             reply, drain = self._call(request, (out, err), stdin=source, timeout=wall, flood=FLOOD_BYTES)
         return ExecResult(
             exit_code=reply["exit_code"],
@@ -211,13 +248,8 @@ class NsJail:
         timeout: float,
         flood: int,
     ) -> tuple[dict[str, Any], Drain]:
-        whole = {**request, "tmp_mb": TMP_MB, "memory_bytes": self._limits.memory_mb * _MB}
-        reply, drain = self._launcher.call(whole, outputs, stdin=stdin, timeout=timeout, flood=flood)
-        killed = drain.timed_out or drain.flooded or reply["oom"]
-        if not (reply["reported"] or killed):
-            words = self._launcher.last_words()
-            raise SandboxError(f"a jail's init ended without a report ({words}); is memory short?")
-        return reply, drain
+        whole = {**request, "memory_bytes": self._limits.memory_mb * _MB}
+        return self._process.call(whole, outputs, stdin=stdin, timeout=timeout, flood=flood)
 
     def probe(self, secret: Path) -> dict[str, bool]:
         """Try to escape from inside: layer -> whether it held. `secret` must not be readable."""
@@ -228,7 +260,7 @@ class NsJail:
         return held
 
     def close(self) -> None:
-        self._launcher.close()
+        self._process.close()
 
 
 @contextlib.contextmanager

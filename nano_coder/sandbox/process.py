@@ -1,9 +1,10 @@
-"""The agent's side of a launcher: starts it apart from everything, sends requests, and ends it."""
+"""The agent's side of a launcher and of its jails: starts, asks, collects, ends."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -21,12 +22,15 @@ _PATIENCE_S = 30.0
 
 
 class Launcher:
-    """One launcher process. Requests are served one at a time; `close` may come from any thread."""
+    """One launcher process, which makes jails: apart from the agent, with an empty environment."""
 
-    def __init__(self, root: dict[str, Any], unused_uid: int) -> None:
-        """Raises SandboxError, naming the layer and the remedy, where the root cannot be built."""
+    def __init__(self, spec: dict[str, Any]) -> None:
+        """`spec` says what the root shows. Raises SandboxError, naming the layer and the remedy, where
+        the root cannot be built."""
         self._lock = threading.Lock()
         self._closed = False
+        self.made = 0
+        """jails so far"""
         self._control, theirs = socket.socketpair()
         self._errors = os.memfd_create("launcher-errors")
         with theirs:
@@ -40,40 +44,94 @@ class Launcher:
                 start_new_session=True,
             )
         try:
-            self._begin({"agent": os.getpid(), "root": root, "unused_uid": unused_uid})
-        except SandboxError:
+            self._control.settimeout(_PATIENCE_S)
+            message.send(self._control, {"agent": os.getpid(), **spec})
+            self._answer()
+        except (SandboxError, OSError) as error:
+            lost = error if isinstance(error, SandboxError) else self._lost()
             self.close()
-            raise
+            raise lost from error
 
-    def _begin(self, spec: dict[str, Any]) -> None:
-        self._control.settimeout(_PATIENCE_S)
+    def make(self, room: dict[str, int]) -> JailProcess:
+        """A new jail with a workspace of this size. Raises SandboxError where a layer fails."""
+        with self._lock:
+            if self._closed:
+                raise SandboxError("the sandbox launcher is closed")
+            try:
+                message.send(self._control, room)
+                connection, init = self._answer()
+            except OSError as error:
+                raise self._lost() from error
+            self.made += 1
+        jail = JailProcess(socket.socket(fileno=connection), init, self.last_words)
         try:
-            message.send(self._control, spec)
-            self._reply()
-        except (BrokenPipeError, TimeoutError) as error:
-            raise self._lost() from error
-        self._control.settimeout(None)
+            jail.begin(_PATIENCE_S)
+        except SandboxError:
+            jail.close()
+            raise
+        return jail
 
-    def _reply(self) -> dict[str, Any]:
+    def _answer(self) -> list[int]:
         received = message.receive(self._control)
         if received is None:
             raise self._lost()
-        reply, _ = received
-        if "layer" in reply:
-            raise cannot_isolate(reply["layer"], reply["errno"], reply["detail"])
-        return reply
+        return checked(received)[1]
 
     def _lost(self) -> SandboxError:
-        if self._closed:
-            return SandboxError("the jail is closed: open another")
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
-        return SandboxError(f"the sandbox launcher ended ({self.last_words()}); open another jail")
+        return SandboxError(f"the sandbox launcher ended ({self.last_words()}); try again")
 
     def last_words(self) -> str:
         """The last line that the launcher or a jail's init wrote to its own stderr."""
+        if self._closed:
+            return "it is closed"
         said = os.pread(self._errors, 1 << 16, 0).decode(errors="backslashreplace").strip()
         return said.splitlines()[-1] if said else "it said nothing"
+
+    @property
+    def alive(self) -> bool:
+        return not self._closed and self._process.poll() is None
+
+    def retire(self) -> None:
+        """Make no more jails; the process ends with the last of them."""
+        with self._lock, contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the launcher and with it every process and mount of its jails. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            # before closing: a forked copy of this process would keep the connection alive
+            with contextlib.suppress(OSError):
+                self._control.shutdown(socket.SHUT_RDWR)
+            self._control.close()
+            self._process.kill()
+            self._process.wait()
+            os.close(self._errors)
+
+
+class JailProcess:
+    """The connection to one jail. Requests are served one at a time; `close` may come from any thread."""
+
+    def __init__(self, control: socket.socket, init: int, last_words: Any) -> None:
+        """`init` is a pidfd of the jail's pid 1."""
+        self._control = control
+        self._init = init
+        self._last_words = last_words
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def begin(self, patience: float) -> None:
+        """Wait until every layer is up. Raises SandboxError where one is not."""
+        self._control.settimeout(patience)
+        try:
+            self._reply()
+        except OSError as error:
+            raise self._lost() from error
+        self._control.settimeout(None)
 
     def call(
         self,
@@ -84,17 +142,17 @@ class Launcher:
         timeout: float | None,
         flood: int,
     ) -> tuple[dict[str, Any], Drain]:
-        """Run one request in a jail of its own and collect what it writes to stdout and stderr."""
+        """Run one request and collect what it writes to stdout and stderr."""
         with self._lock:
             if self._closed:
-                raise self._lost()
+                raise SandboxError("the jail is closed: open another")
             finished = False
             try:
                 answer = self._call(request, outputs, stdin, timeout, flood)
                 finished = True
             finally:
                 if not finished:
-                    # interrupted half-way: what the launcher says next would answer another question
+                    # interrupted half-way: what the jail says next would answer another question
                     self._end()
         return answer
 
@@ -114,16 +172,26 @@ class Launcher:
                 raise self._lost() from error
             drain = Drain({out: outputs[0], err: outputs[1]}, self._control.fileno(), flood)
             if not drain.run(timeout, self._kill):
-                raise SandboxError(f"the launcher did not end a jail within {drain.PATIENCE_S:g} s")
+                raise SandboxError(f"a jail did not end a program within {drain.PATIENCE_S:g} s")
             return self._reply(), drain
+
+    def _reply(self) -> dict[str, Any]:
+        received = message.receive(self._control)
+        if received is None:
+            raise self._lost()
+        return checked(received)[0]
+
+    def _lost(self) -> SandboxError:
+        return SandboxError(f"the jail ended ({self._last_words()}); open another, or is memory short?")
 
     def _kill(self) -> None:
         with contextlib.suppress(OSError):
             message.send(self._control, {"op": "kill"})
 
     def close(self) -> None:
-        """End the launcher and with it every process and mount of its jails. Idempotent."""
+        """Kill every process of the jail, and with the last its mounts. Idempotent."""
         with contextlib.suppress(OSError):
+            # wakes a thread that waits in `call`
             self._control.shutdown(socket.SHUT_RDWR)
         with self._lock:
             self._end()
@@ -132,16 +200,18 @@ class Launcher:
         if self._closed:
             return
         self._closed = True
-        # before closing: a forked copy of this process would keep the connection alive
-        with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._init, signal.SIGKILL)
+        os.close(self._init)
         self._control.close()
-        try:
-            self._process.wait(_PATIENCE_S / 3)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        os.close(self._errors)
+
+
+def checked(received: tuple[dict[str, Any], list[int]]) -> tuple[dict[str, Any], list[int]]:
+    """The answer, unless it names a layer that failed: then SandboxError."""
+    reply, _ = received
+    if "layer" in reply:
+        raise cannot_isolate(reply["layer"], reply["errno"], reply["detail"])
+    return received
 
 
 def _pipe(stack: contextlib.ExitStack) -> tuple[int, int]:

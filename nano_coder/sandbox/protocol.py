@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypedDict, Unpack
 
 from nano_shared.types import Denials, Limits
 
@@ -36,21 +36,40 @@ class ExecResult:
         return self.exit_code == 0 and not self.timed_out
 
 
+class RunOptions(TypedDict, total=False):
+    """What may be said of a run beside the program itself."""
+
+    stdin: bytes
+    timeout: float
+    """seconds of wall time; the jail's limit if left out"""
+    env: Mapping[str, str]
+    """added to the minimal environment"""
+    output_bytes: int
+    """kept of each stream; the jail's limit if left out"""
+
+
 class Jail(Protocol):
     """One private workspace, mounted at /work. Files stay between runs, processes do not."""
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
-        output_bytes: int | None = None,
-    ) -> ExecResult:
-        """Run a program in /work. `timeout` and `output_bytes` default to the jail's limits.
+    def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> ExecResult:
+        """Run a program in /work.
 
-        Raises SandboxError when the jail itself fails; the program's failure is a result.
+        Raises UsageError for arguments that no program can be given, SandboxError when the jail itself fails;
+        the program's failure is a result.
+        """
+        ...
+
+    def run_python(
+        self,
+        source: str,
+        argv: Sequence[str] = (),
+        *,
+        isolated: bool = False,
+        **options: Unpack[RunOptions],
+    ) -> ExecResult:
+        """Run Python source as `python -c source *argv` does, in a warm interpreter where there is one.
+
+        `isolated` keeps the workspace off the path, as `python -I` does. Raises as `run` does.
         """
         ...
 

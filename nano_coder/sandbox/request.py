@@ -9,20 +9,25 @@ from nano_shared.errors import UsageError
 from nano_shared.types import Limits
 
 
-def check_run(argv: Sequence[str], env: Mapping[str, str] | None, timeout: float, output_bytes: int) -> None:
+def check_run(argv: Sequence[str], env: Mapping[str, str], timeout: float, output_bytes: int) -> None:
     """Raises UsageError for what no program can be given."""
     if isinstance(argv, str) or not argv or not argv[0]:
         raise UsageError(f"argv must be a list with a program first, not {argv!r}")
-    for text in (*argv, *(env or {}), *(env or {}).values()):
+    for text in (*argv, *env, *env.values()):
         if "\0" in text:
             raise UsageError(f"{text!r} holds a NUL byte, which no argument or variable can")
-    for name in env or {}:
+    for name in env:
         if not name or "=" in name:
             raise UsageError(f"{name!r} cannot name an environment variable")
     if not (math.isfinite(timeout) and timeout > 0):
         raise UsageError(f"timeout must be a positive number of seconds, not {timeout!r}")
     if output_bytes < 1:
         raise UsageError(f"output_bytes must be positive, not {output_bytes!r}")
+
+
+def python_program(python: str, source: str, argv: Sequence[str], *, isolated: bool) -> list[str]:
+    """The command line that runs Python source."""
+    return [python, *(["-I"] if isolated else []), "-c", source, *argv]
 
 
 def check_limits(limits: Limits) -> Limits:

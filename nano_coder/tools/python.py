@@ -9,4 +9,4 @@ from nano_coder.tools.tool import ToolContext, ToolResult, tool
 @tool(body="code", mutates=True)
 def python(context: ToolContext, code: str) -> ToolResult:
     """Run a Python program in the workspace and show its output."""
-    return execution_result(context.run([context.python, "-c", code]))
+    return execution_result(context.run_python(code))

@@ -31,7 +31,7 @@ for path in files():
 @tool()
 def search(context: ToolContext, pattern: str, path: str = ".") -> ToolResult:
     """Show the lines that match a regular expression, as path:line:text."""
-    execution = context.run([context.python, "-I", "-c", _PROGRAM, pattern, path])
+    execution = context.run_python(_PROGRAM, [pattern, path], isolated=True)
     if execution.exit_code != 0:
         lines = execution.stderr.decode("utf-8", "backslashreplace").strip().splitlines()
         raise ToolFailure(lines[-1] if lines else "the search did not finish")

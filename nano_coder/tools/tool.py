@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -22,16 +23,25 @@ class ToolContext:
     """What a tool may touch: the jail and its limits, nothing of the host."""
 
     jail: Jail
-    python: str
-    """the interpreter's path inside the jail"""
     limits: Limits
 
     def run(self, argv: Sequence[str]) -> ExecResult:
         """Run a program in the jail. Raises ToolFailure for arguments that no program can be given."""
-        try:
+        with _failing():
             return self.jail.run(argv)
-        except UsageError as problem:
-            raise ToolFailure(str(problem)) from None
+
+    def run_python(self, source: str, argv: Sequence[str] = (), *, isolated: bool = False) -> ExecResult:
+        """Run Python source in the jail. Raises ToolFailure as `run` does."""
+        with _failing():
+            return self.jail.run_python(source, argv, isolated=isolated)
+
+
+@contextlib.contextmanager
+def _failing() -> Iterator[None]:
+    try:
+        yield
+    except UsageError as problem:
+        raise ToolFailure(str(problem)) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

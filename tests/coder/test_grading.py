@@ -19,6 +19,7 @@ from nano_coder.grading.grade import grade
 from nano_coder.grading.protected import protected
 from nano_coder.grading.version import GRADER
 from nano_coder.sandbox import ExecResult, Jail, Sandbox, open_sandbox
+from nano_coder.sandbox.ns import NsJail
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.snapshot import load, snapshot_directory
@@ -456,9 +457,13 @@ class _Broken(_Wrapped):
 
 
 class _NoPython(_Wrapped):
-    def __init__(self, inner: Sandbox) -> None:
-        super().__init__(inner)
-        self.python = "/bin/false"
+    """Opens jails whose interpreter ends at once."""
+
+    def open(self, workspace: Path | None, limits: Limits) -> Jail:
+        jail = super().open(workspace, limits)
+        assert isinstance(jail, NsJail)
+        jail.cold_python = "/bin/false"
+        return jail
 
 
 class _Spy(_Wrapped):
@@ -482,6 +487,6 @@ class _SpyJail:
         self._spy.written.append(path)
         self._inner.write(path, data)
 
-    def run(self, argv: Any, *, stdin: bytes = b"", **options: Any) -> ExecResult:
+    def run_python(self, source: str, argv: Any = (), *, stdin: bytes = b"", **options: Any) -> ExecResult:
         self._spy.given.append(stdin)
-        return self._inner.run(argv, stdin=stdin, **options)
+        return self._inner.run_python(source, argv, stdin=stdin, **options)

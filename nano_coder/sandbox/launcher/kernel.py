@@ -27,7 +27,7 @@ ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC = 1, 2, 4, 8
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
-CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER = 1, 2, 3
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER, CAP_SETPCAP = 1, 2, 3, 8
 
 RESOLVE_NO_MAGICLINKS, RESOLVE_BENEATH = 0x02, 0x08
 
@@ -63,6 +63,11 @@ def _checked(result: int, what: str) -> int:
 
 def _encoded(text: str | None) -> bytes | None:
     return None if text is None else os.fsencode(text)
+
+
+def syscall(number: int, *arguments: int | bytes | None) -> int:
+    """A system call by number. Raises OSError."""
+    return _checked(_libc.syscall(number, *arguments), f"system call {number}")
 
 
 def unshare(flags: int) -> None:
@@ -119,13 +124,29 @@ def install_filter(program: bytes) -> None:
     _checked(result, "seccomp")
 
 
+_kept: tuple[int, ...] = ()
+
+
 def keep_capabilities(*kept: int) -> None:
     """Drop every capability but these, from the bounding set as well."""
+    global _kept
     with open("/proc/sys/kernel/cap_last_cap") as file:
         last = int(file.read())
     for capability in range(last + 1):
         if capability not in kept:
             prctl(PR_CAPBSET_DROP, capability)
+    _set_capabilities(*kept)
+    _kept = kept
+
+
+def drop_capabilities() -> None:
+    """Drop those that `keep_capabilities` kept."""
+    for capability in _kept:
+        prctl(PR_CAPBSET_DROP, capability)
+    _set_capabilities()
+
+
+def _set_capabilities(*kept: int) -> None:
     mask = sum(1 << capability for capability in kept)
     version_3 = 0x2008_0522
     header = struct.pack("=Ii", version_3, 0)

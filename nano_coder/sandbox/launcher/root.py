@@ -12,8 +12,11 @@ _DEVICES = ("null", "zero", "full", "random", "urandom")
 _LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
 
 
-def build(plan: dict[str, Any], owner: int) -> None:
-    """Mount the planned root, make it `/`, and leave the host's root behind. /work belongs to `owner`.
+LAUNCHER_INSIDE = "/opt/nano"
+
+
+def build(plan: dict[str, Any]) -> None:
+    """Mount the planned root, make it `/`, and leave the host's root behind.
 
     Runs in a mount namespace of its own, as pid 1 of a pid namespace of its own.
     """
@@ -26,7 +29,7 @@ def build(plan: dict[str, Any], owner: int) -> None:
         os.chdir("/")
         kernel.mount("tmpfs", "/new", "tmpfs", _QUIET, "size=16m,mode=755")
     with kernel.layer("root"):
-        _populate(plan, owner)
+        _populate(plan)
     with kernel.layer("proc"):
         # while the host's /proc is still visible: the kernel asks for that
         kernel.mount("proc", "/new/proc", "proc", _QUIET | kernel.MS_NOEXEC)
@@ -34,7 +37,7 @@ def build(plan: dict[str, Any], owner: int) -> None:
         _enter()
 
 
-def _populate(plan: dict[str, Any], owner: int) -> None:
+def _populate(plan: dict[str, Any]) -> None:
     os.umask(0o022)
     for name in ("proc", "tmp", "work", "dev/shm"):
         os.makedirs(f"/new/{name}")
@@ -52,8 +55,6 @@ def _populate(plan: dict[str, Any], owner: int) -> None:
         _bind(f"/dev/{name}", f"/dev/{name}", kernel.ATTR_NOSUID | kernel.ATTR_NOEXEC)
     for name, target in _LINKS.items():
         os.symlink(target, f"/new/dev/{name}")
-    options = f"size={plan['work_bytes']},nr_inodes={plan['work_inodes']},mode=755,uid={owner},gid={owner}"
-    kernel.mount("tmpfs", "/new/work", "tmpfs", _QUIET, options)
 
 
 def _parent(path: str) -> None:

@@ -1,4 +1,4 @@
-"""The launcher's main program: builds one root, then runs one jail after another on its workspace.
+"""The launcher's main program: builds one root, then forks one jail after another from it.
 
 Two processes: the supervisor in the host's pid namespace waits for the zygote, which is pid 1 of its own.
 Whichever way the agent, the supervisor or the zygote ends, the kernel kills everything below.
@@ -6,19 +6,23 @@ Whichever way the agent, the supervisor or the zygote ends, the kernel kills eve
 
 from __future__ import annotations
 
-import json
+import contextlib
+import gc
 import os
 import select
 import signal
+import site
 import socket
-from typing import Any
+import sys
+from typing import Any, NoReturn
 
-from . import jail, kernel, memory, message, root
+from . import init, interpret, kernel, message, root
 
-_WATCH_MS = 50
+_INSIDE = "import sys; sys.path.insert(0, {path!r}); from launcher.zygote import resume; resume({agent})"
 
 
 def main() -> None:
+    """Outside: isolate, build the root, and become the zygote."""
     control = socket.socket(fileno=0)
     received = message.receive(control)
     if received is None:
@@ -35,7 +39,7 @@ def main() -> None:
         return
     if pid == 0:
         try:
-            _zygote(control, agent, spec)
+            _enter(control, agent, spec)
         finally:
             os._exit(0)
     control.close()
@@ -51,19 +55,21 @@ def _unshare() -> None:
     uid, gid = os.geteuid(), os.getegid()
     with kernel.layer("user_namespace"):
         kernel.unshare(kernel.NEWUSER | kernel.NEWNS | kernel.NEWPID)
-        jail.map_one_user(uid, uid, gid)
+        init.map_one_user(uid, uid, gid)
 
 
-def _zygote(control: socket.socket, agent: int, spec: dict[str, Any]) -> None:
+def _enter(control: socket.socket, agent: int, spec: dict[str, Any]) -> None:
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     owner = spec["unused_uid"] if os.geteuid() == 0 else os.geteuid()
     try:
-        root.build(spec["root"], owner)
+        root.build(spec["root"])
         _drop_privileges(owner)
+        if spec["warm_python"]:
+            with kernel.layer("interpreter"):
+                _restart(spec["warm_python"], spec["environment"], agent)
     except kernel.LayerError as error:
         message.send(control, error.record())
         return
-    message.send(control, {"ready": True})
     _serve(control, agent)
 
 
@@ -79,65 +85,79 @@ def _drop_privileges(owner: int) -> None:
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
 
 
+def _restart(python: str, environment: dict[str, str], agent: int) -> NoReturn:
+    """Begin anew as the jail's own interpreter: jails that run Python are forks of it."""
+    os.set_inheritable(0, True)
+    os.set_inheritable(agent, True)
+    code = _INSIDE.format(path=root.LAUNCHER_INSIDE, agent=agent)
+    os.execve(python, [python, "-s", "-S", "-P", "-c", code], environment)
+
+
+def resume(agent: int) -> None:
+    """Inside: what `_restart` begins."""
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    sys.path.remove(root.LAUNCHER_INSIDE)
+    site.main()
+    interpret.prepare()
+    _serve(socket.socket(fileno=0), agent)
+
+
 def _serve(control: socket.socket, agent: int) -> None:
+    """One jail a request, until the agent ends; when it only hangs up, until the last jail is gone."""
+    children: set[int] = set()
+    signal.signal(signal.SIGCHLD, lambda *_: _reap(children))
+    # what lives now is shared by every jail and never collected there
+    gc.collect()
+    gc.freeze()
+    message.send(control, {"ready": True})
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(agent, select.POLLIN)
-    while True:
-        if any(fd == agent for fd, _ in poll.poll()):
+    hung_up = False
+    while not (hung_up and not children):
+        ready = {fd for fd, _ in poll.poll(100 if hung_up else None)}
+        if agent in ready:
             return
+        if not ready:
+            continue
         received = message.receive(control)
         if received is None:
-            return
-        request, fds = received
-        if request["op"] != "kill":  # one that came too late
-            message.send(control, _execute(request, fds, control, agent))
+            hung_up = True
+            poll.unregister(control)
+        else:
+            _make(control, agent, received[0], children)
 
 
-def _execute(request: dict[str, Any], fds: list[int], control: socket.socket, agent: int) -> dict[str, Any]:
+def _reap(children: set[int]) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+            children.discard(pid)
+
+
+def _make(control: socket.socket, agent: int, request: dict[str, Any], children: set[int]) -> None:
+    """Fork a jail, and hand the agent its connection and a pidfd of its init."""
     request["uid"], request["gid"] = os.geteuid(), os.getegid()
+    theirs, ours = socket.socketpair()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     try:
-        pid, report = jail.spawn(request, fds)
+        with kernel.layer("user_namespace"):
+            pid = kernel.clone(init.NAMESPACES)
+        if pid == 0:
+            try:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+                for fd in (control.detach(), agent, theirs.detach()):
+                    os.close(fd)
+                init.main(ours, request)
+            finally:
+                os._exit(70)
+        children.add(pid)
+        handle = os.pidfd_open(pid)
+        message.send(control, {"made": True}, [theirs.fileno(), handle])
+        os.close(handle)
     except kernel.LayerError as error:
-        return error.record()
+        message.send(control, error.record())
     finally:
-        for fd in fds:
-            os.close(fd)
-    oom = _watch(pid, control, agent, request["memory_bytes"])
-    # returns when every process of the jail is gone
-    os.waitpid(pid, 0)
-    with open(report, "rb") as file:
-        records = [json.loads(line) for line in file]
-    result: dict[str, Any] = {
-        "exit_code": None,
-        "signal": int(signal.SIGKILL),
-        "oom": oom,
-        "reported": bool(records),
-    }
-    for record in records:
-        result.update(jail.exit_record(record["status"]) if "status" in record else record)
-    return result
-
-
-def _watch(pid: int, control: socket.socket, agent: int, memory_bytes: int) -> bool:
-    """Wait for init to end, and kill it when asked to, when the agent died or when memory ran out.
-
-    True when it was memory.
-    """
-    ended = os.pidfd_open(pid)
-    poll = select.poll()
-    for fd in (ended, control.fileno(), agent):
-        poll.register(fd, select.POLLIN)
-    oom = False
-    while True:
-        events = {fd for fd, _ in poll.poll(_WATCH_MS)}
-        if ended in events:
-            os.close(ended)
-            return oom
-        if events:
-            os.kill(pid, signal.SIGKILL)
-            for fd in events:
-                poll.unregister(fd)
-        elif memory.in_use() > memory_bytes and memory.proportional() > memory_bytes:
-            oom = True
-            os.kill(pid, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        theirs.close()
+        ours.close()

@@ -1,0 +1,211 @@
+"""Pid 1 of a jail: puts up its layers, then runs one request after another.
+
+Between requests the workspace stays and nothing else: every process is killed, /tmp and /dev/shm are emptied.
+A runner waits, forked and warm, for the next request; init watches it, and alone reports how it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import struct
+from typing import Any, NoReturn
+
+from . import files, kernel, landlock, memory, message, runner, seccomp
+
+NAMESPACES = (
+    kernel.NEWUSER | kernel.NEWPID | kernel.NEWNS | kernel.NEWNET
+    | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWCGROUP
+)  # fmt: skip
+_UID_INSIDE = 1000
+_QUIET = kernel.MS_NOSUID | kernel.MS_NODEV
+_WATCH_MS = 50
+_KEPT = (kernel.CAP_DAC_OVERRIDE, kernel.CAP_DAC_READ_SEARCH, kernel.CAP_FOWNER, kernel.CAP_SETPCAP)
+"""capabilities of trusted code over the jail's own files; a program gets none"""
+SCRATCH = ("/tmp", "/dev/shm")
+
+
+def main(control: socket.socket, plan: dict[str, Any]) -> NoReturn:
+    close_all_but({control.fileno(), 2})
+    try:
+        _isolate(plan)
+    except kernel.LayerError as error:
+        message.send(control, error.record())
+        os._exit(0)
+    message.send(control, {"ready": True})
+    while True:
+        pid, report = _start_runner(control)
+        outcome = _supervise(pid, report, control)
+        message.send(control, outcome)
+        for folder in SCRATCH:
+            _empty(folder)
+
+
+def close_all_but(kept: set[int]) -> None:
+    low = 0
+    for fd in [*sorted(kept), 1 << 20]:
+        # an empty range that begins at 0 would close everything
+        if low < fd:
+            os.closerange(low, fd)
+        low = fd + 1
+
+
+# ------------------------------------------------------------------------------------- layers
+
+
+def _isolate(plan: dict[str, Any]) -> None:
+    # first, so that a dead parent leaves no init behind
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    with kernel.layer("user_namespace"):
+        map_one_user(_UID_INSIDE, plan["uid"], plan["gid"])
+    with kernel.layer("mount_namespace"):
+        work = f"size={plan['work_bytes']},nr_inodes={plan['work_inodes']},mode=755"
+        kernel.mount("tmpfs", "/work", "tmpfs", _QUIET, f"{work},uid={_UID_INSIDE},gid={_UID_INSIDE}")
+        for target, megabytes in zip(SCRATCH, (plan["tmp_mb"], 64), strict=True):
+            options = f"size={megabytes}m,nr_inodes=65536,mode=1777"
+            kernel.mount("tmpfs", target, "tmpfs", _QUIET, options)
+    with kernel.layer("proc"):
+        kernel.mount("proc", "/proc", "proc", _QUIET | kernel.MS_NOEXEC)
+        # a second wall behind seccomp: no user namespace below this one
+        with open("/proc/sys/user/max_user_namespaces", "w") as file:
+            file.write("0")
+        kernel.mount("/proc/sys", "/proc/sys", None, kernel.MS_BIND | kernel.MS_REC)
+        kernel.set_mount_attributes("/proc/sys", kernel.ATTR_RDONLY)
+    with kernel.layer("network_namespace"):
+        _loopback_up()
+    with kernel.layer("uts_namespace"):
+        kernel.set_host_name("sandbox")
+    with kernel.layer("capabilities"):
+        kernel.keep_capabilities(*_KEPT)
+    with kernel.layer("rlimits"), open("/proc/self/oom_score_adj", "w") as badness:
+        # should the machine run out of memory, a jail goes first
+        badness.write("1000")
+    with kernel.layer("no_new_privs"):
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    if landlock.version():
+        with kernel.layer("landlock"):
+            landlock.confine(writable=("/work", *SCRATCH))
+    program = seccomp.program(kernel.MACHINE)
+    if program is not None:
+        with kernel.layer("seccomp"):
+            kernel.install_filter(program)
+
+
+def map_one_user(inside: int, uid: int, gid: int) -> None:
+    """Make `uid` and `gid` of the parent namespace `inside` in ours."""
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{inside} {uid} 1"),
+        ("gid_map", f"{inside} {gid} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def _loopback_up() -> None:
+    get_flags, set_flags, up = 0x8913, 0x8914, 1
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
+        answer = fcntl.ioctl(handle, get_flags, struct.pack("16sh22x", b"lo", 0))
+        flags = struct.unpack("16sh22x", answer)[1]
+        fcntl.ioctl(handle, set_flags, struct.pack("16sh22x", b"lo", flags | up))
+
+
+# ----------------------------------------------------------------------------------- requests
+
+
+def _start_runner(control: socket.socket) -> tuple[int, int]:
+    """The pid of a runner, and a pipe on which it reports one JSON object a line."""
+    report_in, report_out = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(report_in)
+            runner.main(control, report_out)
+        finally:
+            os._exit(70)
+    os.close(report_out)
+    return pid, report_in
+
+
+def _supervise(pid: int, report: int, control: socket.socket) -> dict[str, Any]:
+    """Watch one runner to its end, then end whatever it left behind. Never returns once the agent is gone."""
+    ended = os.pidfd_open(pid)
+    began = _began(report)
+    oom = _watch(ended, control, began["memory_bytes"])
+    status, used, peak = _end_everything(pid)
+    os.close(ended)
+    with open(report, "rb") as file:
+        records = [json.loads(line) for line in file]
+    code = os.waitstatus_to_exitcode(status)
+    outcome: dict[str, Any] = {
+        "exit_code": code if code >= 0 else None,
+        "signal": -code if code < 0 else None,
+        "oom": oom,
+        "cpu_s": used,
+        "peak_bytes": peak,
+    }
+    for record in records:
+        outcome.update(record)
+    return outcome
+
+
+def _began(report: int) -> dict[str, Any]:
+    """The first line of a runner, byte by byte: what follows it belongs to the end."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(report, 1)
+        if not byte:
+            os._exit(0)  # the agent hung up
+        line += byte
+    return dict(json.loads(line))
+
+
+def _watch(ended: int, control: socket.socket, memory_bytes: int) -> bool:
+    """Wait for the runner to end; kill all when asked to or when memory ran out. True when it was memory."""
+    poll = select.poll()
+    poll.register(ended, select.POLLIN)
+    poll.register(control, select.POLLIN)
+    oom = False
+    while True:
+        events = {fd for fd, _ in poll.poll(_WATCH_MS)}
+        if ended in events:
+            return oom
+        if events:
+            if message.receive(control) is None:
+                os._exit(0)
+            _kill_all()
+        elif not oom and memory.in_use() > memory_bytes and memory.proportional() > memory_bytes:
+            oom = True
+            _kill_all()
+
+
+def _kill_all() -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+
+
+def _end_everything(runner_pid: int) -> tuple[int, float, int]:
+    """Kill and reap every process but this one: the runner's status, CPU seconds and the largest peak."""
+    status, used, peak = 0, 0.0, 0
+    _kill_all()
+    while True:
+        try:
+            pid, ended, usage = os.wait4(-1, 0)
+        except ChildProcessError:
+            return status, used, peak
+        used += usage.ru_utime + usage.ru_stime
+        peak = max(peak, usage.ru_maxrss * 1024)
+        if pid == runner_pid:
+            status = ended
+
+
+def _empty(folder: str) -> None:
+    if os.listdir(folder):
+        files.clear(folder)
+    os.chmod(folder, 0o1777)

@@ -1,0 +1,127 @@
+"""Python source in a warm interpreter: what `python -c` would do, without starting one.
+
+The runner is a fork of the zygote, so the interpreter's start, its standard modules and its site are there
+already. Hash seed and address layout are those of the zygote.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import importlib.machinery
+import io
+import os
+import signal
+import sys
+import threading
+import types
+from typing import Any, NoReturn
+
+from . import kernel
+
+_PRELOADED = (
+    "abc", "ast", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime", "functools",
+    "heapq", "itertools", "json", "math", "operator", "pathlib", "random", "re", "string", "textwrap",
+    "traceback", "typing",
+)  # fmt: skip
+"""standard modules that programs begin with; none of them starts a thread or opens a file"""
+_REHEARSAL = "import math\n\n\ndef f(x):\n    return [x, math.pi, {'a': str(x)}]\n\n\nprint(f(1))\n"
+_ROUNDS = 3
+_FLUSH_FAILED = 120
+_baseline: frozenset[str] = frozenset()
+
+
+def prepare() -> None:
+    """In the zygote, once: import what programs begin with."""
+    global _baseline
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    _baseline = frozenset(sys.modules)
+
+
+def warm_up() -> None:
+    """In a runner that waits: touch the pages that the first program would fault in."""
+    if not _baseline:
+        return
+    shown, sys.stdout = sys.stdout, io.StringIO()
+    for _ in range(_ROUNDS):
+        exec(compile(_REHEARSAL, "<string>", "exec"), {"__name__": "rehearsal"})
+    sys.stdout = shown
+
+
+def run(request: dict[str, Any]) -> NoReturn:
+    """Run `request["source"]` as the main module, and end the process as Python would."""
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _open_streams()
+    sys.argv = ["-c", *request["argv"]]
+    if not request["isolated"]:
+        sys.path.insert(0, "")
+    sys.modules["random"].seed()
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=sys.modules["builtins"], __loader__=importlib.machinery.BuiltinImporter)
+    sys.modules["__main__"] = main
+    status = _status(request["source"], main)
+    _finish(main, status)
+
+
+def _open_streams() -> None:
+    def stream(fd: int, mode: str, errors: str, buffering: int = -1) -> io.TextIOWrapper:
+        opened = open(fd, mode, buffering, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
+        assert isinstance(opened, io.TextIOWrapper)
+        return opened
+
+    # as Python opens them in the locale C.UTF-8
+    sys.stdin = sys.__stdin__ = stream(0, "r", "surrogateescape")  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = stream(1, "w", "surrogateescape")  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = stream(2, "w", "backslashreplace", 1)  # type: ignore[misc]
+
+
+def _status(source: str, main: types.ModuleType) -> int:
+    """The exit status of the source; tracebacks are printed without the frames of this file."""
+    try:
+        exec(compile(source, "<string>", "exec", dont_inherit=True), main.__dict__)
+    except SystemExit as leaving:
+        return _exit_status(leaving.code)
+    except BaseException as error:
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+        sys.excepthook(type(error), error, error.__traceback__)
+        if isinstance(error, KeyboardInterrupt):
+            return -signal.SIGINT
+        return 1
+    return 0
+
+
+def _exit_status(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _finish(main: types.ModuleType, status: int) -> NoReturn:
+    """Join threads, run exit handlers, let go of what the program made, flush."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    # files that the program left open are flushed when they are collected
+    for name in set(sys.modules) - _baseline - {"__main__"}:
+        sys.modules.pop(name, None)
+    main.__dict__.clear()
+    gc.collect()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            with contextlib.suppress(ValueError):  # the program closed it
+                stream.flush()
+        except OSError:
+            status = status or _FLUSH_FAILED
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)

@@ -1,0 +1,117 @@
+"""Warm jails: single-use, made ahead of need by a launcher that holds no secret.
+
+Nothing of a task enters a jail before it is taken, and none comes back. One pool serves every caller of the
+process that shows jails the same root.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import threading
+from collections import deque
+from typing import Any
+
+from nano_coder.sandbox.process import JailProcess, Launcher
+from nano_shared.errors import SandboxError
+
+SIZE = min(2 * (os.cpu_count() or 1), 16)
+JAILS_A_LAUNCHER = 10_000
+"""after which a fresh launcher takes over, so that no flaw of one lives for ever"""
+_NICE = 10
+
+_pools: dict[str, Pool] = {}
+_pools_lock = threading.Lock()
+
+
+class Pool:
+    """Jails of one root, `size` of them ready. The launcher starts with the first jail asked for."""
+
+    def __init__(self, spec: dict[str, Any], room: dict[str, int], size: int = SIZE) -> None:
+        self._spec = spec
+        self._room = room
+        self._size = size
+        self._ready: deque[JailProcess] = deque()
+        self._changed = threading.Condition()
+        self._launcher: Launcher | None = None
+        self._launcher_lock = threading.Lock()
+        self._refill: threading.Thread | None = None
+        self._closed = False
+
+    def take(self) -> JailProcess:
+        """A jail of the usual room: one that waits, or a new one. Raises SandboxError."""
+        with self._changed:
+            jail = self._ready.popleft() if self._ready else None
+            if self._refill is None and not self._closed:
+                self._refill = threading.Thread(target=self._keep_filled, name="jails", daemon=True)
+                self._refill.start()
+            self._changed.notify()
+        return jail or self.make(self._room)
+
+    def make(self, room: dict[str, int]) -> JailProcess:
+        """A new jail with a workspace of another size."""
+        return self._alive().make(room)
+
+    def _alive(self) -> Launcher:
+        """The launcher, started anew where it has died or served its time."""
+        with self._launcher_lock:
+            if self._closed:
+                raise SandboxError("the sandbox is closed")
+            launcher = self._launcher
+            if launcher is not None and launcher.alive and launcher.made < JAILS_A_LAUNCHER:
+                return launcher
+            if launcher is not None:
+                launcher.retire()
+            self._launcher = Launcher(self._spec)
+            return self._launcher
+
+    def _keep_filled(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or len(self._ready) < self._size)
+                if self._closed:
+                    return
+            try:
+                jail = self.make(self._room)
+            except SandboxError:
+                # who takes the next jail will see why; do not try again before that
+                with self._changed:
+                    self._refill = None
+                return
+            with self._changed:
+                if not self._closed:
+                    self._ready.append(jail)
+                    continue
+            jail.close()
+
+    def close(self) -> None:
+        """End the launcher with all its jails, those in use too. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        with self._launcher_lock:
+            if self._launcher is not None:
+                self._launcher.close()
+        while self._ready:
+            self._ready.popleft().close()
+
+
+def shared_pool(spec: dict[str, Any], room: dict[str, int]) -> Pool:
+    """The pool of this process for jails of this kind."""
+    key = json.dumps([spec, room], sort_keys=True)
+    with _pools_lock:
+        return _pools.setdefault(key, Pool(spec, room))
+
+
+@atexit.register
+def _close_pools() -> None:
+    with _pools_lock:
+        for pool in _pools.values():
+            pool.close()
+        _pools.clear()
+
+
+# a fork has none of the threads, and must not speak on its parent's connections
+os.register_at_fork(after_in_child=_pools.clear)
