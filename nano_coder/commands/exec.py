@@ -1,38 +1,122 @@
-"""`nano-coder exec`: one command in the sandbox, with the program's own exit code."""
+"""`nano-coder exec`: one command in the sandbox with the program's own exit code, or many as a batch."""
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
 import click
 
-from nano_coder.sandbox import open_sandbox
+from nano_coder.sandbox import ExecResult, Jail, Sandbox, open_sandbox
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Limits
 
 _TIMED_OUT, _OURS = 124, 125
+WEEK_S = 604_800.0
+TERABYTE_MB = 1 << 20
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})
-@click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
+@click.option("-c", "line", metavar="TEXT", help="Run a line of shell instead of ARGV.")
 @click.option("--workspace", type=click.Path(path_type=Path), help="Directory to copy into the sandbox.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=30.0, show_default=True)
-@click.option("--memory", type=click.IntRange(16), default=1024, show_default=True, help="MB.")
-def command(argv: tuple[str, ...], workspace: Path | None, timeout: float, memory: int) -> int:
-    """Run ARGV in a sandbox on a copy of a directory. Put -- before it if it has options of its own."""
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, WEEK_S, min_open=True),
+    default=30.0,
+    show_default=True,
+    help="Seconds of wall time.",
+)
+@click.option("--memory", type=click.IntRange(16, TERABYTE_MB), default=1024, show_default=True, help="MB.")
+@click.option("--net", type=click.Choice(["none"]), default="none", show_default=True)
+@click.option("--sandbox", "kind", type=click.Choice(["ns", "none"]), default="ns", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the record of the run instead of its output.")
+@click.option("--batch", is_flag=True, help="Read one JSON request a line, answer one JSON line each.")
+@click.option("--concurrency", type=click.IntRange(1, 256), default=2, show_default=True, help="Of --batch.")
+def command(
+    argv: tuple[str, ...], line: str | None, workspace: Path | None, timeout: float, memory: int, net: str,
+    kind: str, as_json: bool, batch: bool, concurrency: int,
+) -> int:  # fmt: skip
+    """Run ARGV, FILE.py or a line of shell in a sandbox, on a copy of a directory.
+
+    Put -- before ARGV if it has options of its own. A program ended by signal N gives 128+N, one that ran
+    out of time 124; 125 is a failure of ours.
+    """
     if workspace is not None and not workspace.is_dir():
         raise UsageError(f"no such directory: {workspace}")
-    given = b"" if sys.stdin.isatty() else sys.stdin.buffer.read()
+    if sum((bool(argv), line is not None, batch)) != 1:
+        raise UsageError("name one thing to run: -- ARGV, FILE.py, -c 'shell text', or --batch")
+    limits = Limits(tool_seconds=timeout, memory_mb=memory)
+    if batch:
+        from nano_coder.commands.batch import answer_all
+
+        return answer_all(sys.stdin.buffer, sys.stdout, open_sandbox(kind), workspace, limits, concurrency)
+    script = _script(argv, workspace)
+    given = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
     try:
-        with closing(open_sandbox().open(workspace, Limits(tool_seconds=timeout, memory_mb=memory))) as jail:
-            result = jail.run(argv, stdin=given)
+        sandbox = open_sandbox(kind)
+        with closing(sandbox.open(workspace, limits)) as jail:
+            program = ["/bin/sh", "-c", line] if line is not None else _program(argv, script, jail)
+            result = jail.run(program, stdin=given)
     except SandboxError as problem:
         print(f"error: {problem}", file=sys.stderr)
         return _OURS
-    sys.stdout.buffer.write(result.stdout)
-    sys.stderr.buffer.write(result.stderr)
+    if as_json:
+        print(json.dumps(record(result, sandbox)))
+    else:
+        sys.stdout.buffer.write(result.stdout)
+        sys.stderr.buffer.write(result.stderr)
     if result.timed_out:
         return _TIMED_OUT
     return 128 + result.signal if result.signal is not None else result.exit_code or 0
+
+
+def _script(argv: tuple[str, ...], workspace: Path | None) -> bytes | None:
+    """The text of FILE.py, where the first argument names one of the host that the workspace lacks."""
+    if not argv or not argv[0].endswith(".py") or (workspace is not None and (workspace / argv[0]).exists()):
+        return None
+    try:
+        return Path(argv[0]).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {argv[0]}: {error.strerror}") from None
+
+
+def _program(argv: tuple[str, ...], script: bytes | None, jail: Jail) -> list[str]:
+    if not argv[0].endswith(".py"):
+        return list(argv)
+    name = argv[0]
+    if script is not None:
+        name = Path(argv[0]).name
+        jail.write(name, script)
+    return ["python", name, *argv[1:]]
+
+
+def record(result: ExecResult, sandbox: Sandbox) -> dict[str, object]:
+    """Everything that is known of a run."""
+    layers: Mapping[str, bool] = sandbox.layers
+    return {
+        **answer(result),
+        "stdout_bytes": result.stdout_bytes,
+        "stderr_bytes": result.stderr_bytes,
+        "cpu_s": result.cpu_s,
+        "peak_memory_bytes": result.peak_bytes,
+        "sandbox": sandbox.name,
+        "layers": dict(layers),
+    }
+
+
+def answer(result: ExecResult) -> dict[str, object]:
+    """What became of a run, and its output as text."""
+    return {
+        "exit_code": result.exit_code,
+        "signal": result.signal,
+        "timed_out": result.timed_out,
+        "oom": result.oom,
+        "stdout": result.stdout.decode("utf-8", "backslashreplace"),
+        "stderr": result.stderr.decode("utf-8", "backslashreplace"),
+        "truncated": result.truncated,
+        "wall_s": round(result.wall_s, 6),
+    }

@@ -175,6 +175,8 @@ class NsJail:
             stdout_bytes=out.size,
             stderr_bytes=err.size,
             wall_s=time.monotonic() - started,
+            cpu_s=reply["cpu_s"],
+            peak_bytes=reply["peak_bytes"],
         )
 
     def _rlimits(self) -> dict[str, int]:

@@ -26,7 +26,7 @@ _pools_lock = threading.Lock()
 
 
 class Pool:
-    """Jails of one root, `size` of them ready. The launcher starts with the first jail asked for."""
+    """Jails of one root, `size` of them ready from the second on that is asked for."""
 
     def __init__(self, spec: dict[str, Any], room: dict[str, int], size: int = SIZE) -> None:
         self._spec = spec
@@ -38,12 +38,15 @@ class Pool:
         self._launcher_lock = threading.Lock()
         self._refill: threading.Thread | None = None
         self._closed = False
+        self._taken = 0
 
     def take(self) -> JailProcess:
         """A jail of the usual room: one that waits, or a new one. Raises SandboxError."""
         with self._changed:
             jail = self._ready.popleft() if self._ready else None
-            if self._refill is None and not self._closed:
+            self._taken += 1
+            # who asks once may never ask again
+            if self._refill is None and self._taken > 1 and not self._closed:
                 self._refill = threading.Thread(target=self._keep_filled, name="jails", daemon=True)
                 self._refill.start()
             self._changed.notify()

@@ -25,6 +25,10 @@ class ExecResult:
     """size before the cap"""
     stderr_bytes: int
     wall_s: float
+    cpu_s: float = 0.0
+    """seconds of processor time of the program and what it started"""
+    peak_bytes: int = 0
+    """largest resident set of one of its processes"""
     denials: Denials = Denials()  # noqa: RUF009 (frozen, so one is enough)
 
     @property

@@ -1,0 +1,112 @@
+"""`nano-coder exec --batch`: one JSON request a line, each in a jail of its own, answered as it finishes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+
+from nano_coder.commands.exec import TERABYTE_MB, WEEK_S, answer
+from nano_coder.sandbox import ExecResult, Jail, Sandbox
+from nano_shared.errors import NanoError
+from nano_shared.types import Limits
+
+_LONGEST_LINE = 32 << 20
+_BAD_INPUT = 2
+_WAITING = 4
+"""requests read ahead, a worker"""
+
+
+class Request(BaseModel):
+    """One line of the input."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: JsonValue = None
+    python: str | None = None
+    shell: str | None = None
+    argv: list[str] | None = Field(None, min_length=1)
+    stdin: str = ""
+    files: dict[str, str] = {}
+    timeout: float | None = Field(None, gt=0, le=WEEK_S, allow_inf_nan=False)
+    memory: int | None = Field(None, ge=16, le=TERABYTE_MB)
+    """MB"""
+
+    @model_validator(mode="after")
+    def _one_program(self) -> Request:
+        if sum(program is not None for program in (self.python, self.shell, self.argv)) != 1:
+            raise ValueError("give exactly one of python, shell and argv")
+        return self
+
+
+def answer_all(
+    lines: IO[bytes], out: IO[str], sandbox: Sandbox, workspace: Path | None, limits: Limits, concurrency: int
+) -> int:
+    """Answer every line; 2 when some line was no request, else 0."""
+    writing, slots = threading.Lock(), threading.Semaphore(_WAITING * concurrency)
+    bad = threading.Event()
+
+    def serve(line: bytes) -> None:
+        try:
+            said = _answer(line, sandbox, workspace, limits)
+        finally:
+            slots.release()
+        if "error" in said and "exit_code" not in said:
+            bad.set()
+        with writing:
+            out.write(json.dumps(said) + "\n")
+            out.flush()
+
+    with ThreadPoolExecutor(concurrency) as workers:
+        futures: list[Future[None]] = []
+        while line := lines.readline(_LONGEST_LINE):
+            if line.strip():
+                slots.acquire()
+                futures.append(workers.submit(serve, line))
+        for future in futures:
+            future.result()
+    return _BAD_INPUT if bad.is_set() else 0
+
+
+def _answer(line: bytes, sandbox: Sandbox, workspace: Path | None, limits: Limits) -> dict[str, Any]:
+    try:
+        request = Request.model_validate_json(line)
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "request"
+        return {"id": _id(line), "error": f"{where}: {first['msg'].removeprefix('Value error, ')}"}
+    changes = {"tool_seconds": request.timeout, "memory_mb": request.memory}
+    wanted = limits.model_copy(update={k: v for k, v in changes.items() if v is not None})
+    try:
+        with closing(sandbox.open(workspace, wanted)) as jail:
+            for name, text in request.files.items():
+                jail.write(name, text.encode("utf-8", "surrogatepass"))
+            return {"id": request.id, **answer(_run(request, jail))}
+    except OSError as problem:
+        return {"id": request.id, "error": f"files: {problem.filename}: {problem.strerror}"}
+    except NanoError as problem:
+        return {"id": request.id, "error": str(problem)}
+
+
+def _run(request: Request, jail: Jail) -> ExecResult:
+    stdin = request.stdin.encode("utf-8", "surrogatepass")
+    if request.python is not None:
+        return jail.run_python(request.python, stdin=stdin)
+    if request.shell is not None:
+        return jail.run(["/bin/sh", "-c", request.shell], stdin=stdin)
+    assert request.argv is not None
+    return jail.run(request.argv, stdin=stdin)
+
+
+def _id(line: bytes) -> JsonValue:
+    """The id of a line that is no request, where it can be read."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found.get("id") if isinstance(found, dict) else None
