@@ -12,6 +12,7 @@ COMMANDS = {
     "diff": ("nano_coder.commands.diff", "Show what a run changed."),
     "log": ("nano_coder.commands.log", "Look at the log of runs."),
     "exec": ("nano_coder.commands.exec", "Run one command in the sandbox."),
+    "doctor": ("nano_coder.commands.doctor", "Prove what the sandbox holds here, by trying to escape."),
     "models": ("nano_coder.commands.models", "List the models that are at hand."),
     "config": ("nano_coder.commands.config", "Show the configuration and where each value came from."),
 }

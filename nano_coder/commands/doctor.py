@@ -1,0 +1,63 @@
+"""`nano-coder doctor`: what the sandbox enforces on this machine, proved by trying to escape."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from nano_coder.sandbox import open_sandbox
+from nano_coder.sandbox.doctor import Finding, examine
+from nano_shared.errors import SandboxError
+
+_SANDBOX = 6
+_ADVICE = {
+    "landlock": "a second wall around files: Linux 5.19 or newer, with landlock in its lsm= list",
+    "cgroup": "exact memory limits: root, or a delegated cgroup as systemd-run --user --scope gives",
+    "seccomp": "no table of system calls for this machine",
+}
+
+
+@click.command("doctor")
+@click.option("--sandbox", "kind", type=click.Choice(["ns"]), default="ns", show_default=True)
+@click.option("--json", "as_json", is_flag=True)
+def command(kind: str, as_json: bool) -> int:
+    """Try to escape from the sandbox, abuse it, and print what holds here and by which layer."""
+    started = time.monotonic()
+    try:
+        sandbox = open_sandbox(kind)
+        findings = examine(sandbox)
+    except SandboxError as problem:
+        raise SandboxError(f"{problem}; nothing that a model writes will run here until then") from None
+    if as_json:
+        attempts = [
+            {"attempt": f.attempt, "layer": f.layer, "held": f.held, "through": f.through} for f in findings
+        ]
+        print(json.dumps({"sandbox": sandbox.name, "attempts": attempts, "layers": dict(sandbox.layers)}))
+    else:
+        _show(findings, dict(sandbox.layers), time.monotonic() - started)
+    return 0 if all(f.held for f in findings) else _SANDBOX
+
+
+def _show(findings: list[Finding], layers: dict[str, bool], seconds: float) -> None:
+    console = Console(soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("attempt", "stopped by", "result"):
+        table.add_column(heading, no_wrap=True)
+    for finding in findings:
+        result = "[green]held[/green]" if finding.held else f"[red]GOT THROUGH: {finding.through}[/red]"
+        table.add_row(finding.attempt.replace("_", " "), finding.layer, result)
+    console.print(table)
+    on = [name.replace("_", " ") for name, is_on in layers.items() if is_on]
+    console.print(f"\nlayers on: {', '.join(on)}")
+    for name, is_on in layers.items():
+        if not is_on:
+            console.print(f"layer off: {name.replace('_', ' ')} ({_ADVICE.get(name, 'not available here')})")
+    failed = sum(not f.held for f in findings)
+    if failed:
+        console.print("[red]this machine does not isolate[/red]: try --sandbox bwrap, or run nano in a VM")
+    verdict = f"{failed} attempts got through" if failed else f"all {len(findings)} attempts were stopped"
+    console.print(f"{verdict}, in {seconds:.1f} s")
