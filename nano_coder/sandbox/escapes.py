@@ -201,9 +201,9 @@ def hold_memory_that_nobody_counts(outside: dict[str, str]) -> str | None:
 
 def type_into_the_terminal(outside: dict[str, str]) -> str | None:
     try:
-        master, slave = os.openpty()
+        slave = os.openpty()[1]
     except OSError:
-        master, slave = 0, 0
+        slave = 0
     try:
         fcntl.ioctl(slave, 0x5412, struct.pack("c", b"x"))
     except OSError as error:

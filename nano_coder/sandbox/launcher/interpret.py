@@ -56,7 +56,8 @@ def run(request: dict[str, Any]) -> NoReturn:
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
     os.environ.clear()
     os.environ.update(request["env"])
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _open_streams()
     sys.argv = ["-c", *request["argv"]]
@@ -65,6 +66,8 @@ def run(request: dict[str, Any]) -> NoReturn:
     sys.modules["random"].seed()
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=sys.modules["builtins"], __loader__=importlib.machinery.BuiltinImporter)
+    if sys.version_info < (3, 14):
+        main.__dict__["__annotations__"] = {}
     sys.modules["__main__"] = main
     status = _status(request["source"], main)
     _finish(main, status)
