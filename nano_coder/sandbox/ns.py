@@ -15,7 +15,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -91,15 +91,22 @@ class NsSandbox:
 
     def open(self, workspace: Path | None, limits: Limits) -> NsJail:
         """Raises UsageError for a workspace that cannot be read, SandboxError where isolation fails."""
+        return self._open(workspace, limits, self._pool.take)
+
+    def open_new(self, workspace: Path | None, limits: Limits) -> NsJail:
+        """As `open`, but with a jail made for the purpose, though one may be waiting."""
+        return self._open(workspace, limits, lambda: self._pool.make(_room(USUAL_MB * _MB)))
+
+    def _open(self, workspace: Path | None, limits: Limits, usual: Callable[[], JailProcess]) -> NsJail:
         check_limits(limits)
         if workspace is None:
-            return self._jail(self._pool.take(), limits, USUAL_MB * _MB)
+            return self._jail(usual(), limits, USUAL_MB * _MB)
         packed = pack_workspace(Path(workspace))
         with packed.stream:
             if packed.size > USUAL_MB * _MB:
                 jail = self._jail(self._pool.make(_room(packed.size)), limits, packed.size)
             else:
-                jail = self._jail(self._pool.take(), limits, USUAL_MB * _MB)
+                jail = self._jail(usual(), limits, USUAL_MB * _MB)
             try:
                 jail.fill(packed.stream.fileno())
             except (UsageError, SandboxError):

@@ -43,7 +43,7 @@ class Pool:
     def take(self) -> JailProcess:
         """A jail of the usual room: one that waits, or a new one. Raises SandboxError."""
         with self._changed:
-            jail = self._ready.popleft() if self._ready else None
+            jail = self._waiting()
             self._taken += 1
             # who asks once may never ask again
             if self._refill is None and self._taken > 1 and not self._closed:
@@ -54,7 +54,22 @@ class Pool:
 
     def make(self, room: dict[str, int]) -> JailProcess:
         """A new jail with a workspace of another size."""
+        launcher = self._alive()
+        try:
+            return launcher.make(room)
+        except SandboxError:
+            if launcher.alive:
+                raise
         return self._alive().make(room)
+
+    def _waiting(self) -> JailProcess | None:
+        """A ready jail; those that died while they waited are dropped."""
+        while self._ready:
+            jail = self._ready.popleft()
+            if jail.alive:
+                return jail
+            jail.close()
+        return None
 
     def _alive(self) -> Launcher:
         """The launcher, started anew where it has died or served its time."""
@@ -109,7 +124,8 @@ def shared_pool(spec: dict[str, Any], room: dict[str, int]) -> Pool:
 
 
 @atexit.register
-def _close_pools() -> None:
+def close_pools() -> None:
+    """End every launcher of this process. A later jail starts another."""
     with _pools_lock:
         for pool in _pools.values():
             pool.close()

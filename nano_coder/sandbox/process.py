@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -174,6 +175,11 @@ class JailProcess:
             if not drain.run(timeout, self._kill):
                 raise SandboxError(f"a jail did not end a program within {drain.PATIENCE_S:g} s")
             return self._reply(), drain
+
+    @property
+    def alive(self) -> bool:
+        # the pidfd of a process that ended is readable
+        return not self._closed and not select.select([self._init], [], [], 0)[0]
 
     def _reply(self) -> dict[str, Any]:
         received = message.receive(self._control)

@@ -67,7 +67,7 @@ def run(request: dict[str, Any]) -> NoReturn:
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=sys.modules["builtins"], __loader__=importlib.machinery.BuiltinImporter)
     if sys.version_info < (3, 14):
-        main.__dict__["__annotations__"] = {}
+        main.__annotations__ = {}
     sys.modules["__main__"] = main
     status = _status(request["source"], main)
     _finish(main, status)
