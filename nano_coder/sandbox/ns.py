@@ -24,7 +24,7 @@ from nano_coder.sandbox.launcher import landlock, seccomp
 from nano_coder.sandbox.layout import plan_root, unused_uid
 from nano_coder.sandbox.output import FLOOD_BYTES, Drain, Output
 from nano_coder.sandbox.pool import shared_pool
-from nano_coder.sandbox.process import JailProcess
+from nano_coder.sandbox.process import JailProcess, Outcome
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
 from nano_coder.sandbox.request import check_limits, check_run, minimal_environment, python_program
 from nano_coder.sandbox.workspace import pack_workspace
@@ -66,7 +66,7 @@ class NsSandbox:
             "warm_python": self.python if warm else None,
             "environment": environment,
         }
-        self._pool = shared_pool(spec, _room(USUAL_MB * _MB))
+        self.pool = shared_pool(spec, _room(USUAL_MB * _MB))
         self._environment = environment
         self._warm = warm
         self.layers: Mapping[str, bool] = {
@@ -91,11 +91,11 @@ class NsSandbox:
 
     def open(self, workspace: Path | None, limits: Limits) -> NsJail:
         """Raises UsageError for a workspace that cannot be read, SandboxError where isolation fails."""
-        return self._open(workspace, limits, self._pool.take)
+        return self._open(workspace, limits, self.pool.take)
 
     def open_new(self, workspace: Path | None, limits: Limits) -> NsJail:
         """As `open`, but with a jail made for the purpose, though one may be waiting."""
-        return self._open(workspace, limits, lambda: self._pool.make(_room(USUAL_MB * _MB)))
+        return self._open(workspace, limits, lambda: self.pool.make(_room(USUAL_MB * _MB)))
 
     def _open(self, workspace: Path | None, limits: Limits, usual: Callable[[], JailProcess]) -> NsJail:
         check_limits(limits)
@@ -104,7 +104,7 @@ class NsSandbox:
         packed = pack_workspace(Path(workspace))
         with packed.stream:
             if packed.size > USUAL_MB * _MB:
-                jail = self._jail(self._pool.make(_room(packed.size)), limits, packed.size)
+                jail = self._jail(self.pool.make(_room(packed.size)), limits, packed.size)
             else:
                 jail = self._jail(usual(), limits, USUAL_MB * _MB)
             try:
@@ -172,18 +172,18 @@ class NsJail:
         with _given(options.get("stdin", b"")) as source:
             reply, drain = self._call(request, (out, err), stdin=source, timeout=wall, flood=FLOOD_BYTES)
         return ExecResult(
-            exit_code=reply["exit_code"],
-            signal=reply["signal"],
+            exit_code=reply.exit_code,
+            signal=reply.signal,
             # a program that ended by itself while the kill was on its way was not stopped by it
-            timed_out=drain.timed_out and reply["exit_code"] is None,
-            oom=reply["oom"],
+            timed_out=drain.timed_out and reply.exit_code is None,
+            oom=reply.oom,
             stdout=out.value(),
             stderr=err.value(),
             stdout_bytes=out.size,
             stderr_bytes=err.size,
             wall_s=time.monotonic() - started,
-            cpu_s=reply["cpu_s"],
-            peak_bytes=reply["peak_bytes"],
+            cpu_s=reply.cpu_s,
+            peak_bytes=reply.peak_bytes,
         )
 
     def _rlimits(self) -> dict[str, int]:
@@ -242,9 +242,9 @@ class NsJail:
         """A file operation by trusted code. Raises OSError as the operation inside did."""
         outputs = (out, Output(_SMALL))
         reply, drain = self._call(request, outputs, stdin=stdin, timeout=_OPERATION_S, flood=flood)
-        if "refused" in reply:
-            raise OSError(*reply["refused"], request.get("path"))
-        if drain.timed_out or (reply["exit_code"] != 0 and not drain.flooded):
+        if reply.refused is not None:
+            raise OSError(*reply.refused, request.get("path"))
+        if drain.timed_out or (reply.exit_code != 0 and not drain.flooded):
             raise SandboxError(f"the file operation {request['op']!r} failed inside the jail: {reply}")
         return drain
 
@@ -256,7 +256,7 @@ class NsJail:
         stdin: int,
         timeout: float,
         flood: int,
-    ) -> tuple[dict[str, Any], Drain]:
+    ) -> tuple[Outcome, Drain]:
         whole = {**request, "memory_bytes": self._limits.memory_mb * _MB}
         return self._process.call(whole, outputs, stdin=stdin, timeout=timeout, flood=flood)
 

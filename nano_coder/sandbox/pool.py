@@ -31,14 +31,22 @@ class Pool:
     def __init__(self, spec: dict[str, Any], room: dict[str, int], size: int = SIZE) -> None:
         self._spec = spec
         self._room = room
-        self._size = size
+        self.size = size
         self._ready: deque[JailProcess] = deque()
         self._changed = threading.Condition()
         self._launcher: Launcher | None = None
         self._launcher_lock = threading.Lock()
+        self._retired: list[Launcher] = []
         self._refill: threading.Thread | None = None
         self._closed = False
         self._taken = 0
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def ready(self) -> list[JailProcess]:
+        """Those that wait."""
+        return list(self._ready)
 
     def take(self) -> JailProcess:
         """A jail of the usual room: one that waits, or a new one. Raises SandboxError."""
@@ -81,6 +89,10 @@ class Pool:
                 return launcher
             if launcher is not None:
                 launcher.retire()
+                self._retired.append(launcher)
+            for old in [old for old in self._retired if not old.alive]:
+                old.close()
+                self._retired.remove(old)
             self._launcher = Launcher(self._spec)
             return self._launcher
 
@@ -88,7 +100,7 @@ class Pool:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or len(self._ready) < self._size)
+                self._changed.wait_for(lambda: self._closed or len(self._ready) < self.size)
                 if self._closed:
                     return
             try:
@@ -110,8 +122,8 @@ class Pool:
             self._closed = True
             self._changed.notify_all()
         with self._launcher_lock:
-            if self._launcher is not None:
-                self._launcher.close()
+            for launcher in (*self._retired, *([self._launcher] if self._launcher else [])):
+                launcher.close()
         while self._ready:
             self._ready.popleft().close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -13,6 +14,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from nano_coder.sandbox.launcher import message
 from nano_coder.sandbox.output import Drain, Output
 from nano_coder.sandbox.remedy import cannot_isolate
@@ -20,6 +23,20 @@ from nano_shared.errors import SandboxError
 
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from launcher.zygote import main; main()"
 _PATIENCE_S = 30.0
+
+
+class Outcome(BaseModel):
+    """What a jail's init says of the end of a request; checked, since it comes from inside."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    exit_code: int | None
+    signal: int | None
+    oom: bool
+    cpu_s: float
+    peak_bytes: int
+    refused: tuple[int, str] | None = None
+    """errno and text of a file operation that failed"""
 
 
 class Launcher:
@@ -129,7 +146,7 @@ class JailProcess:
         """Wait until every layer is up. Raises SandboxError where one is not."""
         self._control.settimeout(patience)
         try:
-            self._reply()
+            self._said()
         except OSError as error:
             raise self._lost() from error
         self._control.settimeout(None)
@@ -142,7 +159,7 @@ class JailProcess:
         stdin: int,
         timeout: float | None,
         flood: int,
-    ) -> tuple[dict[str, Any], Drain]:
+    ) -> tuple[Outcome, Drain]:
         """Run one request and collect what it writes to stdout and stderr."""
         with self._lock:
             if self._closed:
@@ -164,7 +181,7 @@ class JailProcess:
         stdin: int,
         timeout: float | None,
         flood: int,
-    ) -> tuple[dict[str, Any], Drain]:
+    ) -> tuple[Outcome, Drain]:
         with contextlib.ExitStack() as stack:
             (out, out_inside), (err, err_inside) = _pipe(stack), _pipe(stack)
             try:
@@ -172,25 +189,32 @@ class JailProcess:
             except OSError as error:
                 raise self._lost() from error
             drain = Drain({out: outputs[0], err: outputs[1]}, self._control.fileno(), flood)
-            if not drain.run(timeout, self._kill):
+            if not drain.run(timeout, self._stop):
                 raise SandboxError(f"a jail did not end a program within {drain.PATIENCE_S:g} s")
-            return self._reply(), drain
+            try:
+                # as JSON, where a list is a tuple
+                return Outcome.model_validate_json(json.dumps(self._said())), drain
+            except ValidationError as problem:
+                raise SandboxError(f"a jail answered nonsense ({problem.errors()[0]['msg']})") from problem
 
     @property
     def alive(self) -> bool:
         # the pidfd of a process that ended is readable
         return not self._closed and not select.select([self._init], [], [], 0)[0]
 
-    def _reply(self) -> dict[str, Any]:
+    def _said(self) -> dict[str, Any]:
         received = message.receive(self._control)
         if received is None:
             raise self._lost()
-        return checked(received)[0]
+        reply, fds = checked(received)
+        for fd in fds:  # a jail has nothing to hand out
+            os.close(fd)
+        return reply
 
     def _lost(self) -> SandboxError:
         return SandboxError(f"the jail ended ({self._last_words()}); open another, or is memory short?")
 
-    def _kill(self) -> None:
+    def _stop(self) -> None:
         with contextlib.suppress(OSError):
             message.send(self._control, {"op": "kill"})
 
@@ -202,12 +226,16 @@ class JailProcess:
         with self._lock:
             self._end()
 
+    def kill(self) -> None:
+        """Kill init, and with it every process of the jail."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._init, signal.SIGKILL)
+
     def _end(self) -> None:
         if self._closed:
             return
         self._closed = True
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._init, signal.SIGKILL)
+        self.kill()
         os.close(self._init)
         self._control.close()
 

@@ -19,20 +19,30 @@ def send(control: socket.socket, message: dict[str, Any], fds: Sequence[int] = (
 
 
 def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """The next message with its descriptors, or None when the other side is gone."""
+    """The next message with its descriptors, or None when the other side is gone or speaks nonsense."""
     try:
         header, fds, _, _ = socket.recv_fds(control, 4, _MOST_FDS, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
         return None
-    payload = None
-    if len(header := header + _exactly(control, 4 - len(header))) == 4:
-        size = int.from_bytes(header, "big")
-        payload = _exactly(control, size) if size <= _LONGEST else b""
-        if len(payload) == size:
-            return json.loads(payload), fds
+    message = _read(control, header)
+    if message is not None:
+        return message, fds
     for fd in fds:
         os.close(fd)
     return None
+
+
+def _read(control: socket.socket, header: bytes) -> dict[str, Any] | None:
+    header += _exactly(control, 4 - len(header))
+    size = int.from_bytes(header, "big")
+    if len(header) < 4 or size > _LONGEST:
+        return None
+    payload = _exactly(control, size)
+    try:
+        message = json.loads(payload) if len(payload) == size else None
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None
 
 
 def _exactly(control: socket.socket, size: int) -> bytes:
