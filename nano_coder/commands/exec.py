@@ -6,11 +6,14 @@ import json
 import sys
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from nano_coder.sandbox import ExecResult, Jail, Sandbox, open_sandbox
+from nano_coder.sandbox.ns import NsJail, NsSandbox
+from nano_coder.sandbox.proxy import parse_allowed
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Limits
 
@@ -31,7 +34,12 @@ TERABYTE_MB = 1 << 20
     help="Seconds of wall time.",
 )
 @click.option("--memory", type=click.IntRange(16, TERABYTE_MB), default=1024, show_default=True, help="MB.")
-@click.option("--net", type=click.Choice(["none"]), default="none", show_default=True)
+@click.option(
+    "--net",
+    default="none",
+    show_default=True,
+    help="none, or allow=HOST,...: HTTP(S) to these hosts, through a proxy that keeps every call.",
+)
 @click.option("--sandbox", "kind", type=click.Choice(["ns", "none"]), default="ns", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the record of the run instead of its output.")
 @click.option("--batch", is_flag=True, help="Read one JSON request a line, answer one JSON line each.")
@@ -50,28 +58,40 @@ def command(
     if sum((bool(argv), line is not None, batch)) != 1:
         raise UsageError("name one thing to run: -- ARGV, FILE.py, -c 'shell text', or --batch")
     limits = Limits(tool_seconds=timeout, memory_mb=memory)
+    hosts = frozenset[str]() if net == "none" else parse_allowed(net)
     if batch:
         from nano_coder.commands.batch import answer_all
 
+        if hosts:
+            raise UsageError("--batch has no network: leave out --net")
         return answer_all(sys.stdin.buffer, sys.stdout, open_sandbox(kind), workspace, limits, concurrency)
     script = _script(argv, workspace)
     given = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
     try:
         sandbox = open_sandbox(kind)
-        with closing(sandbox.open(workspace, limits)) as jail:
+        with closing(_open(sandbox, workspace, limits, hosts)) as jail:
             program = ["/bin/sh", "-c", line] if line is not None else _program(argv, script, jail)
             result = jail.run(program, stdin=given)
+            calls = jail.calls if isinstance(jail, NsJail) else []
     except SandboxError as problem:
         print(f"error: {problem}", file=sys.stderr)
         return _OURS
     if as_json:
-        print(json.dumps(record(result, sandbox)))
+        print(json.dumps({**record(result, sandbox), "network": [asdict(call) for call in calls]}))
     else:
         sys.stdout.buffer.write(result.stdout)
         sys.stderr.buffer.write(result.stderr)
     if result.timed_out:
         return _TIMED_OUT
     return 128 + result.signal if result.signal is not None else result.exit_code or 0
+
+
+def _open(sandbox: Sandbox, workspace: Path | None, limits: Limits, hosts: frozenset[str]) -> Jail:
+    if not hosts:
+        return sandbox.open(workspace, limits)
+    if not isinstance(sandbox, NsSandbox):
+        raise UsageError(f"the sandbox {sandbox.name!r} has no way out to named hosts; use --sandbox ns")
+    return sandbox.open_connected(workspace, limits, hosts)
 
 
 def _script(argv: tuple[str, ...], workspace: Path | None) -> bytes | None:

@@ -26,10 +26,11 @@ from nano_coder.sandbox.output import FLOOD_BYTES, Drain, Output
 from nano_coder.sandbox.pool import shared_pool
 from nano_coder.sandbox.process import JailProcess, Outcome
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
+from nano_coder.sandbox.proxy import PORT, VARIABLES, Call, Proxy, Resolve, resolve
 from nano_coder.sandbox.request import check_limits, check_run, minimal_environment, python_program
 from nano_coder.sandbox.workspace import pack_workspace
 from nano_shared.errors import SandboxError, UsageError
-from nano_shared.types import Limits
+from nano_shared.types import Denials, Limits
 
 WORK_MB = 512
 """room of a workspace, beside twice what it started with"""
@@ -97,14 +98,29 @@ class NsSandbox:
         """As `open`, but with a jail made for the purpose, though one may be waiting."""
         return self._open(workspace, limits, lambda: self.pool.make(_room(USUAL_MB * _MB)))
 
-    def _open(self, workspace: Path | None, limits: Limits, usual: Callable[[], JailProcess]) -> NsJail:
+    def open_connected(
+        self, workspace: Path | None, limits: Limits, allowed: frozenset[str], resolve: Resolve = resolve
+    ) -> NsJail:
+        """As `open`, with a way out to the `allowed` hosts, through a proxy in this process."""
+
+        def usual() -> JailProcess:
+            return self.pool.make(_room(USUAL_MB * _MB, listen=PORT))
+
+        jail = self._open(workspace, limits, usual, listen=PORT)
+        jail.connect(allowed, resolve)
+        return jail
+
+    def _open(
+        self, workspace: Path | None, limits: Limits, usual: Callable[[], JailProcess], *, listen: int = 0
+    ) -> NsJail:
         check_limits(limits)
         if workspace is None:
             return self._jail(usual(), limits, USUAL_MB * _MB)
         packed = pack_workspace(Path(workspace))
         with packed.stream:
             if packed.size > USUAL_MB * _MB:
-                jail = self._jail(self.pool.make(_room(packed.size)), limits, packed.size)
+                room = _room(packed.size, listen=listen)
+                jail = self._jail(self.pool.make(room), limits, packed.size)
             else:
                 jail = self._jail(usual(), limits, USUAL_MB * _MB)
             try:
@@ -119,9 +135,10 @@ class NsSandbox:
         return NsJail(process, limits, self._environment, room, None if self._warm else self.python)
 
 
-def _room(size: int) -> dict[str, int]:
-    """What a workspace of `size` bytes may grow to."""
+def _room(size: int, *, listen: int = 0) -> dict[str, int]:
+    """What a workspace of `size` bytes may grow to, and the port that the jail is to listen on."""
     return {
+        "listen": listen,
         "work_bytes": WORK_MB * _MB + 2 * size,
         "work_inodes": WORK_INODES + size // 512,
         "tmp_mb": TMP_MB,
@@ -143,6 +160,17 @@ class NsJail:
         self._environment = environment
         self._room = room
         self.cold_python = cold_python
+        self._proxy: Proxy | None = None
+
+    def connect(self, allowed: frozenset[str], resolve: Resolve) -> None:
+        """Serve what the jail's listening socket is asked for."""
+        assert self._process.listener is not None
+        self._proxy = Proxy(self._process.listener, allowed, resolve)
+
+    @property
+    def calls(self) -> list[Call]:
+        """Every attempt so far to reach a host, through the proxy."""
+        return list(self._proxy.calls) if self._proxy else []
 
     def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> ExecResult:
         return self._run({"op": "run", "argv": list(argv)}, argv, options)
@@ -166,7 +194,10 @@ class NsJail:
         cap = options.get("output_bytes", self._limits.output_bytes)
         env = options.get("env", {})
         check_run(argv, env, wall, cap)
-        request = {**request, "env": {**self._environment, **env}, "rlimits": self._rlimits()}
+        way_out = VARIABLES if self._proxy else {}
+        whole = {**self._environment, **way_out, **env}
+        request = {**request, "env": whole, "rlimits": self._rlimits()}
+        calls = len(self.calls)
         out, err = Output(cap), Output(cap)
         started = time.monotonic()
         with _given(options.get("stdin", b"")) as source:
@@ -184,6 +215,7 @@ class NsJail:
             wall_s=time.monotonic() - started,
             cpu_s=reply.cpu_s,
             peak_bytes=reply.peak_bytes,
+            denials=Denials(network=sum(call.refused is not None for call in self.calls[calls:])),
         )
 
     def _rlimits(self) -> dict[str, int]:
@@ -269,6 +301,8 @@ class NsJail:
         return held
 
     def close(self) -> None:
+        if self._proxy is not None:
+            self._proxy.close()
         self._process.close()
 
 

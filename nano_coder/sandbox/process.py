@@ -141,12 +141,16 @@ class JailProcess:
         self._last_words = last_words
         self._lock = threading.Lock()
         self._closed = False
+        self.listener: socket.socket | None = None
+        """of a jail that was made to listen: its socket, to accept on"""
 
     def begin(self, patience: float) -> None:
         """Wait until every layer is up. Raises SandboxError where one is not."""
         self._control.settimeout(patience)
         try:
-            self._said()
+            _, fds = self._said()
+            if fds:
+                self.listener = socket.socket(fileno=fds[0])
         except OSError as error:
             raise self._lost() from error
         self._control.settimeout(None)
@@ -193,7 +197,7 @@ class JailProcess:
                 raise SandboxError(f"a jail did not end a program within {drain.PATIENCE_S:g} s")
             try:
                 # as JSON, where a list is a tuple
-                return Outcome.model_validate_json(json.dumps(self._said())), drain
+                return Outcome.model_validate_json(json.dumps(self._said()[0])), drain
             except ValidationError as problem:
                 raise SandboxError(f"a jail answered nonsense ({problem.errors()[0]['msg']})") from problem
 
@@ -202,14 +206,11 @@ class JailProcess:
         # the pidfd of a process that ended is readable
         return not self._closed and not select.select([self._init], [], [], 0)[0]
 
-    def _said(self) -> dict[str, Any]:
+    def _said(self) -> tuple[dict[str, Any], list[int]]:
         received = message.receive(self._control)
         if received is None:
             raise self._lost()
-        reply, fds = checked(received)
-        for fd in fds:  # a jail has nothing to hand out
-            os.close(fd)
-        return reply
+        return checked(received)
 
     def _lost(self) -> SandboxError:
         return SandboxError(f"the jail ended ({self._last_words()}); open another, or is memory short?")

@@ -37,7 +37,12 @@ def main(control: socket.socket, plan: dict[str, Any]) -> NoReturn:
     except kernel.LayerError as error:
         message.send(control, error.record())
         os._exit(0)
-    message.send(control, {"ready": True})
+    if plan["listen"]:
+        # for the agent to accept on: the only way out, and it ends in the agent
+        with socket.create_server(("127.0.0.1", plan["listen"])) as listener:
+            message.send(control, {"ready": True}, [listener.fileno()])
+    else:
+        message.send(control, {"ready": True})
     while True:
         pid, report = _start_runner(control)
         outcome = _supervise(pid, report, control)
