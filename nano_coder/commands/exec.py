@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from contextlib import closing
@@ -57,6 +58,8 @@ def command(
         raise UsageError(f"no such directory: {workspace}")
     if sum((bool(argv), line is not None, batch)) != 1:
         raise UsageError("name one thing to run: -- ARGV, FILE.py, -c 'shell text', or --batch")
+    if math.isnan(timeout):
+        raise UsageError("--timeout nan: name a number of seconds")
     limits = Limits(tool_seconds=timeout, memory_mb=memory)
     hosts = frozenset[str]() if net == "none" else parse_allowed(net)
     if batch:

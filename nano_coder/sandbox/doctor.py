@@ -66,16 +66,16 @@ class Finding:
 
 def examine(sandbox: Sandbox) -> list[Finding]:
     """Every attempt and what became of it. Raises SandboxError where no jail can be had."""
-    with _outside() as outside, closing(sandbox.open(None, _LIMITS)) as jail:
+    with host_bait() as outside, closing(sandbox.open(None, _LIMITS)) as jail:
         outside["memory_counted"] = "yes" if sandbox.layers.get("cgroup") else "no"
-        found = _escapes(jail, outside) | _abuses(jail)
+        found = try_to_escape(jail, outside) | _abuses(jail)
     return [
         Finding(name, layer, found.get(name, "the attempt did not report")) for name, layer in _LAYERS.items()
     ]
 
 
 @contextmanager
-def _outside() -> Iterator[dict[str, str]]:
+def host_bait() -> Iterator[dict[str, str]]:
     """Things of the host that a jail must not reach: a file, a key, a server, a socket."""
     with ExitStack() as stack:
         canary = stack.enter_context(tempfile.NamedTemporaryFile(prefix="nano-canary-"))
@@ -97,7 +97,8 @@ def _outside() -> Iterator[dict[str, str]]:
         }
 
 
-def _escapes(jail: Jail, outside: Mapping[str, str]) -> dict[str, str | None]:
+def try_to_escape(jail: Jail, outside: Mapping[str, str]) -> dict[str, str | None]:
+    """Attempt -> None where it was stopped, else what it achieved; empty where the program did not run."""
     result = jail.run_python(_PROGRAM, [json.dumps(dict(outside))], isolated=True)
     if not result.ok:
         return {}
