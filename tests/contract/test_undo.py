@@ -203,6 +203,20 @@ def test_a_directory_at_an_earlier_stage_is_taken_back_from_there():
         assert read_tree(run.here) == run.trees[0]
 
 
+@pytest.mark.parametrize(
+    "last", [("delete", b"sub"), ("chmod folder", b"sub", 0o700), ("write", b"sub", b"1", 0o644)]
+)
+@pytest.mark.parametrize("found", [{}, {b"sub": ("dir", {}, 0o750)}])
+def test_an_empty_folder_of_an_earlier_stage_is_taken_back_from_there(found, last):
+    first = [("mkdir", b"sub"), ("chmod folder", b"sub", 0o755)]
+    with a_run(found, [first, [last]]) as run:
+        run.apply()
+        run.undo(1)
+        assert read_tree(run.here) == run.trees[1]
+        run.undo()
+        assert read_tree(run.here) == found
+
+
 def test_an_earlier_stage_does_not_excuse_an_edit():
     turns = [[("write", b"made", b"1", 0o644)], [("write", b"a", b"2", 0o644)]]
     with a_run({b"a": ("file", b"0", 0o644)}, turns) as run:

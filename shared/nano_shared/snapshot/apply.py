@@ -65,8 +65,8 @@ def apply(
     `after`, so that an apply that was killed can be run again); otherwise Conflict lists all that are not,
     and nothing is touched. The same holds for the paths of `guard`, which need not differ. Files appear
     complete, by rename. A directory that should go stays where it holds files that no snapshot knows, or
-    has another mode than in `before`. Raises LogError for a missing or corrupt blob before any change,
-    UsageError where the system refuses a change.
+    has another mode than in `before`; one that should come may be there already, with any mode. Raises
+    LogError for a missing or corrupt blob before any change, UsageError where the system refuses a change.
     """
     old, new, guarded = load(before, blobs), load(after, blobs), frozenset(guard)
     if not directory.is_dir():
@@ -102,7 +102,7 @@ def _plan(
         except (PermissionError, ValueError):
             conflicts.add(path)
             continue
-        if _settled(now, before, after):
+        if now == after or _stays(_Change(path, now, after), before, root, exactly=path in guarded):
             continue
         if not _expected(now, before):
             conflicts.add(path)
@@ -145,13 +145,18 @@ def _strangers(path: str, old: Snapshot, root: AnchoredDirectory) -> Iterator[st
                 yield from _strangers(child, old, root)
 
 
-def _settled(now: Entry | None, before: Entry | None, after: Entry | None) -> bool:
-    """Nothing to do: it is as it should be, or it is a directory of the user's own, which stays as it is."""
-    if now == after:
-        return True
+def _stays(change: _Change, before: Entry | None, root: AnchoredDirectory, *, exactly: bool) -> bool:
+    """A directory that the user made, or keeps something in, is no conflict: it is left as it is.
+
+    Not so where the whole must be `exactly` as before: there only one that has something in it may be left.
+    """
+    now, after = change.now, change.after
     if not _is_directory(now) or not (after is None or _is_directory(after)):
         return False
-    return before is None or (after is None and _is_directory(before) and not _expected(now, before))
+    if before is None and after is None:
+        return bool(root.children(change.path))
+    changed = after is None and _is_directory(before) and not _expected(now, before)
+    return not exactly and (before is None or changed)
 
 
 def _expected(now: Entry | None, before: Entry | None) -> bool:
