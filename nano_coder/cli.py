@@ -10,6 +10,8 @@ COMMANDS = {
     "resume": ("nano_coder.commands.resume", "Go on with a run that was killed or interrupted."),
     "apply": ("nano_coder.commands.apply", "Apply a run's changes to the directory it started from."),
     "diff": ("nano_coder.commands.diff", "Show what a run changed."),
+    "undo": ("nano_coder.commands.undo", "Take back what applying a run did."),
+    "restore": ("nano_coder.commands.restore", "Write the workspace as a step of a run left it."),
     "log": ("nano_coder.commands.log", "Look at the log of runs."),
     "exec": ("nano_coder.commands.exec", "Run one command in the sandbox."),
     "doctor": ("nano_coder.commands.doctor", "Prove what the sandbox holds here, by trying to escape."),

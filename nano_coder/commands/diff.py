@@ -6,16 +6,27 @@ import sys
 
 import click
 
+from nano_coder.commands.step import workspace_after
+from nano_shared import snapshot
 from nano_shared.printable import printable
 from nano_shared.store import LogStore
 
 
 @click.command("diff")
 @click.argument("run")
+@click.option(
+    "--at", "step", type=int, metavar="STEP", help="As it was after this step, as `log show` counts them."
+)
 @click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
-def command(run: str, log: str | None) -> int:
+def command(run: str, step: int | None, log: str | None) -> int:
     """Print the unified diff of RUN against the workspace it started from."""
-    text = LogStore.open(log, create=False).get(run).diff
+    store = LogStore.open(log, create=False)
+    trajectory = store.get(run)
+    text = trajectory.diff
+    # a run that was killed left steps, but no diff
+    if step is not None or (trajectory.stop is None and trajectory.snapshot):
+        start, then = (workspace_after(trajectory, at) for at in (0, step))
+        text = snapshot.diff(start, then, store.blobs)
     # a pipe gets it exactly, for `git apply`
     print(printable(text) if sys.stdout.isatty() else text, end="")
     return 0

@@ -1,8 +1,8 @@
 """Content-addressed snapshots of a workspace, kept in the blob store and outside the user's git.
 
 `snapshot_directory` and `snapshot_tar` take one, `materialise` lays one down in an empty folder, `diff`
-shows what two have between them, and `apply` brings a change to the folder that it was made for. Undo is
-`apply(after, before)`.
+shows what two have between them, `apply` brings a change to the folder that it was made for, and `undo`
+takes one back from whichever of its stages the folder is at.
 """
 
 from nano_shared.snapshot.apply import apply
@@ -20,6 +20,7 @@ from nano_shared.snapshot.tree import (
     changed_paths,
     load,
 )
+from nano_shared.snapshot.undo import undo
 from nano_shared.snapshot.unified import diff
 
 __all__ = [
@@ -38,4 +39,5 @@ __all__ = [
     "materialise",
     "snapshot_directory",
     "snapshot_tar",
+    "undo",
 ]

@@ -48,7 +48,7 @@ class AnchoredDirectory:
         """Raises PermissionError where this user may not change what the parent of a path holds."""
         with suppress(FileNotFoundError, NotADirectoryError), self._parent(path) as (parent, _):
             if not os.access(".", os.W_OK | os.X_OK, dir_fd=parent):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path.rpartition("/")[0])
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path.rpartition("/")[0] or ".")
 
     def make_directory(self, path: str) -> None:
         with self._parent(path) as (parent, name):
@@ -85,6 +85,8 @@ class AnchoredDirectory:
 
     def set_directory_mode(self, path: str, mode: int) -> None:
         with self._parent(path) as (parent, name), _opened(parent, name, _PASSING) as folder:
+            # Snapshots know no setgid and no sticky bit: those that the user's directory has are kept.
+            mode |= os.fstat(folder).st_mode & ~MODE_BITS & 0o7777
             # Through /proc, since a descriptor that needs no read permission refuses fchmod.
             os.chmod(f"/proc/self/fd/{folder}", mode)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,66 +51,112 @@ class _Change:
         return self.after is not None and not _is_directory(self.after)
 
 
-def apply(before: str | Snapshot, after: str | Snapshot, blobs: BlobStore, directory: Path) -> list[str]:
+def apply(
+    before: str | Snapshot,
+    after: str | Snapshot,
+    blobs: BlobStore,
+    directory: Path,
+    *,
+    guard: Iterable[str] = (),
+) -> list[str]:
     """Change `directory` as `before` became `after`; give the paths it changed.
 
     Touches only paths that differ between the two. Each must still be as in `before` (or already as in
     `after`, so that an apply that was killed can be run again); otherwise Conflict lists all that are not,
-    and nothing is touched. Files appear complete, by rename. A directory that should go stays where it
-    holds files that no snapshot knows. Raises LogError for a missing or corrupt blob before any change,
-    UsageError where the system refuses a change.
+    and nothing is touched. The same holds for the paths of `guard`, which need not differ. Files appear
+    complete, by rename. A directory that should go stays where it holds files that no snapshot knows, or
+    has another mode than in `before`; one that should come may be there already, with any mode. Raises
+    LogError for a missing or corrupt blob before any change, UsageError where the system refuses a change.
     """
-    old, new = load(before, blobs), load(after, blobs)
+    old, new, guarded = load(before, blobs), load(after, blobs), frozenset(guard)
     if not directory.is_dir():
         raise SnapshotError(f"no such directory: {directory}")
     try:
         with AnchoredDirectory(directory) as root, full_disk_explained(directory):
-            changes = _plan(old, new, root, directory)
+            changes = _plan(old, new, guarded, root, directory)
             if changes:
                 with _staged(changes, blobs, root) as staging:
+                    _refuse_news(changes, _plan(old, new, guarded, root, directory), directory)
                     _execute(changes, root, staging, directory)
     except OSError as error:
         raise UsageError(
             f"{directory}: cannot change {error.filename!r}: {error.strerror}; "
-            "mend that and apply again: paths that are done are passed over"
+            "mend that and try again: paths that are done are passed over"
         ) from error
     return list(worth_naming(old, new, [change.path for change in changes]))
 
 
-def _plan(old: Snapshot, new: Snapshot, root: AnchoredDirectory, directory: Path) -> list[_Change]:
+def _plan(
+    old: Snapshot, new: Snapshot, guarded: frozenset[str], root: AnchoredDirectory, directory: Path
+) -> list[_Change]:
     conflicts: set[str] = set()
-    changes = []
+    changes: dict[str, _Change] = {}
     differing = set(differing_paths(old, new))
-    for path in sorted(differing):
+    watched = differing | guarded
+    for path in sorted(watched):
         before, after = old.by_path.get(path), new.by_path.get(path)
         if after is not None:
-            conflicts.update(_blocked_parents(path, differing, root))
+            conflicts.update(_blocked_parents(path, watched, root))
         try:
             now = root.entry(path)
         except (PermissionError, ValueError):
             conflicts.add(path)
             continue
-        if now == after or (_is_directory(now) and _is_directory(after) and before is None):
+        if now == after or _stays(_Change(path, now, after), before, root, exactly=path in guarded):
             continue
         if not _expected(now, before):
             conflicts.add(path)
         elif _is_directory(now) and after is not None and not _is_directory(after):
-            conflicts.update(child for child in root.children(path) if child not in old.by_path)
-        if path.rpartition("/")[0] not in differing:
-            root.check_parent_writable(path)
-        changes.append(_Change(path, now, after))
+            conflicts.update(_strangers(path, old, root))
+        if path in differing:
+            changes[path] = _Change(path, now, after)
     if conflicts:
         raise Conflict(str(directory), tuple(sorted(conflicts)))
-    return changes
+    for path in changes:
+        if path.rpartition("/")[0] not in changes:
+            root.check_parent_writable(path)
+    return list(changes.values())
 
 
-def _blocked_parents(path: str, differing: set[str], root: AnchoredDirectory) -> Iterator[str]:
+def _refuse_news(planned: list[_Change], again: list[_Change], directory: Path) -> None:
+    """Raises Conflict for what somebody changed while the new files were being written."""
+    news = {change.path for change in {*planned} ^ {*again}}
+    if news:
+        raise Conflict(str(directory), tuple(sorted(news)))
+
+
+def _blocked_parents(path: str, watched: set[str], root: AnchoredDirectory) -> Iterator[str]:
     """Ancestors that both snapshots hold as directories, and that no longer are ones."""
     parent = path.rpartition("/")[0]
     while parent:
-        if parent not in differing and not _is_directory(root.entry(parent)):
+        if parent not in watched and not _is_directory(root.entry(parent)):
             yield parent
         parent = parent.rpartition("/")[0]
+
+
+def _strangers(path: str, old: Snapshot, root: AnchoredDirectory) -> Iterator[str]:
+    """What a directory and those inside it hold that the snapshot does not."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for child in root.children(path):
+            known = old.by_path.get(child)
+            if known is None:
+                yield child
+            elif _is_directory(known):
+                yield from _strangers(child, old, root)
+
+
+def _stays(change: _Change, before: Entry | None, root: AnchoredDirectory, *, exactly: bool) -> bool:
+    """A directory that the user made, or keeps something in, is no conflict: it is left as it is.
+
+    Not so where the whole must be `exactly` as before: there only one that has something in it may be left.
+    """
+    now, after = change.now, change.after
+    if not _is_directory(now) or not (after is None or _is_directory(after)):
+        return False
+    if before is None and after is None:
+        return bool(root.children(change.path))
+    changed = after is None and _is_directory(before) and not _expected(now, before)
+    return not exactly and (before is None or changed)
 
 
 def _expected(now: Entry | None, before: Entry | None) -> bool:
