@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from nano_shared.errors import ConfigError
 
@@ -32,6 +32,21 @@ class AgentConfig(BaseModel):
     dtype: str = Field("bfloat16", pattern="^(bfloat16|float32)$")
     log: str | None = None
     """path or SQLAlchemy URL of the log; None is NANO_HOME/log.db"""
+    exclude: tuple[str, ...] = ()
+    """patterns for names that no run gets to see, beside version control, environments and caches"""
+
+    @field_validator("exclude", mode="before")
+    @classmethod
+    def _separated(cls, value: object) -> object:
+        return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value
+
+    @field_validator("exclude")
+    @classmethod
+    def _names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in value:
+            if not pattern or "/" in pattern:
+                raise ValueError(f"{pattern!r} is no pattern for a name, as in *.ckpt or secrets")
+        return value
 
 
 def load_config(flags: Mapping[str, Any], directory: Path) -> tuple[AgentConfig, dict[str, str]]:
@@ -43,7 +58,7 @@ def load_config(flags: Mapping[str, Any], directory: Path) -> tuple[AgentConfig,
         ("user config", _read_toml(user_config_path())),
         ("nano.toml", _read_toml(directory / "nano.toml")),
         ("environment", _environment()),
-        ("flag", {key: value for key, value in flags.items() if value is not None}),
+        ("flag", {key: value for key, value in flags.items() if value not in (None, ())}),
     ]
     values: dict[str, Any] = {}
     sources = dict.fromkeys(AgentConfig.model_fields, "default")

@@ -12,7 +12,7 @@ import click
 
 from nano_coder.commands.display import Display, exit_code, summary
 from nano_coder.commands.options import execution_options, open_runtime
-from nano_coder.config import load_config
+from nano_coder.config import AgentConfig, load_config
 from nano_coder.runtime import grade_run, run_task
 from nano_shared import snapshot
 from nano_shared.errors import UsageError
@@ -28,6 +28,9 @@ from nano_shared.types import Limits, Task, Trajectory
 @click.option("--max-turns", type=int, help="Turns before the run ends.")
 @click.option("--max-seconds", type=float, help="Wall clock before the run ends.")
 @click.option("--seed", type=int, help="Seed of the sampling.")
+@click.option(
+    "--exclude", multiple=True, metavar="PATTERN", help="Name that the run does not get to see; repeatable."
+)
 @click.option("--apply", "apply_changes", is_flag=True, help="Apply the changes when the run is done.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @execution_options
@@ -54,7 +57,7 @@ def command(
         raise UsageError(f"no such directory: {directory}; -C names the directory to work in")
     config, _ = load_config(flags, directory)
     store = LogStore.open(config.log)
-    work = make_task(prompt, directory, check, store, config.max_turns, config.max_seconds)
+    work = make_task(prompt, directory, check, store, config)
     runtime = open_runtime(config, directory, store)
     display = Display(quiet=as_json)
     trajectory = run_task(work, runtime, seed=seed, on_start=display.start, on_turn=display.turn)
@@ -78,17 +81,16 @@ def _text(given: bytes) -> str:
         raise UsageError(f"the task is not UTF-8 text ({problem})") from None
 
 
-def make_task(
-    prompt: str, directory: Path, check: str | None, store: LogStore, max_turns: int, max_seconds: float
-) -> Task:
+def make_task(prompt: str, directory: Path, check: str | None, store: LogStore, config: AgentConfig) -> Task:
     """An ad-hoc task: the directory is snapshotted, the key is the hash of prompt, snapshot and check."""
-    start = snapshot.snapshot_directory(directory, store.blobs)
+    left_out = (*snapshot.DEFAULT_EXCLUDES, *config.exclude)
+    start = snapshot.snapshot_directory(directory, store.blobs, left_out)
     return Task(
         key=content_hash([prompt, start, check]),
         prompt=prompt,
         snapshot=start,
         check=check,
-        limits=Limits(max_turns=max_turns, max_seconds=max_seconds),
+        limits=Limits(max_turns=config.max_turns, max_seconds=config.max_seconds),
     )
 
 

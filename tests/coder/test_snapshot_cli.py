@@ -12,6 +12,7 @@ from executions import a_runtime, act
 
 from nano_coder.cli import cli as nano_coder
 from nano_coder.commands.run import make_task
+from nano_coder.config import AgentConfig, load_config
 from nano_coder.profiles import HERMES_1
 from nano_coder.runtime import run_task
 from nano_shared.command_line import run_command
@@ -70,7 +71,7 @@ def project(tmp_path: Path) -> Path:
 @pytest.fixture
 def run(project: Path, home: Path) -> Trajectory:
     runtime = a_runtime(home, SCRIPT, profile=HERMES_1)
-    task = make_task("Say two.", project, None, runtime.store, 10, 600)
+    task = make_task("Say two.", project, None, runtime.store, AgentConfig(max_turns=10))
     with runtime.store:
         trajectory = run_task(task, runtime)
     assert [bool(turn.snapshot) for turn in trajectory.turns] == [True, False, True, True]
@@ -222,3 +223,30 @@ def test_bad_input_is_one_sentence(cli: Cli, home: Path, project: Path) -> None:
     refused(cli("undo", "abc", "--to", "x", *here), "'x' is not a valid integer")
     refused(cli("restore", "abc", "--to", "copy"), "Missing option '--at'")
     refused(cli("restore", "abc", "--at", "1"), "Missing option '--to'")
+
+
+# --------------------------------------------------------------------------------- what is left out
+
+
+def test_what_the_user_excludes_is_in_no_snapshot(
+    cli: Cli, project: Path, home: Path, tmp_path: Path
+) -> None:
+    (project / "data").mkdir()
+    (project / "data/big.bin").write_bytes(b"x" * 1000)
+    (project / "keys.secret").write_text("sk-1")
+    (project / "nano.toml").write_text('exclude = ["data", "*.secret"]\n')
+    config, sources = load_config({}, project)
+    assert sources["exclude"] == "nano.toml"
+    runtime = a_runtime(home, [act("submit", HERMES_1, answer="ok")], profile=HERMES_1)
+    with runtime.store:
+        run = run_task(make_task("Look.", project, None, runtime.store, config), runtime)
+    assert cli("restore", run.id, "--at", "0", "--to", str(tmp_path / "copy")).returncode == 0
+    kept = {path.name for path in (tmp_path / "copy").iterdir()}
+    assert not kept & {"data", "keys.secret"}
+    assert "a.py" in kept
+
+
+def test_a_pattern_with_a_slash_is_refused(cli: Cli, project: Path) -> None:
+    done = cli("run", "x", "-C", str(project), "--exclude", "data/big.bin")
+    assert done.returncode == 3
+    assert "'data/big.bin' is no pattern for a name" in done.stderr
