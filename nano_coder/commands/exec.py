@@ -32,7 +32,9 @@ TERABYTE_MB = 1 << 20
 )
 @click.option("--memory", type=click.IntRange(16, TERABYTE_MB), default=1024, show_default=True, help="MB.")
 @click.option("--net", type=click.Choice(["none"]), default="none", show_default=True)
-@click.option("--sandbox", "kind", type=click.Choice(["ns", "none"]), default="ns", show_default=True)
+@click.option(
+    "--sandbox", "kind", type=click.Choice(["ns", "bwrap", "none"]), default="ns", show_default=True
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the record of the run instead of its output.")
 @click.option("--batch", is_flag=True, help="Read one JSON request a line, answer one JSON line each.")
 @click.option("--concurrency", type=click.IntRange(1, 256), default=2, show_default=True, help="Of --batch.")

@@ -842,7 +842,7 @@ def test_what_no_program_can_be_given_is_refused(
 
 
 def test_an_unknown_backend_is_refused() -> None:
-    with pytest.raises(UsageError, match="ns, none"):
+    with pytest.raises(UsageError, match="ns, bwrap, none"):
         open_sandbox("docker")
 
 

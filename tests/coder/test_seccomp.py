@@ -1,4 +1,4 @@
-"""The filter on every machine it has a table for: the numbers against the kernel's, the program by running it."""
+"""The filter on every machine it has a table for: its numbers against the kernel's, the program run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ FIRST_COMMON = 424
 """from here on a system call has one number on every machine"""
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 NAMESPACE_FLAGS = (
-    kernel.NEWNS, kernel.NEWCGROUP, kernel.NEWUTS, kernel.NEWIPC, kernel.NEWUSER, kernel.NEWPID, kernel.NEWNET,
+    kernel.NEWNS, kernel.NEWCGROUP, kernel.NEWUTS, kernel.NEWIPC, kernel.NEWUSER, kernel.NEWPID,
+    kernel.NEWNET,
 )  # fmt: skip
 USUAL = (
     "read", "write", "openat", "close", "execve", "mmap", "exit_group", "wait4", "futex", "getrandom",
