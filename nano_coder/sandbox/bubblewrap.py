@@ -37,14 +37,14 @@ def find_bubblewrap() -> str:
     found = re.search(r"(\d+)\.(\d+)", said)
     if found is None or (int(found[1]), int(found[2])) < _OLDEST:
         raise SandboxError(
-            f"{program} is {said.strip() or 'of an unknown version'}; the sandbox 'bwrap' needs bubblewrap 0.7 "
-            "or newer: sudo apt-get install bubblewrap"
+            f"{program} is {said.strip() or 'of no known version'}; the sandbox 'bwrap' needs 0.7 or newer: "
+            "sudo apt-get install bubblewrap"
         )
     return program
 
 
 def options(plan: dict[str, Any], work: str, hand_over: Callable[[bytes], int]) -> list[str]:
-    """The options that put up every layer. `hand_over` makes bytes a file descriptor that bubblewrap inherits."""
+    """What puts up every layer. `hand_over` makes bytes a file descriptor that bubblewrap inherits."""
     given = [f"--unshare-{name}" for name in _NAMESPACES]
     given += ["--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
     given += ["--die-with-parent", "--new-session", "--clearenv"]

@@ -1,7 +1,7 @@
 """Isolation by the distribution's bubblewrap, for machines that let it make namespaces but not us.
 
-A run is a jail of its own, over a workspace in a private directory of the host: no warm jails, and the room of
-the workspace is the host's. The other layers are those of the default backend.
+A run is a jail of its own, over a workspace in a private directory of the host: no jail waits warm, and the
+room of the workspace is the host's. The other layers are those of the default backend.
 """
 
 from __future__ import annotations

@@ -74,19 +74,19 @@ class FolderJail(abc.ABC):
         self._work = os.path.join(self._folder, "work")
         os.mkdir(self._work, 0o755)
         if owner is not None:
+            self._hand_over(owner)
+
+    def _hand_over(self, owner: int) -> None:
+        try:
             os.chown(self._work, owner, owner)
             os.chown(self._folder, owner, owner)
-            self._check_reachable(owner)
-
-    def _check_reachable(self, owner: int) -> None:
-        try:
             with self._root():
                 return
-        except PermissionError as error:
+        except OSError as error:
             self.close()
             raise SandboxError(
-                f"programs run as uid {owner}, which cannot enter {tempfile.gettempdir()!r}; "
-                "set TMPDIR to a directory that everybody can enter, such as /tmp"
+                f"programs run as uid {owner}, which cannot own a directory in {tempfile.gettempdir()!r} "
+                f"({error.strerror}); set TMPDIR to one that everybody can enter, such as /tmp"
             ) from error
 
     @abc.abstractmethod
@@ -94,7 +94,7 @@ class FolderJail(abc.ABC):
         """Run it to its end, and end whatever it started."""
 
     def filled(self, workspace: Path | None) -> Self:
-        """Itself with a copy of the workspace. Raises UsageError, and is closed, where that cannot be read."""
+        """Itself with a copy of the workspace; closed, with UsageError, where that cannot be read."""
         if workspace is not None:
             with contextlib.ExitStack() as stack:
                 stack.callback(self.close)

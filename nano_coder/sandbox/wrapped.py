@@ -18,7 +18,7 @@ from nano_coder.sandbox.output import FLOOD_BYTES, Drain
 from nano_coder.sandbox.sealed import seal
 from nano_shared.errors import SandboxError
 
-_START = "import sys; sys.path.insert(0, {path!r}); from launcher.once import main; main({asked}, {report}, {stop})"
+_START = "import sys; sys.path.insert(0, {path!r}); from launcher import once; once.main{fds}"
 _LONGEST_INFO = 1 << 16
 
 
@@ -63,28 +63,18 @@ class Wrapped:
             options = bubblewrap.options(wrapper.plan, work, pipes.hand_over)
             options += ["--info-fd", str(info_inside), "--block-fd", str(block_inside)]
             arguments = pipes.hand_over(bubblewrap.encode(options))
-            start = _START.format(path=root.LAUNCHER_INSIDE, asked=asked, report=report, stop=stop)
-            self._process = subprocess.Popen(
-                [
-                    *[wrapper.program, "--args", str(arguments), "--"],
-                    *[wrapper.python, "-I", "-S", "-X", "utf8", "-c", start],
-                ],
-                # its pid 1 would show ours to whatever runs beside it
-                env={},
-                cwd="/",
-                stdin=program.stdin,
-                stdout=out,
-                stderr=err,
-                pass_fds=pipes.handed,
-                user=wrapper.owner,
-                group=wrapper.owner,
-                extra_groups=None if wrapper.owner is None else [],
-                umask=0o022,
+            start = _START.format(path=root.LAUNCHER_INSIDE, fds=(asked, report, stop))
+            inside = [wrapper.python, "-I", "-S", "-X", "utf8", "-c", start]
+            self._process = _popen(
+                [wrapper.program, "--args", str(arguments), "--", *inside],
+                wrapper.owner,
+                streams=(program.stdin, out, err),
+                inherited=pipes.handed,
             )
         stack.callback(self._reap)
         self._init = self._hold(info)
         stack.callback(os.close, self._init)
-        stack.callback(self.end)
+        stack.callback(self._end_and_wait)
         # only now, so that the pid is still that of the process we hold
         with contextlib.suppress(BrokenPipeError):
             os.write(block, b"1")
@@ -110,8 +100,7 @@ class Wrapped:
         drain = Drain({self._out: self._program.out, self._err: self._program.err}, self._init, FLOOD_BYTES)
         if not drain.run(self._program.timeout, self._ask_to_stop):
             # a program that stopped our process inside does not stop this
-            self.end()
-            select.select([self._init], [], [])
+            self._end_and_wait()
             drain.finish()
         self._process.wait()
         with open(self._report, "rb", closefd=False) as file:
@@ -132,9 +121,37 @@ class Wrapped:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._init, signal.SIGKILL)
 
+    def _end_and_wait(self) -> None:
+        self.end()
+        poll = select.poll()
+        poll.register(self._init, select.POLLIN)
+        poll.poll(Drain.PATIENCE_S * 1000)
+
     def _reap(self) -> None:
         self._process.kill()
         self._process.wait()
+
+
+def _popen(
+    argv: list[str], owner: int | None, *, streams: tuple[int, int, int], inherited: list[int]
+) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            argv,
+            # its pid 1 would show ours to whatever runs beside it
+            env={},
+            cwd="/",
+            stdin=streams[0],
+            stdout=streams[1],
+            stderr=streams[2],
+            pass_fds=inherited,
+            user=owner,
+            group=owner,
+            extra_groups=None if owner is None else [],
+            umask=0o022,
+        )
+    except OSError as error:
+        raise SandboxError(f"cannot start {argv[0]} as uid {owner or os.geteuid()}: {error}") from error
 
 
 class _Pipes:

@@ -1,4 +1,4 @@
-"""The kernel's numbers of system calls, from its headers (Debian's linux-libc-dev) where they are installed."""
+"""The kernel's numbers of system calls: from its headers (Debian's linux-libc-dev), and as committed."""
 
 from __future__ import annotations
 

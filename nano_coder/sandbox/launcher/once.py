@@ -21,7 +21,7 @@ _WATCH_MS = 50
 
 
 def main(asked: int, report: int, stop: int) -> None:
-    """Run what the file `asked` says in JSON; a byte on `stop` kills it; one JSON object a line on `report`."""
+    """Run what the file `asked` says; a byte on `stop` kills it; `report` gets JSON objects, one a line."""
     with open(asked, "rb") as file:
         request = json.load(file)
     # should the machine run out of memory, a jail goes first; while /proc/self is still ours to write
