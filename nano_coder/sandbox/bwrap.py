@@ -17,7 +17,7 @@ from pathlib import Path
 from nano_coder.sandbox.bubblewrap import find_bubblewrap
 from nano_coder.sandbox.folder_jail import Ending, FolderJail, Program
 from nano_coder.sandbox.interpreter import find_interpreter
-from nano_coder.sandbox.launcher import landlock, root, seccomp
+from nano_coder.sandbox.launcher import kernel, landlock, root, seccomp
 from nano_coder.sandbox.layout import plan_root, unused_uid
 from nano_coder.sandbox.request import check_limits
 from nano_coder.sandbox.rlimits import rlimits
@@ -44,12 +44,15 @@ class BwrapSandbox:
         interpreter = find_interpreter(python or sys.executable)
         self.python = interpreter.path
         self._search_path = interpreter.search_path
+        plan = plan_root(interpreter)
+        # as root it would keep host root inside, which may write to /proc/sys
+        owner = unused_uid() if os.geteuid() == 0 else None
         self._wrapper = Wrapper(
             program=program,
-            plan=plan_root(interpreter),
+            plan=plan,
             python=interpreter.path,
-            # as root it would keep host root inside, which may write to /proc/sys
-            owner=unused_uid() if os.geteuid() == 0 else None,
+            owner=owner,
+            staged=owner is not None and not _reaches(owner, [source for source, _ in plan["binds"]]),
         )
         self.layers: Mapping[str, bool] = {
             "empty_environment": True,
@@ -76,6 +79,14 @@ class BwrapSandbox:
         """Raises UsageError for a workspace that cannot be read, SandboxError for an unreachable TMPDIR."""
         check_limits(limits)
         return BwrapJail(self._wrapper, limits, self._search_path).filled(workspace)
+
+
+def _reaches(owner: int, paths: list[str]) -> bool:
+    try:
+        with kernel.as_file_user(owner, owner):
+            return all(os.path.exists(path) for path in paths)
+    except PermissionError:
+        return False  # the user is unknown here, which will be said when a program is to run as it
 
 
 class BwrapJail(FolderJail):

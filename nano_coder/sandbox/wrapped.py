@@ -8,17 +8,20 @@ import os
 import select
 import signal
 import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nano_coder.sandbox import bubblewrap
 from nano_coder.sandbox.folder_jail import Ending, Program
-from nano_coder.sandbox.launcher import root
+from nano_coder.sandbox.launcher import root, stage
 from nano_coder.sandbox.output import FLOOD_BYTES, Drain
 from nano_coder.sandbox.sealed import seal
 from nano_shared.errors import SandboxError
 
 _START = "import sys; sys.path.insert(0, {path!r}); from launcher import once; once.main{fds}"
+_STAGE = "import sys; sys.path.insert(0, {path!r}); from launcher import stage; stage.main{call}"
 _LONGEST_INFO = 1 << 16
 
 
@@ -34,6 +37,8 @@ class Wrapper:
     """the interpreter's path inside"""
     owner: int | None
     """uid and gid on the host where we are root"""
+    staged: bool
+    """that user cannot reach everything that the plan shows"""
 
 
 class Wrapped:
@@ -60,14 +65,23 @@ class Wrapped:
             block, block_inside = pipes.to_inside()
             self._out, out = pipes.from_inside()
             self._err, err = pipes.from_inside()
-            options = bubblewrap.options(wrapper.plan, work, pipes.hand_over)
+            plan, sources = wrapper.plan, [*(source for source, _ in wrapper.plan["binds"]), work]
+            if wrapper.staged:
+                targets = [target for _, target in plan["binds"]]
+                plan = {**plan, "binds": [(stage.staged(n), target) for n, target in enumerate(targets)]}
+                work = stage.staged(len(targets))
+            options = bubblewrap.options(plan, work, pipes.hand_over)
             options += ["--info-fd", str(info_inside), "--block-fd", str(block_inside)]
             arguments = pipes.hand_over(bubblewrap.encode(options))
             start = _START.format(path=root.LAUNCHER_INSIDE, fds=(asked, report, stop))
             inside = [wrapper.python, "-I", "-S", "-X", "utf8", "-c", start]
+            argv = [wrapper.program, "--args", str(arguments), "--", *inside]
+            if wrapper.staged:
+                code = _STAGE.format(path=str(Path(__file__).parent), call=(wrapper.owner, sources, argv))
+                argv = [sys.executable, "-I", "-S", "-X", "utf8", "-c", code]
             self._process = _popen(
-                [wrapper.program, "--args", str(arguments), "--", *inside],
-                wrapper.owner,
+                argv,
+                None if wrapper.staged else wrapper.owner,
                 streams=(program.stdin, out, err),
                 inherited=pipes.handed,
             )
