@@ -124,9 +124,9 @@ def test_input_arguments_and_environment_go_in(jail: Jail) -> None:
     assert said.stdout.decode() == "日本 ''\n"
 
 
-def test_the_environment_is_fixed(jail: Jail) -> None:
-    names = set(python(jail, "import os; print(*os.environ)", env={"EXTRA": "1"}).stdout.decode().split())
-    assert names == {
+def test_the_environment_is_fixed(jail: Jail, sandbox: Sandbox) -> None:
+    argv = [sandbox.python, "-c", "import os; print(*os.environ)"]
+    assert set(jail.run(argv, env={"EXTRA": "1"}).stdout.decode().split()) == {
         "PATH", "HOME", "TMPDIR", "USER", "LANG", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "EXTRA",
     }  # fmt: skip
 

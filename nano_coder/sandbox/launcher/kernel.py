@@ -165,8 +165,8 @@ def open_beneath(root: int, path: str, flags: int, mode: int = 0) -> int:
 def as_file_user(uid: int, gid: int) -> Iterator[None]:
     """In the block, this thread of root touches files as another user does. Raises OSError."""
     before = os.geteuid(), os.getegid()
-    _set_file_user(uid, gid)
     try:
+        _set_file_user(uid, gid)
         yield
     finally:
         _set_file_user(*before)
