@@ -12,6 +12,7 @@ import os
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -71,6 +72,8 @@ class FolderJail(abc.ABC):
         self._kill: Callable[[], None] | None = None
         self._closed = False
         self._folder = tempfile.mkdtemp(prefix="nano-jail-")
+        # at the latest when we end; not when a fork of us does
+        self._remove = weakref.finalize(self, _remove, self._folder, os.getpid())
         self._work = os.path.join(self._folder, "work")
         os.mkdir(self._work, 0o755)
         if owner is not None:
@@ -217,9 +220,13 @@ class FolderJail(abc.ABC):
             if self._kill is not None:
                 self._kill()
         with self._request:
-            if os.path.isdir(self._folder):
-                files.clear(self._folder)
-                os.rmdir(self._folder)
+            self._remove()
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:
+        files.clear(folder)
+        os.rmdir(folder)
 
 
 @contextlib.contextmanager

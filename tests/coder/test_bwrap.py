@@ -493,12 +493,14 @@ OLD_KERNEL = """
 
 
 @needs_bwrap
-def test_where_namespaces_fail_bubblewrap_is_used_and_said() -> None:
+def test_where_namespaces_fail_bubblewrap_is_used_and_said(temporary: Path) -> None:
     argv = [sys.executable, "-c", textwrap.dedent(OLD_KERNEL), bubblewrap.SEARCHED]
-    result = subprocess.run(argv, capture_output=True, text=True, check=True)
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    result = subprocess.run(argv, capture_output=True, text=True, check=True, env=environment)
     assert result.stdout == "bwrap b'ran\\n'\n"
     assert result.stderr.startswith("sandbox: bwrap instead of ns, since ")
     assert len(result.stderr.splitlines()) == 1
+    assert list(temporary.iterdir()) == []  # although the jail was never closed
 
 
 def test_where_bubblewrap_fails_too_the_first_reason_is_given() -> None:
