@@ -22,7 +22,7 @@ _ADVICE = {
 
 
 @click.command("doctor")
-@click.option("--sandbox", "kind", type=click.Choice(["ns"]), default="ns", show_default=True)
+@click.option("--sandbox", "kind", type=click.Choice(["ns", "bwrap"]), default="ns", show_default=True)
 @click.option("--json", "as_json", is_flag=True)
 def command(kind: str, as_json: bool) -> int:
     """Try to escape from the sandbox, abuse it, and print what holds here and by which layer."""

@@ -41,7 +41,9 @@ TERABYTE_MB = 1 << 20
     show_default=True,
     help="none, or allow=HOST,...: HTTP(S) to these hosts, through a proxy that keeps every call.",
 )
-@click.option("--sandbox", "kind", type=click.Choice(["ns", "none"]), default="ns", show_default=True)
+@click.option(
+    "--sandbox", "kind", type=click.Choice(["ns", "bwrap", "none"]), default="ns", show_default=True
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the record of the run instead of its output.")
 @click.option("--batch", is_flag=True, help="Read one JSON request a line, answer one JSON line each.")
 @click.option("--concurrency", type=click.IntRange(1, 256), default=2, show_default=True, help="Of --batch.")

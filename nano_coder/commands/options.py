@@ -20,7 +20,7 @@ _OPTIONS = (
     click.option("--base-url", help="URL of an OpenAI-compatible endpoint."),
     click.option(
         "--sandbox",
-        type=click.Choice(["ns", "none"]),
+        type=click.Choice(["ns", "bwrap", "none"]),
         help="Isolation; none also needs an environment variable.",
     ),
     click.option("--python", help="Interpreter inside the sandbox."),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+from nano_coder.sandbox.bwrap import BwrapSandbox
 from nano_coder.sandbox.none import NoSandbox
 from nano_coder.sandbox.ns import NsSandbox
 from nano_coder.sandbox.protocol import Sandbox
@@ -16,18 +18,18 @@ from nano_coder.sandbox.remedy import cannot_isolate
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Limits
 
-_proved: set[str] = set()
+_proved: set[tuple[str, str]] = set()
 _lock = threading.Lock()
 
 
 def open_sandbox(kind: str = "ns", *, python: str | None = None) -> Sandbox:
     """A backend that holds. `python` is the interpreter's path on the host; None is the one that runs this.
 
-    Raises UsageError for an unknown kind and for an interpreter that is not there; SandboxError, naming the
-    layer that failed and the command that mends it, where this machine cannot isolate. It never falls back
-    to less.
+    Where "ns" cannot isolate, it is "bwrap" that does, and stderr says so. Raises UsageError for an unknown
+    kind and for an interpreter that is not there; SandboxError, naming the layer that failed and the command
+    that mends it, where this machine cannot isolate. It never falls back to less.
     """
-    backends: dict[str, Callable[[str | None], Sandbox]] = {"ns": _proven, "none": NoSandbox}
+    backends: dict[str, Callable[[str | None], Sandbox]] = {"ns": _best, "bwrap": _bwrap, "none": NoSandbox}
     if kind not in backends:
         raise UsageError(f"unknown sandbox {kind!r}; known: {', '.join(backends)}")
     if python is not None and shutil.which(python) is None:
@@ -35,16 +37,31 @@ def open_sandbox(kind: str = "ns", *, python: str | None = None) -> Sandbox:
     return backends[kind](python)
 
 
-def _proven(python: str | None) -> NsSandbox:
-    sandbox = NsSandbox(python)
+def _best(python: str | None) -> Sandbox:
+    try:
+        return _proven(NsSandbox(python))
+    except SandboxError as refusal:
+        try:
+            sandbox = _bwrap(python)
+        except SandboxError:
+            raise refusal from None
+        print(f"sandbox: bwrap instead of ns, since {refusal}", file=sys.stderr)
+        return sandbox
+
+
+def _bwrap(python: str | None) -> Sandbox:
+    return _proven(BwrapSandbox(python))
+
+
+def _proven(sandbox: NsSandbox | BwrapSandbox) -> Sandbox:
     with _lock:
-        if sandbox.python not in _proved:
+        if (sandbox.name, sandbox.python) not in _proved:
             prove(sandbox)
-            _proved.add(sandbox.python)
+            _proved.add((sandbox.name, sandbox.python))
     return sandbox
 
 
-def prove(sandbox: NsSandbox) -> None:
+def prove(sandbox: NsSandbox | BwrapSandbox) -> None:
     """Try to escape from a jail, and run its interpreter. Raises SandboxError naming what did not hold."""
     with (
         tempfile.NamedTemporaryFile(prefix="nano-canary-") as canary,

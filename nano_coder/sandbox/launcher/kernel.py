@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import platform
 import struct
@@ -27,6 +28,7 @@ ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC = 1, 2, 4, 8
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
+PR_SET_CHILD_SUBREAPER = 36
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER, CAP_SETPCAP = 1, 2, 3, 8
 
 RESOLVE_NO_MAGICLINKS, RESOLVE_BENEATH = 0x02, 0x08
@@ -157,3 +159,22 @@ def open_beneath(root: int, path: str, flags: int, mode: int = 0) -> int:
     """openat2 that refuses to leave `root` by `..`, an absolute path or a symlink (EXDEV)."""
     how = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS)
     return _checked(_libc.syscall(_SYS_OPENAT2, root, os.fsencode(path), how, len(how)), path)
+
+
+@contextlib.contextmanager
+def as_file_user(uid: int, gid: int) -> Iterator[None]:
+    """In the block, this thread of root touches files as another user does. Raises OSError."""
+    before = os.geteuid(), os.getegid()
+    try:
+        _set_file_user(uid, gid)
+        yield
+    finally:
+        _set_file_user(*before)
+
+
+def _set_file_user(uid: int, gid: int) -> None:
+    _libc.setfsgid(gid)
+    _libc.setfsuid(uid)
+    # the calls report no failure, only what was set before; no user is -1, so this one changes nothing
+    if (_libc.setfsgid(-1), _libc.setfsuid(-1)) != (gid, uid):
+        raise PermissionError(errno.EPERM, f"cannot touch files as user {uid}, group {gid}")

@@ -12,7 +12,8 @@ def attempts(secret: str) -> dict[str, bool]:
         "network_namespace": not _connects(),
         "mount_namespace": not _reads(secret),
         "read_only_root": not any(_writes(folder) for folder in ("/", "/usr", "/etc", "/dev", "/proc/sys")),
-        "pid_namespace": sorted(name for name in os.listdir("/proc") if name.isdigit()) == ["1", "2"],
+        # none but those that were started before us, from pid 1 on
+        "pid_namespace": _processes() == list(range(1, os.getpid() + 1)),
         "user_namespace": os.getuid() == 1000 and not _reads("/proc/1/environ"),
         "capabilities": _status("CapEff") == _status("CapBnd") == "0" * 16,
         "no_new_privs": _status("NoNewPrivs") == "1",
@@ -27,6 +28,10 @@ def _connects() -> bool:
         except OSError:
             return False
     return True
+
+
+def _processes() -> list[int]:
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def _reads(path: str) -> bool:

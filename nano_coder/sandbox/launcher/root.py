@@ -8,10 +8,8 @@ from typing import Any
 from . import kernel
 
 _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV
-_DEVICES = ("null", "zero", "full", "random", "urandom")
-_LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
-
-
+DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICE_LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
 LAUNCHER_INSIDE = "/opt/nano"
 
 
@@ -51,9 +49,9 @@ def _populate(plan: dict[str, Any]) -> None:
         os.chmod(f"/new{path}", mode)
     for source, target in plan["binds"]:
         _bind(source, target, kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV)
-    for name in _DEVICES:
+    for name in DEVICES:
         _bind(f"/dev/{name}", f"/dev/{name}", kernel.ATTR_NOSUID | kernel.ATTR_NOEXEC)
-    for name, target in _LINKS.items():
+    for name, target in DEVICE_LINKS.items():
         os.symlink(target, f"/new/dev/{name}")
 
 

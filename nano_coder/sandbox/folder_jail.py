@@ -1,0 +1,238 @@
+"""A workspace in a private directory of the host: what jails have in common that begin anew with each run.
+
+The host never opens by path what a program may have put there: file operations resolve beneath the directory,
+one at a time with the runs, and as the user who owns it.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import os
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Self, Unpack
+
+from nano_coder.sandbox.launcher import files, kernel
+from nano_coder.sandbox.output import Output
+from nano_coder.sandbox.protocol import ExecResult, RunOptions
+from nano_coder.sandbox.request import check_run, minimal_environment, python_program
+from nano_coder.sandbox.sealed import seal
+from nano_coder.sandbox.workspace import pack_workspace
+from nano_shared.errors import SandboxError, UsageError
+from nano_shared.types import Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One program to run, and where what it reads and writes goes."""
+
+    argv: list[str]
+    env: dict[str, str]
+    stdin: int
+    """file descriptor"""
+    out: Output
+    err: Output
+    timeout: float
+    """seconds"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a program ended, in the terms of ExecResult."""
+
+    exit_code: int | None
+    signal: int | None = None
+    timed_out: bool = False
+    oom: bool = False
+    cpu_s: float = 0.0
+    peak_bytes: int = 0
+
+
+class FolderJail(abc.ABC):
+    """Requests are served one at a time; `close` may come from any thread."""
+
+    def __init__(self, limits: Limits, python: str, search_path: str, owner: int | None = None) -> None:
+        """`owner` is the uid and gid that programs run as on the host, where it is not ours.
+
+        Raises SandboxError where that user cannot reach the directory for temporary files.
+        """
+        self._limits = limits
+        self._python = python
+        self._search_path = search_path
+        self._owner = owner
+        self._request = threading.Lock()
+        self._state = threading.Lock()
+        self._kill: Callable[[], None] | None = None
+        self._closed = False
+        self._folder = tempfile.mkdtemp(prefix="nano-jail-")
+        # at the latest when we end; not when a fork of us does
+        self._remove = weakref.finalize(self, _remove, self._folder, os.getpid())
+        self._work = os.path.join(self._folder, "work")
+        os.mkdir(self._work, 0o755)
+        if owner is not None:
+            self._hand_over(owner)
+
+    def _hand_over(self, owner: int) -> None:
+        try:
+            os.chown(self._work, owner, owner)
+            os.chown(self._folder, owner, owner)
+            with self._root():
+                return
+        except OSError as error:
+            self.close()
+            raise SandboxError(
+                f"programs run as uid {owner}, which cannot own a directory in {tempfile.gettempdir()!r} "
+                f"({error.strerror}); set TMPDIR to one that everybody can enter, such as /tmp"
+            ) from error
+
+    @abc.abstractmethod
+    def _execute(self, program: Program) -> Ending:
+        """Run it to its end, and end whatever it started."""
+
+    def filled(self, workspace: Path | None) -> Self:
+        """Itself with a copy of the workspace; closed, with UsageError, where that cannot be read."""
+        if workspace is not None:
+            with contextlib.ExitStack() as stack:
+                stack.callback(self.close)
+                with pack_workspace(Path(workspace)).stream as stream:
+                    self._fill(stream)
+                stack.pop_all()
+        return self
+
+    def run_python(
+        self,
+        source: str,
+        argv: Sequence[str] = (),
+        *,
+        isolated: bool = False,
+        **options: Unpack[RunOptions],
+    ) -> ExecResult:
+        return self.run(python_program(self._python, source, argv, isolated=isolated), **options)
+
+    def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> ExecResult:
+        wall = options.get("timeout", self._limits.tool_seconds)
+        cap = options.get("output_bytes", self._limits.output_bytes)
+        env = options.get("env", {})
+        check_run(argv, env, wall, cap)
+        out, err = Output(cap), Output(cap)
+        started = time.monotonic()
+        with self._one_request(), _open(options.get("stdin", b"")) as stdin:
+            ending = self._execute(
+                Program(
+                    argv=list(argv),
+                    env={**minimal_environment(self._search_path), **env},
+                    stdin=stdin,
+                    out=out,
+                    err=err,
+                    timeout=wall,
+                )
+            )
+        return ExecResult(
+            exit_code=ending.exit_code,
+            signal=ending.signal,
+            timed_out=ending.timed_out,
+            oom=ending.oom,
+            stdout=out.value(),
+            stderr=err.value(),
+            stdout_bytes=out.size,
+            stderr_bytes=err.size,
+            wall_s=time.monotonic() - started,
+            cpu_s=ending.cpu_s,
+            peak_bytes=ending.peak_bytes,
+        )
+
+    @contextlib.contextmanager
+    def _one_request(self) -> Iterator[None]:
+        with self._request:
+            self._check_open()
+            yield
+            self._check_open()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxError("the jail is closed: open another")
+
+    @contextlib.contextmanager
+    def _ended_by(self, kill: Callable[[], None]) -> Iterator[None]:
+        """While the block runs, closing the jail calls `kill`."""
+        with self._state:
+            self._kill = kill
+            if self._closed:
+                kill()
+        try:
+            yield
+        finally:
+            with self._state:
+                self._kill = None
+
+    def read(self, path: str) -> bytes:
+        with self._one_request(), tempfile.TemporaryFile() as out, self._root() as root:
+            files.read(root, path, out.fileno())
+            out.seek(0)
+            return out.read()
+
+    def write(self, path: str, data: bytes) -> None:
+        with self._one_request(), _open(data) as source, self._root() as root:
+            files.write(root, path, source)
+
+    def snapshot(self) -> bytes:
+        out = BytesIO()
+        with self._one_request(), self._root():
+            try:
+                files.pack(self._work, out)
+            except OSError as error:
+                raise SandboxError(f"the workspace cannot be packed: {error}") from error
+        return out.getvalue()
+
+    def restore(self, snapshot: bytes) -> None:
+        """Replace the workspace by what a snapshot holds."""
+        self._fill(BytesIO(snapshot))
+
+    def _fill(self, stream: IO[bytes]) -> None:
+        with self._one_request(), self._root() as root:
+            try:
+                files.clear(self._work)
+                files.unpack(root, stream)
+                os.chmod(self._work, 0o755)
+            except OSError as error:
+                raise UsageError(f"the workspace does not fit its jail: {error}") from error
+
+    @contextlib.contextmanager
+    def _root(self) -> Iterator[int]:
+        """The workspace to open files beneath; the block touches files as its owner."""
+        with contextlib.ExitStack() as stack:
+            if self._owner is not None:
+                stack.enter_context(kernel.as_file_user(self._owner, self._owner))
+            root = os.open(self._work, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, root)
+            yield root
+
+    def close(self) -> None:
+        with self._state:
+            self._closed = True
+            if self._kill is not None:
+                self._kill()
+        with self._request:
+            self._remove()
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:
+        files.clear(folder)
+        os.rmdir(folder)
+
+
+@contextlib.contextmanager
+def _open(data: bytes) -> Iterator[int]:
+    fd = seal(data) if data else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
