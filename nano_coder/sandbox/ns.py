@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import platform
@@ -28,6 +27,8 @@ from nano_coder.sandbox.process import JailProcess, Outcome
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
 from nano_coder.sandbox.proxy import PORT, VARIABLES, Call, Proxy, Resolve, resolve
 from nano_coder.sandbox.request import check_limits, check_run, minimal_environment, python_program
+from nano_coder.sandbox.rlimits import FILE_MB, rlimits
+from nano_coder.sandbox.sealed import seal
 from nano_coder.sandbox.workspace import pack_workspace
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Denials, Limits
@@ -35,12 +36,9 @@ from nano_shared.types import Denials, Limits
 WORK_MB = 512
 """room of a workspace, beside twice what it started with"""
 TMP_MB = 256
-FILE_MB = 256
-"""longest single file"""
 WORK_INODES = 200_000
 USUAL_MB = 64
 """a larger workspace gets a jail made for it"""
-PROCESSES = 64
 
 _MB = 1 << 20
 _SMALL = 4096
@@ -196,7 +194,7 @@ class NsJail:
         check_run(argv, env, wall, cap)
         way_out = VARIABLES if self._proxy else {}
         whole = {**self._environment, **way_out, **env}
-        request = {**request, "env": whole, "rlimits": self._rlimits()}
+        request = {**request, "env": whole, "rlimits": rlimits(self._limits)}
         calls = len(self.calls)
         out, err = Output(cap), Output(cap)
         started = time.monotonic()
@@ -217,18 +215,6 @@ class NsJail:
             peak_bytes=reply.peak_bytes,
             denials=Denials(network=sum(call.refused is not None for call in self.calls[calls:])),
         )
-
-    def _rlimits(self) -> dict[str, int]:
-        return {
-            "RLIMIT_AS": self._limits.memory_mb * _MB,
-            "RLIMIT_FSIZE": FILE_MB * _MB,
-            "RLIMIT_NOFILE": 256,
-            "RLIMIT_NPROC": PROCESSES,
-            "RLIMIT_CORE": 0,
-            "RLIMIT_MEMLOCK": 0,
-            "RLIMIT_MSGQUEUE": 0,
-            "RLIMIT_SIGPENDING": 256,
-        }
 
     def read(self, path: str) -> bytes:
         out = Output(_LONGEST_READ)
@@ -308,15 +294,8 @@ class NsJail:
 
 @contextlib.contextmanager
 def _given(data: bytes) -> Iterator[int]:
-    """A file descriptor to read `data` from: unnamed, and sealed so that nobody changes it."""
-    if not data:
-        fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    else:
-        fd = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        with open(fd, "wb", closefd=False) as file:
-            file.write(data)
-        os.lseek(fd, 0, os.SEEK_SET)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    """A file descriptor to read `data` from."""
+    fd = seal(data) if data else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield fd
     finally:
