@@ -20,6 +20,7 @@ from filelock import FileLock
 
 from nano_coder.chat_template import CHATML
 from nano_shared import UsageError
+from nano_shared.full_disk import full_disk_explained
 from nano_shared.home import nano_home
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def _convert(gguf: Path, identity: str, folder: Path) -> None:
     print(f"nano: converting {gguf.name} once, into {folder}", file=sys.stderr, flush=True)
     work = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
     try:
-        with quiet_transformers():
+        with quiet_transformers(), full_disk_explained(folder, UsageError):
             source: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
             # its progress bar asks nobody whether it may show
             with contextlib.redirect_stderr(io.StringIO()):

@@ -71,7 +71,8 @@ def _save_adapter(model: Any, folder: Path, opened: OpenedWeights) -> None:
 
     dtype = next(p.dtype for n, p in model.named_parameters() if "lora_" not in n)
     kept = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
-    state = get_peft_model_state_dict(model)
+    # the vocabulary is the base's: without this PEFT looks for the base on the hub, to compare
+    state = get_peft_model_state_dict(model, save_embedding_layers=False)
     save_file(
         {name: value.detach().to(kept).contiguous() for name, value in state.items()},
         str(folder / "adapter_model.safetensors"),

@@ -12,6 +12,8 @@ from types import TracebackType
 from nano_shared import UsageError
 
 Row = dict[str, float | None]
+METRICS = "metrics.jsonl"
+"""the file's name in the folder of a training"""
 
 
 class MetricsWriter:

@@ -16,13 +16,12 @@ from nano_rl.guards import check_step
 from nano_rl.learner import Learner
 from nano_rl.logprob import token_logprobs
 from nano_rl.loss import sft_loss
-from nano_rl.metrics import MetricsWriter
+from nano_rl.metrics import METRICS, MetricsWriter
 from nano_rl.sample import TrainSample
 
 OnStep = Callable[[int, int, dict[str, float]], None]
 """steps done, steps in all, metrics of the last one"""
 STATE = "state.pt"
-METRICS = "metrics.jsonl"
 
 
 def train_sft(

@@ -19,7 +19,7 @@ from nano_rl.guards import check_step
 from nano_rl.learner import Learner
 from nano_rl.logprob import score_tokens
 from nano_rl.loss import policy_loss
-from nano_rl.metrics import MetricsWriter
+from nano_rl.metrics import METRICS, MetricsWriter
 from nano_rl.reference import Reference
 from nano_rl.rollout import OnRun, collect
 from nano_rl.sample import TrainSample, group_samples
@@ -30,7 +30,6 @@ T = TypeVar("T")
 OnStep = Callable[[int, int, dict[str, float]], None]
 """steps done, steps in all, metrics of the last one"""
 STATE = "state.pt"
-METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

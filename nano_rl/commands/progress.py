@@ -43,6 +43,25 @@ def bar(label: str, total: int) -> Iterator[Bar]:
         yield Bar(progress, label, total)
 
 
+_SHOWN = (
+    "reward_mean", "frac_zero_std", "loss", "entropy", "approx_kl", "clip_low", "clip_high", "ess",
+    "mismatch", "grad_norm", "tokens", "tokens_per_second", "seconds_rollout", "seconds_train",
+)  # fmt: skip
+
+
+def print_metrics(rows: list[dict[str, float | None]]) -> None:
+    """How a training went: each metric in its first and last step, and its mean over all, on stderr."""
+    if not rows:
+        return
+    table = Table("metric", "first step", "last step", "mean", box=None, title=f"{len(rows)} steps")
+    for name in _SHOWN:
+        values = [value for row in rows if (value := row.get(name)) is not None]
+        if values:
+            mean = sum(values) / len(values)
+            table.add_row(name, *(f"{value:.4g}" for value in (values[0], values[-1], mean)))
+    Console(stderr=True).print(table)
+
+
 def print_rows(rows: list[Row]) -> None:
     """A table of success rates with their 95 % intervals."""
     table = Table("tasks", "success", "95 % interval", "of", "not graded", box=None)

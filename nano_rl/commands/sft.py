@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from nano_rl.commands.oracles import oracle_runs
-from nano_rl.commands.progress import bar
+from nano_rl.commands.progress import bar, print_metrics
 from nano_rl.commands.session import (
     dtype_option,
     log_option,
@@ -19,6 +19,7 @@ from nano_rl.commands.session import (
     training_runtime,
 )  # fmt: skip
 from nano_rl.config import SftConfig, parse_config
+from nano_rl.metrics import METRICS, read_metrics
 from nano_rl.tasks import read_tasks
 
 
@@ -83,5 +84,6 @@ def command(
         target, trained, opened, parent=parent, config=config, steps=steps,
         run_ids=[run.id for run in runs], tasks=tasks, metrics={"loss": last.get("loss", 0.0)},
     )  # fmt: skip
+    print_metrics(read_metrics(folder / METRICS))
     print(target)
     return 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from nano_rl.commands.progress import bar
+from nano_rl.commands.progress import bar, print_metrics
 from nano_rl.commands.session import (
     dtype_option,
     log_option,
@@ -19,6 +19,7 @@ from nano_rl.commands.session import (
     training_runtime,
 )  # fmt: skip
 from nano_rl.config import TrainConfig, parse_config
+from nano_rl.metrics import METRICS, read_metrics
 from nano_rl.tasks import read_tasks
 from nano_shared.errors import UsageError
 
@@ -95,6 +96,7 @@ def command(
         target, trained, opened, parent=parent, config=config, steps=config.steps, run_ids=used,
         tasks=all_tasks, metrics={k: v for k, v in last.items() if k.startswith("reward")},
     )  # fmt: skip
+    print_metrics(read_metrics(folder / METRICS))
     print(target)
     return 0
 

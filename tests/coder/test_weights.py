@@ -164,3 +164,16 @@ def test_importing_weights_and_policies_needs_no_torch() -> None:
     environment = {"PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert (done.stdout.strip(), done.stderr) == ("set()", "")
+
+
+@wheel
+def test_a_full_disk_is_one_sentence_and_leaves_nothing_half(home: Path) -> None:
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "from nano_coder.weights import base_folder\n"
+        "from nano_shared.errors import UsageError\n"
+        "try:\n    base_folder()\nexcept UsageError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "no space left while writing" in done.stdout, done.stderr
+    assert [path.name for path in (home / "models").iterdir() if path.is_dir()] == []
