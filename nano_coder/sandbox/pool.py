@@ -20,6 +20,7 @@ SIZE = min(2 * (os.cpu_count() or 1), 16)
 JAILS_A_LAUNCHER = 10_000
 """after which a fresh launcher takes over, so that no flaw of one lives for ever"""
 _NICE = 10
+_CALM_S = 0.01
 
 _pools: dict[str, Pool] = {}
 _pools_lock = threading.Lock()
@@ -101,6 +102,9 @@ class Pool:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or len(self._ready) < self.size)
+                # building takes a core: not while the one that was just taken is at work, unless few are left
+                while len(self._ready) > self.size // 2 and self._changed.wait(_CALM_S):
+                    pass
                 if self._closed:
                     return
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -14,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nano_coder.sandbox.launcher import message
 from nano_coder.sandbox.output import Drain, Output
@@ -35,7 +34,7 @@ class Outcome(BaseModel):
     oom: bool
     cpu_s: float
     peak_bytes: int
-    refused: tuple[int, str] | None = None
+    refused: list[int | str] | None = Field(None, min_length=2, max_length=2)
     """errno and text of a file operation that failed"""
 
 
@@ -196,8 +195,7 @@ class JailProcess:
             if not drain.run(timeout, self._stop):
                 raise SandboxError(f"a jail did not end a program within {drain.PATIENCE_S:g} s")
             try:
-                # as JSON, where a list is a tuple
-                return Outcome.model_validate_json(json.dumps(self._said()[0])), drain
+                return Outcome.model_validate(self._said()[0]), drain
             except ValidationError as problem:
                 raise SandboxError(f"a jail answered nonsense ({problem.errors()[0]['msg']})") from problem
 

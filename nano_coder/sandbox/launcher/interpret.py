@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import types
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from . import kernel
@@ -28,7 +29,7 @@ _PRELOADED = (
 )  # fmt: skip
 """standard modules that programs begin with; none of them starts a thread or opens a file"""
 _REHEARSAL = "import math\n\n\ndef f(x):\n    return [x, math.pi, {'a': str(x)}]\n\n\nprint(f(1))\n"
-_ROUNDS = 3
+_ROUNDS = 1
 _FLUSH_FAILED = 120
 _baseline: frozenset[str] = frozenset()
 
@@ -41,24 +42,45 @@ def prepare() -> None:
     _baseline = frozenset(sys.modules)
 
 
-def warm_up() -> None:
-    """In a runner that waits: touch the pages that the first program would fault in."""
+def rehearse() -> None:
+    """In a runner that waits: all that `run` does, so that its page faults are over before one comes."""
     if not _baseline:
         return
-    shown, sys.stdout = sys.stdout, io.StringIO()
+    path, argv, main = sys.path[:], sys.argv, sys.modules["__main__"]
+    environment = dict(os.environ)
     for _ in range(_ROUNDS):
-        exec(compile(_REHEARSAL, "<string>", "exec"), {"__name__": "rehearsal"})
-    sys.stdout = shown
+        module = _prepare({"env": environment, "argv": [], "isolated": False})
+        _status(_REHEARSAL, module)
+        _let_go(module)
+        sys.path[:], sys.argv, sys.modules["__main__"] = path, argv, main
 
 
-def run(request: dict[str, Any]) -> NoReturn:
-    """Run `request["source"]` as the main module, and end the process as Python would."""
+def run(request: dict[str, Any], say_done: Callable[[int], None]) -> NoReturn:
+    """Run `request["source"]` as the main module, and end the process as Python would.
+
+    `say_done` hears the exit code just before that: from this process only, not from a fork that gets here.
+    """
+    pid = os.getpid()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
-    os.environ.clear()
-    os.environ.update(request["env"])
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    main = _prepare(request)
+    status = _status(request["source"], main)
+    flushed = _let_go(main)
+    status = status or flushed
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    if os.getpid() == pid:
+        say_done(status)
+    os._exit(status)
+
+
+def _prepare(request: dict[str, Any]) -> types.ModuleType:
+    """Streams, environment, arguments and path as the program finds them, and the module that it will be."""
+    os.environ.clear()
+    os.environ.update(request["env"])
     _open_streams()
     sys.argv = ["-c", *request["argv"]]
     if not request["isolated"]:
@@ -69,8 +91,7 @@ def run(request: dict[str, Any]) -> NoReturn:
     if sys.version_info < (3, 14):
         main.__annotations__ = {}
     sys.modules["__main__"] = main
-    status = _status(request["source"], main)
-    _finish(main, status)
+    return main
 
 
 def _open_streams() -> None:
@@ -109,8 +130,8 @@ def _exit_status(code: object) -> int:
     return 1
 
 
-def _finish(main: types.ModuleType, status: int) -> NoReturn:
-    """Join threads, run exit handlers, let go of what the program made, flush."""
+def _let_go(main: types.ModuleType) -> int:
+    """Join threads, run exit handlers, let go of what the program made, flush: the status of that."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     # files that the program left open are flushed when they are collected
@@ -118,13 +139,11 @@ def _finish(main: types.ModuleType, status: int) -> NoReturn:
         sys.modules.pop(name, None)
     main.__dict__.clear()
     gc.collect()
+    status = 0
     for stream in (sys.stdout, sys.stderr):
         try:
             with contextlib.suppress(ValueError):  # the program closed it
                 stream.flush()
         except OSError:
-            status = status or _FLUSH_FAILED
-    if status < 0:
-        signal.signal(-status, signal.SIG_DFL)
-        os.kill(os.getpid(), -status)
-    os._exit(status)
+            status = _FLUSH_FAILED
+    return status

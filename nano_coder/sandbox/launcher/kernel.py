@@ -137,18 +137,21 @@ def keep_capabilities(*kept: int) -> None:
     for capability in range(last + 1):
         if capability not in kept:
             prctl(PR_CAPBSET_DROP, capability)
-    _set_capabilities(*kept)
+    set_capabilities(*kept)
     _kept = kept
 
 
-def drop_capabilities() -> None:
-    """Drop those that `keep_capabilities` kept."""
+def drop_bounding_set() -> None:
+    """What this process executes gains none of what `keep_capabilities` kept; it has them still itself."""
     for capability in _kept:
         prctl(PR_CAPBSET_DROP, capability)
-    _set_capabilities()
 
 
-def _set_capabilities(*kept: int) -> None:
+def drop_capabilities() -> None:
+    set_capabilities()
+
+
+def set_capabilities(*kept: int) -> None:
     mask = sum(1 << capability for capability in kept)
     version_3 = 0x2008_0522
     header = struct.pack("=Ii", version_3, 0)

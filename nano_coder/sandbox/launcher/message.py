@@ -14,8 +14,11 @@ _MOST_FDS = 4
 
 def send(control: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
     payload = json.dumps(message).encode()
-    socket.send_fds(control, [len(payload).to_bytes(4, "big")], list(fds))
-    control.sendall(payload)
+    data = len(payload).to_bytes(4, "big") + payload
+    # at once, so that the receiver wakes once
+    sent = socket.send_fds(control, [data], list(fds))
+    if sent < len(data):
+        control.sendall(data[sent:])
 
 
 def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:

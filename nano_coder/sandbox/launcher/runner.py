@@ -5,6 +5,7 @@ Forked by init before the request is known, so that the first page faults are ov
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -12,6 +13,7 @@ import os
 import resource
 import signal
 import socket
+import struct
 from typing import Any, NoReturn
 
 from . import files, init, interpret, kernel, message, probe
@@ -21,7 +23,10 @@ _TREE_OPERATIONS = ("pack", "unpack")
 
 def main(control: socket.socket, report: int) -> NoReturn:
     os.setsid()
-    interpret.warm_up()
+    os.chdir("/work")
+    _reset_signals()
+    kernel.drop_bounding_set()
+    _rehearse()
     while True:
         received = message.receive(control)
         if received is None:
@@ -30,21 +35,40 @@ def main(control: socket.socket, report: int) -> NoReturn:
         if request["op"] != "kill":  # one that came too late
             break
     control.close()
-    tell(report, {"memory_bytes": request["memory_bytes"]})
+    tell(report, {"op": request["op"], "memory_bytes": request["memory_bytes"]})
     if request["op"] not in _TREE_OPERATIONS:
         kernel.drop_capabilities()
-    if request["op"] in ("run", "python"):
-        os.close(report)
-        _confine(request, fds)
-        if request["op"] == "run":
-            _exec(request["argv"], request["env"])
-        interpret.run(request)
+    if request["op"] == "run":
+        _confine(request, fds, kept=set())
+        _exec(request["argv"], request["env"])
+    if request["op"] == "python":
+        _confine(request, fds, kept={report})
+        pipe = os.fstat(report)
+        interpret.run(request, lambda code: _say_done(report, pipe, code))
     try:
         _operate(request, fds)
     except OSError as error:
         tell(report, {"refused": [error.errno or errno.EIO, error.strerror or str(error)]})
         os._exit(1)
     os._exit(0)
+
+
+def _rehearse() -> None:
+    """Take the steps of a request without their effect: their page faults are over before one comes."""
+    null = os.open(os.devnull, os.O_RDWR)
+    saved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (0, 1, 2)]
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        message.send(theirs, {"op": "rehearsal", "env": {"PATH": "/bin"}}, [null, null, null])
+        received = message.receive(ours)
+    _take_streams(received[1] if received else [])
+    kernel.set_capabilities(*init.KEPT)
+    _limit({})
+    interpret.rehearse()
+    for number, fd in enumerate(saved):
+        os.dup2(fd, number)
+        os.close(fd)
+    os.close(null)
 
 
 def tell(report: int, record: dict[str, object]) -> None:
@@ -71,29 +95,58 @@ def _operate(request: dict[str, Any], fds: list[int]) -> None:
             json.dump(probe.attempts(request["secret"]), target_text)
 
 
-def _confine(request: dict[str, Any], fds: list[int]) -> None:
-    """Standard streams, limits and signals as a program of the user finds them."""
+def _say_done(report: int, pipe: os.stat_result, code: int) -> None:
+    # the program may have closed it, or put another file there: then init sees the end itself
+    with contextlib.suppress(OSError):
+        if not os.path.samestat(os.fstat(report), pipe):
+            return
+        os.write(report, _last_word(code))
+
+
+def _last_word(code: int) -> bytes:
+    used, peak = 0.0, 0
+    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+        usage = resource.getrusage(who)
+        used, peak = used + usage.ru_utime + usage.ru_stime, max(peak, usage.ru_maxrss * 1024)
+    return struct.pack(init.DONE, code, used, peak)
+
+
+def _confine(request: dict[str, Any], fds: list[int], kept: set[int]) -> None:
+    """Standard streams and limits as a program of the user finds them."""
+    _take_streams(fds)
+    init.close_all_but({0, 1, 2, *kept})
+    _limit(request["rlimits"])
+
+
+def _take_streams(fds: list[int]) -> None:
+    """Make these descriptors the standard streams, and close them."""
     for number, fd in enumerate(fds):
         # above the standard three, so that no copy overwrites one that is still needed
         fds[number] = fcntl.fcntl(fd, fcntl.F_DUPFD, 10)
+        os.close(fd)
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
-    init.close_all_but({0, 1, 2})
-    _limit(request["rlimits"])
-    for number in range(1, signal.NSIG):
-        if number not in (signal.SIGKILL, signal.SIGSTOP) and not 32 <= number < 34:
+        os.close(fd)
+
+
+def _reset_signals() -> None:
+    for number in signal.valid_signals():
+        if signal.getsignal(number) not in (signal.SIG_DFL, None):
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    os.chdir("/work")
+
+
+_LIMITS = {name: kind for name, kind in vars(resource).items() if name.startswith("RLIMIT_")}
 
 
 def _limit(limits: dict[str, int]) -> None:
-    for name, value in limits.items():
-        kind = getattr(resource, name)
-        _, hard = resource.getrlimit(kind)
+    """Lower these limits; a rehearsal, with none, sets one to what it is."""
+    for name in limits or ("RLIMIT_CORE",):
+        _, hard = resource.getrlimit(_LIMITS[name])
+        value = limits.get(name, hard)
         if hard != resource.RLIM_INFINITY:
             value = min(value, hard)
-        resource.setrlimit(kind, (value, value))
+        resource.setrlimit(_LIMITS[name], (value, value))
 
 
 def _exec(argv: list[str], env: dict[str, str]) -> NoReturn:

@@ -150,6 +150,8 @@ def _make(control: socket.socket, agent: int, request: dict[str, Any], children:
                     os.close(fd)
                 init.main(ours, request)
             finally:
+                # last words, for the agent to pass on
+                sys.excepthook(*sys.exc_info())
                 os._exit(70)
         children.add(pid)
         handle = os.pidfd_open(pid)
