@@ -67,6 +67,8 @@ def run(request: dict[str, Any], say_done: Callable[[int], None]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     main = _prepare(request)
     status = _status(request["source"], main)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
     flushed = _let_go(main)
     status = status or flushed
     if status < 0:
@@ -131,9 +133,7 @@ def _exit_status(code: object) -> int:
 
 
 def _let_go(main: types.ModuleType) -> int:
-    """Join threads, run exit handlers, let go of what the program made, flush: the status of that."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+    """Let go of what the program made, and flush: the status of that."""
     # files that the program left open are flushed when they are collected
     for name in set(sys.modules) - _baseline - {"__main__"}:
         sys.modules.pop(name, None)
