@@ -61,15 +61,18 @@ class Pool:
             self._changed.notify()
         return jail or self.make(self._room)
 
-    def make(self, room: dict[str, int]) -> JailProcess:
-        """A new jail with a workspace of another size."""
-        launcher = self._alive()
+    def make(self, room: dict[str, int], *, rehearse: bool = False) -> JailProcess:
+        """A new jail with a workspace of another size.
+
+        One that has rehearsed answers its first request a millisecond sooner, for two of processor time.
+        """
+        request, launcher = {**room, "rehearse": rehearse}, self._alive()
         try:
-            return launcher.make(room)
+            return launcher.make(request)
         except SandboxError:
             if launcher.alive:
                 raise
-        return self._alive().make(room)
+        return self._alive().make(request)
 
     def _waiting(self) -> JailProcess | None:
         """A ready jail; those that died while they waited are dropped."""
@@ -107,8 +110,9 @@ class Pool:
                     pass
                 if self._closed:
                     return
+                calm = len(self._ready) >= self.size // 2
             try:
-                jail = self.make(self._room)
+                jail = self.make(self._room, rehearse=calm)
             except SandboxError:
                 # who takes the next jail will see why; do not try again before that
                 with self._changed:

@@ -147,7 +147,7 @@ def unpack(root: int, source: IO[bytes]) -> None:
                 os.utime(os.path.basename(name), (EPOCH, EPOCH), dir_fd=parent, follow_symlinks=False)
                 os.close(parent)
             elif member.isreg():
-                _unpack_file(root, name, member.mode, archive.extractfile(member))
+                _unpack_file(root, name, member, archive)
     # children first, and last of all: a directory without write permission takes no more files
     for name, mode in reversed(modes):
         fd = _open(root, name, os.O_RDONLY | os.O_DIRECTORY)
@@ -156,14 +156,22 @@ def unpack(root: int, source: IO[bytes]) -> None:
         os.close(fd)
 
 
-def _unpack_file(root: int, name: str, mode: int, content: IO[bytes] | None) -> None:
+def _unpack_file(root: int, name: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
     fd = _open(root, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(fd, "wb") as file:
-        while content is not None and (chunk := content.read(_CHUNK)):
-            file.write(chunk)
-        file.flush()
-        os.fchmod(fd, mode & 0o777)
-        os.utime(fd, (EPOCH, EPOCH))
+    # as extractfile reads it, without an object for each file
+    source = archive.fileobj
+    assert source is not None
+    source.seek(member.offset_data)
+    left = member.size
+    while left and (chunk := source.read(min(left, _CHUNK))):
+        left -= len(chunk)
+        while chunk:
+            chunk = chunk[os.write(fd, chunk) :]
+    if left:
+        raise OSError(errno.EIO, "the stream ends early", name)
+    os.fchmod(fd, member.mode & 0o777)
+    os.utime(fd, (EPOCH, EPOCH))
+    os.close(fd)
 
 
 def clear(top: str) -> None:

@@ -31,6 +31,7 @@ DONE = "=BdQ"
 _LONGEST_WORD = 256
 KEPT = (kernel.CAP_DAC_OVERRIDE, kernel.CAP_DAC_READ_SEARCH, kernel.CAP_FOWNER, kernel.CAP_SETPCAP)
 """capabilities of trusted code over the jail's own files; a program gets none"""
+_PROGRAMS = ("run", "python")
 SCRATCH = ("/tmp", "/dev/shm")
 
 
@@ -50,10 +51,14 @@ def main(control: socket.socket, plan: dict[str, Any]) -> NoReturn:
             message.send(control, {"ready": True}, [listener.fileno()])
     else:
         message.send(control, {"ready": True})
+    rehearse = plan["rehearse"]
     while True:
-        pid, report = _start_runner(control)
-        _rehearse()
-        outcome = _supervise(pid, report, control)
+        pid, report = _start_runner(control, rehearse=rehearse)
+        if rehearse:
+            _rehearse()
+        op, outcome = _supervise(pid, report, control)
+        # what follows a file operation follows at once
+        rehearse = op in _PROGRAMS
         message.send(control, outcome)
         _end_everything(pid)
         for folder in SCRATCH:
@@ -133,14 +138,14 @@ def _loopback_up() -> None:
 # ----------------------------------------------------------------------------------- requests
 
 
-def _start_runner(control: socket.socket) -> tuple[int, int]:
+def _start_runner(control: socket.socket, *, rehearse: bool) -> tuple[int, int]:
     """The pid of a runner, and a pipe on which it reports one JSON object a line."""
     report_in, report_out = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.close(report_in)
-            runner.main(control, report_out)
+            runner.main(control, report_out, rehearse=rehearse)
         finally:
             os._exit(70)
     os.close(report_out)
@@ -165,8 +170,10 @@ def _rehearse() -> None:
         message.receive(ours)
 
 
-def _supervise(pid: int, report: int, control: socket.socket) -> dict[str, Any]:
-    """Watch one runner to its end, then end whatever it left behind. Never returns once the agent is gone.
+def _supervise(pid: int, report: int, control: socket.socket) -> tuple[str, dict[str, Any]]:
+    """Watch one runner to its end, then end whatever it left behind: what was asked, and the outcome.
+
+    Never returns once the agent is gone.
 
     Python source says itself when it is done, so that nobody waits for its memory to be taken down. What it
     says is its own exit code, which it may choose in any case; nothing else of it is believed.
@@ -178,13 +185,13 @@ def _supervise(pid: int, report: int, control: socket.socket) -> dict[str, Any]:
         os.close(ended)
         if done is not None and not oom:
             _kill_all()
-            return done
+            return began["op"], done
         status, used, peak = _end_everything(pid)
         outcome = _outcome(status, used, peak, oom=oom)
-        if began["op"] not in ("run", "python"):
+        if began["op"] not in _PROGRAMS:
             for line in told.readlines():
                 outcome.update(json.loads(line))
-    return outcome
+    return began["op"], outcome
 
 
 def _outcome(status: int, used: float, peak: int, *, oom: bool) -> dict[str, Any]:

@@ -21,12 +21,13 @@ from . import files, init, interpret, kernel, message, probe
 _TREE_OPERATIONS = ("pack", "unpack")
 
 
-def main(control: socket.socket, report: int) -> NoReturn:
+def main(control: socket.socket, report: int, *, rehearse: bool) -> NoReturn:
     os.setsid()
     os.chdir("/work")
     _reset_signals()
     kernel.drop_bounding_set()
-    _rehearse()
+    if rehearse:
+        _rehearse()
     while True:
         received = message.receive(control)
         if received is None:
