@@ -37,7 +37,7 @@ toy: $(INSTALLED)
 	$(BIN)/python integration/flywheel.py
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/command_line.py
+	$(BIN)/python benchmarks/command_line.py && $(BIN)/python benchmarks/sandbox.py
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
