@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,8 @@ from pathlib import Path
 from nano_coder.sandbox.bubblewrap import find_bubblewrap
 from nano_coder.sandbox.folder_jail import Ending, FolderJail, Program
 from nano_coder.sandbox.interpreter import find_interpreter
-from nano_coder.sandbox.launcher import kernel, landlock, root, seccomp
+from nano_coder.sandbox.launcher import kernel, root
+from nano_coder.sandbox.layers import layers
 from nano_coder.sandbox.layout import plan_root, unused_uid
 from nano_coder.sandbox.request import check_limits
 from nano_coder.sandbox.rlimits import rlimits
@@ -54,26 +54,7 @@ class BwrapSandbox:
             owner=owner,
             staged=owner is not None and not _reaches(owner, [source for source, _ in plan["binds"]]),
         )
-        self.layers: Mapping[str, bool] = {
-            "empty_environment": True,
-            "host_uid_not_root": True,
-            "user_namespace": True,
-            "mount_namespace": True,
-            "pid_namespace": True,
-            "network_namespace": True,
-            "ipc_namespace": True,
-            "uts_namespace": True,
-            "cgroup_namespace": True,
-            "read_only_root": True,
-            "capabilities": True,
-            "no_new_privs": True,
-            "seccomp": seccomp.program(platform.machine()) is not None,
-            "rlimits": True,
-            "memory_watchdog": True,
-            "landlock": landlock.version() > 0,
-            "cgroup": False,
-            "workspace_size": False,
-        }
+        self.layers: Mapping[str, bool] = layers(workspace_size=False)
 
     def open(self, workspace: Path | None, limits: Limits) -> BwrapJail:
         """Raises UsageError for a workspace that cannot be read, SandboxError for an unreachable TMPDIR."""

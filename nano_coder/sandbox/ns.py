@@ -11,7 +11,6 @@ import contextlib
 import errno
 import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from nano_coder.sandbox.interpreter import find_interpreter
-from nano_coder.sandbox.launcher import landlock, seccomp
+from nano_coder.sandbox.layers import layers
 from nano_coder.sandbox.layout import plan_root, unused_uid
 from nano_coder.sandbox.output import FLOOD_BYTES, Drain, Output
 from nano_coder.sandbox.pool import shared_pool
@@ -68,25 +67,7 @@ class NsSandbox:
         self.pool = shared_pool(spec, _room(USUAL_MB * _MB))
         self._environment = environment
         self._warm = warm
-        self.layers: Mapping[str, bool] = {
-            "empty_environment": True,
-            "host_uid_not_root": True,
-            "user_namespace": True,
-            "mount_namespace": True,
-            "pid_namespace": True,
-            "network_namespace": True,
-            "ipc_namespace": True,
-            "uts_namespace": True,
-            "cgroup_namespace": True,
-            "read_only_root": True,
-            "capabilities": True,
-            "no_new_privs": True,
-            "seccomp": seccomp.program(platform.machine()) is not None,
-            "rlimits": True,
-            "memory_watchdog": True,
-            "landlock": landlock.version() > 0,
-            "cgroup": False,
-        }
+        self.layers: Mapping[str, bool] = layers()
 
     def open(self, workspace: Path | None, limits: Limits) -> NsJail:
         """Raises UsageError for a workspace that cannot be read, SandboxError where isolation fails."""

@@ -44,8 +44,3 @@ def pack_workspace(folder: Path) -> Packed:
     size = stream.tell()
     stream.seek(0)
     return Packed(stream, size)
-
-
-def empty_workspace() -> Packed:
-    stream = tempfile.TemporaryFile(prefix="nano-workspace-")  # noqa: SIM115 (handed over)
-    return Packed(stream, 0)

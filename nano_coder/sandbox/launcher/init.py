@@ -6,7 +6,6 @@ A runner waits, forked and warm, for the next request; init watches it, and alon
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import io
 import json
@@ -18,6 +17,7 @@ import struct
 from typing import Any, NoReturn
 
 from . import files, kernel, landlock, memory, message, runner, seccomp
+from .ending import end_everything, kill_all, outcome
 
 NAMESPACES = (
     kernel.NEWUSER | kernel.NEWPID | kernel.NEWNS | kernel.NEWNET
@@ -56,11 +56,11 @@ def main(control: socket.socket, plan: dict[str, Any]) -> NoReturn:
         pid, report = _start_runner(control, rehearse=rehearse)
         if rehearse:
             _rehearse()
-        op, outcome = _supervise(pid, report, control)
+        op, told = _supervise(pid, report, control)
         # what follows a file operation follows at once
         rehearse = op in _PROGRAMS
-        message.send(control, outcome)
-        _end_everything(pid)
+        message.send(control, told)
+        end_everything(pid)
         for folder in SCRATCH:
             _empty(folder)
 
@@ -165,7 +165,7 @@ def _rehearse() -> None:
         poll.poll(0)
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         message.send(
-            theirs, {**_outcome(0, 0.0, 0, oom=False), "done": _done(told.read(_LONGEST_WORD) or b"")}
+            theirs, {**outcome(0, 0.0, 0, oom=False), "done": _done(told.read(_LONGEST_WORD) or b"")}
         )
         message.receive(ours)
 
@@ -184,25 +184,14 @@ def _supervise(pid: int, report: int, control: socket.socket) -> tuple[str, dict
         oom, done = _watch(ended, told if began["op"] == "python" else None, control, began["memory_bytes"])
         os.close(ended)
         if done is not None and not oom:
-            _kill_all()
+            kill_all()
             return began["op"], done
-        status, used, peak = _end_everything(pid)
-        outcome = _outcome(status, used, peak, oom=oom)
+        status, used, peak = end_everything(pid)
+        told_of = outcome(status, used, peak, oom=oom)
         if began["op"] not in _PROGRAMS:
             for line in told.readlines():
-                outcome.update(json.loads(line))
-    return began["op"], outcome
-
-
-def _outcome(status: int, used: float, peak: int, *, oom: bool) -> dict[str, Any]:
-    code = os.waitstatus_to_exitcode(status)
-    return {
-        "exit_code": code if code >= 0 else None,
-        "signal": -code if code < 0 else None,
-        "oom": oom,
-        "cpu_s": used,
-        "peak_bytes": peak,
-    }
+                told_of.update(json.loads(line))
+    return began["op"], told_of
 
 
 def _line(told: io.FileIO) -> bytes:
@@ -241,10 +230,10 @@ def _watch(
         elif events:
             if message.receive(control) is None:
                 os._exit(0)
-            _kill_all()
+            kill_all()
         elif not oom and memory.in_use() > memory_bytes and memory.proportional() > memory_bytes:
             oom = True
-            _kill_all()
+            kill_all()
 
 
 def _done(word: bytes) -> dict[str, Any] | None:
@@ -255,27 +244,7 @@ def _done(word: bytes) -> dict[str, Any] | None:
         return None
     if not (0 <= used < 1e9 and peak < 1 << 62):
         return None
-    return {**_outcome(0, used, peak, oom=False), "exit_code": code}
-
-
-def _kill_all() -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGKILL)
-
-
-def _end_everything(runner_pid: int) -> tuple[int, float, int]:
-    """Kill and reap every process but this one: the runner's status, CPU seconds and the largest peak."""
-    status, used, peak = 0, 0.0, 0
-    _kill_all()
-    while True:
-        try:
-            pid, ended, usage = os.wait4(-1, 0)
-        except ChildProcessError:
-            return status, used, peak
-        used += usage.ru_utime + usage.ru_stime
-        peak = max(peak, usage.ru_maxrss * 1024)
-        if pid == runner_pid:
-            status = ended
+    return {**outcome(0, used, peak, oom=False), "exit_code": code}
 
 
 def _empty(folder: str) -> None:

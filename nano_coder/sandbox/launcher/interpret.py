@@ -29,7 +29,6 @@ _PRELOADED = (
 )  # fmt: skip
 """standard modules that programs begin with; none of them starts a thread or opens a file"""
 _REHEARSAL = "import math\n\n\ndef f(x):\n    return [x, math.pi, {'a': str(x)}]\n\n\nprint(f(1))\n"
-_ROUNDS = 1
 _FLUSH_FAILED = 120
 _baseline: frozenset[str] = frozenset()
 
@@ -47,12 +46,10 @@ def rehearse() -> None:
     if not _baseline:
         return
     path, argv, main = sys.path[:], sys.argv, sys.modules["__main__"]
-    environment = dict(os.environ)
-    for _ in range(_ROUNDS):
-        module = _prepare({"env": environment, "argv": [], "isolated": False})
-        _status(_REHEARSAL, module)
-        _let_go(module)
-        sys.path[:], sys.argv, sys.modules["__main__"] = path, argv, main
+    module = _prepare({"env": dict(os.environ), "argv": [], "isolated": False})
+    _status(_REHEARSAL, module)
+    _let_go(module)
+    sys.path[:], sys.argv, sys.modules["__main__"] = path, argv, main
 
 
 def run(request: dict[str, Any], say_done: Callable[[int], None]) -> NoReturn:

@@ -6,15 +6,13 @@ counts neither memory nor time.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import resource
 import select
-import signal
 from typing import Any, NoReturn
 
-from . import kernel, landlock, memory
+from . import become, kernel, landlock, memory
+from .ending import end_everything, kill_all, outcome
 
 WRITABLE = ("/work", "/tmp", "/dev/shm")
 _WATCH_MS = 50
@@ -37,10 +35,8 @@ def main(asked: int, report: int, stop: int) -> None:
         finally:
             os._exit(126)
     oom = _watch(os.pidfd_open(pid), stop, request["memory_bytes"])
-    status, used, peak = _end_everything(pid)
-    code = os.waitstatus_to_exitcode(status)
-    ending = {"exit_code": code if code >= 0 else None, "signal": -code if code < 0 else None}
-    _tell(report, {**ending, "oom": oom, "cpu_s": used, "peak_bytes": peak})
+    status, used, peak = end_everything(pid)
+    _tell(report, outcome(status, used, peak, oom=oom))
 
 
 def _tell(report: int, record: dict[str, object]) -> None:
@@ -53,20 +49,9 @@ def _become(request: dict[str, Any]) -> NoReturn:
     os.closerange(3, 1 << 20)
     if landlock.version():
         landlock.confine(writable=WRITABLE)
-    for name, value in request["rlimits"].items():
-        kind = getattr(resource, name)
-        _, hard = resource.getrlimit(kind)
-        most = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (most, most))
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    argv = request["argv"]
-    try:
-        os.execvpe(argv[0], argv, request["env"])
-    except OSError as error:
-        os.write(2, f"cannot run {argv[0]!r}: {error.strerror}\n".encode(errors="backslashreplace"))
-        os._exit(127 if error.errno == errno.ENOENT else 126)
+    become.limit(request["rlimits"])
+    become.reset_signals()
+    become.execute(request["argv"], request["env"])
 
 
 def _watch(ended: int, stop: int, memory_bytes: int) -> bool:
@@ -80,30 +65,8 @@ def _watch(ended: int, stop: int, memory_bytes: int) -> bool:
         if ended in events:
             return oom
         if events:
-            _kill_all()
+            kill_all()
             poll.unregister(stop)
         elif not oom and memory.in_use() > memory_bytes and memory.proportional() > memory_bytes:
             oom = True
-            _kill_all()
-
-
-def _kill_all() -> None:
-    try:
-        os.kill(-1, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def _end_everything(program: int) -> tuple[int, float, int]:
-    """Kill and reap every process: the program's wait status, CPU seconds and the largest resident set."""
-    status, used, peak = 0, 0.0, 0
-    _kill_all()
-    while True:
-        try:
-            pid, ended, usage = os.wait4(-1, 0)
-        except ChildProcessError:
-            return status, used, peak
-        used += usage.ru_utime + usage.ru_stime
-        peak = max(peak, usage.ru_maxrss * 1024)
-        if pid == program:
-            status = ended
+            kill_all()

@@ -11,12 +11,11 @@ import fcntl
 import json
 import os
 import resource
-import signal
 import socket
 import struct
 from typing import Any, NoReturn
 
-from . import files, init, interpret, kernel, message, probe
+from . import become, files, init, interpret, kernel, message, probe
 
 _TREE_OPERATIONS = ("pack", "unpack")
 
@@ -24,7 +23,7 @@ _TREE_OPERATIONS = ("pack", "unpack")
 def main(control: socket.socket, report: int, *, rehearse: bool) -> NoReturn:
     os.setsid()
     os.chdir("/work")
-    _reset_signals()
+    become.reset_signals()
     kernel.drop_bounding_set()
     if rehearse:
         _rehearse()
@@ -41,7 +40,7 @@ def main(control: socket.socket, report: int, *, rehearse: bool) -> NoReturn:
         kernel.drop_capabilities()
     if request["op"] == "run":
         _confine(request, fds, kept=set())
-        _exec(request["argv"], request["env"])
+        become.execute(request["argv"], request["env"])
     if request["op"] == "python":
         _confine(request, fds, kept={report})
         pipe = os.fstat(report)
@@ -64,7 +63,7 @@ def _rehearse() -> None:
         received = message.receive(ours)
     _take_streams(received[1] if received else [])
     kernel.set_capabilities(*init.KEPT)
-    _limit({})
+    become.limit({"RLIMIT_CORE": 0})  # as it will be in any case
     interpret.rehearse()
     for number, fd in enumerate(saved):
         os.dup2(fd, number)
@@ -116,7 +115,7 @@ def _confine(request: dict[str, Any], fds: list[int], kept: set[int]) -> None:
     """Standard streams and limits as a program of the user finds them."""
     _take_streams(fds)
     init.close_all_but({0, 1, 2, *kept})
-    _limit(request["rlimits"])
+    become.limit(request["rlimits"])
 
 
 def _take_streams(fds: list[int]) -> None:
@@ -128,31 +127,3 @@ def _take_streams(fds: list[int]) -> None:
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
         os.close(fd)
-
-
-def _reset_signals() -> None:
-    for number in signal.valid_signals():
-        if signal.getsignal(number) not in (signal.SIG_DFL, None):
-            signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-_LIMITS = {name: kind for name, kind in vars(resource).items() if name.startswith("RLIMIT_")}
-
-
-def _limit(limits: dict[str, int]) -> None:
-    """Lower these limits; a rehearsal, with none, sets one to what it is."""
-    for name in limits or ("RLIMIT_CORE",):
-        _, hard = resource.getrlimit(_LIMITS[name])
-        value = limits.get(name, hard)
-        if hard != resource.RLIM_INFINITY:
-            value = min(value, hard)
-        resource.setrlimit(_LIMITS[name], (value, value))
-
-
-def _exec(argv: list[str], env: dict[str, str]) -> NoReturn:
-    try:
-        os.execvpe(argv[0], argv, env)
-    except OSError as error:
-        os.write(2, f"cannot run {argv[0]!r}: {error.strerror}\n".encode(errors="backslashreplace"))
-        os._exit(127 if error.errno == errno.ENOENT else 126)

@@ -1,0 +1,35 @@
+"""The last steps of a process before it is the user's program: limits, signals, exec."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+from typing import NoReturn
+
+_KINDS = {name: kind for name, kind in vars(resource).items() if name.startswith("RLIMIT_")}
+
+
+def limit(limits: dict[str, int]) -> None:
+    """Lower these limits, soft and hard, as far as they are not lower already."""
+    for name, value in limits.items():
+        _, hard = resource.getrlimit(_KINDS[name])
+        most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(_KINDS[name], (most, most))
+
+
+def reset_signals() -> None:
+    for number in signal.valid_signals():
+        if signal.getsignal(number) not in (signal.SIG_DFL, None):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def execute(argv: list[str], env: dict[str, str]) -> NoReturn:
+    """Become the program; where there is none, say so and end as a shell does."""
+    try:
+        os.execvpe(argv[0], argv, env)
+    except OSError as error:
+        os.write(2, f"cannot run {argv[0]!r}: {error.strerror}\n".encode(errors="backslashreplace"))
+        os._exit(127 if error.errno == errno.ENOENT else 126)
