@@ -60,24 +60,85 @@ class Case(Value):
     expected: JsonValue = None
 
 
+class StateCheck(Value):
+    """One fact about what the agent left, computed by the grader from the artifacts themselves."""
+
+    kind: Literal["text", "absent", "json", "csv", "sql", "answer"]
+    path: str | None = None
+    """file in the workspace; every kind but `answer` needs one"""
+    query: str | None = None
+    """sql: the SELECT that is run on the SQLite database at `path`"""
+    ordered: bool = True
+    """csv, sql: whether the order of rows counts"""
+    expected: JsonValue = None
+    """text: the file; json: its value; csv, sql: rows; answer: the value that must be submitted"""
+
+    @model_validator(mode="after")
+    def _complete(self) -> StateCheck:
+        if self.kind != "answer" and not self.path:
+            raise ValueError(f"a state check of kind {self.kind!r} needs `path`")
+        if (self.kind == "sql") != (self.query is not None):
+            raise ValueError("`query` belongs to state checks of kind 'sql', and each of those needs one")
+        return self
+
+
+class Suite(Value):
+    """Test files that call the solution. They run in a jail of their own and reach it by a proxy."""
+
+    framework: Literal["script", "doctest", "unittest", "pytest"]
+    files: dict[str, str]
+    """test file -> text; none of them enters the workspace"""
+    names: tuple[str, ...] = ()
+    """what the tests use of the solution; empty: read from the tests"""
+    strict: bool = False
+    """run beside the solution, hardened, where the tests need its live objects; trusted less"""
+
+
+class Metric(Value):
+    """A bound on the solution's source, measured on its syntax tree."""
+
+    name: Literal["statements", "branches", "nesting", "lines"]
+    at_most: int = Field(ge=0)
+
+
 class HiddenChecks(Value):
     """What a verdict is computed from. A separate object: it never enters the workspace."""
 
-    kind: Literal["cases", "answer", "command"]
+    kind: Literal["cases", "answer", "command", "suite", "state", "mutants", "reward_file"]
     entry_point: str | None = None
     """cases: the function that is called"""
     cases: tuple[Case, ...] = ()
+    metrics: tuple[Metric, ...] = ()
+    """cases: bounds that the source must keep too"""
     answer: JsonValue = None
     """answer: the value that must be submitted"""
     command: str | None = None
-    """command: a shell line run in a fresh jail on the original snapshot plus the agent's diff"""
+    """command, reward_file: a shell line run in a fresh jail on the original files plus the diff"""
+    suite: Suite | None = None
+    state: tuple[StateCheck, ...] = ()
+    mutants: dict[str, str] = {}
+    """mutants: name -> wrong source; the agent's tests must pass on `reference` and fail on every one"""
+    reference: str | None = None
+    """mutants: the right source"""
+    module: str | None = None
+    """mutants: file that the tests import, where reference and mutants are put"""
+    reward_path: str | None = None
+    """reward_file: where the command leaves its reward, as one number or a JSON object of numbers"""
 
     @model_validator(mode="after")
     def _complete(self) -> HiddenChecks:
         if self.kind == "cases" and not (self.entry_point and self.cases):
             raise ValueError("checks of kind 'cases' need `entry_point` and at least one case")
-        if self.kind == "command" and not self.command:
-            raise ValueError("checks of kind 'command' need `command`")
+        if self.kind in ("command", "reward_file") and not self.command:
+            raise ValueError(f"checks of kind {self.kind!r} need `command`")
+        if self.kind == "suite" and not (self.suite and self.suite.files):
+            raise ValueError("checks of kind 'suite' need `suite` with at least one test file")
+        if self.kind == "state" and not self.state:
+            raise ValueError("checks of kind 'state' need at least one state check")
+        if self.kind == "mutants" and not (self.mutants and self.reference is not None and self.module):
+            raise ValueError("checks of kind 'mutants' need `mutants`, `reference` and `module`")
+        if self.kind == "reward_file" and not self.reward_path:
+            raise ValueError("checks of kind 'reward_file' need `reward_path`")
         return self
 
 
@@ -294,7 +355,9 @@ class Trust(StrEnum):
     """How far a verdict can be believed, best first."""
 
     HIDDEN = "hidden"
-    """hidden checks in a fresh jail"""
+    """hidden checks in a fresh jail, compared outside it"""
+    STRICT = "strict"
+    """hidden tests in one process with the solution, hardened: what they cannot stop is in docs/hacks.md"""
     USER_CHECK = "user_check"
     """the user's check on original files plus the diff, in a fresh jail"""
     JUDGE = "judge"
