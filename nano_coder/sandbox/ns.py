@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from nano_coder.sandbox.interpreter import find_interpreter
+from nano_coder.sandbox.launcher import word
+from nano_coder.sandbox.launcher.word import Outcome
 from nano_coder.sandbox.layers import layers
 from nano_coder.sandbox.layout import plan_root, unused_uid
 from nano_coder.sandbox.output import FLOOD_BYTES, Drain, Output
 from nano_coder.sandbox.pool import shared_pool
-from nano_coder.sandbox.process import JailProcess, Outcome
+from nano_coder.sandbox.process import JailProcess
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
 from nano_coder.sandbox.proxy import PORT, VARIABLES, Call, Proxy, Resolve, resolve
 from nano_coder.sandbox.request import check_limits, check_run, minimal_environment, python_program
@@ -97,6 +99,10 @@ class NsSandbox:
             return self._jail(usual(), limits, USUAL_MB * _MB)
         packed = pack_workspace(Path(workspace))
         with packed.stream:
+            if packed.small:
+                jail = self._jail(usual(), limits, USUAL_MB * _MB)
+                jail.fill_first(packed.stream.read())
+                return jail
             if packed.size > USUAL_MB * _MB:
                 room = _room(packed.size, listen=listen)
                 jail = self._jail(self.pool.make(room), limits, packed.size)
@@ -140,6 +146,8 @@ class NsJail:
         self._room = room
         self.cold_python = cold_python
         self._proxy: Proxy | None = None
+        self._first: bytes | None = None
+        """a packed workspace that goes in with the next request"""
 
     def connect(self, allowed: frozenset[str], resolve: Resolve) -> None:
         """Serve what the jail's listening socket is asked for."""
@@ -179,8 +187,8 @@ class NsJail:
         calls = len(self.calls)
         out, err = Output(cap), Output(cap)
         started = time.monotonic()
-        with _given(options.get("stdin", b"")) as source:
-            reply, drain = self._call(request, (out, err), stdin=source, timeout=wall, flood=FLOOD_BYTES)
+        stdin = options.get("stdin", b"")
+        reply, drain = self._call(request, (out, err), stdin=stdin, timeout=wall, flood=FLOOD_BYTES)
         return ExecResult(
             exit_code=reply.exit_code,
             signal=reply.signal,
@@ -199,15 +207,13 @@ class NsJail:
 
     def read(self, path: str) -> bytes:
         out = Output(_LONGEST_READ)
-        with _given(b"") as source:
-            drain = self._operate({"op": "read", "path": path}, out, source, _LONGEST_READ)
+        drain = self._operate({"op": "read", "path": path}, out, flood=_LONGEST_READ)
         if drain.flooded:
             raise OSError(errno.EFBIG, f"longer than {FILE_MB} MB", path)
         return out.value()
 
     def write(self, path: str, data: bytes) -> None:
-        with _given(data) as source:
-            self._operate({"op": "write", "path": path}, Output(_SMALL), source, _SMALL)
+        self._operate({"op": "write", "path": path}, Output(_SMALL), stdin=data)
 
     def snapshot(self) -> bytes:
         """Files, directories and symlinks with their permissions; no caches of Python or pytest.
@@ -216,31 +222,45 @@ class NsJail:
         """
         longest = self._room + _MB * 64
         out = Output(longest)
-        with _given(b"") as source:
-            try:
-                drain = self._operate({"op": "pack"}, out, source, longest)
-            except OSError as error:
-                raise SandboxError(f"the workspace cannot be packed: {error}") from error
+        try:
+            drain = self._operate({"op": "pack"}, out, flood=longest)
+        except OSError as error:
+            raise SandboxError(f"the workspace cannot be packed: {error}") from error
         if drain.flooded:
             raise SandboxError(f"the workspace is longer than {longest >> 20} MB when packed; delete files")
         return out.value()
 
     def restore(self, snapshot: bytes) -> None:
         """Replace the workspace by what a snapshot holds, inside the jail."""
-        with _given(snapshot) as source:
-            self.fill(source)
+        with _opened(snapshot) as stream:
+            self.fill(stream)
 
     def fill(self, stream: int) -> None:
         """Replace the workspace by the tar stream that an open file holds."""
+        self._first = None
         try:
-            self._operate({"op": "unpack"}, Output(_SMALL), stream, _SMALL)
+            self._operate({"op": "unpack"}, Output(_SMALL), packed=stream)
         except OSError as error:
-            raise UsageError(f"the workspace does not fit its jail: {error}") from error
+            raise _does_not_fit(error) from error
 
-    def _operate(self, request: dict[str, Any], out: Output, stdin: int, flood: int) -> Drain:
+    def fill_first(self, packed: bytes) -> None:
+        """Let the next request begin with this workspace, whatever there was before."""
+        self._first = packed
+
+    def _operate(
+        self,
+        request: dict[str, Any],
+        out: Output,
+        *,
+        stdin: bytes = b"",
+        packed: int | None = None,
+        flood: int = _SMALL,
+    ) -> Drain:
         """A file operation by trusted code. Raises OSError as the operation inside did."""
         outputs = (out, Output(_SMALL))
-        reply, drain = self._call(request, outputs, stdin=stdin, timeout=_OPERATION_S, flood=flood)
+        reply, drain = self._call(
+            request, outputs, stdin=stdin, packed=packed, timeout=_OPERATION_S, flood=flood
+        )
         if reply.refused is not None:
             raise OSError(*reply.refused, request.get("path"))
         if drain.timed_out or (reply.exit_code != 0 and not drain.flooded):
@@ -252,18 +272,29 @@ class NsJail:
         request: dict[str, Any],
         outputs: tuple[Output, Output],
         *,
-        stdin: int,
+        stdin: bytes,
+        packed: int | None = None,
         timeout: float,
         flood: int,
     ) -> tuple[Outcome, Drain]:
-        whole = {**request, "memory_bytes": self._limits.memory_mb * _MB}
-        return self._process.call(whole, outputs, stdin=stdin, timeout=timeout, flood=flood)
+        with contextlib.ExitStack() as stack:
+            given = [] if packed is None else [packed]
+            if self._first is not None:
+                given.append(stack.enter_context(_opened(self._first)))
+            whole = {**request, "unpack": bool(given), "memory_bytes": self._limits.memory_mb * _MB}
+            if stdin:
+                given.append(stack.enter_context(_opened(stdin)))
+            reply, drain = self._process.call(whole, outputs, given=given, timeout=timeout, flood=flood)
+        if self._first is not None:
+            if reply.refused is not None and reply.exit_code == word.UNFIT:
+                raise _does_not_fit(OSError(*reply.refused))
+            self._first = None
+        return reply, drain
 
     def probe(self, secret: Path) -> dict[str, bool]:
         """Try to escape from inside: layer -> whether it held. `secret` must not be readable."""
         out = Output(_SMALL)
-        with _given(b"") as source:
-            self._operate({"op": "probe", "secret": str(secret)}, out, source, _SMALL)
+        self._operate({"op": "probe", "secret": str(secret)}, out)
         held: dict[str, bool] = json.loads(out.value())
         return held
 
@@ -273,10 +304,14 @@ class NsJail:
         self._process.close()
 
 
+def _does_not_fit(error: OSError) -> UsageError:
+    return UsageError(f"the workspace does not fit its jail: {error}")
+
+
 @contextlib.contextmanager
-def _given(data: bytes) -> Iterator[int]:
+def _opened(data: bytes) -> Iterator[int]:
     """A file descriptor to read `data` from."""
-    fd = seal(data) if data else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    fd = seal(data)
     try:
         yield fd
     finally:

@@ -11,6 +11,8 @@ FLOOD_BYTES = 64 << 20
 """of both streams together: a program that writes more is killed"""
 
 _CHUNK = 1 << 16
+_SHORT_MS = 3
+"""a program that is done sooner has its output read once, at its end"""
 
 
 class Output:
@@ -56,11 +58,15 @@ class Drain:
     def run(self, timeout: float | None, kill: Callable[[], None]) -> bool:
         """True when `done` came; False when it did not come even after the kill."""
         poll = select.poll()
-        for fd in (*self._outputs, self._done):
-            poll.register(fd, select.POLLIN)
         for fd in self._outputs:
             os.set_blocking(fd, False)
+        poll.register(self._done, select.POLLIN)
         deadline = None if timeout is None else time.monotonic() + timeout
+        if poll.poll(_SHORT_MS if timeout is None else min(_SHORT_MS, timeout * 1000)):
+            self.finish()
+            return True
+        for fd in self._outputs:
+            poll.register(fd, select.POLLIN)
         killed = False
         while True:
             left = None if deadline is None else deadline - time.monotonic()

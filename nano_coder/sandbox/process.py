@@ -10,32 +10,18 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from nano_coder.sandbox.launcher import message
+from nano_coder.sandbox.launcher import message, word
+from nano_coder.sandbox.launcher.word import Outcome
 from nano_coder.sandbox.output import Drain, Output
 from nano_coder.sandbox.remedy import cannot_isolate
 from nano_shared.errors import SandboxError
 
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from launcher.zygote import main; main()"
 _PATIENCE_S = 30.0
-
-
-class Outcome(BaseModel):
-    """What a jail's init says of the end of a request; checked, since it comes from inside."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    exit_code: int | None
-    signal: int | None
-    oom: bool
-    cpu_s: float
-    peak_bytes: int
-    refused: list[int | str] | None = Field(None, min_length=2, max_length=2)
-    """errno and text of a file operation that failed"""
 
 
 class Launcher:
@@ -140,6 +126,8 @@ class JailProcess:
         self._last_words = last_words
         self._lock = threading.Lock()
         self._closed = False
+        self._streams: tuple[int, int] | None = None
+        """where to read standard output and error of the next request"""
         self.listener: socket.socket | None = None
         """of a jail that was made to listen: its socket, to accept on"""
 
@@ -150,29 +138,48 @@ class JailProcess:
             _, fds = self._said()
             if fds:
                 self.listener = socket.socket(fileno=fds[0])
+            self._control.settimeout(None)
+            self._hand_over_streams()
         except OSError as error:
             raise self._lost() from error
-        self._control.settimeout(None)
+
+    def _hand_over_streams(self) -> None:
+        """Pipes for the next request: of a jail that waits, ahead of it."""
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            (out, out_inside), (err, err_inside) = (_pipe(ours, theirs) for _ in range(2))
+            message.send(self._control, {"op": "streams"}, [out_inside, err_inside])
+            self._streams = out, err
+            ours.pop_all()
+
+    def _close_streams(self) -> None:
+        for fd in self._streams or ():
+            os.close(fd)
+        self._streams = None
 
     def call(
         self,
         request: dict[str, Any],
         outputs: tuple[Output, Output],
         *,
-        stdin: int,
+        given: Sequence[int],
         timeout: float | None,
         flood: int,
     ) -> tuple[Outcome, Drain]:
-        """Run one request and collect what it writes to stdout and stderr."""
+        """Run one request and collect what it writes to stdout and stderr.
+
+        `given` are descriptors of what it reads: a packed workspace where it says so, then standard input.
+        """
         with self._lock:
             if self._closed:
                 raise SandboxError("the jail is closed: open another")
             finished = False
             try:
-                answer = self._call(request, outputs, stdin, timeout, flood)
+                answer = self._call(request, outputs, given, timeout, flood)
                 finished = True
             finally:
-                if not finished:
+                if finished:
+                    self._close_streams()
+                else:
                     # interrupted half-way: what the jail says next would answer another question
                     self._end()
         return answer
@@ -181,23 +188,35 @@ class JailProcess:
         self,
         request: dict[str, Any],
         outputs: tuple[Output, Output],
-        stdin: int,
+        given: Sequence[int],
         timeout: float | None,
         flood: int,
     ) -> tuple[Outcome, Drain]:
-        with contextlib.ExitStack() as stack:
-            (out, out_inside), (err, err_inside) = _pipe(stack), _pipe(stack)
-            try:
-                message.send(self._control, request, [stdin, out_inside, err_inside])
-            except OSError as error:
-                raise self._lost() from error
-            drain = Drain({out: outputs[0], err: outputs[1]}, self._control.fileno(), flood)
-            if not drain.run(timeout, self._stop):
-                raise SandboxError(f"a jail did not end a program within {drain.PATIENCE_S:g} s")
-            try:
-                return Outcome.model_validate(self._said()[0]), drain
-            except ValidationError as problem:
-                raise SandboxError(f"a jail answered nonsense ({problem.errors()[0]['msg']})") from problem
+        try:
+            if self._streams is None:
+                self._hand_over_streams()
+            message.send(self._control, request, given)
+        except OSError as error:
+            raise self._lost() from error
+        assert self._streams is not None
+        out, err = self._streams
+        drain = Drain({out: outputs[0], err: outputs[1]}, self._control.fileno(), flood)
+        if not drain.run(timeout, self._stop):
+            raise SandboxError(f"a jail did not end a program within {drain.PATIENCE_S:g} s")
+        return self._heard(), drain
+
+    def _heard(self) -> Outcome:
+        """The word of init."""
+        try:
+            data = self._control.recv(word.SIZE, socket.MSG_WAITALL)
+        except OSError as error:
+            raise self._lost() from error
+        if not data:
+            raise self._lost()
+        try:
+            return word.decode(data)
+        except ValueError as problem:
+            raise SandboxError(f"a jail answered nonsense ({problem})") from problem
 
     @property
     def alive(self) -> bool:
@@ -237,6 +256,7 @@ class JailProcess:
         self.kill()
         os.close(self._init)
         self._control.close()
+        self._close_streams()
 
 
 def checked(received: tuple[dict[str, Any], list[int]]) -> tuple[dict[str, Any], list[int]]:
@@ -247,8 +267,8 @@ def checked(received: tuple[dict[str, Any], list[int]]) -> tuple[dict[str, Any],
     return received
 
 
-def _pipe(stack: contextlib.ExitStack) -> tuple[int, int]:
+def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
     reading, writing = os.pipe()
-    stack.callback(os.close, reading)
-    stack.callback(os.close, writing)
+    ours.callback(os.close, reading)
+    theirs.callback(os.close, writing)
     return reading, writing

@@ -6,7 +6,7 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from nano_coder.sandbox.launcher import files
 from nano_shared.errors import UsageError
@@ -18,13 +18,22 @@ EXCLUDED = frozenset(
 """names that are not copied into a jail: what tools can make again, and histories that hold secrets"""
 
 
+SMALL_BYTES = 4 << 20
+"""of a stream that is kept in memory"""
+
+
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A workspace as a tar stream in an unnamed temporary file; the caller closes it."""
+    """A workspace as a tar stream, in memory or in an unnamed temporary file; the caller closes it."""
 
     stream: IO[bytes]
     size: int
     """bytes of the stream"""
+
+    @property
+    def small(self) -> bool:
+        """Certain to fit any jail, so that it may travel with a request."""
+        return self.size <= SMALL_BYTES
 
 
 def pack_workspace(folder: Path) -> Packed:
@@ -33,9 +42,9 @@ def pack_workspace(folder: Path) -> Packed:
         raise UsageError(f"no workspace at {str(folder)!r}: name an existing directory")
     if not folder.is_dir():
         raise UsageError(f"the workspace {str(folder)!r} is not a directory: name its directory")
-    stream = tempfile.TemporaryFile(prefix="nano-workspace-")  # noqa: SIM115 (handed over)
+    stream = tempfile.SpooledTemporaryFile(SMALL_BYTES, prefix="nano-workspace-")  # noqa: SIM115 (handed over)
     try:
-        files.pack(os.fspath(folder), stream, EXCLUDED)
+        files.pack(os.fspath(folder), cast(IO[bytes], stream), EXCLUDED)
     except OSError as error:
         stream.close()
         raise UsageError(
@@ -43,4 +52,4 @@ def pack_workspace(folder: Path) -> Packed:
         ) from error
     size = stream.tell()
     stream.seek(0)
-    return Packed(stream, size)
+    return Packed(cast(IO[bytes], stream), size)

@@ -29,13 +29,13 @@ def end_everything(program: int) -> tuple[int, float, int]:
             status = ended
 
 
+def exit_status(status: int) -> tuple[int | None, int | None]:
+    """A wait status as exit code and signal, one of them None."""
+    code = os.waitstatus_to_exitcode(status)
+    return (code, None) if code >= 0 else (None, -code)
+
+
 def outcome(status: int, used: float, peak: int, *, oom: bool) -> dict[str, Any]:
     """A wait status and what was used, as the agent is told."""
-    code = os.waitstatus_to_exitcode(status)
-    return {
-        "exit_code": code if code >= 0 else None,
-        "signal": -code if code < 0 else None,
-        "oom": oom,
-        "cpu_s": used,
-        "peak_bytes": peak,
-    }
+    exit_code, number = exit_status(status)
+    return {"exit_code": exit_code, "signal": number, "oom": oom, "cpu_s": used, "peak_bytes": peak}

@@ -6,16 +6,13 @@ import errno
 import itertools
 import os
 import stat
-import tarfile
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Self
 
-from . import kernel
+from . import archive, kernel
+from .archive import EPOCH, Member
 
 LEFT_OUT = frozenset({"__pycache__", ".pytest_cache"})
-EPOCH = 1_577_836_800
-"""modification time of every file that goes in or out: 2020-01-01, so that equal trees are equal streams"""
-
 _CHUNK = 1 << 20
 _LONGEST_PATH = 4000
 """bytes, below the system's 4096 by the room that the workspace's own path takes"""
@@ -93,12 +90,14 @@ def _walk(top: str, left_out: frozenset[str]) -> Iterator[tuple[str, os.stat_res
     pending = [""]
     while pending:
         name = pending.pop()
-        status = os.lstat(os.path.join(top, name))
+        path = f"{top}/{name}"
+        status = os.lstat(path)
         if name:
             yield name, status
         if stat.S_ISDIR(status.st_mode):
-            children = sorted(set(os.listdir(os.path.join(top, name))) - left_out, reverse=True)
-            paths = (os.path.join(name, child) for child in children)
+            before = f"{name}/" if name else ""
+            children = sorted(set(os.listdir(path)) - left_out, reverse=True)
+            paths = (before + child for child in children)
             pending.extend(path for path in paths if len(os.fsencode(path)) < _LONGEST_PATH)
 
 
@@ -107,71 +106,98 @@ def pack(top: str, out: IO[bytes], left_out: frozenset[str] = LEFT_OUT) -> None:
 
     The stream depends on names, contents, link targets and permissions only. Hard links become files.
     """
-    with tarfile.open(fileobj=out, mode="w|", format=tarfile.GNU_FORMAT) as archive:
-        for name, status in _walk(top, left_out):
-            member = tarfile.TarInfo(name)
-            member.mtime = EPOCH
-            member.mode = stat.S_IMODE(status.st_mode) & 0o777
-            if stat.S_ISDIR(status.st_mode):
-                member.type = tarfile.DIRTYPE
-                archive.addfile(member)
-            elif stat.S_ISLNK(status.st_mode):
-                member.type, member.linkname = tarfile.SYMTYPE, os.readlink(os.path.join(top, name))
-                archive.addfile(member)
-            elif stat.S_ISREG(status.st_mode):
-                _pack_file(archive, member, os.path.join(top, name))
+    for name, status in _walk(top, left_out):
+        mode, permissions = status.st_mode, stat.S_IMODE(status.st_mode) & 0o777
+        if stat.S_ISREG(mode):
+            _pack_file(out, name, permissions, f"{top}/{name}")
+        elif stat.S_ISDIR(mode):
+            archive.write_member(out, Member(name, archive.DIRECTORY, permissions))
+        elif stat.S_ISLNK(mode):
+            target = os.readlink(f"{top}/{name}")
+            archive.write_member(out, Member(name, archive.SYMLINK, permissions, target=target))
+    archive.write_end(out)
 
 
-def _pack_file(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
+def _pack_file(out: IO[bytes], name: str, permissions: int, path: str) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(fd, "rb") as file:
+    try:
         status = os.fstat(fd)
-        if stat.S_ISREG(status.st_mode):
-            member.size = status.st_size
-            archive.addfile(member, file)
+        if not stat.S_ISREG(status.st_mode):
+            return
+        archive.write_member(out, Member(name, archive.FILE, permissions, status.st_size))
+        left = status.st_size
+        while left:
+            chunk = os.read(fd, min(left, _CHUNK))
+            if not chunk:
+                raise OSError(errno.EIO, "it became shorter while it was read", path)
+            out.write(chunk)
+            left -= len(chunk)
+        archive.write_padding(out, status.st_size)
+    finally:
+        os.close(fd)
 
 
 def unpack(root: int, source: IO[bytes]) -> None:
-    """Create what a stream of `pack` holds; nothing is created outside `root`."""
+    """Create what a stream of `pack` holds, in an empty folder; nothing is created outside `root`."""
     modes: list[tuple[str, int]] = []
-    with tarfile.open(fileobj=source, mode="r|") as archive:
-        for member in archive:
+    reader = archive.Reader(source)
+    with _Parents(root) as parents:
+        for member in reader:
             name = check_path(member.name)
-            _make_parents(root, name)
-            if member.isdir():
-                _make_parents(root, name + "/.")
+            if member.kind == archive.DIRECTORY:
+                parents.of(f"{name}/.")
                 modes.append((name, member.mode))
-            elif member.issym():
-                parent = _open(root, os.path.dirname(name) or ".", os.O_PATH | os.O_DIRECTORY)
-                os.symlink(member.linkname, os.path.basename(name), dir_fd=parent)
-                os.utime(os.path.basename(name), (EPOCH, EPOCH), dir_fd=parent, follow_symlinks=False)
-                os.close(parent)
-            elif member.isreg():
-                _unpack_file(root, name, member, archive)
+            elif member.kind == archive.SYMLINK:
+                parent, base = parents.of(name)
+                os.symlink(member.target, base, dir_fd=parent)
+                os.utime(base, (EPOCH, EPOCH), dir_fd=parent, follow_symlinks=False)
+            elif member.kind == archive.FILE:
+                parent, base = parents.of(name)
+                _unpack_file(parent, base, member, reader)
     # children first, and last of all: a directory without write permission takes no more files
     for name, mode in reversed(modes):
         fd = _open(root, name, os.O_RDONLY | os.O_DIRECTORY)
         os.utime(fd, (EPOCH, EPOCH))
-        os.fchmod(fd, mode & 0o777)
+        os.fchmod(fd, mode)
         os.close(fd)
 
 
-def _unpack_file(root: int, name: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
-    fd = _open(root, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    # as extractfile reads it, without an object for each file
-    source = archive.fileobj
-    assert source is not None
-    source.seek(member.offset_data)
-    left = member.size
-    while left and (chunk := source.read(min(left, _CHUNK))):
-        left -= len(chunk)
-        while chunk:
-            chunk = chunk[os.write(fd, chunk) :]
-    if left:
-        raise OSError(errno.EIO, "the stream ends early", name)
-    os.fchmod(fd, member.mode & 0o777)
-    os.utime(fd, (EPOCH, EPOCH))
-    os.close(fd)
+class _Parents:
+    """The folder that takes an entry, opened beneath the root once for all that follow each other in it."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._name = ""
+        self._fd = os.dup(root)
+
+    def of(self, name: str) -> tuple[int, str]:
+        """Descriptor of the folder, and the entry's name in it. Raises OSError where a link leads out."""
+        folder, _, base = name.rpartition("/")
+        if folder != self._name:
+            _make_parents(self._root, name)
+            fd = _open(self._root, folder or ".", os.O_PATH | os.O_DIRECTORY)
+            os.close(self._fd)
+            self._name, self._fd = folder, fd
+        return self._fd, base
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+def _unpack_file(parent: int, base: str, member: Member, reader: archive.Reader) -> None:
+    # exclusive: never through a symlink
+    fd = os.open(base, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=parent)
+    try:
+        for chunk in reader.contents():
+            while chunk:
+                chunk = chunk[os.write(fd, chunk) :]
+        os.fchmod(fd, member.mode)
+        os.utime(fd, (EPOCH, EPOCH))
+    finally:
+        os.close(fd)
 
 
 def clear(top: str) -> None:

@@ -1,14 +1,13 @@
 """Pid 1 of a jail: puts up its layers, then runs one request after another.
 
 Between requests the workspace stays and nothing else: every process is killed, /tmp and /dev/shm are emptied.
-A runner waits, forked and warm, for the next request; init watches it, and alone reports how it ended.
+A runner waits, forked and warm, for the next request; init watches it, and alone tells the agent how it
+ended: neither a program nor what it starts ever holds the socket that the agent listens on.
 """
 
 from __future__ import annotations
 
 import fcntl
-import io
-import json
 import os
 import select
 import signal
@@ -16,8 +15,8 @@ import socket
 import struct
 from typing import Any, NoReturn
 
-from . import files, kernel, landlock, memory, message, runner, seccomp
-from .ending import end_everything, kill_all, outcome
+from . import files, kernel, landlock, memory, message, runner, seccomp, usage, word
+from .ending import end_everything, exit_status, kill_all
 
 NAMESPACES = (
     kernel.NEWUSER | kernel.NEWPID | kernel.NEWNS | kernel.NEWNET
@@ -26,12 +25,10 @@ NAMESPACES = (
 _UID_INSIDE = 1000
 _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV
 _WATCH_MS = 50
-DONE = "=BdQ"
-"""exit code, seconds of processor time, largest resident set"""
-_LONGEST_WORD = 256
+_CALM_MS = 5
+"""after a request, without another: then there is time to make the next runner ready"""
 KEPT = (kernel.CAP_DAC_OVERRIDE, kernel.CAP_DAC_READ_SEARCH, kernel.CAP_FOWNER, kernel.CAP_SETPCAP)
 """capabilities of trusted code over the jail's own files; a program gets none"""
-_PROGRAMS = ("run", "python")
 SCRATCH = ("/tmp", "/dev/shm")
 
 
@@ -56,13 +53,18 @@ def main(control: socket.socket, plan: dict[str, Any]) -> NoReturn:
         pid, report = _start_runner(control, rehearse=rehearse)
         if rehearse:
             _rehearse()
-        op, told = _supervise(pid, report, control)
-        # what follows a file operation follows at once
-        rehearse = op in _PROGRAMS
-        message.send(control, told)
+        control.sendall(word.encode(_supervise(pid, report, control)))
         end_everything(pid)
         for folder in SCRATCH:
             _empty(folder)
+        # who asks at once is answered at once, by a runner that has not rehearsed
+        rehearse = _calm(control)
+
+
+def _calm(control: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    return not poll.poll(_CALM_MS)
 
 
 def close_all_but(kept: set[int]) -> None:
@@ -139,7 +141,7 @@ def _loopback_up() -> None:
 
 
 def _start_runner(control: socket.socket, *, rehearse: bool) -> tuple[int, int]:
-    """The pid of a runner, and a pipe on which it reports one JSON object a line."""
+    """The pid of a runner, and a pipe on which it reports: what it began, then how far it came."""
     report_in, report_out = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -155,76 +157,68 @@ def _start_runner(control: socket.socket, *, rehearse: bool) -> tuple[int, int]:
 def _rehearse() -> None:
     """The fork left every page shared: take the steps of a request once, to no effect, while none is here."""
     report_in, report_out = os.pipe()
-    os.write(report_out, b'{"memory_bytes": 1}\n' + struct.pack(DONE, 0, 0.0, 0))
-    os.close(report_out)
+    os.write(report_out, runner.BEGAN.pack(runner.PYTHON, 1))
+    runner.BEGAN.unpack(os.read(report_in, runner.BEGAN.size))
     ours, theirs = socket.socketpair()
-    with ours, theirs, open(report_in, "rb", buffering=0) as told:
-        json.loads(_line(told))
+    with ours, theirs:
         poll = select.poll()
-        poll.register(ours, select.POLLIN)
+        for fd in (report_in, ours.fileno()):
+            poll.register(fd, select.POLLIN)
         poll.poll(0)
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        message.send(
-            theirs, {**outcome(0, 0.0, 0, oom=False), "done": _done(told.read(_LONGEST_WORD) or b"")}
-        )
-        message.receive(ours)
+        os.close(os.pidfd_open(os.getpid()))
+        usage.of_one(os.getpid())
+        theirs.sendall(word.encode(word.Outcome(exit_code=0)))
+    os.close(report_in)
+    os.close(report_out)
 
 
-def _supervise(pid: int, report: int, control: socket.socket) -> tuple[str, dict[str, Any]]:
-    """Watch one runner to its end, then end whatever it left behind: what was asked, and the outcome.
-
-    Never returns once the agent is gone.
+def _supervise(pid: int, report: int, control: socket.socket) -> word.Outcome:
+    """Watch one runner to its end, and end whatever it left behind. Never returns once the agent is gone.
 
     Python source says itself when it is done, so that nobody waits for its memory to be taken down. What it
-    says is its own exit code, which it may choose in any case; nothing else of it is believed.
+    says is its exit code, which it may choose in any case; what it used is what the kernel counted.
     """
-    with open(report, "rb", buffering=0) as told:
-        began = json.loads(_line(told))
-        ended = os.pidfd_open(pid)
-        oom, done = _watch(ended, told if began["op"] == "python" else None, control, began["memory_bytes"])
-        os.close(ended)
-        if done is not None and not oom:
-            kill_all()
-            return began["op"], done
-        status, used, peak = end_everything(pid)
-        told_of = outcome(status, used, peak, oom=oom)
-        if began["op"] not in _PROGRAMS:
-            for line in told.readlines():
-                told_of.update(json.loads(line))
-    return began["op"], told_of
-
-
-def _line(told: io.FileIO) -> bytes:
-    """The first line of a runner, byte by byte: what follows it belongs to the end."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = told.read(1)
-        if not byte:
-            os._exit(0)  # the agent hung up
-        line += byte
-    return line
+    began = os.read(report, runner.BEGAN.size)
+    if len(began) < runner.BEGAN.size:
+        os._exit(0)  # the agent hung up
+    kind, memory_bytes = runner.BEGAN.unpack(began)
+    before = usage.cpu_seconds(pid)
+    ended = os.pidfd_open(pid)
+    oom, code = _watch(ended, report if kind == runner.PYTHON else None, control, memory_bytes)
+    os.close(ended)
+    used = usage.of_one(pid) if code is not None and not oom else None
+    if used is not None:
+        kill_all()
+        os.close(report)
+        return word.Outcome(exit_code=code, cpu_s=max(0.0, used[0] - before), peak_bytes=used[1])
+    status, cpu_s, peak = end_everything(pid)
+    exit_code, signal_number = (code, None) if code is not None and not oom else exit_status(status)
+    refused = runner.refusal(os.read(report, word.SIZE)) if kind == runner.OPERATION else None
+    os.close(report)
+    return word.Outcome(exit_code, signal_number, oom, max(0.0, cpu_s - before), peak, refused)
 
 
 def _watch(
-    ended: int, told: io.FileIO | None, control: socket.socket, memory_bytes: int
-) -> tuple[bool, dict[str, Any] | None]:
+    ended: int, report: int | None, control: socket.socket, memory_bytes: int
+) -> tuple[bool, int | None]:
     """Wait for the runner to end, or to be done; kill all when asked to or when memory ran out.
 
-    Whether it was memory, and the outcome of a runner that said it was done.
+    Whether it was memory, and the exit code of a runner that said it was done.
     """
     poll = select.poll()
     poll.register(ended, select.POLLIN)
     poll.register(control, select.POLLIN)
-    if told is not None:
-        poll.register(told, select.POLLIN)
+    if report is not None:
+        poll.register(report, select.POLLIN)
     oom = False
     while True:
         events = {fd for fd, _ in poll.poll(_WATCH_MS)}
-        if told is not None and told.fileno() in events:
-            if (done := _done(told.read(_LONGEST_WORD) or b"")) is not None:
-                return oom, done
-            poll.unregister(told)
-            told = None
+        if report is not None and report in events:
+            # one byte, if it is ours; the program may have written anything
+            if len(said := os.read(report, 2)) == 1:
+                return oom, said[0]
+            poll.unregister(report)
+            report = None
         elif ended in events:
             return oom, None
         elif events:
@@ -234,17 +228,6 @@ def _watch(
         elif not oom and memory.in_use() > memory_bytes and memory.proportional() > memory_bytes:
             oom = True
             kill_all()
-
-
-def _done(word: bytes) -> dict[str, Any] | None:
-    """The outcome that a Python program claims, if it is one; the program may have written anything."""
-    try:
-        code, used, peak = struct.unpack(DONE, word)
-    except struct.error:
-        return None
-    if not (0 <= used < 1e9 and peak < 1 << 62):
-        return None
-    return {**outcome(0, used, peak, oom=False), "exit_code": code}
 
 
 def _empty(folder: str) -> None:

@@ -46,10 +46,26 @@ def rehearse() -> None:
     if not _baseline:
         return
     path, argv, main = sys.path[:], sys.argv, sys.modules["__main__"]
-    module = _prepare({"env": dict(os.environ), "argv": [], "isolated": False})
-    _status(_REHEARSAL, module)
-    _let_go(module)
+    make_ready()
+    _prepare({"env": dict(os.environ), "argv": [], "isolated": False})
+    _status(_REHEARSAL, sys.modules["__main__"])
+    _let_go(sys.modules["__main__"])
     sys.path[:], sys.argv, sys.modules["__main__"] = path, argv, main
+
+
+def make_ready() -> None:
+    """In a runner whose streams are those of the program: all that a program finds and no request decides."""
+    if not _baseline:
+        return
+    _open_streams()
+    sys.modules["random"].seed()
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=sys.modules["builtins"], __loader__=importlib.machinery.BuiltinImporter)
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
+    sys.modules["__main__"] = main
+    # what lives now is not looked through again when the program ends
+    gc.freeze()
 
 
 def run(request: dict[str, Any], say_done: Callable[[int], None]) -> NoReturn:
@@ -62,7 +78,8 @@ def run(request: dict[str, Any], say_done: Callable[[int], None]) -> NoReturn:
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    main = _prepare(request)
+    _prepare(request)
+    main = sys.modules["__main__"]
     status = _status(request["source"], main)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -76,21 +93,14 @@ def run(request: dict[str, Any], say_done: Callable[[int], None]) -> NoReturn:
     os._exit(status)
 
 
-def _prepare(request: dict[str, Any]) -> types.ModuleType:
-    """Streams, environment, arguments and path as the program finds them, and the module that it will be."""
-    os.environ.clear()
-    os.environ.update(request["env"])
-    _open_streams()
+def _prepare(request: dict[str, Any]) -> None:
+    """Environment, arguments and path as the program finds them."""
+    if os.environ != request["env"]:
+        os.environ.clear()
+        os.environ.update(request["env"])
     sys.argv = ["-c", *request["argv"]]
     if not request["isolated"]:
         sys.path.insert(0, "")
-    sys.modules["random"].seed()
-    main = types.ModuleType("__main__")
-    main.__dict__.update(__builtins__=sys.modules["builtins"], __loader__=importlib.machinery.BuiltinImporter)
-    if sys.version_info < (3, 14):
-        main.__annotations__ = {}
-    sys.modules["__main__"] = main
-    return main
 
 
 def _open_streams() -> None:

@@ -10,14 +10,16 @@ import errno
 import fcntl
 import json
 import os
-import resource
 import socket
 import struct
 from typing import Any, NoReturn
 
-from . import become, files, init, interpret, kernel, message, probe
+from . import become, files, init, interpret, kernel, message, probe, word
 
-_TREE_OPERATIONS = ("pack", "unpack")
+BEGAN = struct.Struct("=BQ")
+"""what a runner begins, and the bytes of memory that all its processes may hold together"""
+OPERATION, PROGRAM, PYTHON = range(3)
+_KINDS = {"run": PROGRAM, "python": PYTHON}
 
 
 def main(control: socket.socket, report: int, *, rehearse: bool) -> NoReturn:
@@ -32,25 +34,58 @@ def main(control: socket.socket, report: int, *, rehearse: bool) -> NoReturn:
         if received is None:
             os._exit(0)
         request, fds = received
-        if request["op"] != "kill":  # one that came too late
+        if request["op"] == "streams":
+            # most often long before the request
+            _take_streams(fds)
+            init.close_all_but({0, 1, 2, control.fileno(), report})
+            interpret.make_ready()
+        elif request["op"] != "kill":  # one that came too late
             break
     control.close()
-    tell(report, {"op": request["op"], "memory_bytes": request["memory_bytes"]})
-    if request["op"] not in _TREE_OPERATIONS:
-        kernel.drop_capabilities()
-    if request["op"] == "run":
-        _confine(request, fds, kept=set())
-        become.execute(request["argv"], request["env"])
-    if request["op"] == "python":
-        _confine(request, fds, kept={report})
-        pipe = os.fstat(report)
-        interpret.run(request, lambda code: _say_done(report, pipe, code))
+    _serve(request, fds, report)
+
+
+def _serve(request: dict[str, Any], fds: list[int], report: int) -> NoReturn:
+    kind, memory_bytes = _KINDS.get(request["op"], OPERATION), request["memory_bytes"]
     try:
-        _operate(request, fds)
+        # until the program begins, it is trusted code that init watches
+        if kind == OPERATION:
+            os.write(report, BEGAN.pack(OPERATION, memory_bytes))
+        if request["unpack"]:
+            _unpack(fds.pop(0))
     except OSError as error:
-        tell(report, {"refused": [error.errno or errno.EIO, error.strerror or str(error)]})
-        os._exit(1)
-    os._exit(0)
+        if kind != OPERATION:
+            os.write(report, BEGAN.pack(OPERATION, memory_bytes))
+        _refuse(report, error, word.UNFIT)
+    if fds:
+        os.dup2(fds[0], 0)
+        os.close(fds[0])
+    if kind == OPERATION:
+        try:
+            _operate(request)
+        except OSError as error:
+            _refuse(report, error, word.REFUSED)
+        os._exit(0)
+    os.write(report, BEGAN.pack(kind, memory_bytes))
+    kernel.drop_capabilities()
+    become.limit(request["rlimits"])
+    if kind == PROGRAM:
+        become.reset_signals()
+        become.execute(request["argv"], request["env"])
+    pipe = os.fstat(report)
+    interpret.run(request, lambda code: _say_done(report, pipe, code))
+
+
+def _refuse(report: int, error: OSError, status: int) -> NoReturn:
+    os.write(report, struct.pack("=H", error.errno or errno.EIO) + (error.strerror or str(error)).encode())
+    os._exit(status)
+
+
+def refusal(said: bytes) -> tuple[int, str] | None:
+    """What `_refuse` said, if it did."""
+    if len(said) < 2:
+        return None
+    return struct.unpack("=H", said[:2])[0], said[2:].decode(errors="backslashreplace")
 
 
 def _rehearse() -> None:
@@ -59,7 +94,7 @@ def _rehearse() -> None:
     saved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (0, 1, 2)]
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        message.send(theirs, {"op": "rehearsal", "env": {"PATH": "/bin"}}, [null, null, null])
+        message.send(theirs, {"op": "rehearsal", "env": {"PATH": "/bin"}}, [null, null])
         received = message.receive(ours)
     _take_streams(received[1] if received else [])
     kernel.set_capabilities(*init.KEPT)
@@ -71,59 +106,47 @@ def _rehearse() -> None:
     os.close(null)
 
 
-def tell(report: int, record: dict[str, object]) -> None:
-    os.write(report, json.dumps(record).encode() + b"\n")
-
-
-def _operate(request: dict[str, Any], fds: list[int]) -> None:
+def _unpack(packed: int) -> None:
+    """Make the workspace what a stream holds."""
     root = os.open("/work", os.O_PATH | os.O_DIRECTORY)
-    data, out = fds[0], fds[1]
+    with open(packed, "rb") as source:
+        files.clear("/work")
+        files.unpack(root, source)
+        os.chmod("/work", 0o755)
+    os.close(root)
+
+
+def _operate(request: dict[str, Any]) -> None:
+    """A file operation, from standard input or to standard output."""
+    if request["op"] != "pack":
+        kernel.drop_capabilities()
+    root = os.open("/work", os.O_PATH | os.O_DIRECTORY)
     if request["op"] == "read":
-        files.read(root, request["path"], out)
+        files.read(root, request["path"], 1)
     elif request["op"] == "write":
-        files.write(root, request["path"], data)
+        files.write(root, request["path"], 0)
     elif request["op"] == "pack":
-        with open(out, "wb", closefd=False) as target:
+        with open(1, "wb", closefd=False) as target:
             files.pack("/work", target)
-    elif request["op"] == "unpack":
-        with open(data, "rb", closefd=False) as source:
-            files.clear("/work")
-            files.unpack(root, source)
-            os.chmod("/work", 0o755)
-    else:
-        with open(out, "w", closefd=False) as target_text:
+    elif request["op"] == "probe":
+        with open(1, "w", closefd=False) as target_text:
             json.dump(probe.attempts(request["secret"]), target_text)
 
 
 def _say_done(report: int, pipe: os.stat_result, code: int) -> None:
     # the program may have closed it, or put another file there: then init sees the end itself
     with contextlib.suppress(OSError):
-        if not os.path.samestat(os.fstat(report), pipe):
-            return
-        os.write(report, _last_word(code))
-
-
-def _last_word(code: int) -> bytes:
-    used, peak = 0.0, 0
-    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
-        usage = resource.getrusage(who)
-        used, peak = used + usage.ru_utime + usage.ru_stime, max(peak, usage.ru_maxrss * 1024)
-    return struct.pack(init.DONE, code, used, peak)
-
-
-def _confine(request: dict[str, Any], fds: list[int], kept: set[int]) -> None:
-    """Standard streams and limits as a program of the user finds them."""
-    _take_streams(fds)
-    init.close_all_but({0, 1, 2, *kept})
-    become.limit(request["rlimits"])
+        if os.path.samestat(os.fstat(report), pipe):
+            os.write(report, bytes([code]))
 
 
 def _take_streams(fds: list[int]) -> None:
-    """Make these descriptors the standard streams, and close them."""
-    for number, fd in enumerate(fds):
-        # above the standard three, so that no copy overwrites one that is still needed
-        fds[number] = fcntl.fcntl(fd, fcntl.F_DUPFD, 10)
+    """Make these descriptors standard output and error, and close them; standard input is empty."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    # above the standard three, so that no copy overwrites one that is still needed
+    held = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (null, *fds)]
+    for fd in (null, *fds):
         os.close(fd)
-    for number, fd in enumerate(fds):
+    for number, fd in enumerate(held):
         os.dup2(fd, number)
         os.close(fd)
