@@ -139,15 +139,15 @@ class JailProcess:
             if fds:
                 self.listener = socket.socket(fileno=fds[0])
             self._control.settimeout(None)
-            self._hand_over_streams()
+            self._hand_over_streams({"op": "streams"})
         except OSError as error:
             raise self._lost() from error
 
-    def _hand_over_streams(self) -> None:
-        """Pipes for the next request: of a jail that waits, ahead of it."""
+    def _hand_over_streams(self, request: dict[str, Any], given: Sequence[int] = ()) -> None:
+        """Pipes for the next request: with it, or in a jail that waits ahead of it."""
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             (out, out_inside), (err, err_inside) = (_pipe(ours, theirs) for _ in range(2))
-            message.send(self._control, {"op": "streams"}, [out_inside, err_inside])
+            message.send(self._control, request, [out_inside, err_inside, *given])
             self._streams = out, err
             ours.pop_all()
 
@@ -194,8 +194,9 @@ class JailProcess:
     ) -> tuple[Outcome, Drain]:
         try:
             if self._streams is None:
-                self._hand_over_streams()
-            message.send(self._control, request, given)
+                self._hand_over_streams(request, given)
+            else:
+                message.send(self._control, request, given)
         except OSError as error:
             raise self._lost() from error
         assert self._streams is not None

@@ -18,10 +18,6 @@ EXCLUDED = frozenset(
 """names that are not copied into a jail: what tools can make again, and histories that hold secrets"""
 
 
-SMALL_BYTES = 4 << 20
-"""of a stream that is kept in memory"""
-
-
 @dataclass(frozen=True, slots=True)
 class Packed:
     """A workspace as a tar stream, in memory or in an unnamed temporary file; the caller closes it."""
@@ -33,7 +29,7 @@ class Packed:
     @property
     def small(self) -> bool:
         """Certain to fit any jail, so that it may travel with a request."""
-        return self.size <= SMALL_BYTES
+        return self.size <= files.SMALL_BYTES
 
 
 def pack_workspace(folder: Path) -> Packed:
@@ -42,7 +38,7 @@ def pack_workspace(folder: Path) -> Packed:
         raise UsageError(f"no workspace at {str(folder)!r}: name an existing directory")
     if not folder.is_dir():
         raise UsageError(f"the workspace {str(folder)!r} is not a directory: name its directory")
-    stream = tempfile.SpooledTemporaryFile(SMALL_BYTES, prefix="nano-workspace-")  # noqa: SIM115 (handed over)
+    stream = tempfile.SpooledTemporaryFile(files.SMALL_BYTES, prefix="nano-workspace-")  # noqa: SIM115 (handed over)
     try:
         files.pack(os.fspath(folder), cast(IO[bytes], stream), EXCLUDED)
     except OSError as error:

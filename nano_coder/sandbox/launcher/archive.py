@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import zlib
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
@@ -73,7 +74,13 @@ def _header(name: bytes, kind: bytes, mode: int, size: int, target: bytes) -> by
     before = name.ljust(_SHORT_NAME, b"\0") + b"%07o\0" % mode + _OWNER + length + _TIME
     block = (before + kind + target.ljust(_SHORT_NAME, b"\0") + _MAGIC).ljust(_BLOCK, b"\0")
     # the checksum's own field counts as blanks
-    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
+    return block[:148] + b"%06o\0 " % _sum(block) + block[156:]
+
+
+def _sum(block: bytes) -> int:
+    """Of the bytes of a block: the lower half of this checksum is one more than that, below 65521."""
+    first, second = zlib.adler32(block[:256]), zlib.adler32(block[256:])
+    return (first & 0xFFFF) + (second & 0xFFFF) - 2
 
 
 # -------------------------------------------------------------------------------------- reading
@@ -132,8 +139,7 @@ class Reader:
             raise _damaged("it ends early")
         if block == _NOTHING:
             return None
-        # the checksum's own field counts as blanks
-        if _number(block[148:156]) != sum(block[:148]) + sum(block[156:]) + 8 * ord(" "):
+        if _number(block[148:156]) != _sum(block[:148] + b" " * 8 + block[156:]):
             raise _damaged("a header does not add up")
         return block
 

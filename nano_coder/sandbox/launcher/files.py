@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import io
 import itertools
 import os
 import stat
 from collections.abc import Iterator
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from . import archive, kernel
 from .archive import EPOCH, Member
 
 LEFT_OUT = frozenset({"__pycache__", ".pytest_cache"})
+SMALL_BYTES = 1 << 20
+"""of an archive that is kept in memory and goes in or out at once"""
 _CHUNK = 1 << 20
 _LONGEST_PATH = 4000
 """bytes, below the system's 4096 by the room that the workspace's own path takes"""
@@ -116,6 +119,27 @@ def pack(top: str, out: IO[bytes], left_out: frozenset[str] = LEFT_OUT) -> None:
             target = os.readlink(f"{top}/{name}")
             archive.write_member(out, Member(name, archive.SYMLINK, permissions, target=target))
     archive.write_end(out)
+
+
+def pack_small(top: str) -> bytes | None:
+    """What `pack` writes, in memory; None where it would be long."""
+    out = _Short()
+    try:
+        pack(top, out)
+    except _TooLong:
+        return None
+    return out.getvalue()
+
+
+class _TooLong(Exception):
+    """An archive longer than is kept in memory."""
+
+
+class _Short(io.BytesIO):
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > SMALL_BYTES:
+            raise _TooLong
+        return super().write(data)
 
 
 def _pack_file(out: IO[bytes], name: str, permissions: int, path: str) -> None:

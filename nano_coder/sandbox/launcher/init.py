@@ -7,6 +7,7 @@ ended: neither a program nor what it starts ever holds the socket that the agent
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import select
@@ -48,23 +49,49 @@ def main(control: socket.socket, plan: dict[str, Any]) -> NoReturn:
             message.send(control, {"ready": True}, [listener.fileno()])
     else:
         message.send(control, {"ready": True})
-    rehearse = plan["rehearse"]
+    rehearse, received = plan["rehearse"], None
     while True:
-        pid, report = _start_runner(control, rehearse=rehearse)
+        pid, report = _start_runner(control, rehearse=rehearse, received=received)
         if rehearse:
             _rehearse()
         control.sendall(word.encode(_supervise(pid, report, control)))
         end_everything(pid)
         for folder in SCRATCH:
             _empty(folder)
+        received = _asked_soon(control)
         # who asks at once is answered at once, by a runner that has not rehearsed
-        rehearse = _calm(control)
+        rehearse = received is None
 
 
-def _calm(control: socket.socket) -> bool:
+def _asked_soon(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """The next request, where it comes before there was time to prepare for it."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
-    return not poll.poll(_CALM_MS)
+    while poll.poll(_CALM_MS):
+        received = message.receive(control)
+        if received is None:
+            os._exit(0)  # the agent hung up
+        request, fds = received
+        if request["op"] == "pack" and _pack_small(fds):
+            control.sendall(word.encode(word.Outcome(exit_code=0)))
+        elif request["op"] != "kill":  # one that came too late
+            return received
+    return None
+
+
+def _pack_small(fds: list[int]) -> bool:
+    """Answer with the workspace what comes right after a run, without a process for it, if it is small."""
+    try:
+        packed = files.pack_small("/work")
+    except OSError:
+        return False  # a runner will see it too, and say so
+    if packed is None:
+        return False
+    with contextlib.suppress(BrokenPipeError), open(fds[0], "wb", buffering=0) as out:
+        while packed:
+            packed = packed[out.write(packed) :]
+    os.close(fds[1])
+    return True
 
 
 def close_all_but(kept: set[int]) -> None:
@@ -140,24 +167,31 @@ def _loopback_up() -> None:
 # ----------------------------------------------------------------------------------- requests
 
 
-def _start_runner(control: socket.socket, *, rehearse: bool) -> tuple[int, int]:
-    """The pid of a runner, and a pipe on which it reports: what it began, then how far it came."""
+def _start_runner(
+    control: socket.socket, *, rehearse: bool, received: tuple[dict[str, Any], list[int]] | None
+) -> tuple[int, int]:
+    """The pid of a runner, and a pipe on which it reports: what it began, then how far it came.
+
+    It serves the request that was `received`, or else the next.
+    """
     report_in, report_out = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.close(report_in)
-            runner.main(control, report_out, rehearse=rehearse)
+            runner.main(control, report_out, rehearse=rehearse, received=received)
         finally:
             os._exit(70)
     os.close(report_out)
+    for fd in received[1] if received else ():
+        os.close(fd)
     return pid, report_in
 
 
 def _rehearse() -> None:
     """The fork left every page shared: take the steps of a request once, to no effect, while none is here."""
     report_in, report_out = os.pipe()
-    os.write(report_out, runner.BEGAN.pack(runner.PYTHON, 1))
+    os.write(report_out, runner.BEGAN.pack(runner.PYTHON, 1, 0.0))
     runner.BEGAN.unpack(os.read(report_in, runner.BEGAN.size))
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -181,8 +215,7 @@ def _supervise(pid: int, report: int, control: socket.socket) -> word.Outcome:
     began = os.read(report, runner.BEGAN.size)
     if len(began) < runner.BEGAN.size:
         os._exit(0)  # the agent hung up
-    kind, memory_bytes = runner.BEGAN.unpack(began)
-    before = usage.cpu_seconds(pid)
+    kind, memory_bytes, before = runner.BEGAN.unpack(began)
     ended = os.pidfd_open(pid)
     oom, code = _watch(ended, report if kind == runner.PYTHON else None, control, memory_bytes)
     os.close(ended)

@@ -12,37 +12,51 @@ import json
 import os
 import socket
 import struct
+import time
 from typing import Any, NoReturn
 
 from . import become, files, init, interpret, kernel, message, probe, word
 
-BEGAN = struct.Struct("=BQ")
-"""what a runner begins, and the bytes of memory that all its processes may hold together"""
+BEGAN = struct.Struct("=BQd")
+"""what a runner begins, the bytes of memory that all its processes may hold together, and the seconds of
+processor time that it took to get ready"""
 OPERATION, PROGRAM, PYTHON = range(3)
 _KINDS = {"run": PROGRAM, "python": PYTHON}
 
 
-def main(control: socket.socket, report: int, *, rehearse: bool) -> NoReturn:
+def main(
+    control: socket.socket,
+    report: int,
+    *,
+    rehearse: bool,
+    received: tuple[dict[str, Any], list[int]] | None = None,
+) -> NoReturn:
+    """Serve one request: `received`, or the next one."""
     os.setsid()
     os.chdir("/work")
     become.reset_signals()
     kernel.drop_bounding_set()
     if rehearse:
         _rehearse()
-    while True:
-        received = message.receive(control)
-        if received is None:
-            os._exit(0)
-        request, fds = received
-        if request["op"] == "streams":
-            # most often long before the request
-            _take_streams(fds)
-            init.close_all_but({0, 1, 2, control.fileno(), report})
+    request, fds = received or _next(control)
+    if request["op"] == "streams":
+        # ahead of the request, so that all is ready for it
+        _take_streams(fds, {control.fileno(), report})
+        interpret.make_ready()
+        request, fds = _next(control)
+    else:
+        _take_streams([fds.pop(0), fds.pop(0)], {control.fileno(), report, *fds})
+        if request["op"] == "python":
             interpret.make_ready()
-        elif request["op"] != "kill":  # one that came too late
-            break
     control.close()
     _serve(request, fds, report)
+
+
+def _next(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    while (received := message.receive(control)) is not None:
+        if received[0]["op"] != "kill":  # one that came too late
+            return received
+    os._exit(0)
 
 
 def _serve(request: dict[str, Any], fds: list[int], report: int) -> NoReturn:
@@ -50,12 +64,12 @@ def _serve(request: dict[str, Any], fds: list[int], report: int) -> NoReturn:
     try:
         # until the program begins, it is trusted code that init watches
         if kind == OPERATION:
-            os.write(report, BEGAN.pack(OPERATION, memory_bytes))
+            os.write(report, BEGAN.pack(OPERATION, memory_bytes, time.process_time()))
         if request["unpack"]:
             _unpack(fds.pop(0))
     except OSError as error:
         if kind != OPERATION:
-            os.write(report, BEGAN.pack(OPERATION, memory_bytes))
+            os.write(report, BEGAN.pack(OPERATION, memory_bytes, time.process_time()))
         _refuse(report, error, word.UNFIT)
     if fds:
         os.dup2(fds[0], 0)
@@ -66,7 +80,7 @@ def _serve(request: dict[str, Any], fds: list[int], report: int) -> NoReturn:
         except OSError as error:
             _refuse(report, error, word.REFUSED)
         os._exit(0)
-    os.write(report, BEGAN.pack(kind, memory_bytes))
+    os.write(report, BEGAN.pack(kind, memory_bytes, time.process_time()))
     kernel.drop_capabilities()
     become.limit(request["rlimits"])
     if kind == PROGRAM:
@@ -96,7 +110,7 @@ def _rehearse() -> None:
     with ours, theirs:
         message.send(theirs, {"op": "rehearsal", "env": {"PATH": "/bin"}}, [null, null])
         received = message.receive(ours)
-    _take_streams(received[1] if received else [])
+    _take_streams(received[1] if received else [], None)
     kernel.set_capabilities(*init.KEPT)
     become.limit({"RLIMIT_CORE": 0})  # as it will be in any case
     interpret.rehearse()
@@ -140,8 +154,11 @@ def _say_done(report: int, pipe: os.stat_result, code: int) -> None:
             os.write(report, bytes([code]))
 
 
-def _take_streams(fds: list[int]) -> None:
-    """Make these descriptors standard output and error, and close them; standard input is empty."""
+def _take_streams(fds: list[int], kept: set[int] | None) -> None:
+    """Make these descriptors standard output and error; standard input is empty.
+
+    Every other one is closed but those that are `kept`, unless that is None.
+    """
     null = os.open(os.devnull, os.O_RDONLY)
     # above the standard three, so that no copy overwrites one that is still needed
     held = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (null, *fds)]
@@ -150,3 +167,5 @@ def _take_streams(fds: list[int]) -> None:
     for number, fd in enumerate(held):
         os.dup2(fd, number)
         os.close(fd)
+    if kept is not None:
+        init.close_all_but({0, 1, 2, *kept})
