@@ -40,6 +40,9 @@ def plant(top: str, tree: dict[bytes, Node]) -> None:
     modes = []
     for path, (kind, data, mode) in tree.items():
         full = os.path.join(os.fsencode(top), path)
+        folders = [full[:end] for end in range(len(top) + 1, len(full)) if full[end : end + 1] == b"/"]
+        if any(map(os.path.islink, folders)):
+            continue  # it leads elsewhere
         try:
             os.makedirs(full if kind == DIRECTORY else os.path.dirname(full), exist_ok=True)
             if kind == FILE:
