@@ -20,10 +20,17 @@ def limit(limits: dict[str, int]) -> None:
 
 
 def reset_signals() -> None:
+    """Whoever started us may have ignored or blocked some."""
     for number in signal.valid_signals():
         if signal.getsignal(number) not in (signal.SIG_DFL, None):
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def reset_own_signals() -> None:
+    """As `reset_signals`, in a fork of a process that did so: only what Python itself has set since."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def execute(argv: list[str], env: dict[str, str]) -> NoReturn:

@@ -120,8 +120,7 @@ def _isolate(plan: dict[str, Any]) -> None:
     with kernel.layer("proc"):
         kernel.mount("proc", "/proc", "proc", _QUIET | kernel.MS_NOEXEC)
         # a second wall behind seccomp: no user namespace below this one
-        with open("/proc/sys/user/max_user_namespaces", "w") as file:
-            file.write("0")
+        kernel.put("/proc/sys/user/max_user_namespaces", "0")
         kernel.mount("/proc/sys", "/proc/sys", None, kernel.MS_BIND | kernel.MS_REC)
         kernel.set_mount_attributes("/proc/sys", kernel.ATTR_RDONLY)
     with kernel.layer("network_namespace"):
@@ -130,9 +129,9 @@ def _isolate(plan: dict[str, Any]) -> None:
         kernel.set_host_name("sandbox")
     with kernel.layer("capabilities"):
         kernel.keep_capabilities(*KEPT)
-    with kernel.layer("rlimits"), open("/proc/self/oom_score_adj", "w") as badness:
+    with kernel.layer("rlimits"):
         # should the machine run out of memory, a jail goes first
-        badness.write("1000")
+        kernel.put("/proc/self/oom_score_adj", "1000")
     with kernel.layer("no_new_privs"):
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
@@ -152,8 +151,7 @@ def map_one_user(inside: int, uid: int, gid: int) -> None:
         ("uid_map", f"{inside} {uid} 1"),
         ("gid_map", f"{inside} {gid} 1"),
     ):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
+        kernel.put(f"/proc/self/{name}", text)
 
 
 def _loopback_up() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import os
 import platform
 import struct
@@ -129,12 +130,25 @@ def install_filter(program: bytes) -> None:
 _kept: tuple[int, ...] = ()
 
 
+def put(path: str, text: str) -> None:
+    """Write a setting of the kernel's, which takes it in one piece. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+@functools.cache
+def last_capability() -> int:
+    with open("/proc/sys/kernel/cap_last_cap") as file:
+        return int(file.read())
+
+
 def keep_capabilities(*kept: int) -> None:
     """Drop every capability but these, from the bounding set as well."""
     global _kept
-    with open("/proc/sys/kernel/cap_last_cap") as file:
-        last = int(file.read())
-    for capability in range(last + 1):
+    for capability in range(last_capability() + 1):
         if capability not in kept:
             prctl(PR_CAPBSET_DROP, capability)
     set_capabilities(*kept)

@@ -5,6 +5,7 @@ Best effort: kernels differ in what they can refuse, so the rights are cut to th
 
 from __future__ import annotations
 
+import functools
 import os
 import struct
 
@@ -23,6 +24,7 @@ _FILES_WRITABLE = ("/dev", "/proc")
 """devices and a process's own settings: existing files only"""
 
 
+@functools.cache
 def version() -> int:
     """Of the kernel's Landlock; 0 where it has none, or one that cannot rename across folders (1)."""
     try:

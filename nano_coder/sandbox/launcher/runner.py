@@ -34,7 +34,6 @@ def main(
     """Serve one request: `received`, or the next one."""
     os.setsid()
     os.chdir("/work")
-    become.reset_signals()
     kernel.drop_bounding_set()
     if rehearse:
         _rehearse()
@@ -84,7 +83,7 @@ def _serve(request: dict[str, Any], fds: list[int], report: int) -> NoReturn:
     kernel.drop_capabilities()
     become.limit(request["rlimits"])
     if kind == PROGRAM:
-        become.reset_signals()
+        become.reset_own_signals()
         become.execute(request["argv"], request["env"])
     pipe = os.fstat(report)
     interpret.run(request, lambda code: _say_done(report, pipe, code))

@@ -8,6 +8,7 @@ family but UNIX, INET and INET6 (a network namespace does not confine AF_VSOCK).
 from __future__ import annotations
 
 import errno
+import functools
 import struct
 
 MACHINES = ("x86_64", "aarch64")
@@ -103,6 +104,7 @@ def _denied_values(offset: int, values: tuple[int, ...], error: int) -> bytes:
     return body + _instruction(_RETURN, _ALLOW) + _refuse(error)
 
 
+@functools.cache
 def program(machine: str) -> bytes | None:
     """The filter for a machine as classic BPF, eight bytes an instruction; None where there is no table."""
     if machine not in MACHINES:

@@ -16,7 +16,7 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from . import init, interpret, kernel, message, root
+from . import become, init, interpret, kernel, landlock, message, root, seccomp
 
 _INSIDE = "import sys; sys.path.insert(0, {path!r}); from launcher.zygote import resume; resume({agent})"
 
@@ -105,7 +105,15 @@ def resume(agent: int) -> None:
 def _serve(control: socket.socket, agent: int) -> None:
     """One jail a request, until the agent ends; when it only hangs up, until the last jail is gone."""
     children: set[int] = set()
+    become.reset_signals()
+    # as Python has them: a write to what is closed is an error
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: _reap(children))
+    # found out once, for every jail
+    landlock.version()
+    seccomp.program(kernel.MACHINE)
+    kernel.last_capability()
     # what lives now is shared by every jail and never collected there
     gc.collect()
     gc.freeze()
