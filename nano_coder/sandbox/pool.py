@@ -101,7 +101,9 @@ class Pool:
             return self._launcher
 
     def _keep_filled(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        # at most: an ordinary user may not take back what `nice` has given up
+        calmer = max(_NICE, os.getpriority(os.PRIO_PROCESS, 0))
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), calmer)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or len(self._ready) < self.size)

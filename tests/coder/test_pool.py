@@ -153,6 +153,28 @@ def test_a_fork_of_the_agent_has_jails_of_its_own(sandbox: NsSandbox) -> None:
     assert (done.stdout, done.returncode) == (b"0 True\n", 0), done.stderr
 
 
+def test_jails_are_made_ahead_by_a_process_that_is_very_nice_already() -> None:
+    code = """
+        import os, time
+        from nano_coder.sandbox.pool import Pool
+        if os.geteuid() == 0:
+            os.setresuid(65534, 65534, 65534)
+        os.nice(15)
+        class Jail:
+            alive = True
+            def close(self): pass
+        pool = Pool({}, {}, size=2)
+        pool.make = lambda room, rehearse=False: Jail()
+        pool.take(), pool.take()
+        for _ in range(200):
+            if len(pool) == pool.size: break
+            time.sleep(0.02)
+        print(len(pool))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, check=False)
+    assert done.stdout == b"2\n", done.stderr
+
+
 def test_a_closed_pool_says_so(sandbox: NsSandbox) -> None:
     pool: Pool = sandbox.pool
     pool.close()
