@@ -205,7 +205,7 @@ def _rehearse() -> None:
 
 
 def _supervise(pid: int, report: int, control: socket.socket) -> word.Outcome:
-    """Watch one runner to its end, and end whatever it left behind. Never returns once the agent is gone.
+    """Watch one runner until it is known how it ended. Never returns once the agent is gone.
 
     Python source says itself when it is done, so that nobody waits for its memory to be taken down. What it
     says is its exit code, which it may choose in any case; what it used is what the kernel counted.
@@ -219,7 +219,7 @@ def _supervise(pid: int, report: int, control: socket.socket) -> word.Outcome:
     os.close(ended)
     used = usage.of_one(pid) if code is not None and not oom else None
     if used is not None:
-        kill_all()
+        # the word goes out first, and ends nothing that could still change it
         os.close(report)
         return word.Outcome(exit_code=code, cpu_s=max(0.0, used[0] - before), peak_bytes=used[1])
     status, cpu_s, peak = end_everything(pid)

@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -30,6 +31,7 @@ _PRELOADED = (
 """standard modules that programs begin with; none of them starts a thread or opens a file"""
 _REHEARSAL = "import math\n\n\ndef f(x):\n    return [x, math.pi, {'a': str(x)}]\n\n\nprint(f(1))\n"
 _FLUSH_FAILED = 120
+_PATIENCE_S = 1.0
 _baseline: frozenset[str] = frozenset()
 
 
@@ -57,6 +59,10 @@ def make_ready() -> None:
     """In a runner whose streams are those of the program: all that a program finds and no request decides."""
     if not _baseline:
         return
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     _open_streams()
     sys.modules["random"].seed()
     main = types.ModuleType("__main__")
@@ -68,16 +74,13 @@ def make_ready() -> None:
     gc.freeze()
 
 
-def run(request: dict[str, Any], say_done: Callable[[int], None]) -> NoReturn:
+def run(request: dict[str, Any], say_done: Callable[[int], bool]) -> NoReturn:
     """Run `request["source"]` as the main module, and end the process as Python would.
 
-    `say_done` hears the exit code just before that: from this process only, not from a fork that gets here.
+    `say_done` hears the exit code just before that, from this process only, not from a fork that gets here;
+    true when it was heard.
     """
     pid = os.getpid()
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(ignored, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     _prepare(request)
     main = sys.modules["__main__"]
     status = _status(request["source"], main)
@@ -88,8 +91,9 @@ def run(request: dict[str, Any], say_done: Callable[[int], None]) -> NoReturn:
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
-    if os.getpid() == pid:
-        say_done(status)
+    if os.getpid() == pid and say_done(status):
+        # init looks at what was used, and kills us: it must not find us half gone
+        time.sleep(_PATIENCE_S)
     os._exit(status)
 
 

@@ -146,11 +146,12 @@ def _operate(request: dict[str, Any]) -> None:
             json.dump(probe.attempts(request["secret"]), target_text)
 
 
-def _say_done(report: int, pipe: os.stat_result, code: int) -> None:
+def _say_done(report: int, pipe: os.stat_result, code: int) -> bool:
     # the program may have closed it, or put another file there: then init sees the end itself
     with contextlib.suppress(OSError):
         if os.path.samestat(os.fstat(report), pipe):
-            os.write(report, bytes([code]))
+            return os.write(report, bytes([code])) == 1
+    return False
 
 
 def _take_streams(fds: list[int], kept: set[int] | None) -> None:
