@@ -219,7 +219,7 @@ def _supervise(pid: int, report: int, control: socket.socket) -> word.Outcome:
     os.close(ended)
     used = usage.of_one(pid) if code is not None and not oom else None
     if used is not None:
-        # the word goes out first, and ends nothing that could still change it
+        # what is left of it is killed once the word is out
         os.close(report)
         return word.Outcome(exit_code=code, cpu_s=max(0.0, used[0] - before), peak_bytes=used[1])
     status, cpu_s, peak = end_everything(pid)
