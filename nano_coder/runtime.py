@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nano_coder import __version__
@@ -19,7 +19,7 @@ from nano_coder.dialects import DIALECTS
 from nano_coder.grading import grade_trajectory
 from nano_coder.models import OpenedWeights, default_model, local_policy, open_policy, open_weights
 from nano_coder.policies.scripted import ScriptedPolicy
-from nano_coder.profiles import COMPACT_1, PROFILES, find_profile
+from nano_coder.profiles import COMPACT_1, PROFILES, find_profile, serving_profile
 from nano_coder.prompt import first_messages, offered_tools
 from nano_coder.sandbox import Jail, Sandbox, open_sandbox
 from nano_coder.sandbox.lazy import LazyJail
@@ -63,6 +63,7 @@ __all__ = [
     "resume_run",
     "run_task",
     "runtime_version",
+    "serving_profile",
     "verify",
 ]
 
@@ -77,6 +78,7 @@ class Runtime:
     sandbox: Sandbox
     store: LogStore
     profile: InterfaceProfile = COMPACT_1
+    """of the policy; a task that names tools beyond it runs under the profile that adds them"""
     sampling: Sampling = Sampling()  # noqa: RUF009 (frozen, so one is enough)
     policy_name: str = ""
     """the policy as the user named it"""
@@ -96,6 +98,7 @@ def run_task(
     Policy and sandbox failures, full contexts and interrupts end the run with a stop reason. Raises
     UsageError for a task that the profile cannot serve and LogError where the log cannot be written.
     """
+    runtime = _serving(runtime, task)
     offered_tools(runtime.profile, task)  # a task that cannot be served is refused before it is logged
     start = _starting_snapshot(task, runtime.store.blobs)
     trajectory = _new_trajectory(task, runtime, start, seed, parent)
@@ -113,6 +116,7 @@ def resume_run(run_id: str, runtime: Runtime, *, on_turn: OnTurn | None = None) 
     Raises LogError for an unknown run or one that another process executes, UsageError for one that ended.
     """
     trajectory = runtime.store.get(run_id)
+    runtime = _serving(runtime, trajectory.task)
     with runtime.store.claim(trajectory.id):
         trajectory = runtime.store.get(trajectory.id)
         start, newest = _check_resumable(trajectory, runtime)
@@ -135,6 +139,10 @@ def grade_run(trajectory: Trajectory, runtime: Runtime) -> Trajectory:
         return trajectory
     runtime.store.add_verdict(trajectory.id, verdict)
     return trajectory.model_copy(update={"verdict": verdict})
+
+
+def _serving(runtime: Runtime, task: Task) -> Runtime:
+    return replace(runtime, profile=serving_profile(runtime.profile, task))
 
 
 def _new_trajectory(

@@ -72,6 +72,11 @@ def _in(module: str) -> Callable[[], TaskSuite]:
 
 SUITES: dict[str, Callable[[], TaskSuite]] = {
     "functions": _in("nano_rl.tasks.views"),
+    "shell": _in("nano_rl.domains.shell"),
+    "sql": _in("nano_rl.domains.sql"),
+    "data": _in("nano_rl.domains.data"),
+    "logic": _in("nano_rl.domains.logic"),
+    "workplace": _in("nano_rl.domains.workplace"),
 }
 
 
