@@ -195,7 +195,8 @@ def _clear(rng: random.Random, office: Office) -> Deed:
 
 
 def _swap(rng: random.Random, office: Office) -> Deed:
-    one, other = (office.calendar[key] for key in (keys := rng.sample(sorted(office.calendar), 2)))
+    keys = rng.sample(sorted(office.calendar), 2)
+    one, other = (office.calendar[key] for key in keys)
     first, second = (one["date"], one["time"]), (other["date"], other["time"])
     one["date"], one["time"], other["date"], other["time"] = *second, *first
     prompt = f'Let the events "{one["title"]}" and "{other["title"]}" change places: date and time.'

@@ -257,7 +257,8 @@ def _transform(steps: tuple[Step, ...], rng: random.Random) -> Drawn:
 def _chains() -> Iterable[Family]:
     for one, first in FIRST.items():
         for other, second in {**FIRST, **LAST}.items():
-            if other != one:
+            # of lines that all have one word, none is left when those with it are dropped
+            if other != one and (one, other) != ("keep", "drop"):
                 yield Family(f"{one}+{other}", partial(_transform, (first, second)))
 
 

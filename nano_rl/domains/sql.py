@@ -191,7 +191,7 @@ def _changed(db: Database, prompt: str, statement: str, made: str | None = None)
         connection.executescript(db.dump)
         before = connection.total_changes
         connection.executescript(statement)
-        if connection.total_changes == before:
+        if connection.total_changes == before and made is None:
             return None
         checks = []
         for table in (db.table, f"{db.kind}s", *([made] if made else [])):
@@ -271,7 +271,8 @@ def _hard(name: str, rng: random.Random) -> Drawn | None:
     values = {"n": str(_number(rng, db)), "keeper": rng.choice(db.keepers)[1]}
     values["one"], values["other"] = rng.sample(sorted({row[2] for row in db.rows}), 2)
     values["fresh"], values["new"] = db.fresh, str(max(row[0] for row in db.rows) + rng.randint(1, 9))
-    prompt, statement = (db.fill(text, rng.choice(db.rows[:1])) for text in HARD[name])
+    row = rng.choice(db.rows)
+    prompt, statement = (db.fill(text, row) for text in HARD[name])
     for key, value in values.items():
         prompt, statement = prompt.replace(f"{{{key}}}", value), statement.replace(f"{{{key}}}", value)
     return _changed(db, prompt, statement, MADE.get(name))
