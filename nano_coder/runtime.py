@@ -16,7 +16,7 @@ from nano_coder import __version__
 from nano_coder.agent import Agent, observation_messages, spill_path
 from nano_coder.chat_template import CHATML, ChatTemplate
 from nano_coder.dialects import DIALECTS
-from nano_coder.grading import grade_trajectory
+from nano_coder.grading import grade_folder, grade_trajectory
 from nano_coder.models import OpenedWeights, default_model, local_policy, open_policy, open_weights
 from nano_coder.policies.scripted import ScriptedPolicy
 from nano_coder.profiles import COMPACT_1, PROFILES, find_profile
@@ -51,6 +51,7 @@ __all__ = [
     "default_model",
     "find_profile",
     "first_messages",
+    "grade_folder",
     "grade_run",
     "local_policy",
     "observation_messages",

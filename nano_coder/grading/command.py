@@ -20,6 +20,7 @@ from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.hashing import content_hash
+from nano_shared.printable import printable
 from nano_shared.snapshot import Entry, Kind, Snapshot
 from nano_shared.types import Limits, Tampering, Trust, Verdict
 
@@ -85,7 +86,7 @@ def restored(command: str, before: Snapshot, after: Snapshot) -> tuple[Snapshot,
             kept[path] = before.by_path[path]
         if path in originals or (why in ("configuration", "shadowing") and not _cache(path)):
             done = "deleted" if path not in after.by_path else "changed" if path in originals else "added"
-            found.append(Tampering(kind=why, detail=f"{path} was {done}; the original was used"))
+            found.append(Tampering(kind=why, detail=f"{printable(path)} was {done}; the original was used"))
     return _with_parents(kept), tuple(found)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterable, Sequence
+from json import JSONDecodeError
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from nano_rl.tasks.plain import PlainRow, is_plain, plain_task
 from nano_rl.tasks.views import VIEWS, View, make_task
 from nano_shared.errors import UsageError
 from nano_shared.types import Split, Task
@@ -72,6 +75,12 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
             file.write(task.model_dump_json(exclude_defaults=True) + "\n")
 
 
+def read_task(line: str) -> Task:
+    """One row: a task as it is written here, or the plainest one. Raises ValidationError, JSONDecodeError."""
+    row = json.loads(line)
+    return plain_task(PlainRow.model_validate(row)) if is_plain(row) else Task.model_validate_json(line)
+
+
 def read_tasks(path: Path) -> list[Task]:
     """Every task of a file.
 
@@ -89,7 +98,9 @@ def read_tasks(path: Path) -> list[Task]:
         if not line.strip():
             continue
         try:
-            task = Task.model_validate_json(line)
+            task = read_task(line)
+        except JSONDecodeError as err:
+            raise UsageError(f"{path}:{number}: row: not one JSON value: {err}") from err
         except ValidationError as err:
             first = err.errors()[0]
             field = ".".join(str(part) for part in first["loc"]) or "row"
