@@ -53,7 +53,7 @@ class Delivery:
 
 def graded_files(task: Task) -> tuple[str, ...]:
     """The files that a verdict on the task is computed from; empty where it is the whole workspace."""
-    return task.artifacts if task.hidden is not None and task.hidden.kind == "cases" else ()
+    return task.artifacts if task.hidden is not None and task.hidden.kind in ("cases", "suite") else ()
 
 
 def grade_delivery(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict | None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterable, Sequence
-from json import JSONDecodeError
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from nano_rl.tasks.plain import PlainRow, is_plain, plain_task
+from nano_rl.tasks.rows import BadRow, read_row
 from nano_rl.tasks.views import VIEWS, View, make_task
 from nano_shared.errors import UsageError
 from nano_shared.types import Split, Task
@@ -75,14 +71,8 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
             file.write(task.model_dump_json(exclude_defaults=True) + "\n")
 
 
-def read_task(line: str) -> Task:
-    """One row: a task as it is written here, or the plainest one. Raises ValidationError, JSONDecodeError."""
-    row = json.loads(line)
-    return plain_task(PlainRow.model_validate(row)) if is_plain(row) else Task.model_validate_json(line)
-
-
 def read_tasks(path: Path) -> list[Task]:
-    """Every task of a file.
+    """Every task of a file: tasks as `write_tasks` leaves them, and published rows (`nano_rl.tasks.rows`).
 
     Raises UsageError naming the file, the line and the field where a row is malformed, where a key appears
     twice, and where the file is missing, unreadable or holds no task.
@@ -98,13 +88,9 @@ def read_tasks(path: Path) -> list[Task]:
         if not line.strip():
             continue
         try:
-            task = read_task(line)
-        except JSONDecodeError as err:
-            raise UsageError(f"{path}:{number}: row: not one JSON value: {err}") from err
-        except ValidationError as err:
-            first = err.errors()[0]
-            field = ".".join(str(part) for part in first["loc"]) or "row"
-            raise UsageError(f"{path}:{number}: {field}: {first['msg']}") from err
+            task = read_row(line)
+        except BadRow as err:
+            raise UsageError(f"{path}:{number}: {err}") from err
         if task.key in tasks:
             raise UsageError(f"{path}:{number}: key: {task.key!r} is already used by an earlier line")
         tasks[task.key] = task
