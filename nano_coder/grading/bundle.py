@@ -43,6 +43,4 @@ def program(call: str, *modules: str) -> str:
     `modules` stand in the order in which they import each other.
     The compiled code serves where the jail's interpreter is of our version, the text elsewhere.
     """
-    return _TEMPLATE.format(
-        modules=_bundled(modules), magic=importlib.util.MAGIC_NUMBER, call=call
-    )
+    return _TEMPLATE.format(modules=_bundled(modules), magic=importlib.util.MAGIC_NUMBER, call=call)

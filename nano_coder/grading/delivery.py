@@ -10,6 +10,8 @@ from nano_coder.grading.command import grade_command
 from nano_coder.grading.folder import changed_since, read_folder
 from nano_coder.grading.grade import grade
 from nano_coder.grading.planted import planted
+from nano_coder.grading.reward_file import grade_reward_file
+from nano_coder.grading.state import state_files
 from nano_coder.grading.version import GRADER
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.blobs import BlobStore
@@ -53,7 +55,10 @@ class Delivery:
 
 def graded_files(task: Task) -> tuple[str, ...]:
     """The files that a verdict on the task is computed from; empty where it is the whole workspace."""
-    return task.artifacts if task.hidden is not None and task.hidden.kind in ("cases", "suite") else ()
+    hidden = task.hidden
+    if hidden is None or hidden.kind in ("command", "reward_file", "answer"):
+        return ()
+    return state_files(hidden.state) if hidden.kind == "state" else task.artifacts
 
 
 def grade_delivery(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict | None:
@@ -64,15 +69,25 @@ def grade_delivery(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict 
     hidden = task.hidden
     if hidden is None and task.check is None:
         return None
-    if hidden is not None and hidden.kind != "command":
-        files = delivery.files(graded_files(task))
-        verdict = grade(task, files=files, answer=delivery.answer, sandbox=sandbox)
-        return flagged(verdict, planted(task, delivery.before, delivery.after, graded_files(task)))
+    if hidden is not None and hidden.kind not in ("command", "reward_file"):
+        wanted = graded_files(task)
+        verdict = grade(
+            task,
+            files=delivery.files(wanted),
+            others=delivery.others,
+            answer=delivery.answer,
+            sandbox=sandbox,
+        )
+        return flagged(verdict, planted(task, delivery.before, delivery.after, wanted))
+    trees = {"before": delivery.before, "after": delivery.after}
     try:
+        if hidden is not None and hidden.kind == "reward_file":
+            return grade_reward_file(
+                hidden, **trees, blobs=delivery.blobs, sandbox=sandbox, limits=task.limits
+            )
         return grade_command(
             str(hidden.command if hidden is not None else task.check),
-            before=delivery.before,
-            after=delivery.after,
+            **trees,
             blobs=delivery.blobs,
             sandbox=sandbox,
             limits=task.limits,
@@ -100,7 +115,10 @@ def grade_folder(task: Task, directory: Path, answer: str | None, sandbox: Sandb
     )
     left = read_folder(directory, blobs, wanted)
     delivery = Delivery(before=before, after=left.tree, blobs=blobs, answer=answer)
-    if answer is None:
+    asked = task.hidden is not None and (
+        task.hidden.kind == "answer" or any(check.kind == "answer" for check in task.hidden.state)
+    )
+    if answer is None and asked:
         found = delivery.files(_ANSWERS)
         text = next((found[name] for name in _ANSWERS if name in found), None)
         answer = None if text is None else text.decode("utf-8", "replace")
