@@ -8,6 +8,7 @@ from nano_coder.grading.answer import same_answer
 from nano_coder.grading.cases import Outcome, names, run_cases
 from nano_coder.grading.metric import keep_bounds
 from nano_coder.grading.mutants import REFERENCE, killed, run_mutants
+from nano_coder.grading.scorer import grade_score
 from nano_coder.grading.state import run_state, state_files
 from nano_coder.grading.suite import Job, NeedsStrict, run_suite
 from nano_coder.grading.version import GRADER
@@ -40,7 +41,7 @@ def grade(
     if hidden is None:
         raise UsageError(f"task {task.key!r} has no hidden checks; grade its check with grade_command")
     if hidden.kind == "answer":
-        return _grade_answer(hidden, answer)
+        return _grade_answer(hidden, answer) if hidden.scorer is None else grade_score(task, answer, sandbox)
     if hidden.kind == "cases":
         return _grade_artifacts(task, files, sandbox, names(hidden.cases), _run_cases)
     if hidden.kind == "suite":

@@ -77,11 +77,16 @@ SUITES: dict[str, Callable[[], TaskSuite]] = {
     "data": _in("nano_rl.domains.data"),
     "logic": _in("nano_rl.domains.logic"),
     "workplace": _in("nano_rl.domains.workplace"),
+    "reasoning-gym": _in("nano_rl.domains.reasoning"),
 }
 
 
 def find_suite(name: str) -> TaskSuite:
     """The suite of that name. Raises UsageError with the names there are."""
+    if name.startswith("reasoning-gym:"):
+        from nano_rl.domains.reasoning import suite_of
+
+        return suite_of(name.partition(":")[2])
     if name not in SUITES:
         raise UsageError(f"unknown suite {name!r}; suites: {', '.join(SUITES)}")
     return SUITES[name]()
