@@ -64,7 +64,9 @@ class Library:
             except BrokenPipeError:
                 line = ""
         if not line:
-            raise UsageError(f"reasoning-gym failed on {asked or 'its import'}; python -c 'import reasoning_gym'")
+            raise UsageError(
+                f"reasoning-gym failed on {asked or 'its import'}; python -c 'import reasoning_gym'"
+            )
         return json.loads(line)
 
     def close(self) -> None:

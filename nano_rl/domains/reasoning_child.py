@@ -14,7 +14,15 @@ from importlib.metadata import version
 from typing import Any
 
 # what a dataset may raise at a configuration that its curriculum proposes and it cannot serve
-_REFUSALS = (ValueError, TypeError, AssertionError, LookupError, ArithmeticError, RuntimeError, AttributeError)
+_REFUSALS = (
+    ValueError,
+    TypeError,
+    AssertionError,
+    LookupError,
+    ArithmeticError,
+    RuntimeError,
+    AttributeError,
+)
 _BY_SETTINGS = ("composite",)
 """made of other datasets, which stand here by themselves"""
 
