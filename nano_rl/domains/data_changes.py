@@ -90,7 +90,10 @@ def transform(of: Change, source: str, target: str, rng: random.Random) -> Drawn
 def _spaces(rng: random.Random, people: list[Person]) -> tuple[str, str]:
     for person in rng.sample(people, 3):
         person["name"], person["city"] = f"  {person['name']}", f"{person['city'].upper()} "
-    code = "for r in rows:\n    r['name'] = r['name'].strip()\n    r['city'] = r['city'].strip().title()\nout = rows\n"
+    code = (
+        "for r in rows:\n    r['name'] = r['name'].strip()\n"
+        "    r['city'] = r['city'].strip().title()\nout = rows\n"
+    )
     return "strip blanks around names and cities, and write cities with one capital, as in Lima", code
 
 

@@ -92,7 +92,8 @@ def _asked_number(rng: random.Random, office: Office) -> Deed:
 
 def _asked_date(rng: random.Random, office: Office) -> Deed:
     event = office.calendar[rng.choice(sorted(office.calendar))]
-    body = f'On which date is "{event["title"]}"? Please mail me the date, as YYYY-MM-DD, with the subject "Date".'
+    ask = f'On which date is "{event["title"]}"?'
+    body = f'{ask} Please mail me the date, as YYYY-MM-DD, with the subject "Date".'
     sender, (prompt, actions) = _asked(rng, office, "When", body)
     to = office.address(sender)
     office.send(to, "Date", event["date"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from itertools import permutations, product
+from itertools import pairwise, permutations, product
 
 from nano_rl.domains.family import Drawn, act, answered
 from nano_rl.domains.words import COLORS, NAMES
@@ -22,7 +22,7 @@ def puzzle(of: Callable[[random.Random], Posed], rng: random.Random) -> Drawn:
 def _order(rng: random.Random) -> tuple[list[str], list[str]]:
     """People from oldest to youngest, and clues that leave no other order."""
     names = rng.sample(NAMES, rng.randint(4, 5))
-    clues = [f"{one} is older than {other}." for one, other in zip(names, names[1:], strict=False)]
+    clues = [f"{one} is older than {other}." for one, other in pairwise(names)]
     rng.shuffle(clues)
     return names, clues
 
@@ -59,7 +59,8 @@ def _houses(rng: random.Random) -> Posed:
             clues.append(f"{name} does not live in the {color} house.")
             arrangements = fitting
     asked = rng.choice(names)
-    start = f"{', '.join(names[:-1])} and {names[-1]} live in the {', '.join(sorted(colors))} houses, one in each."
+    who = f"{', '.join(names[:-1])} and {names[-1]}"
+    start = f"{who} live in the {', '.join(sorted(colors))} houses, one in each."
     return f"{start} {' '.join(clues)} What is the colour of the house of {asked}?", truth[asked], None
 
 
@@ -124,8 +125,8 @@ def _balance(rng: random.Random) -> Posed:
     one, two, three = (rng.randint(2, 20) for _ in range(3))
     a, b, c = rng.sample(NAMES, 3)
     prompt = (
-        f"{a} has {one * 10}. {a} gives {two} to {b}, who had {three} and now gives half of everything, rounded "
-        f"down, to {c}, who had nothing. How much has {c}?"
+        f"{a} has {one * 10}. {a} gives {two} to {b}, who had {three} and now gives half of everything, "
+        f"rounded down, to {c}, who had nothing. How much has {c}?"
     )
     return prompt, (two + three) // 2, f"({two} + {three}) // 2"
 
@@ -133,8 +134,12 @@ def _balance(rng: random.Random) -> Posed:
 def _meeting(rng: random.Random) -> Posed:
     start, minutes = rng.randint(8, 15) * 60 + rng.choice((0, 15, 30)), rng.choice((35, 50, 75, 95, 140, 170))
     end = start + minutes
-    prompt = f"A meeting begins at {start // 60:02d}:{start % 60:02d} and takes {minutes} minutes. When does it end? Submit HH:MM."
-    return prompt, f"{end // 60:02d}:{end % 60:02d}", f"{start} + {minutes}"
+    begins = f"A meeting begins at {start // 60:02d}:{start % 60:02d} and takes {minutes} minutes."
+    return (
+        f"{begins} When does it end? Submit HH:MM.",
+        f"{end // 60:02d}:{end % 60:02d}",
+        f"{start} + {minutes}",
+    )
 
 
 PUZZLES: dict[str, Callable[[random.Random], Posed]] = {
