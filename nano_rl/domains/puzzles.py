@@ -134,7 +134,8 @@ def _balance(rng: random.Random) -> Posed:
 def _meeting(rng: random.Random) -> Posed:
     start, minutes = rng.randint(8, 15) * 60 + rng.choice((0, 15, 30)), rng.choice((35, 50, 75, 95, 140, 170))
     end = start + minutes
-    begins = f"A meeting begins at {start // 60:02d}:{start % 60:02d} and takes {minutes} minutes."
+    clock = f"{start // 60:02d}:{start % 60:02d}"
+    begins = f"A meeting begins at {clock} and takes {minutes} minutes."
     return (
         f"{begins} When does it end? Submit HH:MM.",
         f"{end // 60:02d}:{end % 60:02d}",

@@ -168,7 +168,8 @@ def _reply(rng: random.Random, office: Office) -> Deed:
     key, body = rng.choice(sorted(office.inbox)), _line(rng)
     mail = office.inbox[key]
     office.send(mail["from"], f"Re: {mail['subject']}", body)
-    prompt = f'Reply to the mail "{mail["subject"]}", with the subject "Re: {mail["subject"]}" and the text "{body}"'
+    subject = mail["subject"]
+    prompt = f'Reply to the mail "{subject}", with the subject "Re: {subject}" and the text "{body}"'
     return prompt, [
         act("list_mail"),
         act("send_mail", to=mail["from"], subject=f"Re: {mail['subject']}", body=body),

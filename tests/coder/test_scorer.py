@@ -27,8 +27,10 @@ def test_expressions_pass(answer: str) -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        "exec('1')", "__import__('os')._exit(0)", "().__class__", "[x for x in (1,)]", "lambda: 1", "open('f')",
-        "exec('1')!", "print(1) print(2)", "f'{exit()}'", "sin(exit())", "(y := 1)", "x.diff", "max(1, key=eval)",
+        "exec('1')", "__import__('os')._exit(0)", "().__class__", "[x for x in (1,)]", "lambda: 1",
+        "open('f')",
+        "exec('1')!", "print(1) print(2)", "f'{exit()}'", "sin(exit())", "(y := 1)", "x.diff",
+        "max(1, key=eval)",
     ],
 )  # fmt: skip
 def test_programs_do_not(answer: str) -> None:

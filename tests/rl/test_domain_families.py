@@ -1,4 +1,4 @@
-"""What every domain promises of its tasks: determinism, splits that share nothing, and prompts of their own."""
+"""What every domain promises of its tasks: determinism, and splits that share nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_oracles_use_offered_tools_within_the_limits(suite: str) -> None:
 
 
 @each_domain
-def test_a_submitted_answer_of_a_checked_state_is_not_in_the_prompt(suite: str) -> None:
+def test_a_checked_state_names_the_files_that_are_graded(suite: str) -> None:
     for task in sample(suite, 5):
         assert task.hidden is not None
         assert task.hidden.kind in ("answer", "state")
@@ -56,11 +56,13 @@ def test_hash_seeds_change_nothing() -> None:
         "from nano_rl.tasks import make_tasks\n"
         "from nano_shared.types import Split\n"
         f"for suite in {DOMAINS!r}:\n"
-        "    print([t.id for t in make_tasks(suite=suite, levels=range(4), n=12, seed=9, split=Split.TRAIN)])\n"
+        "    tasks = make_tasks(suite=suite, levels=range(4), n=12, seed=9, split=Split.TRAIN)\n"
+        "    print([task.id for task in tasks])\n"
     )
     printed = {
         subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True, text=True, check=True,
         ).stdout
         for seed in ("1", "2")
