@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import re
 from contextlib import closing
 from pathlib import Path
 
@@ -73,6 +74,8 @@ def plain(answer: str) -> bool:
 
     What is no expression is let through: whoever evaluates it fails. `!` is sympy's factorial.
     """
+    if re.fullmatch(r"[\w\s]*", answer):
+        return True  # words and numbers: nothing is called
     try:
         tree = ast.parse(answer.strip().replace("!", ""), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):

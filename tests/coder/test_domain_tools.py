@@ -33,8 +33,8 @@ def context(tmp_path: Path) -> Iterator[ToolContext]:
     jail.close()
 
 
-def say(context: ToolContext, name: str, **arguments: Any) -> str:
-    return TOOLS[name](context, arguments).text
+def say(context: ToolContext, tool: str, /, **arguments: Any) -> str:
+    return TOOLS[tool](context, arguments).text
 
 
 def left(context: ToolContext, path: str) -> Any:
