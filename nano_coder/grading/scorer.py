@@ -41,7 +41,8 @@ def grade_score(task: Task, answer: str | None, sandbox: Sandbox) -> Verdict:
     assert task.hidden is not None
     assert task.hidden.scorer is not None
     digest = content_hash(["answer", answer])
-    kind, tampering = None, ()
+    kind: str | None = None
+    tampering: tuple[Tampering, ...] = ()
     score: float | None
     if answer is None:
         score, kind = 0.0, "no_answer"
