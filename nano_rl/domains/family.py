@@ -83,9 +83,9 @@ def split_families(families: Sequence[Family], salt: str) -> dict[Split, tuple[F
     return {Split.TEST: tuple(ranked[:held_out]), Split.TRAIN: tuple(ranked[held_out:])}
 
 
-def act(name: str, **arguments: JsonValue) -> OracleAction:
+def act(tool: str, /, **arguments: JsonValue) -> OracleAction:
     """One action of an oracle."""
-    return OracleAction(name=name, arguments=arguments)
+    return OracleAction(name=tool, arguments=arguments)
 
 
 def answered(
