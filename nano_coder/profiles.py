@@ -9,6 +9,7 @@ from nano_coder.chat_template import CHATML
 from nano_coder.tools import TOOLS
 from nano_shared.errors import UsageError
 from nano_shared.profile import InterfaceProfile, ObservationFormat
+from nano_shared.types import Task
 
 _TASK = (
     "{{ prompt }}{% if files %}\nFiles: {{ files | join(' ') }}{% endif %}"
@@ -44,7 +45,25 @@ HERMES_1 = InterfaceProfile(
     chat_template=None,
 )
 
-PROFILES: dict[str, InterfaceProfile] = {profile.name: profile for profile in (COMPACT_1, HERMES_1)}
+_MORE_TOOLS = (
+    "lookup", "sql", "list_mail", "read_mail", "send_mail", "delete_mail", "list_events", "create_event",
+    "move_event", "cancel_event", "find_contact", "save_contact",
+)  # fmt: skip
+
+
+def _extended(profile: InterfaceProfile, name: str) -> InterfaceProfile:
+    """The profile with more tools and nothing else changed: what it could serve, it shows as before."""
+    more = tuple(TOOLS[tool].spec for tool in _MORE_TOOLS)
+    return profile.model_copy(update={"name": name, "tools": (*profile.tools, *more)})
+
+
+COMPACT_2 = _extended(COMPACT_1, "compact-2")
+HERMES_2 = _extended(HERMES_1, "hermes-2")
+
+PROFILES: dict[str, InterfaceProfile] = {
+    profile.name: profile for profile in (COMPACT_1, HERMES_1, COMPACT_2, HERMES_2)
+}
+_SUCCESSORS = {COMPACT_1.name: COMPACT_2, HERMES_1.name: HERMES_2}
 
 
 def find_profile(name: str) -> InterfaceProfile:
@@ -52,3 +71,15 @@ def find_profile(name: str) -> InterfaceProfile:
     if name not in PROFILES:
         raise UsageError(f"unknown interface profile {name!r}; known: {', '.join(PROFILES)}")
     return PROFILES[name]
+
+
+def serving_profile(profile: InterfaceProfile, task: Task) -> InterfaceProfile:
+    """The profile that serves a task: the one given, or the one that adds the tools which the task names.
+
+    A task that neither serves keeps the one given, and `offered_tools` refuses it by the tool.
+    """
+    named = set(task.tools or ())
+    successor = _SUCCESSORS.get(profile.name)
+    if named <= {tool.name for tool in profile.tools} or successor is None:
+        return profile
+    return successor if named <= {tool.name for tool in successor.tools} else profile

@@ -9,17 +9,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nano_coder import __version__
 from nano_coder.agent import Agent, observation_messages, spill_path
 from nano_coder.chat_template import CHATML, ChatTemplate
 from nano_coder.dialects import DIALECTS
-from nano_coder.grading import grade_trajectory
+from nano_coder.grading import grade_folder, grade_trajectory
+from nano_coder.grading.graders import GRADERS, by_grader, find_grader
+from nano_coder.grading.names import tested_names
 from nano_coder.models import OpenedWeights, default_model, local_policy, open_policy, open_weights
 from nano_coder.policies.scripted import ScriptedPolicy
-from nano_coder.profiles import COMPACT_1, PROFILES, find_profile
+from nano_coder.profiles import COMPACT_1, PROFILES, find_profile, serving_profile
 from nano_coder.prompt import first_messages, offered_tools
 from nano_coder.sandbox import Jail, Sandbox, open_sandbox
 from nano_coder.sandbox.lazy import LazyJail
@@ -43,14 +45,18 @@ __all__ = [
     "CHATML",
     "COMPACT_1",
     "DIALECTS",
+    "GRADERS",
     "PROFILES",
     "ChatTemplate",
     "OpenedWeights",
     "Runtime",
     "ScriptedPolicy",
     "default_model",
+    "find_grader",
     "find_profile",
     "first_messages",
+    "by_grader",
+    "grade_folder",
     "grade_run",
     "local_policy",
     "observation_messages",
@@ -59,10 +65,13 @@ __all__ = [
     "open_sandbox",
     "open_weights",
     "quiet_transformers",
+    "regrade_run",
     "refuse_ended",
     "resume_run",
     "run_task",
     "runtime_version",
+    "serving_profile",
+    "tested_names",
     "verify",
 ]
 
@@ -77,6 +86,7 @@ class Runtime:
     sandbox: Sandbox
     store: LogStore
     profile: InterfaceProfile = COMPACT_1
+    """of the policy; a task that names tools beyond it runs under the profile that adds them"""
     sampling: Sampling = Sampling()  # noqa: RUF009 (frozen, so one is enough)
     policy_name: str = ""
     """the policy as the user named it"""
@@ -96,6 +106,7 @@ def run_task(
     Policy and sandbox failures, full contexts and interrupts end the run with a stop reason. Raises
     UsageError for a task that the profile cannot serve and LogError where the log cannot be written.
     """
+    runtime = _serving(runtime, task)
     offered_tools(runtime.profile, task)  # a task that cannot be served is refused before it is logged
     start = _starting_snapshot(task, runtime.store.blobs)
     trajectory = _new_trajectory(task, runtime, start, seed, parent)
@@ -113,6 +124,7 @@ def resume_run(run_id: str, runtime: Runtime, *, on_turn: OnTurn | None = None) 
     Raises LogError for an unknown run or one that another process executes, UsageError for one that ended.
     """
     trajectory = runtime.store.get(run_id)
+    runtime = _serving(runtime, trajectory.task)
     with runtime.store.claim(trajectory.id):
         trajectory = runtime.store.get(trajectory.id)
         start, newest = _check_resumable(trajectory, runtime)
@@ -134,6 +146,30 @@ def grade_run(trajectory: Trajectory, runtime: Runtime) -> Trajectory:
     if verdict is None:
         return trajectory
     runtime.store.add_verdict(trajectory.id, verdict)
+    return trajectory.model_copy(update={"verdict": verdict})
+
+
+def _serving(runtime: Runtime, task: Task) -> Runtime:
+    return replace(runtime, profile=serving_profile(runtime.profile, task))
+
+
+def regrade_run(run: str, store: LogStore, sandbox: Sandbox, grader: str | None = None) -> Trajectory:
+    """Grade a logged run from what is stored of it, and add the verdict beside the ones that it has.
+
+    Nothing of the run is executed again. Raises LogError for an unknown run, UsageError for an unknown grader,
+    for a run that has not ended and for one whose task has no check.
+    """
+    name = find_grader(grader)
+    trajectory = store.get(run)
+    if trajectory.stop is None:
+        raise UsageError(
+            f"run {trajectory.id} has not ended; nano-coder resume {trajectory.id} goes on with it"
+        )
+    verdict = grade_trajectory(trajectory, sandbox, store.blobs)
+    if verdict is None:
+        raise UsageError(f"run {trajectory.id} has no check to be graded by (task {trajectory.task.key!r})")
+    verdict = by_grader(name, verdict)
+    store.add_verdict(trajectory.id, verdict)
     return trajectory.model_copy(update={"verdict": verdict})
 
 

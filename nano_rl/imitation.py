@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nano_coder.runtime import ChatTemplate, first_messages, observation_messages
+from nano_coder.runtime import ChatTemplate, first_messages, observation_messages, serving_profile
 from nano_rl.sample import TrainSample
 from nano_shared.conversation import Conversation
 from nano_shared.profile import InterfaceProfile
@@ -17,7 +17,8 @@ def imitation_sample(
     The context is rendered by the very template that serves, turn by turn, so training sees what the
     runtime will show. For text-only runs: their completions are encoded here for the first time.
     """
-    conversation = Conversation(first_messages(profile, trajectory.task, sorted(trajectory.task.files)))
+    task = trajectory.task
+    conversation = Conversation(first_messages(serving_profile(profile, task), task, sorted(task.files)))
     mask: list[int] = []
     for turn in trajectory.turns:
         context = template.delta(conversation)

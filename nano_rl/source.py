@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nano_coder.runtime import verify
+from nano_coder.runtime import serving_profile, verify
 from nano_rl.group import Group, form_groups
 from nano_shared.profile import InterfaceProfile
 from nano_shared.store import LogStore
@@ -40,7 +40,7 @@ def admit(store: LogStore, profile: InterfaceProfile, template_hash: str) -> Adm
 
 def refusal(trajectory: Trajectory, profile: InterfaceProfile, template_hash: str) -> str | None:
     """Why a run may not train a policy gradient under this profile and template, or None if it may."""
-    if trajectory.profile_hash != profile.hash:
+    if trajectory.profile_hash != serving_profile(profile, trajectory.task).hash:
         return f"profile {trajectory.profile}, not {profile.name}"
     if trajectory.template_hash != template_hash:
         return "another chat template"

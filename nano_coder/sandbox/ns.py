@@ -272,7 +272,7 @@ class NsJail:
         request: dict[str, Any],
         outputs: tuple[Output, Output],
         *,
-        stdin: bytes,
+        stdin: bytes | int,
         packed: int | None = None,
         timeout: float,
         flood: int,
@@ -282,7 +282,7 @@ class NsJail:
             if self._first is not None:
                 given.append(stack.enter_context(_opened(self._first)))
             whole = {**request, "unpack": bool(given), "memory_bytes": self._limits.memory_mb * _MB}
-            if stdin:
+            if stdin != b"":
                 given.append(stack.enter_context(_opened(stdin)))
             reply, drain = self._process.call(whole, outputs, given=given, timeout=timeout, flood=flood)
         if self._first is not None:
@@ -309,8 +309,11 @@ def _does_not_fit(error: OSError) -> UsageError:
 
 
 @contextlib.contextmanager
-def _opened(data: bytes) -> Iterator[int]:
-    """A file descriptor to read `data` from."""
+def _opened(data: bytes | int) -> Iterator[int]:
+    """A file descriptor to read `data` from; itself where it is one."""
+    if isinstance(data, int):
+        yield data
+        return
     fd = seal(data)
     try:
         yield fd

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nano_coder.runtime import COMPACT_1, Runtime, ScriptedPolicy, open_sandbox
+from nano_coder.runtime import COMPACT_1, Runtime, ScriptedPolicy, open_sandbox, serving_profile
 from nano_rl.commands.progress import bar
 from nano_rl.oracle import ORACLE, oracle_policy
 from nano_rl.rollout import execute
@@ -32,7 +32,9 @@ def oracle_runs(tasks: Sequence[Task], runtime: Runtime) -> list[Trajectory]:
     found = {
         t.task.id: t
         for t in runtime.store.trajectories(policy=ORACLE)
-        if t.task.id in wanted and t.reward == 1 and t.profile_hash == runtime.profile.hash
+        if t.task.id in wanted
+        and t.reward == 1
+        and t.profile_hash == serving_profile(runtime.profile, t.task).hash
     }
     missing = [task for task in tasks if task.id not in found]
     if missing:

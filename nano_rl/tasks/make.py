@@ -6,13 +6,10 @@ import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from nano_rl.tasks.views import VIEWS, View, make_task
+from nano_rl.tasks.rows import BadRow, read_row
+from nano_rl.tasks.suites import View, find_suite
 from nano_shared.errors import UsageError
 from nano_shared.types import Split, Task
-
-SUITES = ("functions",)
 
 
 def make_tasks(
@@ -29,7 +26,8 @@ def make_tasks(
     The same arguments make the same tasks; a smaller `n` makes a prefix of a larger one.
     Raises UsageError for an unknown suite, level or view, or a negative `n`.
     """
-    chosen = _views(suite, levels, views)
+    supply = find_suite(suite)
+    chosen = choose_views(supply.views, levels, views)
     if n < 0:
         raise UsageError(f"n = {n}: the number of tasks cannot be negative")
     rng = random.Random(f"make:{suite}:{seed}:{split}")
@@ -37,23 +35,23 @@ def make_tasks(
     while len(tasks) < n:
         of_level = chosen[len(tasks) % len(chosen)]
         view = of_level[len(tasks) // len(chosen) % len(of_level)]
-        task = make_task(view, split, rng.randrange(2**48))
+        task = supply.make(view, split, rng.randrange(2**48))
         tasks.setdefault(task.key, task)
     return list(tasks.values())
 
 
-def _views(suite: str, levels: Sequence[int], names: Sequence[str] | None) -> list[list[View]]:
+def choose_views(
+    every: Sequence[View], levels: Sequence[int], names: Sequence[str] | None
+) -> list[list[View]]:
     """The views of each level asked for, levels without one left out."""
-    if suite not in SUITES:
-        raise UsageError(f"unknown suite {suite!r}; suites: {', '.join(SUITES)}")
-    known = sorted({v.level for v in VIEWS})
+    known = sorted({v.level for v in every})
     if wrong := [x for x in levels if x not in known] or ([] if levels else ["none"]):
         raise UsageError(f"unknown level {wrong[0]}; levels: {', '.join(map(str, known))}")
-    every = {v.name for v in VIEWS}
-    if names and (unknown := [x for x in names if x not in every]):
-        raise UsageError(f"unknown view {unknown[0]!r}; views: {', '.join(sorted(every))}")
+    spelt = {v.name for v in every}
+    if names and (unknown := [x for x in names if x not in spelt]):
+        raise UsageError(f"unknown view {unknown[0]!r}; views: {', '.join(sorted(spelt))}")
     chosen = [
-        [v for v in VIEWS if v.level == x and (v.name in names if names else not v.extra)]
+        [v for v in every if v.level == x and (v.name in names if names else not v.extra)]
         for x in dict.fromkeys(levels)
     ]
     chosen = [of_level for of_level in chosen if of_level]
@@ -73,7 +71,7 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
 
 
 def read_tasks(path: Path) -> list[Task]:
-    """Every task of a file.
+    """Every task of a file: tasks as `write_tasks` leaves them, and published rows (`nano_rl.tasks.rows`).
 
     Raises UsageError naming the file, the line and the field where a row is malformed, where a key appears
     twice, and where the file is missing, unreadable or holds no task.
@@ -89,11 +87,9 @@ def read_tasks(path: Path) -> list[Task]:
         if not line.strip():
             continue
         try:
-            task = Task.model_validate_json(line)
-        except ValidationError as err:
-            first = err.errors()[0]
-            field = ".".join(str(part) for part in first["loc"]) or "row"
-            raise UsageError(f"{path}:{number}: {field}: {first['msg']}") from err
+            task = read_row(line)
+        except BadRow as err:
+            raise UsageError(f"{path}:{number}: {err}") from err
         if task.key in tasks:
             raise UsageError(f"{path}:{number}: key: {task.key!r} is already used by an earlier line")
         tasks[task.key] = task

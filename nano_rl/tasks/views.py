@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from nano_rl.tasks.first_views import (
     make_calculate,
     make_choose,
@@ -15,21 +11,9 @@ from nano_rl.tasks.first_views import (
     make_predict,
 )
 from nano_rl.tasks.grammar import VERSION
-from nano_rl.tasks.made import Made
 from nano_rl.tasks.repair_views import make_body, make_fix, make_repair
-from nano_shared.types import Provenance, Split, Task
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A way to make a task of one level."""
-
-    name: str
-    level: int
-    make: Callable[[random.Random, Split, int], Made]
-    extra: bool = False
-    """made only when it is asked for by name"""
-
+from nano_rl.tasks.suites import TaskSuite, View
+from nano_shared.types import Split, Task
 
 VIEWS = (
     View("copy", 0, make_copy),
@@ -45,24 +29,14 @@ VIEWS = (
 )
 
 
+SUITE = TaskSuite(
+    name="functions",
+    version=VERSION,
+    about="typed Python functions, from a generator of programs",
+    views=VIEWS,
+)
+
+
 def make_task(view: View, split: Split, seed: int) -> Task:
-    """The task of one view, split and seed; the same ones always make the same task."""
-    rng = random.Random(f"{VERSION}:{view.name}:{view.level}:{split}:{seed}")
-    made = view.make(rng, split, view.level)
-    return Task(
-        key=f"functions-{VERSION}:L{view.level}:{view.name}:{made.family}:{split}-{seed}",
-        prompt=made.prompt,
-        files=made.files,
-        artifacts=made.artifacts,
-        tools=made.tools,
-        limits=made.limits,
-        check=made.check,
-        hidden=made.hidden,
-        oracle=made.oracle,
-        split=split,
-        level=view.level,
-        family=made.family,
-        view=view.name,
-        program_hash=made.program_hash,
-        provenance=Provenance(source="generated", generator=f"nano_rl.tasks {VERSION}", seed=seed),
-    )
+    """The task of one view of the suite `functions`."""
+    return SUITE.make(view, split, seed)

@@ -101,6 +101,19 @@ class Metric(Value):
     at_most: int = Field(ge=0)
 
 
+class Scorer(Value):
+    """The question again, by what made it, so that the library behind it scores an answer by its own rule."""
+
+    library: Literal["reasoning-gym"] = "reasoning-gym"
+    version: str
+    """of the library that made the question; another one may make another question"""
+    dataset: str
+    seed: int
+    config: dict[str, JsonValue] = {}
+    question: str
+    """content hash; an answer is scored only where the same question comes again"""
+
+
 class HiddenChecks(Value):
     """What a verdict is computed from. A separate object: it never enters the workspace."""
 
@@ -112,6 +125,8 @@ class HiddenChecks(Value):
     """cases: bounds that the source must keep too"""
     answer: JsonValue = None
     """answer: the value that must be submitted"""
+    scorer: Scorer | None = None
+    """answer: who scores other answers than that one"""
     command: str | None = None
     """command, reward_file: a shell line run in a fresh jail on the original files plus the diff"""
     suite: Suite | None = None

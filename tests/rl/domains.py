@@ -1,0 +1,29 @@
+"""One run of a task through the real runtime, with a script for a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from nano_coder.runtime import Runtime, ScriptedPolicy, open_sandbox, run_task
+from nano_coder.runtime import grade_run as graded
+from nano_rl.oracle import oracle_policy
+from nano_rl.tasks import make_tasks
+from nano_shared.store import LogStore
+from nano_shared.types import OracleAction, Split, Task, Trajectory
+
+
+def runtime(folder: Path) -> Runtime:
+    return Runtime(policy=ScriptedPolicy([]), sandbox=open_sandbox(), store=LogStore.open(folder / "log.db"))
+
+
+def run(task: Task, actions: Sequence[OracleAction], within: Runtime) -> Trajectory:
+    """The actions in the task's dialect, executed and graded."""
+    if not actions:
+        raise ValueError("a run needs an action")
+    policy = oracle_policy(task.model_copy(update={"oracle": tuple(actions)}), within.profile)
+    return graded(run_task(task, Runtime(policy=policy, sandbox=within.sandbox, store=within.store)), within)
+
+
+def sample(suite: str, per_level: int, split: Split = Split.TRAIN, seed: int = 5) -> list[Task]:
+    return make_tasks(suite=suite, levels=range(4), n=4 * per_level, seed=seed, split=split)
