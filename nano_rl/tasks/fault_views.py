@@ -1,4 +1,4 @@
-"""Levels 5 to 7: one or two bugs behind a traceback, in a module of several functions or among several files."""
+"""Levels 5 to 7: one or two bugs behind a traceback, in one module or in one of several."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nano_rl.tasks.made import (
     claim,
     correct,
 )
-from nano_rl.tasks.module import Module, draw_bug, draw_studies, imports_of, is_short, test_script, top_of
+from nano_rl.tasks.module import Module, assertions_of, draw_bug, draw_studies, imports_of, is_short, top_of
 from nano_rl.tasks.mutate import Mutant
 from nano_rl.tasks.phrases import AMONG, DEEP, MANY, TRACE
 from nano_rl.tasks.program import compile_function, failing_line, outcome
@@ -61,10 +61,12 @@ def trace_of(modules: Sequence[Module], bugs: Bugs, test: str) -> str:
     study, case = _first_failure(studies, bugs)
     name = study.program.name
     said = f"assert {claim(name, case)}"
-    line = test_script(modules).split("\n").index(said) + 1
+    line = assertions_of(modules).split("\n").index(said) + 1
     shown = [
-        "Traceback (most recent call last):", f'  File "/work/{test}", line {line}, in <module>', f"    {said}"
-    ]  # fmt: skip
+        "Traceback (most recent call last):",
+        f'  File "/work/{test}", line {line}, in <module>',
+        f"    {said}",
+    ]
     bug, module = bugs[name], next(m for m in modules if study in m.studies)
     function = compile_function(bug.source, name)
     what, raised = outcome(function, case.args)
@@ -114,7 +116,7 @@ def _one_file(rng: random.Random, split: Split, studies: list[Study], bugs: Bugs
         ),
         family=main.program.family,
         program_hash=main.program.hash,
-        files={module.path: module.source(bugs, top.source), test: test_script([module])},
+        files={module.path: module.source(bugs, top.source), test: assertions_of([module])},
         artifacts=(module.path,),
         tools=REPAIR_TOOLS,
         check=check,
@@ -158,7 +160,7 @@ def _several_files(rng: random.Random, split: Split, *, traced: bool) -> Made:
         files={
             "main.py": f"{imports_of(modules)}\n\n{top.source}",
             **{m.path: m.source(bugs) for m in modules},
-            test: test_script(modules),
+            test: assertions_of(modules),
         },
         artifacts=("main.py", *sorted(m.path for m in modules)),
         tools=SEARCH_TOOLS,

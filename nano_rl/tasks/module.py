@@ -117,7 +117,7 @@ def imports_of(modules: Sequence[Module]) -> str:
     )
 
 
-def test_script(modules: Sequence[Module], shown: int = 2) -> str:
+def assertions_of(modules: Sequence[Module], shown: int = 2) -> str:
     """Plain assertions over the first examples of every function; Python alone runs them."""
     lines = [imports_of(modules)]
     for study in (s for m in modules for s in m.studies):

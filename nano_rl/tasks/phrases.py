@@ -67,7 +67,7 @@ OPERATOR = (
     "One operator in {path} is wrong: {call} should return {expected}. Correct the line.",
     "{name} in {path} uses a wrong operator. {call} must be {expected}. Fix that one line.",
     "Find the wrong operator in {path} and replace it; {call} should give {expected}.",
-    "A single operator keeps {name} ({path}) from doing what its docstring says. Make {call} return {expected}.",
+    "One operator keeps {name} ({path}) from doing what its docstring says. Make {call} return {expected}.",
 )
 WRITE = (
     "Write the body of {name} in {path}, as its docstring says. {test} must pass.",
@@ -112,7 +112,7 @@ REFACTOR = (
     "Refactor {name} ({path}) to at most {bound}. It must return what it returns now.",
 )
 WRITE_TEST = (
-    "Write {test}: plain assertions that pass on {path} and fail if one of these lines is changed so:\n{changes}",
+    "Write {test}: assertions that pass on {path} and fail if one of these lines is changed so:\n{changes}",
     "{path} is right. Write tests in {test} that would notice each of these mistakes:\n{changes}",
-    "Test {name} of {path} in {test}. The tests must pass now, and fail after any of these changes:\n{changes}",
+    "Test {name} of {path} in {test}. The tests must pass, and fail after any of these changes:\n{changes}",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nano_rl.tasks.extend_views import make_extend
 from nano_rl.tasks.fault_views import (
     make_deep_repair,
     make_edit_among_files,
@@ -39,6 +40,7 @@ VIEWS = (
     View("write_body", 4, make_write_body),
     View("repair", 5, make_traced_repair),
     View("repair", 6, make_large_repair),
+    View("extend", 6, make_extend),
     View("edit_among_files", 7, make_edit_among_files),
     View("repair", 7, make_deep_repair),
 )

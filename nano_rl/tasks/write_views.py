@@ -17,7 +17,7 @@ from nano_rl.tasks.made import (
     check_of,
     correct,
 )
-from nano_rl.tasks.module import Module, draw_bug, has_blocks, test_script
+from nano_rl.tasks.module import Module, assertions_of, draw_bug, has_blocks
 from nano_rl.tasks.phrases import OPERATOR, WRITE
 from nano_rl.tasks.program import compile_function, outcome
 from nano_shared.types import Split
@@ -62,7 +62,7 @@ def make_write_body(rng: random.Random, split: Split, level: int) -> Made:
         program_hash=program.hash,
         files={
             module.path: f"{head}    {rng.choice(PLACEHOLDERS)}\n",
-            test: test_script([module], shown=3),
+            test: assertions_of([module], shown=3),
         },
         artifacts=(module.path,),
         tools=REPAIR_TOOLS,
