@@ -16,7 +16,10 @@ from nano_coder import __version__
 from nano_coder.agent import Agent, observation_messages, spill_path
 from nano_coder.chat_template import CHATML, ChatTemplate
 from nano_coder.dialects import DIALECTS
-from nano_coder.grading import grade_trajectory
+from nano_coder.grading import grade_folder, grade_trajectory
+from nano_coder.grading.graders import GRADERS, by_grader, find_grader
+from nano_coder.grading.measure import measured
+from nano_coder.grading.names import tested_names
 from nano_coder.models import OpenedWeights, default_model, local_policy, open_policy, open_weights
 from nano_coder.policies.scripted import ScriptedPolicy
 from nano_coder.profiles import COMPACT_1, PROFILES, find_profile
@@ -43,6 +46,7 @@ __all__ = [
     "CHATML",
     "COMPACT_1",
     "DIALECTS",
+    "GRADERS",
     "PROFILES",
     "ChatTemplate",
     "OpenedWeights",
@@ -50,21 +54,27 @@ __all__ = [
     "Sandbox",
     "ScriptedPolicy",
     "default_model",
+    "find_grader",
     "find_profile",
     "first_messages",
+    "by_grader",
+    "grade_folder",
     "grade_run",
     "grade_trajectory",
     "local_policy",
+    "measured",
     "observation_messages",
     "offered_tools",
     "open_policy",
     "open_sandbox",
     "open_weights",
     "quiet_transformers",
+    "regrade_run",
     "refuse_ended",
     "resume_run",
     "run_task",
     "runtime_version",
+    "tested_names",
     "verify",
 ]
 
@@ -136,6 +146,26 @@ def grade_run(trajectory: Trajectory, runtime: Runtime) -> Trajectory:
     if verdict is None:
         return trajectory
     runtime.store.add_verdict(trajectory.id, verdict)
+    return trajectory.model_copy(update={"verdict": verdict})
+
+
+def regrade_run(run: str, store: LogStore, sandbox: Sandbox, grader: str | None = None) -> Trajectory:
+    """Grade a logged run from what is stored of it, and add the verdict beside the ones that it has.
+
+    Nothing of the run is executed again. Raises LogError for an unknown run, UsageError for an unknown grader,
+    for a run that has not ended and for one whose task has no check.
+    """
+    name = find_grader(grader)
+    trajectory = store.get(run)
+    if trajectory.stop is None:
+        raise UsageError(
+            f"run {trajectory.id} has not ended; nano-coder resume {trajectory.id} goes on with it"
+        )
+    verdict = grade_trajectory(trajectory, sandbox, store.blobs)
+    if verdict is None:
+        raise UsageError(f"run {trajectory.id} has no check to be graded by (task {trajectory.task.key!r})")
+    verdict = by_grader(name, verdict)
+    store.add_verdict(trajectory.id, verdict)
     return trajectory.model_copy(update={"verdict": verdict})
 
 

@@ -10,6 +10,7 @@ COMMANDS = {
     "sft": ("nano_rl.commands.sft", "Warm start: imitate oracle trajectories."),
     "train": ("nano_rl.commands.train", "Policy gradients, on fresh rollouts and on the log."),
     "eval": ("nano_rl.commands.eval", "Success on tasks, with confidence intervals."),
+    "grade": ("nano_rl.commands.grade", "Grade a folder, or logged runs without running them again."),
     "checkpoints": ("nano_rl.commands.checkpoints", "List checkpoints, show one, promote one."),
 }
 

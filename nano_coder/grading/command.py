@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import secrets
 import tempfile
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.hashing import content_hash
+from nano_shared.printable import printable
 from nano_shared.snapshot import Entry, Kind, Snapshot
 from nano_shared.types import Limits, Tampering, Trust, Verdict
 
@@ -29,7 +30,7 @@ _PATIENCE = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What pytest's own report says."""
+    """What the runner's own report says."""
 
     passed: int
     bad: int
@@ -50,23 +51,43 @@ def grade_command(
 ) -> Verdict:
     """Run a check on `after`, with what decides over the check as it was in `before`.
 
-    Exit code 0 earns 1.0. A check by pytest must also leave pytest's own report, with a test that passed and
-    no more skipped tests than the original has: leaving the process early is no pass. `timeout`, in seconds,
+    Exit code 0 earns 1.0. A check by pytest or unittest must also leave the runner's own report, with a test
+    that passed and no more skipped tests than the original has: leaving the process early is no pass. `timeout`, in seconds,
     defaults to the longer of two minutes and one tool call. Raises SandboxError where the sandbox failed.
     """
     tree, tampering = restored(command, before, after)
-    seconds = timeout or max(limits.tool_seconds, _PATIENCE)
+    seconds = timeout or check_patience(limits)
     result, counts = _run(command, tree, blobs, sandbox, limits, seconds)
     found = None
-    if result.ok and _by_pytest(command):
+    if result.ok and (_by_pytest(command) or _by_unittest(command)):
         found = _doubts(counts, lambda: _run(command, before, blobs, sandbox, limits, seconds)[1])
     right = result.ok and found is None
     return Verdict(
         reward=float(right), components={"tests": float(right)},
         checks={"check": "pass" if right else "timeout" if result.timed_out else "fail"},
         tampering=(*tampering, *([found] if found else [])), failure_kind=_failure(result), trust=trust,
-        grader=GRADER, graded_hash=content_hash([[e.path, e.kind, e.mode, e.content] for e in tree.entries]),
+        grader=GRADER, graded_hash=tree_hash(tree),
     )  # fmt: skip
+
+
+def tree_hash(tree: Snapshot) -> str:
+    """Hash of a whole workspace that was graded."""
+    return content_hash([[e.path, e.kind, e.mode, e.content] for e in tree.entries])
+
+
+def check_patience(limits: Limits) -> float:
+    """Seconds that a check may take."""
+    return max(limits.tool_seconds, _PATIENCE)
+
+
+@contextmanager
+def workspace_jail(tree: Snapshot, blobs: BlobStore, sandbox: Sandbox, limits: Limits) -> Iterator[Jail]:
+    """A fresh jail that holds a tree. Raises SandboxError where it cannot be opened."""
+    with tempfile.TemporaryDirectory(prefix="nano-check-") as folder:
+        work = Path(folder) / "work"
+        snapshot.materialise(tree, blobs, work)
+        with closing(sandbox.open(work, limits)) as jail:
+            yield jail
 
 
 def restored(command: str, before: Snapshot, after: Snapshot) -> tuple[Snapshot, tuple[Tampering, ...]]:
@@ -85,7 +106,7 @@ def restored(command: str, before: Snapshot, after: Snapshot) -> tuple[Snapshot,
             kept[path] = before.by_path[path]
         if path in originals or (why in ("configuration", "shadowing") and not _cache(path)):
             done = "deleted" if path not in after.by_path else "changed" if path in originals else "added"
-            found.append(Tampering(kind=why, detail=f"{path} was {done}; the original was used"))
+            found.append(Tampering(kind=why, detail=f"{printable(path)} was {done}; the original was used"))
     return _with_parents(kept), tuple(found)
 
 
@@ -108,16 +129,15 @@ def _cache(name: str) -> bool:
 def _run(
     command: str, tree: Snapshot, blobs: BlobStore, sandbox: Sandbox, limits: Limits, seconds: float
 ) -> tuple[ExecResult, Counts | None]:
-    with tempfile.TemporaryDirectory(prefix="nano-check-") as folder:
-        work = Path(folder) / "work"
-        snapshot.materialise(tree, blobs, work)
-        with closing(sandbox.open(work, limits)) as jail:
-            report = f".nano-{secrets.token_hex(8)}.xml"
-            env = {"PYTHONDONTWRITEBYTECODE": "1"}
-            if _by_pytest(command):
-                env["PYTEST_ADDOPTS"] = f"--junitxml=/work/{report}"
-            result = jail.run(["/bin/sh", "-c", command], env=env, timeout=seconds)
-            return result, _counts(jail, report)
+    with workspace_jail(tree, blobs, sandbox, limits) as jail:
+        report = f".nano-{secrets.token_hex(8)}.xml"
+        env = {"PYTHONDONTWRITEBYTECODE": "1"}
+        if _by_pytest(command):
+            env["PYTEST_ADDOPTS"] = f"--junitxml=/work/{report}"
+        result = jail.run(["/bin/sh", "-c", command], env=env, timeout=seconds)
+        if _by_unittest(command):
+            return result, _unittest_counts(result.stdout + result.stderr)
+        return result, _counts(jail, report)
 
 
 def _failure(result: ExecResult) -> str | None:
@@ -130,6 +150,21 @@ def _failure(result: ExecResult) -> str | None:
 
 def _by_pytest(command: str) -> bool:
     return re.search(r"\b(pytest|py\.test)\b", command) is not None
+
+
+def _by_unittest(command: str) -> bool:
+    return re.search(r"-m\s+unittest\b", command) is not None
+
+
+def _unittest_counts(output: bytes) -> Counts | None:
+    """The totals of the last summary of unittest; None where it wrote none."""
+    text = output.decode("utf-8", "replace").rstrip()
+    ran = re.findall(r"^Ran (\d+) tests? in", text, re.MULTILINE)
+    end = re.search(r"^OK(?: \((.*)\))?$", text.splitlines()[-1]) if text else None
+    if not ran or end is None:
+        return None
+    skipped = int(found.group(1)) if (found := re.search(r"skipped=(\d+)", end.group(1) or "")) else 0
+    return Counts(int(ran[-1]) - skipped, 0, skipped)
 
 
 def _counts(jail: Jail, report: str) -> Counts | None:
@@ -152,10 +187,10 @@ def _doubts(counts: Counts | None, original: Callable[[], Counts | None]) -> Tam
     """Why an exit code of 0 from pytest is not believed. `original` runs the check on the original."""
     if counts is None:
         return Tampering(
-            kind="exit", detail="pytest ended with 0 but left no report: the process was left early"
+            kind="exit", detail="the check ended with 0 but left no report: the process was left early"
         )
     if counts.bad or counts.passed < 1:
-        return Tampering(kind="forged", detail=f"pytest ended with 0, but its report says {counts}")
+        return Tampering(kind="forged", detail=f"the check ended with 0, but its report says {counts}")
     if counts.skipped:
         before = original()
         if before is not None and counts.skipped > before.skipped:

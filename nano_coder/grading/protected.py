@@ -11,11 +11,15 @@ from pathlib import PurePosixPath
 TESTS = ("test_*.py", "*_test.py", "tests.py")
 TEST_FOLDERS = ("tests", "test")
 CONFIGURATION = (
-    "conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml", "sitecustomize.py",
-    "usercustomize.py", "*.pth", "*.pyc", "pyvenv.cfg", ".coveragerc", "noxfile.py",
+    "conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini",
+    "setup.cfg", "pyproject.toml", "sitecustomize.py", "usercustomize.py", "*.pth", "*.pyc", "pyvenv.cfg", ".coveragerc", "noxfile.py",
 )  # fmt: skip
 CONFIGURATION_FOLDERS = ("__pycache__", ".git", "*.dist-info", "*.egg-info", ".venv", ".pytest_cache")
-RUNNERS = ("pytest", "_pytest", "pluggy", "iniconfig", "py", "nose", "hypothesis")
+RUNNERS = (
+    "pytest", "_pytest", "pluggy", "iniconfig", "py", "nose", "hypothesis", "packaging", "pygments", "tomli",
+    "exceptiongroup", "colorama", "attr", "attrs", "coverage", "pytest_cov", "xdist", "execnet", "pytest_timeout",
+    "setuptools", "pkg_resources", "_distutils_hack",
+)  # fmt: skip
 """modules that a file of the workspace must not stand in for; with all of the standard library"""
 
 
@@ -51,6 +55,14 @@ def is_script(path: str, command: str) -> bool:
     return False
 
 
+def is_named_test(path: str, command: str) -> bool:
+    """Whether a test runner is told to run the file, whatever it is called. Doctests are the file's own."""
+    if not re.search(r"\b(pytest|py\.test|unittest)\b", command) or "doctest" in command:
+        return False
+    words = (word.strip("'\"").removeprefix("./").split("::")[0] for word in command.split())
+    return path.endswith(".py") and path in words
+
+
 def is_makefile(path: str, command: str) -> bool:
     return PurePosixPath(path).name in ("Makefile", "makefile", "GNUmakefile") and "make" in command.split()
 
@@ -59,7 +71,7 @@ def protected(path: str, command: str, originals: Iterable[str]) -> str | None:
     """Why a change to `path` is not applied: "tests", "configuration", "shadowing", "check"; None: it is."""
     if is_configuration(path):
         return "configuration"
-    if is_test(path):
+    if is_test(path) or is_named_test(path, command):
         return "tests"
     if is_script(path, command) or is_makefile(path, command):
         return "check"

@@ -13,6 +13,7 @@ LONG = Limits(max_turns=16, max_tokens=2048)
 CHECK = "python -m pytest -q"
 FILE_TOOLS = ("read_file", "edit_file", "submit")
 REPAIR_TOOLS = ("read_file", "edit_file", "shell", "submit")
+WRITE_TOOLS = ("read_file", "edit_file", "write_file", "shell", "submit")
 SEARCH_TOOLS = ("search", "read_file", "edit_file", "shell", "submit")
 _MODULES = """
 stats tools numbers_lib lists shapes report ledger score parsing textkit sequence basics counts series names

@@ -1,0 +1,150 @@
+"""What an agent left to be graded, wherever it was kept, and the way from there to the right grader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from nano_coder.grading.command import grade_command
+from nano_coder.grading.folder import changed_since, read_folder
+from nano_coder.grading.grade import grade
+from nano_coder.grading.planted import planted
+from nano_coder.grading.reward_file import grade_reward_file
+from nano_coder.grading.state import state_files
+from nano_coder.grading.version import GRADER
+from nano_coder.sandbox.protocol import Sandbox
+from nano_shared.blobs import BlobStore
+from nano_shared.errors import SandboxError, UsageError
+from nano_shared.hashing import content_hash
+from nano_shared.memory_blobs import MemoryBlobs
+from nano_shared.snapshot import Entry, Kind, Snapshot
+from nano_shared.snapshot.tree import make_snapshot
+from nano_shared.types import Tampering, Task, Trust, Verdict
+
+_ANSWERS = ("answer", "answer.txt")
+"""files of a workspace that hold the answer where none was given"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """Two trees, and the bytes of their files."""
+
+    before: Snapshot
+    """the workspace before the first action"""
+    after: Snapshot
+    """the workspace as it was left"""
+    blobs: BlobStore
+    answer: str | None = None
+    """given to submit"""
+
+    def files(self, names: Iterable[str]) -> dict[str, bytes]:
+        """The regular files among `names`."""
+        found = ((name, self.after.by_path.get(name)) for name in names)
+        return {
+            name: self.blobs.get(str(entry.content))
+            for name, entry in found
+            if entry is not None and entry.kind is Kind.FILE
+        }
+
+    @property
+    def others(self) -> frozenset[str]:
+        """What is there and is no regular file."""
+        return frozenset(entry.path for entry in self.after.entries if entry.kind is not Kind.FILE)
+
+
+def graded_files(task: Task) -> tuple[str, ...]:
+    """The files that a verdict on the task is computed from; empty where it is the whole workspace."""
+    hidden = task.hidden
+    if hidden is None or hidden.kind in ("command", "reward_file", "answer"):
+        return ()
+    return state_files(hidden.state) if hidden.kind == "state" else task.artifacts
+
+
+def grade_delivery(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict | None:
+    """The verdict by whatever check the task has, or None where it has none.
+
+    A failure of ours has reward None: it says nothing about the policy.
+    """
+    hidden = task.hidden
+    if hidden is None and task.check is None:
+        return None
+    if hidden is not None and hidden.kind not in ("command", "reward_file"):
+        wanted = graded_files(task)
+        verdict = grade(
+            task,
+            files=delivery.files(wanted),
+            others=delivery.others,
+            answer=delivery.answer,
+            sandbox=sandbox,
+        )
+        return flagged(verdict, planted(task, delivery.before, delivery.after, wanted))
+    trees = {"before": delivery.before, "after": delivery.after}
+    try:
+        if hidden is not None and hidden.kind == "reward_file":
+            return grade_reward_file(
+                hidden, **trees, blobs=delivery.blobs, sandbox=sandbox, limits=task.limits
+            )
+        return grade_command(
+            str(hidden.command if hidden is not None else task.check),
+            **trees,
+            blobs=delivery.blobs,
+            sandbox=sandbox,
+            limits=task.limits,
+            trust=Trust.HIDDEN if hidden is not None else Trust.USER_CHECK,
+        )
+    except SandboxError as problem:
+        return ungraded("verifier_error", str(problem))
+
+
+def grade_folder(task: Task, directory: Path, answer: str | None, sandbox: Sandbox) -> Verdict:
+    """Grade what lies in a folder of this machine, which is read once and not trusted.
+
+    Without `answer`, a file called "answer" is the answer. Raises UsageError for a task without any check,
+    for one whose starting workspace is in a log, and for what is no folder.
+    """
+    blobs = MemoryBlobs()
+    if task.snapshot is not None:
+        raise UsageError(
+            f"task {task.key!r} starts from a logged workspace; grade its run with nano-rl grade RUN"
+        )
+    texts = {name: text.encode("utf-8", "surrogatepass") for name, text in task.files.items()}
+    before = make_snapshot(Entry(name, Kind.FILE, 0o644, blobs.put(data)) for name, data in texts.items())
+    wanted = graded_files(task) or (
+        _ANSWERS if task.hidden is not None and task.hidden.kind == "answer" else ()
+    )
+    left = read_folder(directory, blobs, wanted)
+    delivery = Delivery(before=before, after=left.tree, blobs=blobs, answer=answer)
+    asked = task.hidden is not None and (
+        task.hidden.kind == "answer" or any(check.kind == "answer" for check in task.hidden.state)
+    )
+    if answer is None and asked:
+        found = delivery.files(_ANSWERS)
+        text = next((found[name] for name in _ANSWERS if name in found), None)
+        answer = None if text is None else text.decode("utf-8", "replace")
+        delivery = Delivery(before=before, after=left.tree, blobs=blobs, answer=answer)
+    verdict = grade_delivery(task, delivery, sandbox)
+    if verdict is None:
+        raise UsageError(f"task {task.key!r} has no check; give it hidden checks or a `check`")
+    changed = changed_since(directory, left)
+    return flagged(verdict, [*left.findings, *changed], worthless=bool(changed))
+
+
+def flagged(verdict: Verdict, findings: Iterable[Tampering], *, worthless: bool = False) -> Verdict:
+    """The verdict with more findings; a `worthless` one earns nothing, unless the failure was ours."""
+    known = verdict.tampering
+    more = tuple(found for found in findings if found not in known)
+    update: dict[str, object] = {"tampering": (*known, *more)}
+    if worthless and verdict.reward is not None:
+        update["reward"] = 0.0
+    return verdict.model_copy(update=update)
+
+
+def ungraded(kind: str, detail: str = "") -> Verdict:
+    return Verdict(
+        reward=None,
+        failure_kind=f"{kind}: {detail}" if detail else kind,
+        trust=Trust.NONE,
+        grader=GRADER,
+        graded_hash=content_hash(""),
+    )

@@ -1,0 +1,238 @@
+"""A folder that an agent left, read once and never followed out of: what was hashed is what is graded.
+
+Each folder is opened from the one above it without following a link, and each file is read through the
+descriptor that was checked. A link out of the folder, a file with a name elsewhere, a pipe, a device and
+whatever cannot be read is reported and left out; nothing is read a second time.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from nano_shared.blobs import BlobStore
+from nano_shared.errors import UsageError
+from nano_shared.snapshot import DEFAULT_EXCLUDES, MAX_BYTES, MAX_ENTRIES, Entry, Kind, Snapshot
+from nano_shared.snapshot.tree import MODE_BITS, make_snapshot, name_filter
+from nano_shared.types import Tampering
+
+MAX_DEPTH = 64
+MAX_FILE_BYTES = 64 * 2**20
+_EXCLUDED = name_filter(DEFAULT_EXCLUDES)
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# a pipe without a writer would wait for ever
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a folder held at the moment when it was read."""
+
+    tree: Snapshot
+    findings: tuple[Tampering, ...]
+    states: dict[str, tuple[int, ...] | None]
+    """file that is graded -> what the file system said of it; None: it was not there"""
+
+
+@dataclass(slots=True)
+class _Reading:
+    blobs: BlobStore
+    entries: dict[str, Entry] = field(default_factory=dict)
+    findings: list[Tampering] = field(default_factory=list)
+    room: int = MAX_BYTES
+
+    def report(self, kind: str, path: str, what: str) -> None:
+        self.findings.append(Tampering(kind=kind, detail=f"{path!r} {what}"))
+
+
+def read_folder(directory: Path, blobs: BlobStore, graded: Iterable[str] = ()) -> Left:
+    """Read every file once into `blobs`; those that are `graded` first, so that no flood keeps them out.
+
+    Caches, environments and version control are left out. Raises UsageError for what is no folder.
+    """
+    graded = tuple(graded)
+    try:
+        root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as problem:
+        raise UsageError(f"no workspace at {str(directory)!r}: {problem.strerror}; name a folder") from None
+    try:
+        reading = _Reading(blobs)
+        found = _listed(root, reading)
+        for path in graded:
+            if path not in found and (status := _status(root, path)) is not None:
+                found[path] = status
+        links = Counter((s.st_dev, s.st_ino) for s in found.values() if stat.S_ISREG(s.st_mode))
+        for path in sorted(found, key=lambda name: (name not in graded, name)):
+            _take(root, path, found[path], links, reading)
+        states = {path: _signature(_status(root, path)) for path in graded}
+    finally:
+        os.close(root)
+    return Left(make_snapshot(_without_orphans(reading.entries)), tuple(reading.findings), states)
+
+
+def changed_since(directory: Path, left: Left) -> list[Tampering]:
+    """Which of the graded files are others now than when they were read."""
+    try:
+        root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return [Tampering(kind="changed", detail="the workspace went away while it was graded")]
+    try:
+        return [
+            Tampering(
+                kind="changed", detail=f"{path!r} was changed while it was graded; what was hashed counts"
+            )
+            for path, state in left.states.items()
+            if _signature(_status(root, path)) != state
+        ]
+    finally:
+        os.close(root)
+
+
+def _listed(root: int, reading: _Reading) -> dict[str, os.stat_result]:
+    found: dict[str, os.stat_result] = {}
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        try:
+            opened = _open_folder(root, folder)
+        except OSError as problem:
+            reading.report("unreadable", folder, f"cannot be listed ({problem.strerror})")
+            continue
+        try:
+            names = sorted(name for name in os.listdir(opened) if not _EXCLUDED.match(name))
+            for name in names:
+                path = f"{folder}/{name}" if folder else name
+                if len(found) >= MAX_ENTRIES:
+                    reading.report("too_many", path, f"and what follows it is beyond {MAX_ENTRIES} entries")
+                    return found
+                try:
+                    status = os.stat(name, dir_fd=opened, follow_symlinks=False)
+                except OSError:
+                    continue  # gone since it was listed
+                found[path] = status
+                if not stat.S_ISDIR(status.st_mode):
+                    continue
+                if path.count("/") >= MAX_DEPTH:
+                    reading.report("too_deep", path[:80], f"lies below {MAX_DEPTH} folders; left out")
+                else:
+                    folders.append(path)
+        except OSError as problem:
+            reading.report("unreadable", folder, f"cannot be listed ({problem.strerror})")
+        finally:
+            os.close(opened)
+    return found
+
+
+def _open_folder(root: int, folder: str) -> int:
+    """The caller closes it. Raises OSError where a part is a link or is gone."""
+    opened = os.dup(root)
+    for part in folder.split("/") if folder else ():
+        try:
+            below = os.open(part, _FOLDER, dir_fd=opened)
+        finally:
+            os.close(opened)
+        opened = below
+    return opened
+
+
+def _status(root: int, path: str) -> os.stat_result | None:
+    folder, _, name = path.rpartition("/")
+    try:
+        opened = _open_folder(root, folder)
+    except OSError:
+        return None
+    try:
+        return os.stat(name, dir_fd=opened, follow_symlinks=False)
+    except OSError:
+        return None
+    finally:
+        os.close(opened)
+
+
+def _signature(status: os.stat_result | None) -> tuple[int, ...] | None:
+    if status is None:
+        return None
+    return (
+        status.st_dev,
+        status.st_ino,
+        status.st_mode,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    )
+
+
+def _take(
+    root: int, path: str, status: os.stat_result, links: Counter[tuple[int, int]], reading: _Reading
+) -> None:
+    mode = status.st_mode
+    if stat.S_ISDIR(mode):
+        reading.entries[path] = Entry(path, Kind.DIRECTORY, mode & MODE_BITS | 0o700, None)
+    elif stat.S_ISLNK(mode):
+        _take_link(root, path, reading)
+    elif not stat.S_ISREG(mode):
+        reading.report("special_file", path, "is a pipe, a socket or a device; it was not opened")
+    elif status.st_nlink > links[status.st_dev, status.st_ino]:
+        reading.report("hard_link", path, "has another name outside the workspace; it was not read")
+    elif status.st_size > min(MAX_FILE_BYTES, reading.room):
+        reading.report("too_large", path, f"holds {status.st_size} bytes; it was not read")
+    else:
+        _take_file(root, path, status, reading)
+
+
+def _take_link(root: int, path: str, reading: _Reading) -> None:
+    folder, _, name = path.rpartition("/")
+    try:
+        opened = _open_folder(root, folder)
+    except OSError:
+        return
+    try:
+        target = os.readlink(name, dir_fd=opened)
+    except OSError:
+        return
+    finally:
+        os.close(opened)
+    reading.entries[path] = Entry(path, Kind.SYMLINK, 0, target)
+    if target.startswith("/") or os.path.normpath(os.path.join(folder, target)).split("/")[0] == "..":
+        reading.report("link", path, f"is a link to {target!r}, out of the workspace; it was not followed")
+
+
+def _take_file(root: int, path: str, status: os.stat_result, reading: _Reading) -> None:
+    folder, _, name = path.rpartition("/")
+    try:
+        opened = _open_folder(root, folder)
+        try:
+            file = open(os.open(name, _FILE, dir_fd=opened), "rb", buffering=0)  # noqa: SIM115
+        finally:
+            os.close(opened)
+    except OSError as problem:
+        reading.report("unreadable", path, f"cannot be read ({problem.strerror})")
+        return
+    with file:
+        before = os.fstat(file.fileno())
+        if _signature(before) != _signature(status):
+            reading.report("changed", path, "was replaced while the workspace was read; it was left out")
+            return
+        data = bytearray()
+        # one byte more than it said, to see whether it grew
+        while len(data) <= status.st_size and (piece := file.read(status.st_size + 1 - len(data))):
+            data += piece
+        if _signature(os.fstat(file.fileno())) != _signature(before) or len(data) != status.st_size:
+            reading.report("changed", path, "was written to while it was read; it was left out")
+            return
+    reading.room -= len(data)
+    reading.entries[path] = Entry(path, Kind.FILE, status.st_mode & MODE_BITS, reading.blobs.put(bytes(data)))
+
+
+def _without_orphans(entries: dict[str, Entry]) -> list[Entry]:
+    """Entries whose parents are folders still: one may have been replaced in between."""
+
+    def in_folders(path: str) -> bool:
+        above = (entries.get(str(parent)) for parent in PurePosixPath(path).parents)
+        return all(entry is None or entry.kind is Kind.DIRECTORY for entry in above)
+
+    return [entry for path, entry in entries.items() if in_folders(path)]

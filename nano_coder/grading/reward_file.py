@@ -1,0 +1,140 @@
+"""A reward that a command writes into a file, as Harbor's verifiers do: read without trusting who wrote it.
+
+The command runs in a fresh jail on the original files plus the agent's changes. It shares that jail with the
+solution, so the trust is USER_CHECK. What is missing, malformed, not finite or outside [0, 1] is never a
+reward: it earns 0 where the command works on the original files, and is our failure where it does not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import posixpath
+from dataclasses import dataclass
+from pathlib import Path
+
+from nano_coder.grading.command import check_patience, restored, tree_hash, workspace_jail
+from nano_coder.grading.version import GRADER
+from nano_coder.sandbox.protocol import ExecResult, Sandbox
+from nano_shared.blobs import BlobStore
+from nano_shared.errors import SandboxError, UsageError
+from nano_shared.printable import printable
+from nano_shared.snapshot import Snapshot
+from nano_shared.snapshot.tree import clean_path
+from nano_shared.types import HiddenChecks, Limits, Tampering, Trust, Verdict
+
+_FETCH = Path(__file__).with_name("fetch.py").read_text(encoding="utf-8")
+
+
+class BadReward(Exception):
+    """Why what the command left is no reward."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(detail)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    result: ExecResult
+    rewards: dict[str, float]
+    problem: BadReward | None
+
+
+def grade_reward_file(
+    hidden: HiddenChecks,
+    *,
+    before: Snapshot,
+    after: Snapshot,
+    blobs: BlobStore,
+    sandbox: Sandbox,
+    limits: Limits,
+) -> Verdict:
+    """Raises SandboxError where the sandbox failed, or the command leaves no reward on the original files."""
+    path = reward_path(str(hidden.reward_path))
+    command = str(hidden.command)
+    tree, tampering = restored(command, before, after)
+    tree, planted = _without(tree, path)
+    found = [*tampering, *planted]
+    written = _run(command, path, tree, blobs, sandbox, limits)
+    if written.problem is not None and not written.result.timed_out:
+        original = _run(command, path, _without(before, path)[0], blobs, sandbox, limits)
+        if original.problem is not None:
+            raise SandboxError(f"the command leaves no reward on the original either: {original.problem}")
+        if written.problem.kind == "link":
+            found.append(Tampering(kind="reward_written", detail=str(written.problem)))
+    reward = 0.0 if written.problem or written.result.timed_out else written.rewards["reward"]
+    others = {name: value for name, value in written.rewards.items() if name != "reward"}
+    return Verdict(
+        reward=0.0 if planted else reward,
+        components={"tests": reward, **others},
+        checks={
+            "reward_file": "timeout" if written.result.timed_out else "error" if written.problem else "pass"
+        },
+        tampering=tuple(found),
+        failure_kind=_failure(written),
+        trust=Trust.USER_CHECK,
+        grader=GRADER,
+        graded_hash=tree_hash(tree),
+    )
+
+
+def reward_path(path: str) -> str:
+    """Relative to the workspace. Raises UsageError for a path that leads out of it."""
+    plain = posixpath.normpath(path.removeprefix("/work/"))
+    if plain.startswith(("/", "..")) or plain == ".":
+        raise UsageError(f"reward_path {path!r} must be a file of the workspace, by its relative path")
+    return clean_path(plain)
+
+
+def read_reward(text: str) -> dict[str, float]:
+    """The rewards by name, `reward` among them. Raises BadReward for what is not one in [0, 1]."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise BadReward("reward_malformed", f"{text[:60]!r} is neither a number nor a JSON object") from None
+    named = value if isinstance(value, dict) else {"reward": value}
+    for name, number in named.items():
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise BadReward("reward_malformed", f"{name} is {number!r}, which is no number")
+        if not math.isfinite(number) or not 0 <= number <= 1:
+            raise BadReward("reward_out_of_range", f"{name} is {number}, outside of [0, 1]")
+    if "reward" not in named and len(named) != 1:
+        raise BadReward("reward_malformed", f"none of {sorted(named)} is called `reward`")
+    rewards = {printable(str(name)): float(number) for name, number in named.items()}
+    return rewards if "reward" in rewards else {**rewards, "reward": next(iter(rewards.values()))}
+
+
+def _without(tree: Snapshot, path: str) -> tuple[Snapshot, list[Tampering]]:
+    """The tree without what lies where the reward will be, and without links on the way to it."""
+    parents = {path.rsplit("/", depth)[0] for depth in range(1, path.count("/") + 1)}
+    there = [e for e in tree.entries if e.path == path or e.path.startswith(f"{path}/")]
+    there += [e for e in tree.entries if e.path in parents and e.kind != "dir"]
+    gone = {entry.path for entry in there}
+    kept = Snapshot(tuple(entry for entry in tree.entries if entry.path not in gone))
+    what = f"{printable(path)} was there before the command ran; it was removed"
+    return kept, [Tampering(kind="reward_written", detail=what)] if there else []
+
+
+def _run(
+    command: str, path: str, tree: Snapshot, blobs: BlobStore, sandbox: Sandbox, limits: Limits
+) -> _Written:
+    with workspace_jail(tree, blobs, sandbox, limits) as jail:
+        result = jail.run(["/bin/sh", "-c", command], timeout=check_patience(limits))
+        fetched = jail.run_python(_FETCH, [f"/work/{path}"], isolated=True, timeout=30.0)
+    try:
+        told = json.loads(fetched.stdout)
+    except ValueError:
+        raise SandboxError(f"the reward could not be fetched: {fetched.stderr[-300:]!r}") from None
+    if "problem" in told:
+        return _Written(result, {}, BadReward(told["problem"], f"{path}: {told['detail']}"))
+    try:
+        return _Written(result, read_reward(told["text"]), None)
+    except BadReward as problem:
+        return _Written(result, {}, problem)
+
+
+def _failure(written: _Written) -> str | None:
+    if written.result.timed_out:
+        return "agent_timeout"
+    return None if written.problem is None else f"{written.problem.kind}: {printable(str(written.problem))}"

@@ -1,0 +1,121 @@
+"""`nano-rl grade`: a folder against a task, or logged runs from the log alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from nano_coder.runtime import GRADERS, by_grader, find_grader, grade_folder, open_sandbox, regrade_run
+from nano_rl.commands.session import log_option
+from nano_rl.tasks import read_tasks
+from nano_shared.errors import UsageError
+from nano_shared.store import LogStore
+from nano_shared.types import Task, Verdict
+
+_SHOWN = 3
+
+
+@click.command("grade")
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option("--task", "task_name", metavar="FILE[#ID]", help="Task file, and which of its tasks.")
+@click.option("--workspace", type=click.Path(path_type=Path), metavar="DIR", help="Folder to grade.")
+@click.option("--answer", help="Answer to grade, where the task asks for one.")
+@click.option(
+    "--grader", metavar="NAME", help=f"One of {', '.join(map(repr, GRADERS))}; the last word is enough."
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the verdict as JSON; of RUNs, one object a line."
+)
+@log_option
+def command(
+    runs: tuple[str, ...], task_name: str | None, workspace: Path | None, answer: str | None,
+    grader: str | None, as_json: bool, log: str | None,
+) -> int:  # fmt: skip
+    """Grade RUNs of the log from what is stored of them, or one folder against one task.
+
+    A verdict ends with 0, whatever its reward; without one, because the grader failed, with 1.
+    """
+    name = find_grader(grader)
+    if runs:
+        if task_name is not None or workspace is not None or answer is not None:
+            raise UsageError("RUNs are graded by their own tasks; leave out --task, --workspace and --answer")
+        return grade_runs(runs, name, log, as_json=as_json)
+    if task_name is None or workspace is None:
+        raise UsageError("name runs of the log, or a folder: --task FILE.jsonl#ID --workspace DIR")
+    if not workspace.is_dir():
+        raise UsageError(f"no such folder: {workspace}")
+    verdict = by_grader(name, grade_folder(find_task(task_name), workspace, answer, open_sandbox()))
+    if as_json:
+        print(json.dumps(verdict.model_dump(mode="json")))
+    else:
+        show(verdict)
+    return 0 if verdict.reward is not None else 1
+
+
+def grade_runs(names: tuple[str, ...], grader: str, log: str | None, *, as_json: bool) -> int:
+    """Grade logged runs and print every verdict that they have, the new one last."""
+    with LogStore.open(log, create=False) as store:
+        ids = list(dict.fromkeys(store.resolve(name) for name in names))
+        sandbox = open_sandbox()
+        table = Table("run", "task", "verdict", "reward", "checks passed", "tampering", "failure", box=None)
+        worst = 0
+        for run in ids:
+            old = store.verdicts(run)
+            trajectory = regrade_run(run, store, sandbox, grader)
+            new = trajectory.verdict
+            assert new is not None
+            worst = max(worst, int(new.reward is None))
+            if as_json:
+                whole = {"run": run, "task": trajectory.task.key, **new.model_dump(mode="json")}
+                before = [{"grader": v.grader, "reward": v.reward} for v in old]
+                print(json.dumps({**whole, "before": before}))
+            for verdict, age in [*((v, "") for v in old), (new, " (new)")]:
+                table.add_row(run, trajectory.task.key, verdict.grader + age, *_cells(verdict))
+    if not as_json:
+        Console().print(table)
+    return worst
+
+
+def _cells(verdict: Verdict) -> tuple[str, str, str, str]:
+    reward = "none" if verdict.reward is None else f"{verdict.reward:g}"
+    passed = sum(state == "pass" for state in verdict.checks.values())
+    kinds = ", ".join(dict.fromkeys(found.kind for found in verdict.tampering))
+    return reward, f"{passed} of {len(verdict.checks)}", kinds, verdict.failure_kind or ""
+
+
+def find_task(name: str) -> Task:
+    """The task of FILE, or of FILE#ID. Raises UsageError where it is not one."""
+    file, wanted = Path(name), None
+    if not file.is_file():
+        cuts = [at for at, letter in enumerate(name) if letter == "#"]
+        at = next((at for at in cuts if Path(name[:at]).is_file()), None)
+        if at is None and cuts:
+            at = cuts[0]
+        if at is not None:
+            file, wanted = Path(name[:at]), name[at + 1 :]
+    tasks = {task.key: task for task in read_tasks(file)}
+    some = ", ".join(list(tasks)[:_SHOWN]) + (", ..." if len(tasks) > _SHOWN else "")
+    if wanted is None:
+        if len(tasks) > 1:
+            raise UsageError(f"{file} holds {len(tasks)} tasks; name one as {file}#ID, of {some}")
+        return next(iter(tasks.values()))
+    if wanted not in tasks:
+        raise UsageError(f"{file} holds no task {wanted!r}; it holds {some}")
+    return tasks[wanted]
+
+
+def show(verdict: Verdict) -> None:
+    reward, passed, _, _ = _cells(verdict)
+    table = Table(show_header=False, box=None)
+    table.add_row("reward", reward)
+    table.add_row("checks passed", passed)
+    if verdict.failure_kind:
+        table.add_row("failure", verdict.failure_kind)
+    for found in verdict.tampering:
+        table.add_row("tampering", f"{found.kind}: {found.detail}")
+    table.add_row("grader", f"{verdict.grader}, trust {verdict.trust}")
+    Console().print(table)
