@@ -24,7 +24,8 @@ ALL = [task for tasks in SAMPLE.values() for task in tasks]
 def test_every_level_has_its_views() -> None:
     assert sorted(SAMPLE) == sorted(
         [
-            ("write_body", 4), ("write_test", 5), ("repair", 5), ("repair", 6), ("extend", 6), ("refactor", 6),
+            ("write_body", 4), ("write_test", 5), ("repair", 5), ("repair", 6), ("extend", 6),
+            ("refactor", 6),
             ("edit_among_files", 7), ("repair", 7),
         ]
     )  # fmt: skip
