@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nano_coder.runtime import Runtime, grade_run, grade_trajectory, run_task
+from nano_coder.runtime import Runtime, grade_trajectory, run_task
 from nano_rl.oracle import oracle_policy
 from nano_rl.tasks.shown import leaks
 from nano_rl.tasks.survey import KILLED, NotSurveyed, Survey, survey
@@ -20,6 +20,8 @@ from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import HiddenChecks, OracleAction, StopReason, Task, Trajectory, Verdict
 
 REPEATS = 3
+FIRST = 4
+"""hidden cases that a start is tried on before all of them"""
 SLOW = "agent_timeout"
 
 
@@ -78,7 +80,6 @@ def check_task(task: Task, runtime: Runtime) -> Finding:
     if _readable(task, notes) and _nothing_is_nothing(task, runtime, notes):
         run = _oracle(task, runtime, notes)
         if run is not None:
-            notes.note("repeats", _repeats(task, run, runtime))
             kill_rate = _mutants(task, run, runtime, notes)
     return Finding(
         key=task.key, level=task.level, view=task.view, checks=notes.checks, kill_rate=kill_rate,
@@ -106,7 +107,7 @@ def _nothing_is_nothing(task: Task, runtime: Runtime, notes: _Notes) -> bool:
         return True
     run = run_task(task, replace(runtime, policy=oracle_policy(plain, runtime.profile)))
     starter = run.model_copy(update={"answer": None, "stop": StopReason.GAVE_UP})
-    verdict = _grade(starter, runtime)
+    verdict = _grade_start(starter, runtime)
     if verdict is not None and verdict.failure_kind == SLOW:
         notes.note("starter", "the starting files do not end on some case, nor would their check")
         return False
@@ -114,6 +115,17 @@ def _nothing_is_nothing(task: Task, runtime: Runtime, notes: _Notes) -> bool:
     by_answer = task.hidden is not None and task.hidden.kind in ("answer", "state")
     fine &= notes.note("no_op", _not_zero(_grade(run, runtime)) if by_answer else _not_zero(verdict))
     return fine
+
+
+def _grade_start(run: Trajectory, runtime: Runtime) -> Verdict | None:
+    """The verdict on a start. Its first hidden cases decide where they fail: all must pass for a reward."""
+    hidden = run.task.hidden
+    if hidden is not None and hidden.kind == "cases" and len(hidden.cases) > FIRST:
+        few = hidden.model_copy(update={"cases": hidden.cases[:FIRST]})
+        verdict = _grade(_with(run, few), runtime)
+        if _reward(verdict) == 0:
+            return verdict
+    return _grade(run, runtime)
 
 
 def _not_zero(verdict: Verdict | None) -> str | None:
@@ -127,42 +139,50 @@ def _grade(run: Trajectory, runtime: Runtime) -> Verdict | None:
 
 
 def _oracle(task: Task, runtime: Runtime, notes: _Notes) -> Trajectory | None:
-    """The oracle's run, where it earns 1."""
+    """The oracle's run, where it earns 1 each time that it is graded.
+
+    Hidden cases are graded thrice in one clean jail: every case is a fork of its own, so nothing is shared.
+    """
     try:
-        policy = oracle_policy(task, runtime.profile)
-        run = grade_run(run_task(task, replace(runtime, policy=policy)), runtime)
+        run = run_task(task, replace(runtime, policy=oracle_policy(task, runtime.profile)))
     except UsageError as problem:
         notes.note("oracle", str(problem))
         return None
-    earned = notes.note("oracle", None if run.reward == 1 else _shortfall(run))
-    return run if earned else None
+    hidden = task.hidden
+    cases = hidden if hidden is not None and hidden.kind == "cases" else None
+    if cases is not None and _reward(_grade(_asking(run, cases, REPEATS), runtime)) == 1:
+        notes.checks |= {"oracle": "pass", "repeats": "pass"}
+        return run
+    verdicts = [_grade(run, runtime)]
+    if not notes.note("oracle", None if _reward(verdicts[0]) == 1 else _shortfall(run, verdicts[0])):
+        return None
+    verdicts += [_grade(run, runtime) for _ in range(REPEATS - 1)]
+    rewards = [_reward(verdict) for verdict in verdicts]
+    agree = rewards == [1] * REPEATS and cases is None
+    notes.note("repeats", None if agree else f"the oracle's result does not earn 1 every time: {rewards}")
+    return run
 
 
-def _shortfall(run: Trajectory) -> str:
-    verdict = run.verdict
+def _asking(run: Trajectory, hidden: HiddenChecks, times: int) -> Trajectory:
+    """The run with its hidden cases that many times over."""
+    again = hidden.model_copy(update={"cases": hidden.cases * times})
+    return _with(run, again)
+
+
+def _with(run: Trajectory, hidden: HiddenChecks) -> Trajectory:
+    return run.model_copy(update={"task": run.task.model_copy(update={"hidden": hidden})})
+
+
+def _reward(verdict: Verdict | None) -> float | None:
+    return verdict.reward if verdict is not None else None
+
+
+def _shortfall(run: Trajectory, verdict: Verdict | None) -> str:
     if verdict is None or verdict.reward is None:
         return f"could not be graded: {verdict.failure_kind if verdict else 'no check'}"
     failed = [name for name, state in verdict.checks.items() if state != "pass"]
     told = f"; stopped: {run.stop}" + (f"; {failed[0]} and {len(failed) - 1} more fail" if failed else "")
     return f"earns {verdict.reward:g} instead of 1{told}"
-
-
-def _repeats(task: Task, run: Trajectory, runtime: Runtime) -> str | None:
-    """Grade what the oracle left again; hidden cases run several times over in one clean jail."""
-    hidden = task.hidden
-    if hidden is not None and hidden.kind == "cases":
-        again = hidden.model_copy(update={"cases": hidden.cases * (REPEATS - 1)})
-        verdicts = [_grade(run.model_copy(update={"task": _with(task, again)}), runtime)]
-    else:
-        verdicts = [_grade(run, runtime) for _ in range(REPEATS - 1)]
-    rewards = [1.0, *(v.reward if v is not None else None for v in verdicts)]
-    if any(reward != 1 for reward in rewards):
-        return f"the oracle's result earns {rewards} in repeats"
-    return None
-
-
-def _with(task: Task, hidden: HiddenChecks) -> Task:
-    return task.model_copy(update={"hidden": hidden})
 
 
 def _mutants(task: Task, run: Trajectory, runtime: Runtime, notes: _Notes) -> float | None:
