@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from random import Random
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from nano_rl.curriculum import Curriculum, CurriculumConfig
 from nano_rl.group import Group
 from nano_shared.errors import UsageError
-from nano_shared.types import Task
+from nano_shared.types import Task, Trajectory
 
 POOL = [
     Task(key=f"{view}-{level}-{number}", prompt="Do it.", level=level, view=view)
@@ -23,16 +24,18 @@ POOL = [
 ]
 
 
+@cache
+def run_of(number: int, reward: float | None) -> Trajectory:
+    return trajectory(run_id=f"run-{number}", reward=reward)
+
+
 def group_of(task: Task, rewards: list[float | None]) -> Group:
-    runs = tuple(
-        trajectory(run_id=f"{task.key}-{n}", key=task.key, reward=r).model_copy(update={"task": task})
-        for n, r in enumerate(rewards)
-    )
+    runs = tuple(run_of(n, r).model_copy(update={"task": task}) for n, r in enumerate(rewards))
     return Group(task_key=task.key, trajectories=runs)
 
 
 def learn(
-    curriculum: Curriculum, steps: int, seed: int, *, first: int = 0, pace: float = 0.01
+    curriculum: Curriculum, steps: int, seed: int, *, first: int = 0, pace: float = 0.02
 ) -> list[float]:
     """A learner whose chance falls by level and rises with practice; the mean success of every step."""
     rng, skill, told = Random(seed), 0.6 + pace * first, []
@@ -40,16 +43,16 @@ def learn(
         groups = []
         for task in curriculum.draw(step, 8):
             chance = min(0.98, max(0.02, skill - 0.35 * int(task.level or 0)))
-            groups.append(group_of(task, [float(rng.random() < chance) for _ in range(8)]))
+            groups.append(group_of(task, [float(rng.random() < chance) for _ in range(6)]))
         curriculum.record(groups)
         skill += pace
-        told.append(sum(sum(g.rewards_G) for g in groups) / (8 * len(groups)))
+        told.append(sum(sum(g.rewards_G) for g in groups) / (6 * len(groups)))
     return told
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_group_success_is_held_between_20_and_80_per_cent(seed: int) -> None:
-    told = learn(Curriculum(POOL, seed), 120, seed)
+    told = learn(Curriculum(POOL, seed), 60, seed)
     assert sum(0.2 <= x <= 0.8 for x in told[10:]) >= 0.9 * len(told[10:])
 
 
@@ -59,17 +62,17 @@ def test_without_the_controller_the_same_learner_leaves_the_band(seed: int) -> N
         def draw(self, step: int, count: int) -> list[Task]:
             return Random(f"{seed} {step}").sample([t for t in POOL if t.level == 0], count)
 
-    told = learn(Even(POOL, seed), 120, seed)
+    told = learn(Even(POOL, seed), 60, seed)
     assert sum(0.2 <= x <= 0.8 for x in told[10:]) < 0.5 * len(told[10:])
 
 
 def test_levels_open_from_below_as_they_are_mastered_and_close_where_nothing_succeeds() -> None:
     curriculum = Curriculum(POOL)
     assert {t.level for t in curriculum.draw(0, 8)} == {0}
-    learn(curriculum, 100, 0)
+    learn(curriculum, 50, 0)
     opened = curriculum.open_level
     assert opened >= 2
-    for step in range(100, 140):
+    for step in range(50, 80):
         curriculum.record([group_of(t, [0.0] * 4) for t in curriculum.draw(step, 8)])
     assert curriculum.open_level == 0
 
@@ -94,8 +97,8 @@ def test_rollouts_without_a_reward_count_for_nothing() -> None:
     assert curriculum.state() != before
 
 
-@given(st.integers(0, 50), st.integers(0, 1000))
-@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 12), st.integers(0, 1000))
+@settings(max_examples=10, deadline=None)
 def test_a_restored_controller_goes_on_bit_for_bit(cut: int, seed: int) -> None:
     whole = Curriculum(POOL, seed)
     learn(whole, cut, seed)
