@@ -71,7 +71,7 @@ def test_without_a_program_the_survey_is_skipped_and_says_so(runtime: Runtime) -
         (but(GOOD, oracle=None), "oracle", "no oracle"),
         (but(GOOD, oracle=(OracleAction(name="submit"),)), "oracle", "earns 0 instead of 1"),
         (but(GOOD, hidden=with_cases(Case(args=[1, 2], expected=1))), "mutants", "returns 1"),
-        (but(GOOD, hidden=with_cases(*CASES[:2])), "mutants", "of the mutants die"),
+        (but(GOOD, hidden=with_cases(CASES[0], CASES[2])), "mutants", "of the mutants die"),
         (but(GOOD, files={"min2.py": SOURCE}), "starter", "earns 1 instead of 0"),
         (but(GOOD, prompt="For example least( 9,-9 ) is -9."), "leaks", "1 of 5 hidden cases"),
         (but(GOOD, files={"t.py": "assert least(1, 2) == 1\n"}), "leaks", "least(1, 2)"),
