@@ -107,13 +107,14 @@ def _nothing_is_nothing(task: Task, runtime: Runtime, notes: _Notes) -> bool:
         return True
     run = run_task(task, replace(runtime, policy=oracle_policy(plain, runtime.profile)))
     starter = run.model_copy(update={"answer": None, "stop": StopReason.GAVE_UP})
+    empty = run.model_copy(update={"answer": ""})  # a dialect may drop an empty argument
     verdict = _grade_start(starter, runtime)
     if verdict is not None and verdict.failure_kind == SLOW:
         notes.note("starter", "the starting files do not end on some case, nor would their check")
         return False
     fine = notes.note("starter", _not_zero(verdict))
     by_answer = task.hidden is not None and task.hidden.kind in ("answer", "state")
-    fine &= notes.note("no_op", _not_zero(_grade(run, runtime)) if by_answer else _not_zero(verdict))
+    fine &= notes.note("no_op", _not_zero(_grade(empty, runtime) if by_answer else verdict))
     return fine
 
 
