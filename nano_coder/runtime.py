@@ -18,6 +18,7 @@ from nano_coder.chat_template import CHATML, ChatTemplate
 from nano_coder.dialects import DIALECTS
 from nano_coder.grading import grade_folder, grade_trajectory
 from nano_coder.grading.graders import GRADERS, by_grader, find_grader
+from nano_coder.grading.measure import measured
 from nano_coder.grading.names import tested_names
 from nano_coder.models import OpenedWeights, default_model, local_policy, open_policy, open_weights
 from nano_coder.policies.scripted import ScriptedPolicy
@@ -50,6 +51,7 @@ __all__ = [
     "ChatTemplate",
     "OpenedWeights",
     "Runtime",
+    "Sandbox",
     "ScriptedPolicy",
     "default_model",
     "find_grader",
@@ -58,7 +60,9 @@ __all__ = [
     "by_grader",
     "grade_folder",
     "grade_run",
+    "grade_trajectory",
     "local_policy",
+    "measured",
     "observation_messages",
     "offered_tools",
     "open_policy",

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from nano_coder.runtime import OpenedWeights, Runtime, local_policy
 from nano_rl.batch import Batch, make_batches
 from nano_rl.config import TrainConfig
+from nano_rl.curriculum import Curriculum
 from nano_rl.group import Group, form_groups, group_metrics
 from nano_rl.guards import check_step
 from nano_rl.learner import Learner
@@ -38,6 +39,8 @@ class Sources:
 
     tasks: tuple[Task, ...] = ()
     logged: tuple[Group, ...] = ()
+    curriculum: Curriculum | None = None
+    """chooses among `tasks` by their success so far; None takes them in turn"""
 
 
 def train(
@@ -63,6 +66,8 @@ def train(
     state: dict[str, Any] = {"used": [], "history": []}
     if (folder / STATE).exists():
         state = learner.load(folder / STATE)
+        if sources.curriculum is not None and "curriculum" in state:
+            sources.curriculum.restore(state["curriculum"])
     with MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
         while learner.step < config.steps:
             step, started = learner.step, time.monotonic()
@@ -72,6 +77,10 @@ def train(
             rolled = time.monotonic()
             values = {**group_metrics(groups), "step": float(step)}
             values |= _learn(learner, reference, groups, values, config, version, state["history"])
+            if sources.curriculum is not None:
+                sources.curriculum.record(groups)
+                values |= sources.curriculum.metrics()
+                state["curriculum"] = sources.curriculum.state()
             values |= {"seconds_rollout": rolled - started, "seconds_train": time.monotonic() - rolled}
             state["used"] += [t.id for group in groups for t in group.trajectories]
             state["history"] = [*state["history"], values][-config.guards.patience :]
@@ -93,9 +102,11 @@ def gather(
         fresh = _roll([g.trajectories[0].task for g in chosen], runtime, config, step, on_run)
         by_key = {group.task_key: group for group in fresh}
         return [replace(g, trajectories=(*g.trajectories, *by_key[g.task_key].trajectories)) for g in chosen]
-    return _roll(
-        _slice(sources.tasks, step, config.prompts_per_step, config.seed), runtime, config, step, on_run
-    )
+    if sources.curriculum is not None:
+        chosen_tasks = sources.curriculum.draw(step, config.prompts_per_step)
+    else:
+        chosen_tasks = _slice(sources.tasks, step, config.prompts_per_step, config.seed)
+    return _roll(chosen_tasks, runtime, config, step, on_run)
 
 
 def _roll(

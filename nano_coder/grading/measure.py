@@ -84,4 +84,5 @@ def measured(texts: dict[str, str]) -> dict[str, int] | None:
     return total
 
 
-print(json.dumps(measured(json.load(sys.stdin))))
+if __name__ == "__main__":
+    print(json.dumps(measured(json.load(sys.stdin))))

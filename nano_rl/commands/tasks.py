@@ -6,6 +6,7 @@ from nano_shared.command_line import LazyGroup
 
 COMMANDS = {
     "make": ("nano_rl.commands.tasks_make", "Make tasks of a suite into a file."),
+    "check": ("nano_rl.commands.tasks_check", "Which tasks are fit to train on, and why the others are not."),
     "list": ("nano_rl.commands.tasks_list", "What is in a task file, or which suites there are."),
 }
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from nano_rl.tasks import make_tasks, write_tasks
+from nano_rl.commands.options import jobs_option
+from nano_rl.tasks import draw_tasks, write_tasks
 from nano_shared.errors import UsageError
-from nano_shared.types import Split
+from nano_shared.types import Split, Task
 
 
 @click.command("make")
@@ -24,22 +27,45 @@ from nano_shared.types import Split
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), help="File; default from the options."
 )
+@click.option("--check", is_flag=True, help="Draw until N tasks are admitted, as by nano-rl tasks check.")
+@jobs_option
 def command(
-    suite: str, levels: str, views: str | None, n: int, seed: int, split: str, out: Path | None
+    suite: str,
+    levels: str,
+    views: str | None,
+    n: int,
+    seed: int,
+    split: str,
+    out: Path | None,
+    check: bool,
+    jobs: int,
 ) -> int:
     """Make N tasks into a JSON lines file. Train and test share no program family."""
-    tasks = make_tasks(
+    drawn = draw_tasks(
         suite=suite,
         levels=parse_levels(levels),
-        n=n,
         seed=seed,
         split=Split(split),
         views=tuple(views.split(",")) if views else (),
     )
+    tasks = _admitted(drawn, n, jobs) if check else list(itertools.islice(drawn, n))
     target = out or Path(f"{suite}-{levels}-{split}-{seed}.jsonl")
     write_tasks(target, tasks)
     print(target)
     return 0
+
+
+def _admitted(drawn: Iterator[Task], n: int, jobs: int) -> list[Task]:
+    from nano_rl.commands.progress import bar
+    from nano_rl.commands.tasks_check import print_findings
+    from nano_rl.tasks.admission import admitted_tasks
+
+    with bar("admitted", n) as progress:
+        tasks, findings = admitted_tasks(
+            drawn, n, jobs=jobs, on_task=lambda found: progress.advance() if found.admitted else None
+        )
+    print_findings(findings)
+    return tasks
 
 
 def parse_levels(text: str) -> tuple[int, ...]:

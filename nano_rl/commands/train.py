@@ -36,6 +36,11 @@ from nano_shared.errors import UsageError
     show_default=True,
     help="With --from-logs: fresh rollouts added to each group.",
 )
+@click.option(
+    "--curriculum",
+    is_flag=True,
+    help="With --tasks: draw levels and views by their success, which is held between 20 and 80 %.",
+)
 @click.option("--steps", type=int, default=40, show_default=True)
 @click.option("--prompts", type=int, default=8, show_default=True, help="Tasks a step.")
 @click.option("--group-size", type=int, default=8, show_default=True, help="Rollouts of each task.")
@@ -56,12 +61,17 @@ def command(
     tasks_file: Path | None,
     from_logs: bool,
     fresh: int,
+    curriculum: bool,
     log: str | None,
     **flags: Any,
 ) -> int:
     """Train and write checkpoint NAME: --tasks FILE rolls out afresh, --from-logs learns from the log."""
     if from_logs == (tasks_file is not None):
         raise UsageError("give either --tasks FILE, or --from-logs (with --fresh G to add fresh rollouts)")
+    if curriculum and from_logs:
+        raise UsageError(
+            "--curriculum chooses among tasks to roll out; give --tasks FILE instead of --from-logs"
+        )
     config = parse_config(TrainConfig, _settings(flags, from_logs, fresh))
     tasks = tuple(read_tasks(tasks_file)) if tasks_file else ()
     target, folder = training_folder(name)
@@ -69,11 +79,12 @@ def command(
 
     from nano_coder.runtime import local_policy
     from nano_rl.checkpoint import save_checkpoint
+    from nano_rl.curriculum import Curriculum
     from nano_rl.learner import prepare
     from nano_rl.source import admit, report
     from nano_rl.train import Sources, train
 
-    sources = Sources(tasks=tasks)
+    sources = Sources(tasks=tasks, curriculum=Curriculum(tasks, config.seed) if curriculum else None)
     if from_logs:
         admission = admit(
             runtime.store, opened.profile, local_policy(opened.loaded, opened.profile).template_hash

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from nano_rl.tasks.rows import BadRow, read_row
-from nano_rl.tasks.suites import View, find_suite
+from nano_rl.tasks.suites import TaskSuite, View, find_suite
 from nano_shared.errors import UsageError
 from nano_shared.types import Split, Task
 
@@ -26,18 +27,39 @@ def make_tasks(
     The same arguments make the same tasks; a smaller `n` makes a prefix of a larger one.
     Raises UsageError for an unknown suite, level or view, or a negative `n`.
     """
-    supply = find_suite(suite)
-    chosen = choose_views(supply.views, levels, views)
     if n < 0:
         raise UsageError(f"n = {n}: the number of tasks cannot be negative")
-    rng = random.Random(f"make:{suite}:{seed}:{split}")
-    tasks: dict[str, Task] = {}
-    while len(tasks) < n:
-        of_level = chosen[len(tasks) % len(chosen)]
-        view = of_level[len(tasks) // len(chosen) % len(of_level)]
+    drawn = draw_tasks(suite=suite, levels=levels, seed=seed, split=split, views=views)
+    return list(itertools.islice(drawn, n))
+
+
+def draw_tasks(
+    *,
+    suite: str = "functions",
+    levels: Sequence[int],
+    seed: int,
+    split: Split,
+    views: Sequence[str] | None = None,
+) -> Iterator[Task]:
+    """The endless supply that `make_tasks` takes its tasks from. Raises as it does, at once."""
+    supply = find_suite(suite)
+    return _endless(
+        supply,
+        choose_views(supply.views, levels, views),
+        random.Random(f"make:{suite}:{seed}:{split}"),
+        split,
+    )
+
+
+def _endless(supply: TaskSuite, chosen: list[list[View]], rng: random.Random, split: Split) -> Iterator[Task]:
+    keys: set[str] = set()
+    while True:
+        of_level = chosen[len(keys) % len(chosen)]
+        view = of_level[len(keys) // len(chosen) % len(of_level)]
         task = supply.make(view, split, rng.randrange(2**48))
-        tasks.setdefault(task.key, task)
-    return list(tasks.values())
+        if task.key not in keys:
+            keys.add(task.key)
+            yield task
 
 
 def choose_views(

@@ -146,10 +146,10 @@ def _signs(node: ast.AST) -> Iterator[_Splice]:
         yield _Splice("step", node.lineno, node.col_offset, node.operand.col_offset, "")
 
 
-def mutants(source: str) -> list[Mutant]:
-    """Every single mutant of the only function in `source`, in source order, without duplicates."""
+def mutants(source: str, name: str | None = None) -> list[Mutant]:
+    """Every single mutant of a function in `source`, the first or the named one, in source order."""
     tree = ast.parse(source)
-    function = next(n for n in tree.body if isinstance(n, ast.FunctionDef))
+    function = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and name in (None, n.name))
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
     params = [a.arg for a in function.args.args]
     lines = source.split("\n")

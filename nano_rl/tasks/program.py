@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import random
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,6 +20,9 @@ MAX_STEPS = 500
 """turns of all `while` loops of one call"""
 MAX_BITS = 2048
 """of an integer variable within a `while` loop: a mutant may square it every turn"""
+
+
+_FILE = "<program>"
 
 
 class Kind(StrEnum):
@@ -113,7 +117,7 @@ def compile_function(source: str, name: str) -> Callable[..., Any]:
             raise OutOfSteps(f"{name} took more than {MAX_STEPS} steps or {MAX_BITS} bits")
 
     scope: dict[str, Any] = {"_tick": tick}
-    exec(compile(tree, "<program>", "exec"), scope)
+    exec(compile(tree, _FILE, "exec"), scope)
     function = scope[name]
 
     def call(*args: Any) -> Any:
@@ -123,22 +127,35 @@ def compile_function(source: str, name: str) -> Callable[..., Any]:
     return call
 
 
+FAILURES = (
+    ArithmeticError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    NameError,
+    MemoryError,
+    OutOfSteps,
+)
+"""what a small function or a mutant of one may raise"""
+
+
 def outcome(function: Callable[..., Any], args: list[Any]) -> tuple[str, Any]:
     """What a call does: ("value", result) or ("raise", name of the exception). Arguments are copied."""
     try:
         return "value", function(*[list(a) if isinstance(a, list) else a for a in args])
-    except (
-        ArithmeticError,
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        NameError,
-        OutOfSteps,
-    ) as err:
+    except FAILURES as err:
         return "raise", type(err).__name__
-    except MemoryError:
-        return "raise", "MemoryError"
+
+
+def failing_line(function: Callable[..., Any], args: list[Any]) -> int | None:
+    """Line of the source at which a call raises, 1-based; None where it returns."""
+    try:
+        function(*[list(a) if isinstance(a, list) else a for a in args])
+    except FAILURES as err:
+        frames = traceback.extract_tb(err.__traceback__)
+        return next((f.lineno for f in reversed(frames) if f.filename == _FILE), None)
+    return None
 
 
 class _Anonymous(ast.NodeTransformer):

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from nano_rl.tasks.assertion_views import make_write_test
+from nano_rl.tasks.extend_views import make_extend
+from nano_rl.tasks.fault_views import (
+    make_deep_repair,
+    make_edit_among_files,
+    make_large_repair,
+    make_traced_repair,
+)
 from nano_rl.tasks.first_views import (
     make_calculate,
     make_choose,
@@ -11,8 +19,10 @@ from nano_rl.tasks.first_views import (
     make_predict,
 )
 from nano_rl.tasks.grammar import VERSION
+from nano_rl.tasks.refactor_views import make_refactor
 from nano_rl.tasks.repair_views import make_body, make_fix, make_repair
 from nano_rl.tasks.suites import TaskSuite, View
+from nano_rl.tasks.write_views import make_fix_operator, make_write_body
 from nano_shared.types import Split, Task
 
 VIEWS = (
@@ -26,6 +36,17 @@ VIEWS = (
     View("repair", 2, make_repair),
     View("body", 3, make_body),
     View("repair", 3, make_repair),
+    # levels 0 to 3 keep their mix: checkpoints were trained on it
+    View("fix_operator", 2, make_fix_operator, extra=True),
+    View("write_body", 3, make_body, extra=True),
+    View("write_body", 4, make_write_body),
+    View("write_test", 5, make_write_test),
+    View("repair", 5, make_traced_repair),
+    View("repair", 6, make_large_repair),
+    View("extend", 6, make_extend),
+    View("refactor", 6, make_refactor),
+    View("edit_among_files", 7, make_edit_among_files),
+    View("repair", 7, make_deep_repair),
 )
 
 

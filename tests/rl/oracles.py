@@ -24,6 +24,9 @@ def follow(task: Task) -> tuple[dict[str, str], str | None]:
                 files[path] = str(arguments["content"])
             case "shell":
                 assert arguments["command"] == task.check
+            case "search":
+                pattern = str(arguments["pattern"])
+                assert any(pattern in text for text in files.values())
             case "calculate":
                 assert isinstance(arguments["expression"], str)
             case "submit":

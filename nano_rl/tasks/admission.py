@@ -1,0 +1,144 @@
+"""Tasks admitted in numbers: checks in several processes, and a supply that is drawn until enough are good.
+
+Each process has a sandbox with a warm pool and a log of its own that is thrown away.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from nano_coder.runtime import COMPACT_1, Runtime, ScriptedPolicy, open_sandbox
+from nano_rl.oracle import ORACLE
+from nano_rl.tasks.check import Finding, check_task
+from nano_shared.errors import UsageError
+from nano_shared.hashing import content_hash
+from nano_shared.store import LogStore
+from nano_shared.types import Split, Task
+
+AHEAD = 8
+"""tasks a process that are under way at once"""
+PATIENCE = 200
+"""tasks refused in a row after which a supply is given up"""
+
+_runtime: Runtime | None = None
+"""of this worker process"""
+
+
+def scratch_runtime(folder: str) -> Runtime:
+    """A runtime with a log of its own under `folder`."""
+    log = tempfile.mkdtemp(prefix=f"check-{os.getpid()}-", dir=folder)
+    store = LogStore.open(Path(log) / "log.db")
+    return Runtime(
+        policy=ScriptedPolicy([]), sandbox=open_sandbox(), store=store, profile=COMPACT_1, policy_name=ORACLE
+    )
+
+
+def _start(folder: str) -> None:
+    global _runtime
+    _runtime = scratch_runtime(folder)
+
+
+def _work(task: Task) -> Finding:
+    assert _runtime is not None, "the pool starts its workers with _start"
+    return check_task(task, _runtime)
+
+
+def check_tasks(tasks: Iterable[Task], *, jobs: int = 2) -> Iterator[tuple[Task, Finding]]:
+    """Each task with its finding, in order; `tasks` may be endless, and is read a little ahead.
+
+    One job runs in this process, more in processes of their own.
+    """
+    with tempfile.TemporaryDirectory(prefix="nano-check-") as folder:
+        if jobs == 1:
+            runtime = scratch_runtime(folder)
+            with runtime.store:
+                for task in tasks:
+                    yield task, check_task(task, runtime)
+            return
+        context = multiprocessing.get_context("spawn")  # a fork would share launchers and connections
+        pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=(folder,))
+        waiting: deque[tuple[Task, Future[Finding]]] = deque()
+        source = iter(tasks)
+        try:
+            for task in itertools.islice(source, jobs * AHEAD):
+                waiting.append((task, pool.submit(_work, task)))
+            while waiting:
+                task, future = waiting.popleft()
+                finding = future.result()
+                for following in itertools.islice(source, 1):
+                    waiting.append((following, pool.submit(_work, following)))
+                yield task, finding
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def without_repeats(
+    found: Iterable[tuple[Task, Finding]], *, others: Mapping[str, str] = {}
+) -> Iterator[tuple[Task, Finding]]:
+    """Refuse what a set must not hold twice: a problem seen before, or a program of another split.
+
+    `others` maps hashes of programs that must not occur to where they come from.
+    """
+    problems: dict[str, str] = {}
+    programs: dict[str, tuple[Split | None, str]] = {}
+    for task, finding in found:
+        checks = dict(finding.checks)
+        problem = content_hash([task.prompt, dict(task.files), task.snapshot])
+        if problem in problems:
+            checks["repeated"] = f"the same prompt and files as {problems[problem]}"
+        problems.setdefault(problem, task.key)
+        if task.program_hash is not None:
+            split, key = programs.setdefault(task.program_hash, (task.split, task.key))
+            if split is not task.split:
+                checks["contamination"] = f"the same program as {key} of split {split}"
+            if task.program_hash in others:
+                checks["contamination"] = f"the same program as {others[task.program_hash]}"
+        yield task, finding if checks == finding.checks else replace(finding, checks=checks)
+
+
+def admitted_tasks(
+    candidates: Iterable[Task], n: int, *, jobs: int = 2, on_task: Callable[[Finding], None] | None = None
+) -> tuple[list[Task], list[Finding]]:
+    """The first `n` candidates that are admitted, and every finding on the way to them.
+
+    A smaller `n` gives a prefix. Raises UsageError where nothing is admitted for long.
+    """
+    kept: list[Task] = []
+    findings: list[Finding] = []
+    refused: list[Finding] = []
+    stream = check_tasks(candidates, jobs=jobs)
+    try:
+        for task, finding in without_repeats(stream):
+            findings.append(finding)
+            if finding.admitted:
+                kept.append(task)
+                refused.clear()
+            else:
+                refused.append(finding)
+            if on_task:
+                on_task(finding)
+            if len(kept) == n:
+                break
+            if len(refused) == PATIENCE:
+                raise UsageError(
+                    f"{len(kept)} of {n} tasks admitted, then {PATIENCE} refused in a row, the last for: "
+                    f"{refused[-1].reasons[0]}; ask for fewer, or for more views"
+                )
+    finally:
+        close = getattr(stream, "close", None)
+        if close is not None:
+            close()
+    return kept, findings
+
+
+def programs_of(tasks: Sequence[Task], source: str) -> dict[str, str]:
+    """Hashes of the programs behind tasks, with a name for where they come from."""
+    return {t.program_hash: f"{t.key} of {source}" for t in tasks if t.program_hash is not None}

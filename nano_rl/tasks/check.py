@@ -1,0 +1,224 @@
+"""The admission of a task: its oracle earns 1, doing nothing earns 0, and its checks notice mistakes.
+
+Everything is run for real: the oracle through the runtime with its tools in the sandbox, every verdict by
+the grader that training uses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nano_coder.runtime import Runtime, grade_trajectory, run_task
+from nano_rl.oracle import oracle_policy
+from nano_rl.tasks.shown import leaks
+from nano_rl.tasks.survey import KILLED, NotSurveyed, Survey, survey
+from nano_shared import snapshot
+from nano_shared.errors import SandboxError, UsageError
+from nano_shared.types import HiddenChecks, OracleAction, StopReason, Task, Trajectory, Verdict
+
+REPEATS = 3
+FIRST = 4
+"""hidden cases that a start is tried on before all of them"""
+SLOW = "agent_timeout"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What the checks found out about one task."""
+
+    key: str
+    level: int | None
+    view: str | None
+    checks: dict[str, str]
+    """check -> "pass", or "skip: why", or what is wrong"""
+    kill_rate: float | None = None
+    """share of the mutants that the hidden cases tell apart"""
+    seconds: float = 0.0
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the task is not admitted; empty where it is."""
+        return tuple(
+            f"{name}: {said}"
+            for name, said in self.checks.items()
+            if said != "pass" and not said.startswith("skip: ")
+        )
+
+    @property
+    def admitted(self) -> bool:
+        return not self.reasons
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "key": self.key, "level": self.level, "view": self.view, "admitted": self.admitted,
+            "reasons": list(self.reasons), "checks": self.checks, "kill_rate": self.kill_rate,
+            "seconds": round(self.seconds, 4),
+        }  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Notes:
+    """Checks as they are made."""
+
+    checks: dict[str, str] = field(default_factory=dict)
+
+    def note(self, name: str, problem: str | None) -> bool:
+        """Record a check; whether it passed."""
+        self.checks[name] = problem or "pass"
+        return problem is None
+
+
+def check_task(task: Task, runtime: Runtime) -> Finding:
+    """Every check of one task. `runtime` says where it runs; its policy is not used.
+
+    What is costly is left out behind a failure that makes it pointless, and said so.
+    """
+    started, notes, kill_rate = time.monotonic(), _Notes(), None
+    if _readable(task, notes) and _nothing_is_nothing(task, runtime, notes):
+        run = _oracle(task, runtime, notes)
+        if run is not None:
+            kill_rate = _mutants(task, run, runtime, notes)
+    return Finding(
+        key=task.key, level=task.level, view=task.view, checks=notes.checks, kill_rate=kill_rate,
+        seconds=time.monotonic() - started,
+    )  # fmt: skip
+
+
+def _readable(task: Task, notes: _Notes) -> bool:
+    """What can be seen without running anything."""
+    checked = task.hidden is not None or task.check is not None
+    fine = notes.note("checks", None if checked else "the task has no check to be graded by")
+    fine &= notes.note(
+        "oracle", None if task.oracle else "the task has no oracle to show that it can be solved"
+    )
+    found = leaks(task)
+    fine &= notes.note("leaks", "; ".join(found) or None)
+    return fine
+
+
+def _nothing_is_nothing(task: Task, runtime: Runtime, notes: _Notes) -> bool:
+    """The starter as it is, and an empty submission, earn 0."""
+    plain = task.model_copy(update={"oracle": (OracleAction(name="submit", arguments={"answer": ""}),)})
+    if task.tools is not None and "submit" not in task.tools:
+        notes.checks["starter"] = notes.checks["no_op"] = "skip: the task offers no submit"
+        return True
+    run = run_task(task, replace(runtime, policy=oracle_policy(plain, runtime.profile)))
+    starter = run.model_copy(update={"answer": None, "stop": StopReason.GAVE_UP})
+    empty = run.model_copy(update={"answer": ""})  # a dialect may drop an empty argument
+    verdict = _grade_start(starter, runtime)
+    if verdict is not None and verdict.failure_kind == SLOW:
+        notes.note("starter", "the starting files do not end on some case, nor would their check")
+        return False
+    fine = notes.note("starter", _not_zero(verdict))
+    by_answer = task.hidden is not None and task.hidden.kind in ("answer", "state")
+    fine &= notes.note("no_op", _not_zero(_grade(empty, runtime) if by_answer else verdict))
+    return fine
+
+
+def _grade_start(run: Trajectory, runtime: Runtime) -> Verdict | None:
+    """The verdict on a start. Its first hidden cases decide where they fail: all must pass for a reward."""
+    hidden = run.task.hidden
+    if hidden is not None and hidden.kind == "cases" and len(hidden.cases) > FIRST:
+        few = hidden.model_copy(update={"cases": hidden.cases[:FIRST]})
+        verdict = _grade(_with(run, few), runtime)
+        if _reward(verdict) == 0:
+            return verdict
+    return _grade(run, runtime)
+
+
+def _not_zero(verdict: Verdict | None) -> str | None:
+    if verdict is None or verdict.reward is None:
+        return f"could not be graded: {verdict.failure_kind if verdict else 'no check'}"
+    return None if verdict.reward == 0 else f"earns {verdict.reward:g} instead of 0"
+
+
+def _grade(run: Trajectory, runtime: Runtime) -> Verdict | None:
+    return grade_trajectory(run, runtime.sandbox, runtime.store.blobs)
+
+
+def _oracle(task: Task, runtime: Runtime, notes: _Notes) -> Trajectory | None:
+    """The oracle's run, where it earns 1 each time that it is graded.
+
+    Hidden cases are graded thrice in one clean jail: every case is a fork of its own, so nothing is shared.
+    """
+    try:
+        run = run_task(task, replace(runtime, policy=oracle_policy(task, runtime.profile)))
+    except UsageError as problem:
+        notes.note("oracle", str(problem))
+        return None
+    hidden = task.hidden
+    cases = hidden if hidden is not None and hidden.kind == "cases" else None
+    if cases is not None and _reward(_grade(_asking(run, cases, REPEATS), runtime)) == 1:
+        notes.checks |= {"oracle": "pass", "repeats": "pass"}
+        return run
+    verdicts = [_grade(run, runtime)]
+    if not notes.note("oracle", None if _reward(verdicts[0]) == 1 else _shortfall(run, verdicts[0])):
+        return None
+    verdicts += [_grade(run, runtime) for _ in range(REPEATS - 1)]
+    rewards = [_reward(verdict) for verdict in verdicts]
+    agree = rewards == [1] * REPEATS and cases is None
+    notes.note("repeats", None if agree else f"the oracle's result does not earn 1 every time: {rewards}")
+    return run
+
+
+def _asking(run: Trajectory, hidden: HiddenChecks, times: int) -> Trajectory:
+    """The run with its hidden cases that many times over."""
+    again = hidden.model_copy(update={"cases": hidden.cases * times})
+    return _with(run, again)
+
+
+def _with(run: Trajectory, hidden: HiddenChecks) -> Trajectory:
+    return run.model_copy(update={"task": run.task.model_copy(update={"hidden": hidden})})
+
+
+def _reward(verdict: Verdict | None) -> float | None:
+    return verdict.reward if verdict is not None else None
+
+
+def _shortfall(run: Trajectory, verdict: Verdict | None) -> str:
+    if verdict is None or verdict.reward is None:
+        return f"could not be graded: {verdict.failure_kind if verdict else 'no check'}"
+    failed = [name for name, state in verdict.checks.items() if state != "pass"]
+    told = f"; stopped: {run.stop}" + (f"; {failed[0]} and {len(failed) - 1} more fail" if failed else "")
+    return f"earns {verdict.reward:g} instead of 1{told}"
+
+
+def _mutants(task: Task, run: Trajectory, runtime: Runtime, notes: _Notes) -> float | None:
+    """The kill rate, where there is a program to mutate."""
+    hidden = task.hidden
+    if hidden is None or hidden.kind != "cases":
+        kind = hidden.kind if hidden is not None else "command"
+        notes.checks["mutants"] = f"skip: a check of kind {kind} has no program to mutate"
+        return None
+    try:
+        found = survey(task, _solution(task, run, runtime), runtime.sandbox)
+    except NotSurveyed as problem:
+        notes.checks["mutants"] = f"skip: {problem}"
+        return None
+    except SandboxError as problem:
+        notes.note("mutants", f"the survey failed: {problem}")
+        return None
+    notes.note("mutants", _weakness(found))
+    return found.rate
+
+
+def _weakness(found: Survey) -> str | None:
+    if found.hollow:
+        return f"a hollow solution passes: {found.hollow[0]}"
+    if found.rate is not None and found.rate < KILLED:
+        return f"{found.rate:.0%} of the mutants die, {KILLED:.0%} must; alive: {found.survived[0]}"
+    return None
+
+
+def _solution(task: Task, run: Trajectory, runtime: Runtime) -> Mapping[str, str]:
+    """The artifacts as the oracle left them, those that are text."""
+    tree = snapshot.load(str(run.last_snapshot), runtime.store.blobs)
+    files = {}
+    for name in task.artifacts:
+        entry = tree.by_path.get(name)
+        if entry is not None and entry.content is not None:
+            files[name] = runtime.store.blobs.get(str(entry.content)).decode("utf-8", "replace")
+    return files

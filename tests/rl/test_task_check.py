@@ -1,0 +1,142 @@
+"""Admission: good tasks pass every check, and each defect is refused by its own name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nano_coder.runtime import Runtime
+from nano_rl.cli import cli
+from nano_rl.tasks import draw_tasks, read_tasks, write_tasks
+from nano_rl.tasks.admission import admitted_tasks, scratch_runtime, without_repeats
+from nano_rl.tasks.check import Finding, check_task
+from nano_rl.tasks.views import VIEWS, make_task
+from nano_shared.command_line import run_command
+from nano_shared.types import Case, HiddenChecks, OracleAction, Split, Task
+
+SOURCE = "def least(a, b):\n    if a < b:\n        return a\n    return b\n"
+CASES = tuple(Case(args=[a, b], expected=min(a, b)) for a, b in ((1, 2), (2, 1), (5, 5), (-3, 4), (9, -9)))
+GOOD = Task(
+    key="least", prompt="Write least(a, b) to min2.py.", artifacts=("min2.py",),
+    tools=("write_file", "submit"), hidden=HiddenChecks(kind="cases", entry_point="least", cases=CASES),
+    oracle=(
+        OracleAction(name="write_file", arguments={"path": "min2.py", "content": SOURCE}),
+        OracleAction(name="submit"),
+    ),
+    split=Split.TRAIN, program_hash="p",
+)  # fmt: skip
+QUESTION = Task(
+    key="question", prompt="What is 6 times 7?", tools=("submit",),
+    hidden=HiddenChecks(kind="answer", answer="42"),
+    oracle=(OracleAction(name="submit", arguments={"answer": "42"}),),
+)  # fmt: skip
+
+
+def but(task: Task, **changes: object) -> Task:
+    return task.model_copy(update=changes)
+
+
+def with_cases(*cases: Case) -> HiddenChecks:
+    return HiddenChecks(kind="cases", entry_point="least", cases=cases)
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
+    opened = scratch_runtime(str(tmp_path_factory.mktemp("check")))
+    yield opened
+    opened.store.close()
+
+
+def test_a_good_task_passes_every_check(runtime: Runtime) -> None:
+    found = check_task(GOOD, runtime)
+    assert found.admitted, found.reasons
+    assert set(found.checks.values()) == {"pass"}
+    assert found.kill_rate == 1.0
+
+
+def test_without_a_program_the_survey_is_skipped_and_says_so(runtime: Runtime) -> None:
+    found = check_task(QUESTION, runtime)
+    assert found.admitted
+    assert found.kill_rate is None
+    assert found.checks["mutants"].startswith("skip: ")
+
+
+@pytest.mark.parametrize(
+    ("task", "check", "said"),
+    [
+        (but(GOOD, hidden=None), "checks", "no check"),
+        (but(GOOD, oracle=None), "oracle", "no oracle"),
+        (but(GOOD, oracle=(OracleAction(name="submit"),)), "oracle", "earns 0 instead of 1"),
+        (but(GOOD, hidden=with_cases(Case(args=[1, 2], expected=1))), "mutants", "returns 1"),
+        (but(GOOD, hidden=with_cases(CASES[0], CASES[2])), "mutants", "of the mutants die"),
+        (but(GOOD, files={"min2.py": SOURCE}), "starter", "earns 1 instead of 0"),
+        (but(GOOD, prompt="For example least( 9,-9 ) is -9."), "leaks", "1 of 5 hidden cases"),
+        (but(GOOD, files={"t.py": "assert least(1, 2) == 1\n"}), "leaks", "least(1, 2)"),
+        (
+            but(
+                QUESTION,
+                hidden=HiddenChecks(kind="answer", answer="''"),
+                oracle=(OracleAction(name="submit", arguments={"answer": "''"}),),
+            ),
+            "no_op",
+            "earns 1 instead of 0",
+        ),
+        (
+            but(GOOD, files={"min2.py": "def least(a, b):\n    while True:\n        pass\n"}),
+            "starter",
+            "do not end",
+        ),
+    ],
+)
+def test_each_defect_is_refused_by_name(task: Task, check: str, said: str, runtime: Runtime) -> None:
+    found = check_task(task, runtime)
+    assert not found.admitted
+    assert said in found.checks[check]
+    assert any(reason.startswith(check) for reason in found.reasons)
+
+
+def test_repeated_problems_and_programs_of_another_split_are_refused() -> None:
+    fine = Finding(key="k", level=None, view=None, checks={"oracle": "pass"})
+    tasks = [GOOD, but(GOOD, key="again"), but(GOOD, key="held", prompt="Other.", split=Split.TEST)]
+    found = list(without_repeats([(t, fine) for t in tasks], others={"q": "t of held.jsonl"}))
+    assert [f.admitted for _, f in found] == [True, False, False]
+    assert "same prompt and files as least" in found[1][1].reasons[0]
+    assert "same program as least of split train" in found[2][1].reasons[0]
+    ((_, other),) = without_repeats([(but(GOOD, program_hash="q"), fine)], others={"q": "t of held.jsonl"})
+    assert "held.jsonl" in other.reasons[0]
+
+
+@pytest.mark.parametrize("view", [v for v in VIEWS if v.level >= 4 or v.name == "fix_operator"],
+                         ids=lambda v: f"{v.name}-{v.level}")  # fmt: skip
+def test_tasks_of_the_higher_levels_are_admitted(view: object, runtime: Runtime) -> None:
+    found = [check_task(make_task(view, Split.TRAIN, seed), runtime) for seed in range(2)]  # type: ignore[arg-type]
+    assert any(f.admitted for f in found), [f.reasons for f in found]
+
+
+def test_the_command_filters_a_file_and_names_the_reasons(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = tmp_path / "tasks.jsonl", tmp_path / "admitted.jsonl"
+    bad = but(GOOD, key="bad", prompt="For example least(9, -9).")
+    write_tasks(source, [GOOD, bad, QUESTION])
+    arguments = ["tasks", "check", str(source), "--out", str(target), "--json", "--jobs", "1"]
+    with pytest.raises(SystemExit) as ended:
+        run_command(cli, arguments)
+    assert ended.value.code in (0, None)
+    report = json.loads(capsys.readouterr().out)
+    assert (report["tasks"], report["admitted"]) == (3, 2)
+    assert [row["admitted"] for row in report["findings"]] == [True, False, True]
+    assert [t.key for t in read_tasks(target)] == ["least", "question"]
+
+
+def test_a_supply_is_drawn_until_enough_are_admitted_and_fewer_are_a_prefix() -> None:
+    def draw(n: int, jobs: int) -> list[str]:
+        drawn = draw_tasks(levels=(0, 1), seed=4, split=Split.TRAIN, views=("copy", "predict", "fix"))
+        return [t.key for t in admitted_tasks(drawn, n, jobs=jobs)[0]]
+
+    six = draw(6, 1)
+    assert len(set(six)) == 6
+    assert draw(3, 2) == six[:3]

@@ -1,0 +1,70 @@
+"""Training under the curriculum: interrupted and resumed, it does bit for bit what it would have done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from nano_coder.runtime import (
+    COMPACT_1,
+    Runtime,
+    ScriptedPolicy,
+    first_messages,
+    open_sandbox,
+    open_weights,
+)
+from nano_rl.config import GuardConfig, TrainConfig
+from nano_rl.curriculum import Curriculum
+from nano_rl.learner import prepare
+from nano_rl.metrics import read_metrics
+from nano_rl.tasks import make_tasks
+from nano_rl.tiny import build_tiny
+from nano_rl.train import Sources, train
+from nano_shared.store import LogStore
+from nano_shared.types import Sampling, Split
+
+TASKS = make_tasks(levels=[0, 1], n=8, seed=1, split=Split.TRAIN, views=["copy", "choose"])
+CONFIG = TrainConfig(
+    steps=3, prompts_per_step=2, group_size=2, save_every=1, guards=GuardConfig(patience=100)
+)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    texts = [m.content for t in TASKS for m in first_messages(COMPACT_1, t, ())]
+    return build_tiny(
+        tmp_path_factory.mktemp("tiny"), texts, hidden=64, layers=2, max_positions=256, vocab_size=400
+    )
+
+
+def run(tiny: Path, log: Path, folder: Path, steps: int) -> tuple[dict[str, torch.Tensor], Curriculum]:
+    folder.mkdir(exist_ok=True)
+    curriculum = Curriculum(TASKS, seed=5)
+    opened = open_weights(str(tiny))
+    model = prepare(opened.loaded.model, lora_rank=0, seed=0)
+    with LogStore.open(log) as store:
+        runtime = Runtime(
+            policy=ScriptedPolicy([]), sandbox=open_sandbox(), store=store,
+            sampling=Sampling(temperature=1.0, max_tokens=8),
+        )  # fmt: skip
+        config = CONFIG.model_copy(update={"steps": steps})
+        sources = Sources(tasks=tuple(TASKS), curriculum=curriculum)
+        train(model, opened, runtime, sources, config, folder, lambda *_: None)
+    return {name: p.detach().clone() for name, p in model.named_parameters()}, curriculum
+
+
+def test_a_resumed_training_draws_the_same_tasks_and_ends_with_the_same_weights(
+    tiny: Path, tmp_path: Path
+) -> None:
+    whole, one = run(tiny, tmp_path / "a.db", tmp_path / "a", 3)
+    run(tiny, tmp_path / "b.db", tmp_path / "b", 1)
+    resumed, other = run(tiny, tmp_path / "b.db", tmp_path / "b", 3)
+    assert one.state() == other.state()
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    first, second = (read_metrics(tmp_path / name / "metrics.jsonl") for name in "ab")
+    assert [m["curriculum_level"] for m in first] == [m["curriculum_level"] for m in second]
+    assert len(first) == 3
