@@ -148,8 +148,8 @@ def grade_run(trajectory: Trajectory, runtime: Runtime) -> Trajectory:
 def regrade_run(run: str, store: LogStore, sandbox: Sandbox, grader: str | None = None) -> Trajectory:
     """Grade a logged run from what is stored of it, and add the verdict beside the ones that it has.
 
-    Nothing of the run is executed again. Raises LogError for an unknown run, UsageError for an unknown grader,
-    for a run that has not ended and for one whose task has no check.
+    Nothing of the run is executed again. Raises LogError for an unknown run, UsageError for an unknown
+    grader, for a run that has not ended and for one whose task has no check.
     """
     name = find_grader(grader)
     trajectory = store.get(run)
