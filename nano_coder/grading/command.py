@@ -53,7 +53,8 @@ def grade_command(
 
     Exit code 0 earns 1.0. A check by pytest or unittest must also leave the runner's own report, with a test
     that passed and no more skipped tests than the original has: leaving the process early is no pass.
-    `timeout`, in seconds, defaults to the longer of two minutes and one tool call. Raises SandboxError where the sandbox failed.
+    `timeout`, in seconds, defaults to the longer of two minutes and one tool call. Raises SandboxError where
+    the sandbox failed.
     """
     tree, tampering = restored(command, before, after)
     seconds = timeout or check_patience(limits)

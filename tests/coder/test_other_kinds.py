@@ -52,7 +52,9 @@ def test_every_kind_of_state_is_compared(sandbox: Sandbox, folder: Path) -> None
     (folder / "a.txt").write_text("one\ntwo")
     (folder / "a.json").write_text('{"b": [1, 2.5, null]}')
     (folder / "a.csv").write_text("name,size\nx,1\ny,2.50\n")
-    _database(folder / "a.db", "CREATE TABLE t (n INTEGER, s TEXT)", "INSERT INTO t VALUES (1, 'x'), (2, 'y')")
+    _database(
+        folder / "a.db", "CREATE TABLE t (n INTEGER, s TEXT)", "INSERT INTO t VALUES (1, 'x'), (2, 'y')"
+    )
     verdict = _state(
         sandbox, folder,
         {"kind": "text", "path": "a.txt", "expected": "one\ntwo\n"},
@@ -133,7 +135,10 @@ def test_what_is_no_json_is_unreadable(text: str) -> None:
 # ----------------------------------------------------------------------------------------- mutants
 
 REFERENCE = "def clip(x, low, high):\n    return max(low, min(x, high))\n"
-MUTANTS = {"swapped": REFERENCE.replace("max", "min"), "low": "def clip(x, low, high):\n    return min(x, high)\n"}
+MUTANTS = {
+    "swapped": REFERENCE.replace("max", "min"),
+    "low": "def clip(x, low, high):\n    return min(x, high)\n",
+}
 GOOD = "from clipping import clip\ndef test_it():\n    assert clip(5, 0, 3) == 3\n    assert clip(-1, 0, 3) == 0\n"
 
 
@@ -150,7 +155,9 @@ def test_tests_that_find_every_mutant_earn_one(sandbox: Sandbox, folder: Path) -
 
 
 def test_tests_that_find_some_mutants_are_told_which(sandbox: Sandbox, folder: Path) -> None:
-    verdict = _mutants(sandbox, folder, "from clipping import clip\ndef test_it():\n    assert clip(-1, 0, 3) == 0\n")
+    verdict = _mutants(
+        sandbox, folder, "from clipping import clip\ndef test_it():\n    assert clip(-1, 0, 3) == 0\n"
+    )
     assert verdict.reward == 0.0
     assert verdict.components == {"mutants_killed": 0.5}
     assert verdict.checks == {"reference": "pass", "killed_swapped": "fail", "killed_low": "pass"}

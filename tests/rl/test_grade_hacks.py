@@ -178,7 +178,9 @@ def test_a_huge_file_is_reported_and_not_read(folder: Path, capsys: pytest.Captu
     assert (verdict["reward"], [found["kind"] for found in verdict["tampering"]]) == (1.0, ["too_large"])
 
 
-def test_an_unreadable_solution_earns_nothing_and_root_reads_everything(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_solution_earns_nothing_and_root_reads_everything(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "solution.py").write_text(RIGHT)
     (folder / "solution.py").chmod(0)
     verdict = graded(capsys, folder, PLAIN)
