@@ -65,6 +65,6 @@ def test_gradecheck_its_attacks_do_not_fool_the_command(tmp_path: Path) -> None:
     )
     report = run(config)
     assert report.findings
-    assert {finding.attack_id: finding.detail for finding in report.fooled} == {}
+    assert {finding.attack: finding.summary for finding in report.fooled} == {}
     (tmp_path / "work" / "solution.py").write_text(source)
     assert _reward(_task("add_all"), source, tmp_path / "work") == 1.0
