@@ -55,9 +55,7 @@ def test_gradecheck_its_attacks_do_not_fool_the_command(tmp_path: Path) -> None:
     (tmp_path / "task.jsonl").write_text(json.dumps(row))
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "solution.py").write_text("def add_all(xs):\n    return 0\n")
-    command = (
-        f"{sys.executable} -c 'from nano_rl.cli import main; main()' grade --json --task task.jsonl --workspace"
-    )
+    command = f"{sys.executable} -c 'from nano_rl.cli import main; main()' grade --json --task task.jsonl --workspace"
     config = tmp_path / "env.toml"
     config.write_text(
         "[env]\nname = 'adds'\nworkspace = 'work'\nsource_globs = ['*.py']\n"
