@@ -160,8 +160,8 @@ def _serving(runtime: Runtime, task: Task) -> Runtime:
 def regrade_run(run: str, store: LogStore, sandbox: Sandbox, grader: str | None = None) -> Trajectory:
     """Grade a logged run from what is stored of it, and add the verdict beside the ones that it has.
 
-    Nothing of the run is executed again. Raises LogError for an unknown run, UsageError for an unknown grader,
-    for a run that has not ended and for one whose task has no check.
+    Nothing of the run is executed again. Raises LogError for an unknown run, UsageError for an unknown
+    grader, for a run that has not ended and for one whose task has no check.
     """
     name = find_grader(grader)
     trajectory = store.get(run)

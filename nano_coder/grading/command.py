@@ -52,8 +52,9 @@ def grade_command(
     """Run a check on `after`, with what decides over the check as it was in `before`.
 
     Exit code 0 earns 1.0. A check by pytest or unittest must also leave the runner's own report, with a test
-    that passed and no more skipped tests than the original has: leaving the process early is no pass. `timeout`, in seconds,
-    defaults to the longer of two minutes and one tool call. Raises SandboxError where the sandbox failed.
+    that passed and no more skipped tests than the original has: leaving the process early is no pass.
+    `timeout`, in seconds, defaults to the longer of two minutes and one tool call. Raises SandboxError where
+    the sandbox failed.
     """
     tree, tampering = restored(command, before, after)
     seconds = timeout or check_patience(limits)

@@ -79,15 +79,20 @@ def grade_delivery(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict 
             sandbox=sandbox,
         )
         return flagged(verdict, planted(task, delivery.before, delivery.after, wanted))
-    trees = {"before": delivery.before, "after": delivery.after}
     try:
         if hidden is not None and hidden.kind == "reward_file":
             return grade_reward_file(
-                hidden, **trees, blobs=delivery.blobs, sandbox=sandbox, limits=task.limits
+                hidden,
+                before=delivery.before,
+                after=delivery.after,
+                blobs=delivery.blobs,
+                sandbox=sandbox,
+                limits=task.limits,
             )
         return grade_command(
             str(hidden.command if hidden is not None else task.check),
-            **trees,
+            before=delivery.before,
+            after=delivery.after,
             blobs=delivery.blobs,
             sandbox=sandbox,
             limits=task.limits,

@@ -33,8 +33,8 @@ def grade(
     """Judge a task by its hidden checks of every kind that needs no whole workspace.
 
     `files` are the artifacts that the agent left, by their path in the workspace; `others` are the paths of
-    what else it left, which is no regular file. The reward is 1.0 where every check passes, else 0.0; it is None, with the failure kind "verifier_error", where we failed and not
-    the policy.
+    what else it left, which is no regular file. The reward is 1.0 where every check passes, else 0.0; it is
+    None, with the failure kind "verifier_error", where we failed and not the policy.
     Raises UsageError for a task without hidden checks, and for one that a command grades.
     """
     hidden = task.hidden

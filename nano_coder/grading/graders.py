@@ -1,4 +1,4 @@
-"""Graders by name: one way to find the facts, and several to make a reward of them. Each stands in its verdicts."""
+"""Graders by name: one way to find the facts, and several to make a reward of them."""
 
 from __future__ import annotations
 

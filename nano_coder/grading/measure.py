@@ -57,7 +57,7 @@ def lines(tree: ast.AST) -> int:
     for node in ast.walk(tree):
         if isinstance(node, (ast.stmt, ast.expr, ast.arg, ast.keyword, ast.alias)) and not is_docstring(node):
             held |= {node.lineno, node.end_lineno or node.lineno}
-    strings = [node for node in ast.walk(tree) if is_docstring(node)]
+    strings = [node for node in ast.walk(tree) if isinstance(node, ast.Expr) and is_docstring(node)]
     inside = {line for node in strings for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
     return len(held - inside)
 

@@ -1,7 +1,8 @@
 """Tests that the agent wrote: they must pass on the right source and fail on every mutant.
 
 The tests run in a jail of their own and reach the source in another by plain values, so that they can tell
-right from wrong by behaviour alone: text, syntax tree and bytecode are out of their reach. Each source is tried twice, in an order that the tests do not know; tests that contradict themselves earn nothing.
+right from wrong by behaviour alone: text, syntax tree and bytecode are out of their reach. Each source is
+tried twice, in an order that the tests do not know; tests that contradict themselves earn nothing.
 """
 
 from __future__ import annotations

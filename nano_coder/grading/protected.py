@@ -12,13 +12,14 @@ TESTS = ("test_*.py", "*_test.py", "tests.py")
 TEST_FOLDERS = ("tests", "test")
 CONFIGURATION = (
     "conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini",
-    "setup.cfg", "pyproject.toml", "sitecustomize.py", "usercustomize.py", "*.pth", "*.pyc", "pyvenv.cfg", ".coveragerc", "noxfile.py",
+    "setup.cfg", "pyproject.toml", "sitecustomize.py", "usercustomize.py", "*.pth", "*.pyc",
+    "pyvenv.cfg", ".coveragerc", "noxfile.py",
 )  # fmt: skip
 CONFIGURATION_FOLDERS = ("__pycache__", ".git", "*.dist-info", "*.egg-info", ".venv", ".pytest_cache")
 RUNNERS = (
     "pytest", "_pytest", "pluggy", "iniconfig", "py", "nose", "hypothesis", "packaging", "pygments", "tomli",
-    "exceptiongroup", "colorama", "attr", "attrs", "coverage", "pytest_cov", "xdist", "execnet", "pytest_timeout",
-    "setuptools", "pkg_resources", "_distutils_hack",
+    "exceptiongroup", "colorama", "attr", "attrs", "coverage", "pytest_cov", "xdist", "execnet",
+    "pytest_timeout", "setuptools", "pkg_resources", "_distutils_hack",
 )  # fmt: skip
 """modules that a file of the workspace must not stand in for; with all of the standard library"""
 

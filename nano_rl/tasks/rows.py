@@ -53,6 +53,8 @@ class PlainRow(_Row):
     @classmethod
     def _finite(cls, cases: list[Case]) -> list[Case]:
         for number, case in enumerate(cases):
+            if "expected" not in case.model_fields_set:
+                raise ValueError(f"case {number} lacks `expected`; null has to be written too")
             if not _is_finite([case.args, case.kwargs, case.expected]):
                 raise ValueError(f"case {number} holds NaN or an infinity, which is no JSON")
         return cases

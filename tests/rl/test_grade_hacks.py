@@ -178,9 +178,12 @@ def test_a_huge_file_is_reported_and_not_read(folder: Path, capsys: pytest.Captu
     assert (verdict["reward"], [found["kind"] for found in verdict["tampering"]]) == (1.0, ["too_large"])
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_an_unreadable_solution_earns_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_solution_earns_nothing_and_root_reads_everything(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "solution.py").write_text(RIGHT)
     (folder / "solution.py").chmod(0)
     verdict = graded(capsys, folder, PLAIN)
-    assert (verdict["reward"], verdict["tampering"][0]["kind"]) == (0.0, "unreadable")
+    readable = os.access(folder / "solution.py", os.R_OK)
+    assert verdict["reward"] == float(readable)
+    assert [found["kind"] for found in verdict["tampering"]] == ([] if readable else ["unreadable"])

@@ -1,0 +1,68 @@
+"""Checkers of checkers that others wrote find nothing to complain of in our graders."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from bohrin.api import Shape, Source, battery, positive_controls
+from bohrin.api import Task as Audited
+from gradecheck.runner import run
+
+from nano_coder.runtime import grade_folder, open_sandbox
+from nano_shared.types import Case, HiddenChecks, Task
+
+REFERENCES = {
+    "add_all": ("def add_all(xs):\n    total = 0\n    for x in xs:\n        total += x\n    return total\n",
+                [([[1, 2]], 3), ([[]], 0), ([[5, -7, 4]], 2)]),
+    "longest": ("def longest(words):\n    best = ''\n    for word in words:\n        if len(word) > len(best):\n"
+                "            best = word\n    return best\n",
+                [([["a", "bcd", "ef"]], "bcd"), ([[]], ""), ([["xy", "zw"]], "xy")]),
+    "count": ("def count(text, letter):\n    found = {}\n    for c in text:\n        found[c] = found.get(c, 0) + 1\n"
+              "    return found.get(letter, 0)\n", [(["banana", "a"], 3), (["", "x"], 0), (["abc", "c"], 1)]),
+}  # fmt: skip
+
+
+def _task(name: str) -> Task:
+    cases = tuple(Case(args=list(args), expected=expected) for args, expected in REFERENCES[name][1])
+    hidden = HiddenChecks(kind="cases", entry_point=name, cases=cases)
+    return Task(key=name, prompt=f"Write {name}.", artifacts=("solution.py",), hidden=hidden)
+
+
+def _reward(task: Task, source: str, folder: Path) -> float | None:
+    (folder / "solution.py").write_text(source)
+    return grade_folder(task, folder, None, open_sandbox()).reward
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_bohrin_every_wrong_program_is_refused_and_every_rewriting_is_paid(name: str, tmp_path: Path) -> None:
+    task = _task(name)
+    audited = Audited(id=name, prompt=task.prompt, reference=REFERENCES[name][0], shape=Shape.PROGRAM)
+    wrong = [c.payload.text for c in battery(audited).grounded if isinstance(c.payload, Source)]
+    right = [control.payload.text for control in positive_controls(audited)]
+    assert wrong
+    assert len(right) > 1
+    assert [text for text in wrong if _reward(task, text, tmp_path) != 0] == []
+    assert [text for text in right if _reward(task, text, tmp_path) != 1] == []
+
+
+def test_gradecheck_its_attacks_do_not_fool_the_command(tmp_path: Path) -> None:
+    source, cases = REFERENCES["add_all"]
+    row = {"id": "a", "prompt": "p", "entry_point": "add_all", "files": {"solution.py": "def add_all(xs): ...\n"},
+           "cases": [{"args": args, "expected": expected} for args, expected in cases]}  # fmt: skip
+    (tmp_path / "task.jsonl").write_text(json.dumps(row))
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "solution.py").write_text("def add_all(xs):\n    return 0\n")
+    command = f"{sys.executable} -c 'from nano_rl.cli import main; main()' grade --json --task task.jsonl --workspace"
+    config = tmp_path / "env.toml"
+    config.write_text(
+        "[env]\nname = 'adds'\nworkspace = 'work'\nsource_globs = ['*.py']\n"
+        f"[grade]\ncmd = {json.dumps(command + ' {workspace}')}\npass_marker = '\"reward\": 1.0'\n"
+    )
+    report = run(config)
+    assert report.findings
+    assert {finding.attack: finding.summary for finding in report.fooled} == {}
+    (tmp_path / "work" / "solution.py").write_text(source)
+    assert _reward(_task("add_all"), source, tmp_path / "work") == 1.0
