@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from nano_coder.grading.answer import same_answer
 from nano_coder.grading.cases import Outcome, names, run_cases
+from nano_coder.grading.strict import run_strict
 from nano_coder.grading.suite import Job, NeedsStrict, run_suite
 from nano_coder.grading.version import GRADER
 from nano_coder.sandbox.protocol import Sandbox
@@ -60,7 +61,7 @@ def _run_suite(task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> Outc
     assert task.hidden is not None
     assert task.hidden.suite is not None
     job = Job(task.hidden.suite, task.artifacts[0], files, task.files)
-    return run_suite(job, task.limits, sandbox)
+    return (run_strict if job.suite.strict else run_suite)(job, task.limits, sandbox)
 
 
 def _grade_artifacts(

@@ -11,6 +11,7 @@ import json
 import select
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -158,6 +159,8 @@ class Peer:
         except NotPlain as refused:
             raise Unsendable(str(refused)) from refused
         answer = self.request({**message, **packed})
+        if type(printed := answer.get("o")) is str:
+            sys.stdout.write(printed)
         try:
             crossing.apply(answer.get("w", []))
             if "v" in answer:
