@@ -17,7 +17,7 @@ from typing import Any
 
 from nano_coder.grading.bundle import program
 from nano_coder.grading.cases import Outcome, healthy
-from nano_coder.grading.names import tested_names
+from nano_coder.grading.names import used_names
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.types import Limits, Suite, Tampering
@@ -89,7 +89,9 @@ def _attempt(job: Job, limits: Limits, sandbox: Sandbox) -> Outcome:
         solution = _Solution(solver, far)
         tests = _Tests(tester, near, nonce)
         # each end is read by the other jail: what is written here is the first that it reads
-        solution.start(near, {"files": job.solution_files(), "target": job.target, "cpu_seconds": CPU_SECONDS})
+        solution.start(
+            near, {"files": job.solution_files(), "target": job.target, "cpu_seconds": CPU_SECONDS}
+        )
         tests.start(far, _tests_job(job))
         tests.join()
         reports = list(read_reports(tests.result().stdout, nonce))
@@ -107,7 +109,7 @@ def _tests_job(job: Job) -> dict[str, Any]:
         "target": job.target,
         "original": job.originals.get(job.target) if job.suite.names else None,
         "tested": list(job.suite.names),
-        "names": sorted({*job.suite.names, *tested_names(job.suite.files, job.target)}),
+        "names": sorted({*job.suite.names, *used_names(job.suite.files, job.target)}),
         "patience": PATIENCE,
     }
 
@@ -196,7 +198,9 @@ def _judged(reports: list[dict[str, Any]], ended: ExecResult, solution: _Solutio
         checks = {name: "error" if state == "pass" else state for name, state in checks.items()}
     found, kind = _causes(last["broken"], solution)
     right = set(checks.values()) == {"pass"}
-    found += [Tampering(kind=k, detail=d) for k, d in last["findings"].items() if k not in _FORGIVEN or not right]
+    found += [
+        Tampering(kind=k, detail=d) for k, d in last["findings"].items() if k not in _FORGIVEN or not right
+    ]
     if last["broken"]:
         state = "timeout" if kind == "agent_timeout" else "error"
         checks = {name: state if s in ("pass", "error") else s for name, s in checks.items()}

@@ -12,9 +12,17 @@ import json
 import math
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from nano_coder.runtime import tested_names
+from nano_coder.runtime import used_names
 from nano_shared.types import Case, HiddenChecks, OracleAction, Provenance, Suite, Task
 
 _LITERAL = "Submit the value that belongs in place of `??`, as a Python literal."
@@ -121,7 +129,7 @@ class OpenRow(_Row):
 
     def _needs_objects(self) -> bool:
         """Whether the tests make objects of classes of the solution, or patch it: no plain values then."""
-        used = tested_names(self.tests.files, self.target)
+        used = used_names(self.tests.files, self.target)
         if self.entry_point:
             used = {name for name in used if name not in _defined(self.files.get(self.target, ""))}
         classes = _classes(self.reference_solution or self.files.get(self.target, ""))
@@ -207,7 +215,7 @@ def _classes(text: str) -> set[str]:
 def _patches(text: str) -> bool:
     """Whether tests replace parts of the solution while it runs."""
     return any(
-        isinstance(node, ast.ImportFrom) and (node.module or "").startswith("unittest.mock")
-        or isinstance(node, ast.arg) and node.arg in ("monkeypatch", "capsys", "capfd")
+        (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("unittest.mock"))
+        or (isinstance(node, ast.arg) and node.arg in ("monkeypatch", "capsys", "capfd"))
         for node in ast.walk(_tree(text))
     )  # fmt: skip

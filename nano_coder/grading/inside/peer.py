@@ -1,4 +1,4 @@
-"""One end of the connection between two jails: requests and answers, either side may ask, nested as they come.
+"""One end of the connection between two jails: requests and answers; either side may ask, and nested so.
 
 A message is a length and JSON. Whoever asks serves what the other side asks meanwhile (a function that was
 passed as an argument is called back so).

@@ -187,7 +187,19 @@ def run_pytest(tests: dict[str, str], module: types.ModuleType, announce: Announ
                 check(report.nodeid, self.states.get(report.nodeid, "error"))
 
     files = [file for file in tests if _has_tests(tests[file])]
-    options = ["-q", "-c", os.devnull, "--rootdir", os.getcwd(), "--confcutdir", os.getcwd(), "-p", "no:cacheprovider", "-p", "no:faulthandler"]
+    options = [
+        "-q",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        os.getcwd(),
+        "--confcutdir",
+        os.getcwd(),
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:faulthandler",
+    ]
     pytest.main([*options, *files], plugins=[Recorder()])
 
 

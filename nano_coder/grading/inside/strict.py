@@ -1,4 +1,4 @@
-"""Tests beside the solution, for suites that need its live objects: one process, hardened, under a supervisor.
+"""Tests beside the solution, for suites that need its live objects: one hardened process, supervised.
 
 The supervisor never imports the solution; it forks the process that does, reads its reports from a pipe and
 passes them on. The runner's modules are imported before the solution, whose folder comes last on the path;
@@ -134,7 +134,9 @@ def _run(job: dict[str, Any], pipe: int, token: str, write: Any = os.write, dump
 
 def fingerprint() -> dict[tuple[str, ...], int]:
     """What the functions of the test runners and the builtins are: by place, the identity of their code."""
-    found: dict[tuple[str, ...], int] = {("builtins", name): id(held) for name, held in vars(builtins).items()}
+    found: dict[tuple[str, ...], int] = {
+        ("builtins", name): id(held) for name, held in vars(builtins).items()
+    }
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] in _WATCHED or name in _WATCHED:
             for key, held in list(vars(module).items()):
