@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import datetime
 import json
+from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -113,10 +114,8 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_nonsense_is_refused_and_never_runs_anything(node: Any) -> None:
-    try:
+    with suppress(*MALFORMED):
         Crossing().unpack(node)
-    except MALFORMED:
-        pass
 
 
 def test_a_star_import_gives_neither_builtins_nor_what_the_tests_define() -> None:
