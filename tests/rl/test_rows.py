@@ -17,7 +17,8 @@ PLAIN = {
     "cases": [{"args": [1, 2], "kwargs": {}, "expected": 3}], "files": {"data.txt": "x"},
 }  # fmt: skip
 SCRIPT = {
-    "id": "s/1", "source": "set", "source_commit": "c", "licence": "MIT", "attribution": "a", "kind": "implement",
+    "id": "s/1", "source": "set", "source_commit": "c", "licence": "MIT", "attribution": "a",
+    "kind": "implement",
     "split": "open", "split_hint": "train", "prompt": "Write f.", "entry_point": "f", "files": {},
     "target": "solution.py", "reference_solution": "def f(x):\n    return x\n", "meta": {"n": 1},
     "tests": {"runner": "script", "files": {"check.py": "from solution import *\nassert f(1) == 1\n"},
