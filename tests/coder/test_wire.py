@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nano_coder.grading.inside.wire import MALFORMED, Crossing, NotPlain
@@ -24,6 +24,8 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(KEYS, inner) | st.sets(KEYS),
     max_leaves=20,
 )
+
+calm = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
 def _cross(value: Any) -> Any:
@@ -38,6 +40,7 @@ def _alike(a: Any, b: Any) -> bool:
     return all(map(_alike, a, b)) if isinstance(a, list | tuple) else True
 
 
+@calm
 @given(VALUES)
 def test_plain_values_arrive_as_they_were_with_their_types(value: Any) -> None:
     assert _alike(_cross(value), value)
@@ -88,6 +91,7 @@ def test_aliases_and_cycles_survive() -> None:
     assert arrived[2] is arrived
 
 
+@calm
 @given(st.lists(st.lists(st.integers()), min_size=1), st.data())
 def test_changes_reach_the_very_object_that_was_passed(rows: list[list[int]], data: st.DataObject) -> None:
     ours, theirs = Crossing(), Crossing()
@@ -112,6 +116,7 @@ JSON = st.recursive(
 )
 
 
+@calm
 @given(JSON)
 def test_nonsense_is_refused_and_never_runs_anything(node: Any) -> None:
     with suppress(*MALFORMED):

@@ -213,7 +213,7 @@ class Peer:
 
     def exception_class(self, name: str, base: str) -> type[BaseException]:
         """The builtin class, or one made for the name."""
-        known = getattr(builtins, base)
+        known: type[BaseException] = getattr(builtins, base)
         if not issubclass(known, BaseException):
             raise TypeError(base)
         if name == base:
