@@ -146,7 +146,7 @@ class Peer:
         lent = self._lent[number]
         if message.get("ask") == "next":
             # a list of the next item, or of nothing
-            return self.answer(message, lambda: [item for item, _ in zip(lent, (None,), strict=False)])
+            return self.answer(message, lambda: [item for _, item in zip((None,), lent, strict=False)])
         return self.answer(message, lent)
 
     # --------------------------------------------------------------------------------------- calls
