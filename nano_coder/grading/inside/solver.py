@@ -87,13 +87,16 @@ class Solver(Peer):
 class Printed(io.BytesIO):
     """What the solution prints, for tests that read it; the beginning only where it is much."""
 
+    def close(self) -> None:
+        """Stays open: a solution may close or replace its streams."""
+
     def write(self, data: Any) -> int:
         if self.tell() < LONGEST_PRINT:
             super().write(data)
         return len(data)
 
     def take(self) -> str:
-        if not self.tell():
+        if self.closed or not self.tell():
             return ""
         text = self.getvalue().decode("utf-8", "replace")
         self.seek(0)
