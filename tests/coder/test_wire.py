@@ -51,7 +51,8 @@ def test_plain_values_arrive_as_they_were_with_their_types(value: Any) -> None:
     [
         10**9000, -(2**70000), True, 1, 1.0, -0.0, float("inf"), range(1, 9, 2), slice(1, None), ..., int,
         bytearray(b"x"), collections.deque([1], 3), collections.Counter("aab"), Decimal("1.50"),
-        collections.OrderedDict(b=1, a=2), collections.defaultdict(None, a=1), Fraction(1, 3), datetime.date(2024, 2, 29),
+        collections.OrderedDict(b=1, a=2),
+        collections.defaultdict(None, a=1), Fraction(1, 3), datetime.date(2024, 2, 29),
         datetime.timedelta(1, 2, 3), datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC), "\ud800\u2028",
     ],
     ids=lambda value: type(value).__name__,
