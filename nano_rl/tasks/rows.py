@@ -43,7 +43,7 @@ class PlainRow(_Row):
     """The plainest row: a function and what it must return."""
 
     id: str
-    prompt: str
+    prompt: str = Field(pattern=r"\S")
     target: str = "solution.py"
     entry_point: str
     cases: list[Case] = Field(min_length=1)
@@ -95,7 +95,7 @@ class OpenRow(_Row):
     split: str | None = None
     """which file it came in; whoever splits the tasks does so by family"""
     split_hint: str | None = None
-    prompt: str
+    prompt: str = Field(pattern=r"\S")
     entry_point: str | None = None
     files: dict[str, str] = {}
     target: str
