@@ -6,41 +6,41 @@ import base64
 import functools
 import importlib.util
 import marshal
+import zlib
 from pathlib import Path
 
 _INSIDE = Path(__file__).with_name("inside")
 _TEMPLATE = """\
-import base64, importlib.util, marshal, sys, types
+import base64, importlib.util, marshal, sys, types, zlib
 sys.modules["inside"] = package = types.ModuleType("inside")
 package.__path__ = []
+same = importlib.util.MAGIC_NUMBER == {magic!r}
 for name, code, text in {modules!r}:
     module = sys.modules["inside." + name] = types.ModuleType("inside." + name)
     module.__package__ = "inside"
-    if importlib.util.MAGIC_NUMBER == {magic!r}:
-        code = marshal.loads(base64.b64decode(code))
-    else:
-        code = compile(text, name, "exec")
-    exec(code, vars(module))
+    packed = zlib.decompress(base64.b64decode(code if same else text))
+    exec(marshal.loads(packed) if same else compile(packed, name, "exec"), vars(module))
     setattr(package, name, module)
 package.{call}
 """
 
 
-@functools.cache
-def _bundled(modules: tuple[str, ...]) -> list[tuple[str, str, str]]:
-    """Name, compiled code and text of each module."""
-    bundled = []
-    for name in modules:
-        text = (_INSIDE / f"{name}.py").read_text(encoding="utf-8")
-        code = marshal.dumps(compile(text, name, "exec", dont_inherit=True, optimize=0))
-        bundled.append((name, base64.b64encode(code).decode(), text))
-    return bundled
-
-
 def program(call: str, *modules: str) -> str:
     """Python source that makes the modules of `inside` importable and then evaluates `call` on the package.
 
-    `modules` stand in the order in which they import each other.
-    The compiled code serves where the jail's interpreter is of our version, the text elsewhere.
+    `modules` stand in the order in which they import each other. The compiled code serves where the jail's
+    interpreter is of our version, the text elsewhere. Short enough for one argument of a command line.
     """
-    return _TEMPLATE.format(modules=_bundled(modules), magic=importlib.util.MAGIC_NUMBER, call=call)
+    bundled = [(name, *_packed(name)) for name in modules]
+    return _TEMPLATE.format(modules=bundled, magic=importlib.util.MAGIC_NUMBER, call=call)
+
+
+@functools.cache
+def _packed(name: str) -> tuple[str, str]:
+    """A module's compiled code and its text, compressed."""
+    text = (_INSIDE / f"{name}.py").read_bytes()
+    code = marshal.dumps(compile(text, f"inside/{name}.py", "exec", dont_inherit=True, optimize=0))
+    return (
+        base64.b64encode(zlib.compress(code, 9)).decode(),
+        base64.b64encode(zlib.compress(text, 9)).decode(),
+    )

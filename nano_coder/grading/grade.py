@@ -10,6 +10,7 @@ from nano_coder.grading.metric import keep_bounds
 from nano_coder.grading.mutants import REFERENCE, killed, run_mutants
 from nano_coder.grading.scorer import grade_score
 from nano_coder.grading.state import run_state, state_files
+from nano_coder.grading.strict import run_strict
 from nano_coder.grading.suite import Job, NeedsStrict, run_suite
 from nano_coder.grading.version import GRADER
 from nano_coder.sandbox.protocol import Sandbox
@@ -122,7 +123,7 @@ def _run_suite(task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> Outc
     assert task.hidden is not None
     assert task.hidden.suite is not None
     job = Job(task.hidden.suite, task.artifacts[0], files, task.files)
-    return run_suite(job, task.limits, sandbox)
+    return (run_strict if job.suite.strict else run_suite)(job, task.limits, sandbox)
 
 
 def _grade_artifacts(

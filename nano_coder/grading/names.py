@@ -9,7 +9,7 @@ from collections.abc import Mapping
 _BUILTIN = frozenset(dir(builtins))
 
 
-def tested_names(tests: Mapping[str, str], target: str) -> set[str]:
+def used_names(tests: Mapping[str, str], target: str) -> set[str]:
     """Names that the tests import from the target, use as its attributes, or need from a star import.
 
     A star import gives neither builtins nor what a test file defines itself: the solution must not stand in

@@ -17,16 +17,16 @@ from typing import Any
 
 from nano_coder.grading.bundle import program
 from nano_coder.grading.cases import Outcome, healthy
-from nano_coder.grading.names import tested_names
+from nano_coder.grading.names import used_names
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.types import Limits, Suite, Tampering
 
-CPU_SECONDS = 20
+CPU_SECONDS = 10
 """of processor time for the solution, over all tests"""
-PATIENCE = 15.0
+PATIENCE = 60.0
 """seconds of wall time for one call"""
-WALL_SECONDS = 90.0
+WALL_SECONDS = 180.0
 LONGEST_REPORT = 16 << 20
 _TESTS_LIMITS = Limits(memory_mb=2048)
 _LINGER = 2.0
@@ -94,7 +94,7 @@ def _attempt(job: Job, limits: Limits, sandbox: Sandbox) -> Outcome:
         )
         tests.start(far, _tests_job(job))
         tests.join()
-        reports = list(_reports(tests.result().stdout, nonce))
+        reports = list(read_reports(tests.result().stdout, nonce))
         outcome = _judged(reports, tests.result(), solution)
         solver.close()
         solution.join()
@@ -109,7 +109,7 @@ def _tests_job(job: Job) -> dict[str, Any]:
         "target": job.target,
         "original": job.originals.get(job.target) if job.suite.names else None,
         "tested": list(job.suite.names),
-        "names": sorted({*job.suite.names, *tested_names(job.suite.files, job.target)}),
+        "names": sorted({*job.suite.names, *used_names(job.suite.files, job.target)}),
         "patience": PATIENCE,
     }
 
@@ -169,7 +169,7 @@ class _Tests(_Side):
         super().__init__(jail, end, f"tester.main({nonce!r})", modules)
 
 
-def _reports(stdout: bytes, nonce: str) -> Iterator[dict[str, Any]]:
+def read_reports(stdout: bytes, nonce: str) -> Iterator[dict[str, Any]]:
     for line in stdout.decode("utf-8", "replace").split("\n"):
         if line.startswith(nonce):
             yield json.loads(line[len(nonce) :])

@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from nano_coder.runtime import tested_names
+from nano_coder.runtime import used_names
 from nano_shared.types import Case, HiddenChecks, OracleAction, Provenance, Suite, Task
 
 _LITERAL = "Submit the value that belongs in place of `??`, as a Python literal."
@@ -43,7 +43,7 @@ class PlainRow(_Row):
     """The plainest row: a function and what it must return."""
 
     id: str
-    prompt: str
+    prompt: str = Field(pattern=r"\S")
     target: str = "solution.py"
     entry_point: str
     cases: list[Case] = Field(min_length=1)
@@ -97,7 +97,7 @@ class OpenRow(_Row):
     split: str | None = None
     """which file it came in; whoever splits the tasks does so by family"""
     split_hint: str | None = None
-    prompt: str
+    prompt: str = Field(pattern=r"\S")
     entry_point: str | None = None
     files: dict[str, str] = {}
     target: str
@@ -131,7 +131,7 @@ class OpenRow(_Row):
 
     def _needs_objects(self) -> bool:
         """Whether the tests make objects of classes of the solution, or patch it: no plain values then."""
-        used = tested_names(self.tests.files, self.target)
+        used = used_names(self.tests.files, self.target)
         if self.entry_point:
             used = {name for name in used if name not in _defined(self.files.get(self.target, ""))}
         classes = _classes(self.reference_solution or self.files.get(self.target, ""))

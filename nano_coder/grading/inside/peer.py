@@ -1,4 +1,4 @@
-"""One end of the connection between two jails: requests and answers, either side may ask, nested as they come.
+"""One end of the connection between two jails: requests and answers; either side may ask, and nested so.
 
 A message is a length and JSON. Whoever asks serves what the other side asks meanwhile (a function that was
 passed as an argument is called back so).
@@ -11,6 +11,7 @@ import json
 import select
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -145,7 +146,7 @@ class Peer:
         lent = self._lent[number]
         if message.get("ask") == "next":
             # a list of the next item, or of nothing
-            return self.answer(message, lambda: [item for item, _ in zip(lent, (None,), strict=False)])
+            return self.answer(message, lambda: [item for _, item in zip((None,), lent, strict=False)])
         return self.answer(message, lent)
 
     # --------------------------------------------------------------------------------------- calls
@@ -158,6 +159,8 @@ class Peer:
         except NotPlain as refused:
             raise Unsendable(str(refused)) from refused
         answer = self.request({**message, **packed})
+        if type(printed := answer.get("o")) is str:
+            sys.stdout.write(printed)
         try:
             crossing.apply(answer.get("w", []))
             if "v" in answer:
@@ -210,7 +213,7 @@ class Peer:
 
     def exception_class(self, name: str, base: str) -> type[BaseException]:
         """The builtin class, or one made for the name."""
-        known = getattr(builtins, base)
+        known: type[BaseException] = getattr(builtins, base)
         if not issubclass(known, BaseException):
             raise TypeError(base)
         if name == base:

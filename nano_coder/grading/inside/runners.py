@@ -6,7 +6,6 @@ A check that a test skips by its own decorator is not announced; one that is ski
 from __future__ import annotations
 
 import ast
-import doctest
 import importlib.util
 import os
 import sys
@@ -45,7 +44,7 @@ def _run_script(file: str, text: str, check: Check, names: set[str]) -> None:
     state = "pass"
     for node in tree.body:
         name = f"{file}:{node.lineno}" if isinstance(node, ast.Assert) else file
-        body = [*future, node] if node not in future else [node]
+        body: list[ast.stmt] = [*future, node] if node not in future else [node]
         code = compile(ast.Module(body=body, type_ignores=[]), file, "exec", dont_inherit=True)
         try:
             exec(code, vars(main))
@@ -66,35 +65,31 @@ def _run_script(file: str, text: str, check: Check, names: set[str]) -> None:
 
 def run_doctest(tests: dict[str, str], module: types.ModuleType, announce: Announce, check: Check) -> None:
     """Every example of every text is a check; the examples of a text share their names."""
-    parsed = {
-        file: doctest.DocTestParser().get_doctest(text, dict(vars(module)), file, file, 0)
+    import doctest
+
+    class Reporter(doctest.DocTestRunner):
+        def say(self, test: Any, example: Any, state: str) -> None:
+            check(f"{test.name}:{example.lineno + 1}", state)
+
+        def report_start(self, out: Any, test: Any, example: Any) -> None:
+            """Nothing is said before an example."""
+
+        def report_success(self, out: Any, test: Any, example: Any, got: str) -> None:
+            self.say(test, example, "pass")
+
+        def report_failure(self, out: Any, test: Any, example: Any, got: str) -> None:
+            self.say(test, example, "fail")
+
+        def report_unexpected_exception(self, out: Any, test: Any, example: Any, exc_info: Any) -> None:
+            self.say(test, example, "error")
+
+    parsed = [
+        doctest.DocTestParser().get_doctest(text, dict(vars(module)), file, file, 0)
         for file, text in tests.items()
-    }
-    announce([f"{file}:{e.lineno + 1}" for file, test in parsed.items() for e in test.examples])
-    for file, test in parsed.items():
-        _DoctestReporter(check).run(test, out=lambda _: None, clear_globs=False)
-        del file
-
-
-class _DoctestReporter(doctest.DocTestRunner):
-    def __init__(self, check: Check) -> None:
-        super().__init__(verbose=False)
-        self._check = check
-
-    def _say(self, test: Any, example: Any, state: str) -> None:
-        self._check(f"{test.name}:{example.lineno + 1}", state)
-
-    def report_start(self, out: Any, test: Any, example: Any) -> None:
-        """Nothing is said before an example."""
-
-    def report_success(self, out: Any, test: Any, example: Any, got: str) -> None:
-        self._say(test, example, "pass")
-
-    def report_failure(self, out: Any, test: Any, example: Any, got: str) -> None:
-        self._say(test, example, "fail")
-
-    def report_unexpected_exception(self, out: Any, test: Any, example: Any, exc_info: Any) -> None:
-        self._say(test, example, "error")
+    ]
+    announce([f"{test.name}:{example.lineno + 1}" for test in parsed for example in test.examples])
+    for test in parsed:
+        Reporter(verbose=False).run(test, out=lambda _: None, clear_globs=False)
 
 
 def run_unittest(tests: dict[str, str], module: types.ModuleType, announce: Announce, check: Check) -> None:
@@ -197,6 +192,8 @@ def run_pytest(tests: dict[str, str], module: types.ModuleType, announce: Announ
         "-c",
         os.devnull,
         "--rootdir",
+        os.getcwd(),
+        "--confcutdir",
         os.getcwd(),
         "-p",
         "no:cacheprovider",

@@ -69,6 +69,11 @@ class Tester(Peer):
                 self.find("forged", f"wrote {error} to the channel")
             raise Broken(self.broken) from error
 
+    def _forged(self, what: Any) -> Broken:
+        self.broken = "forged"
+        self.find("forged", f"wrote {str(what)[:80]!r} to the channel")
+        return Broken(self.broken)
+
     def find(self, kind: str, detail: str) -> None:
         self.findings.setdefault(kind, detail)
 
@@ -118,7 +123,7 @@ class Tester(Peer):
                 raise self.error(answer)
             return dict(answer["has"])
         except MALFORMED as problem:
-            raise ImportError("the solution cannot be imported") from problem
+            raise self._forged(answer) from problem
 
     def _later(self, wanted: str, module: str) -> Any:
         """What a test asks for that was not foreseen."""
@@ -138,7 +143,7 @@ class Tester(Peer):
             if "function" in told:
                 return self._function(name, str(told["function"]), module)
         except MALFORMED as problem:
-            raise ImportError(f"{name} is malformed") from problem
+            raise self._forged(told) from problem
         self.find("not_plain", f"{name} is {told.get('refused')!r}, which only a strict suite can use")
         return None
 

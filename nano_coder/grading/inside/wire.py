@@ -28,7 +28,7 @@ _MUTABLE = (
     collections.Counter,
 )  # fmt: skip
 _MAPPINGS: dict[str, type[Any]] = {
-    "d": dict, "O": collections.OrderedDict, "N": collections.defaultdict, "C": collections.Counter,
+    "d": dict, "O": collections.OrderedDict, "E": collections.defaultdict, "C": collections.Counter,
 }  # fmt: skip
 _MAPPING_TAGS = {kind: tag for tag, kind in _MAPPINGS.items()}
 _TYPES = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}

@@ -1,0 +1,103 @@
+"""Published rows become tasks as they are; a malformed one is refused by its place and field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nano_rl.tasks.make import read_tasks, write_tasks
+from nano_shared.errors import UsageError
+from nano_shared.types import Task
+
+PLAIN = {
+    "id": "p/1", "prompt": "Add.", "target": "sol.py", "entry_point": "add",
+    "cases": [{"args": [1, 2], "kwargs": {}, "expected": 3}], "files": {"data.txt": "x"},
+}  # fmt: skip
+SCRIPT = {
+    "id": "s/1", "source": "set", "source_commit": "c", "licence": "MIT", "attribution": "a",
+    "kind": "implement",
+    "split": "open", "split_hint": "train", "prompt": "Write f.", "entry_point": "f", "files": {},
+    "target": "solution.py", "reference_solution": "def f(x):\n    return x\n", "meta": {"n": 1},
+    "tests": {"runner": "script", "files": {"check.py": "from solution import *\nassert f(1) == 1\n"},
+              "cmd": ["python", "check.py"], "visible_files": {"seen.py": "from solution import f\n"}},
+}  # fmt: skip
+LITERAL = {
+    **SCRIPT, "id": "l/1", "kind": "predict-output", "target": "answer", "reference_solution": "[(1, 2)]",
+    "tests": {"runner": "literal", "expected": "[(1, 2)]", "input": "1"},
+}  # fmt: skip
+
+
+def _read(folder: Path, *rows: Any) -> list[Task]:
+    path = folder / "rows.jsonl"
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return read_tasks(path)
+
+
+def test_the_plainest_row_is_a_task_of_cases(tmp_path: Path) -> None:
+    (task,) = _read(tmp_path, PLAIN)
+    assert task.hidden is not None
+    assert (task.key, task.artifacts, task.files) == ("p/1", ("sol.py",), {"data.txt": "x"})
+    assert (task.hidden.kind, task.hidden.entry_point) == ("cases", "add")
+    assert task.hidden.cases[0].expected == 3
+    assert "sol.py" in task.prompt
+
+
+def test_a_published_row_hides_its_tests_and_shows_what_it_calls_visible(tmp_path: Path) -> None:
+    (task,) = _read(tmp_path, SCRIPT)
+    assert task.hidden is not None
+    assert task.hidden.suite is not None
+    assert (task.hidden.kind, task.hidden.suite.framework) == ("suite", "script")
+    assert (task.hidden.suite.names, task.hidden.suite.strict) == (("f",), False)
+    assert (task.files, task.check) == ({"seen.py": "from solution import f\n"}, "python seen.py")
+    assert "assert f(1)" not in task.prompt
+    assert task.oracle is not None
+    assert task.oracle[0].arguments["content"] == SCRIPT["reference_solution"]
+
+
+def test_an_output_to_predict_is_an_answer(tmp_path: Path) -> None:
+    (task,) = _read(tmp_path, LITERAL)
+    assert task.hidden is not None
+    assert (task.hidden.kind, task.hidden.answer, task.artifacts) == ("answer", "[(1, 2)]", ())
+
+
+def test_tests_that_make_objects_of_a_class_of_the_solution_are_strict(tmp_path: Path) -> None:
+    tests = {
+        "runner": "pytest",
+        "files": {"t.py": "from solution import Box\ndef test_it(): assert Box().x\n"},
+    }
+    row = {**SCRIPT, "entry_point": None, "tests": tests, "reference_solution": "class Box:\n    x = 1\n"}
+    error = {**row, "id": "s/2", "reference_solution": "class Box(Exception):\n    x = 1\n"}
+    suites = [task.hidden.suite for task in _read(tmp_path, row, error) if task.hidden is not None]
+    assert [suite.strict for suite in suites if suite] == [True, False]
+
+
+def test_rows_of_several_kinds_share_a_file_and_come_back_as_tasks(tmp_path: Path) -> None:
+    tasks = _read(tmp_path, PLAIN, SCRIPT, LITERAL)
+    write_tasks(tmp_path / "again.jsonl", tasks)
+    assert read_tasks(tmp_path / "again.jsonl") == tasks
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        ("{nonsense", "row"),
+        ("[1]", "row"),
+        ({"id": "x", "prompt": "p"}, "cases"),
+        ({**PLAIN, "cases": []}, "cases"),
+        ({**PLAIN, "case": 1}, "case"),
+        ({**PLAIN, "entry_point": None}, "entry_point"),
+        ({**PLAIN, "prompt": " "}, "prompt"),
+        ({**PLAIN, "files": {"../x": ""}}, "files"),
+        ({**PLAIN, "cases": [{"args": [1], "expected": float("nan")}]}, "cases"),
+        ({**SCRIPT, "tests": {"runner": "tox", "files": {}}}, "tests.runner"),
+        ({**SCRIPT, "tests": {"runner": "pytest", "files": {}}}, "tests"),
+        ({**LITERAL, "tests": {"runner": "literal"}}, "tests"),
+        ({k: v for k, v in SCRIPT.items() if k != "target"}, "target"),
+    ],
+)
+def test_a_malformed_row_is_refused_by_line_and_field(tmp_path: Path, row: Any, field: str) -> None:
+    with pytest.raises(UsageError, match=rf"rows\.jsonl:2: {field}: "):
+        _read(tmp_path, PLAIN, row)
