@@ -52,6 +52,7 @@ __all__ = [
     "find_profile",
     "first_messages",
     "grade_run",
+    "grade_trajectory",
     "local_policy",
     "observation_messages",
     "offered_tools",
