@@ -10,6 +10,7 @@ COMMANDS = {
     "sft": ("nano_rl.commands.sft", "Warm start: imitate oracle trajectories."),
     "train": ("nano_rl.commands.train", "Policy gradients, on fresh rollouts and on the log."),
     "eval": ("nano_rl.commands.eval", "Success on tasks, with confidence intervals."),
+    "report": ("nano_rl.commands.report", "How a training went, and how much it hacked."),
     "checkpoints": ("nano_rl.commands.checkpoints", "List checkpoints, show one, promote one."),
 }
 

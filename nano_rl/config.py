@@ -48,7 +48,7 @@ class ObjectiveConfig(Config):
     normalise: Normalise = "sum"
     """the parts of a reward are summed and compared (sum), or each is compared and divided apart (each)"""
     discount: float | None = Field(None, ge=0, le=1)
-    """of per-turn rewards, a turn: each turn is trained on its discounted return. None: on the whole reward"""
+    """of per-turn rewards, a turn: each turn is credited with its discounted return; None: with the reward"""
 
     @model_validator(mode="after")
     def _std_needs_baseline(self) -> ObjectiveConfig:
@@ -146,6 +146,10 @@ class TrainConfig(Config):
         if self.dtype == "bfloat16" and self.lora_rank == 0:
             raise ValueError(
                 "bfloat16 weights lose updates this small; train an adapter (lora_rank > 0) or use float32"
+            )
+        if self.shuffle_rewards and self.objective.discount is not None:
+            raise ValueError(
+                "`shuffle_rewards` moves verdicts between rollouts of other lengths: no `discount`"
             )
         if self.objective.normalise == "each" and self.reward is None:
             raise ValueError("`normalise` = each needs a reward of several parts: give --reward")

@@ -64,7 +64,7 @@ def _sums(thought: str) -> Iterator[Claim]:
 
 
 def _action(thought: str, calls: tuple[ToolCall, ...]) -> Iterator[Claim]:
-    """A line that was quoted is the line that is edited; a file that was named is the file that is touched."""
+    """A line that was quoted is the one that is edited; a file that was named is the one that is touched."""
     lines = {int(number) for number, _ in _LINE.findall(thought)}
     files = {name.removeprefix("./") for name in _FILE.findall(thought)}
     for call in calls:

@@ -73,7 +73,9 @@ class Constitution(JudgePart):
 
     def _asked(self, principle: str, task: str, work: str) -> float:
         """1 kept, 0 broken, and half where the answer changes with the order of the answer words."""
-        answers = [self._answer(principle, task, work, order) for order in (("kept", "broken"), ("broken", "kept"))]
+        answers = [
+            self._answer(principle, task, work, order) for order in (("kept", "broken"), ("broken", "kept"))
+        ]
         return {("kept", "kept"): 1.0, ("broken", "broken"): 0.0}.get((answers[0], answers[1]), TIE)
 
     def _answer(self, principle: str, task: str, work: str, order: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 TESTS = "tests"
 MIDDLE = 0.5
@@ -71,7 +72,7 @@ class Gate:
 def smallest_step(outcomes: Iterable[float | None]) -> float:
     """The smallest difference between two of the outcomes, fail (0) and pass (1) among them."""
     values = sorted({0.0, 1.0, *(o for o in outcomes if o is not None)})
-    return min(b - a for a, b in zip(values, values[1:], strict=False))
+    return min(b - a for a, b in pairwise(values))
 
 
 def _or_middle(value: float | None) -> float:

@@ -65,7 +65,9 @@ class Judge(JudgePart):
         works = [work_of(run) for run in runs]
         with ThreadPoolExecutor(self.concurrency) as pool:
             results = list(
-                pool.map(lambda pair: self._compare(runs[0].task.prompt, works[pair[0]], works[pair[1]]), pairs)
+                pool.map(
+                    lambda pair: self._compare(runs[0].task.prompt, works[pair[0]], works[pair[1]]), pairs
+                )
             )
         worth: list[list[Comparison | JudgeFailure]] = [[] for _ in runs]
         for (i, j), result in zip(pairs, results, strict=True):

@@ -64,7 +64,7 @@ def checked(name: str, run: Trajectory, score: Score) -> Score:
     for label, value in (("", score.value), *((f".{k}", v) for k, v in score.details.items())):
         if value is not None and not (math.isfinite(value) and 0 <= value <= 1):
             raise UsageError(
-                f"reward part {name}{label} gave {value} to run {run.id}; a part gives a number between 0 and 1"
+                f"reward part {name}{label} gave {value} to run {run.id}; a score lies between 0 and 1"
             )
     if score.turns is not None:
         if len(score.turns) != len(run.turns) or not all(map(math.isfinite, score.turns)):
@@ -73,5 +73,7 @@ def checked(name: str, run: Trajectory, score: Score) -> Score:
                 f" {len(run.turns)} turns; it must give one finite number a turn"
             )
         if score.value is None or not math.isclose(math.fsum(score.turns), score.value, abs_tol=1e-9):
-            raise UsageError(f"reward part {name}: the turn rewards of run {run.id} do not add up to its score")
+            raise UsageError(
+                f"reward part {name}: the turn rewards of run {run.id} do not add up to its score"
+            )
     return score

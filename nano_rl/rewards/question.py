@@ -36,7 +36,7 @@ def quoted(title: str, text: str) -> str:
 
 
 def choice(answer: str, choices: dict[str, str]) -> str:
-    """The meaning of the word on the last line. Raises JudgeFailure where that is no word, or not only one."""
+    """The meaning of the word on the last line. Raises JudgeFailure where that line is anything else."""
     lines = [line.strip().strip("`*'\". ") for line in answer.splitlines() if line.strip()]
     last = lines[-1] if lines else ""
     meant = [meaning for meaning, word in choices.items() if word == last]

@@ -159,7 +159,7 @@ class Reward:
         counted: Mapping[str, float | None],
         scores: Mapping[str, Score],
     ) -> tuple[float, ...] | None:
-        """[T] what each turn earned, adding up to the reward: what is not a turn's own comes with the last."""
+        """[T] what each turn earned; what is no turn's own comes with the last, so they add up to the reward."""
         parts = {n: s for n, s in scores.items() if s.turns and s.value}
         if reward is None or not run.turns or not any(s.turns for s in scores.values()):
             return None
@@ -184,9 +184,7 @@ def open_reward(config: RewardConfig) -> Reward:
             raise ConfigError(f"reward part {name}: {problem}") from None
     lonely = [name for name, part in parts.items() if name != TESTS and not part.alone]
     if TESTS not in parts and lonely:
-        raise ConfigError(
-            f"{lonely[0]} only shapes an outcome, and this reward has none: add tests=1 to it"
-        )
+        raise ConfigError(f"{lonely[0]} only shapes an outcome, and this reward has none: add tests=1 to it")
     weights = {name: part.weight for name, part in parts.items()}
     if parts.get(TESTS) is not None and weights[TESTS] == 0:
         raise ConfigError("tests = 0 leaves shaping without an outcome: give tests a weight above 0")

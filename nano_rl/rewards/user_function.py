@@ -134,7 +134,9 @@ def _columns(runs: Sequence[Trajectory], *, messages: bool) -> dict[str, list[An
         "diff": [run.diff for run in runs],
         "trajectories": list(runs),
     }
-    return columns | {name: [getattr(r.task, name) for r in runs] for name in ("key", "level", "family", "view")}
+    return columns | {
+        name: [getattr(r.task, name) for r in runs] for name in ("key", "level", "family", "view")
+    }
 
 
 def _conversation(run: Trajectory) -> list[dict[str, str]]:

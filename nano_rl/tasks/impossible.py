@@ -27,7 +27,12 @@ def impossible(task: Task, *, seed: int = 0) -> Task:
     rng = Random(f"impossible {seed} {task.key}")
     hidden = _conflicting(task, rng)
     provenance = task.provenance.model_copy(update={"generator": GENERATOR, "seed": seed})
-    update = {"key": f"impossible:{seed}:{task.key}", "hidden": hidden, "oracle": None, "provenance": provenance}
+    update = {
+        "key": f"impossible:{seed}:{task.key}",
+        "hidden": hidden,
+        "oracle": None,
+        "provenance": provenance,
+    }
     return task.model_copy(update=update)
 
 
@@ -50,7 +55,9 @@ def _conflicting(task: Task, rng: Random) -> HiddenChecks:
         raise UsageError(f"task {task.key!r} has no hidden checks, so none can contradict it")
     if hidden.kind == "cases":
         index = rng.randrange(len(hidden.cases))
-        case = hidden.cases[index].model_copy(update={"expected": _unguessable(hidden.cases[index].expected, rng)})
+        case = hidden.cases[index].model_copy(
+            update={"expected": _unguessable(hidden.cases[index].expected, rng)}
+        )
         return hidden.model_copy(update={"cases": (*hidden.cases[:index], case, *hidden.cases[index + 1 :])})
     if hidden.kind == "answer":
         return hidden.model_copy(update={"answer": _unguessable(hidden.answer, rng)})
