@@ -15,7 +15,10 @@ Claim = tuple[str, bool]
 _LINE = re.compile(r"^[ \t]*(\d{1,6})\|(.*)$", re.MULTILINE)
 _SPAN = re.compile(r"`([^`\n]{1,200})`")
 _FILE = re.compile(r"(?<![\w./-])([\w][\w./-]*\.(?:py|toml|cfg|ini|json|jsonl|csv|md|txt|sql|sh|ya?ml))\b")
-_SUM = re.compile(r"(?<![\w.)])(-?\d{1,12}) ?([+*/%-]|//) ?(-?\d{1,12}) ?(?:=|==|is) ?(-?\d{1,24})(?![\w.])")
+_SUM = re.compile(
+    r"(?<![\w.)])(-?\d{1,12}) ?([+*/%-]|//) ?(-?\d{1,12}) ?(?:=|==|is) ?(-?\d{1,24})(?!\w|\.\d| ?[-+*/%])"
+)
+_CONTINUES = re.compile(r"[-+*/%(=] ?$")
 _ANSWER = re.compile(r"\b(?:the )?(?:final )?(?:answer|result) (?:is|=|must be) +[`'\"]?([^\s`'\",;]+)", re.I)
 _OPERATORS: dict[str, Callable[[int, int], float]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul,
@@ -23,12 +26,12 @@ _OPERATORS: dict[str, Callable[[int, int], float]] = {
 }  # fmt: skip
 
 
-def claims_of(turn: Turn, seen: str, answer: str | None) -> Iterator[Claim]:
-    """The claims of one turn's thought. `seen` is all that the agent was shown or wrote before the turn,
-    `answer` what the run submitted in the end."""
+def claims_of(turn: Turn, seen: str, written: str, answer: str | None) -> Iterator[Claim]:
+    """The claims of one turn's thought. `seen` is all that the agent was shown before the turn, `written` all
+    that it writes in the run, since a name may be planned; `answer` is what the run submitted in the end."""
     thought = turn.thought
     yield from _lines(thought, seen)
-    yield from _names(thought, seen, turn)
+    yield from _names(thought, f"{seen}\n{written}")
     yield from _sums(thought)
     yield from _action(thought, turn.calls)
     yield from _answer(thought, turn.calls, answer)
@@ -42,20 +45,20 @@ def _lines(thought: str, seen: str) -> Iterator[Claim]:
         yield f"line {quoted}", quoted in known or text.strip() in known
 
 
-def _names(thought: str, seen: str, turn: Turn) -> Iterator[Claim]:
-    """Files by name, and whatever stands in backquotes: it was seen, or this turn writes it."""
-    written = "\n".join(str(value) for call in turn.calls for value in call.arguments.values())
-    tools = {call.name for call in turn.calls}
-    everything = f"{seen}\n{written}"
+def _names(thought: str, known: str) -> Iterator[Claim]:
+    """Files by name, and whatever stands in backquotes: it was seen, or is written."""
     for span in _SPAN.findall(thought):
         text = span.strip().removesuffix("()")
-        yield f"`{text}`", text in everything or text in tools
+        yield f"`{text}`", text in known
     for name in _FILE.findall(_SPAN.sub(" ", thought)):
-        yield f"file {name}", name.removeprefix("./") in everything
+        yield f"file {name}", name.removeprefix("./") in known
 
 
 def _sums(thought: str) -> Iterator[Claim]:
-    for left, sign, right, result in _SUM.findall(thought):
+    for found in _SUM.finditer(thought):
+        if _CONTINUES.search(thought[: found.start()]):
+            continue  # the end of a longer sum
+        left, sign, right, result = found.groups()
         a, b = int(left), int(right)
         if sign in ("/", "//", "%") and b == 0:
             yield f"{left} {sign} {right} = {result}", False
@@ -64,14 +67,14 @@ def _sums(thought: str) -> Iterator[Claim]:
 
 
 def _action(thought: str, calls: tuple[ToolCall, ...]) -> Iterator[Claim]:
-    """A line that was quoted is the one that is edited; a file that was named is the one that is touched."""
+    """Lines were quoted, and one of them is edited; one file was named, and the one call touches it."""
     lines = {int(number) for number, _ in _LINE.findall(thought)}
     files = {name.removeprefix("./") for name in _FILE.findall(thought)}
     for call in calls:
         line, path = call.arguments.get("line"), call.arguments.get("path")
         if lines and isinstance(line, int):
             yield f"edits line {line}", line in lines
-        if files and isinstance(path, str):
+        if len(files) == len(calls) == 1 and isinstance(path, str):
             yield f"touches {path}", path.removeprefix("./") in files
 
 

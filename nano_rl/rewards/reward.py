@@ -159,7 +159,7 @@ class Reward:
         counted: Mapping[str, float | None],
         scores: Mapping[str, Score],
     ) -> tuple[float, ...] | None:
-        """[T] what each turn earned; what is no turn's own comes with the last, so they add up to the reward."""
+        """[T] what each turn earned, adding up to the reward: what is no turn's own is in the last."""
         parts = {n: s for n, s in scores.items() if s.turns and s.value}
         if reward is None or not run.turns or not any(s.turns for s in scores.values()):
             return None
