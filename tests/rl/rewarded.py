@@ -14,10 +14,11 @@ from nano_shared.types import Case, HiddenChecks, Limits, Task, Trajectory
 RIGHT = "    return a + b"
 WRONG = "    return a - b"
 STARTER = f"def add(a, b):\n{WRONG}\n"
+TEST = "from sums import add\n\n\ndef test():\n    assert add(2, 3) == 5\n"
 ADD = Task(
     key="add",
     prompt="Mend add in sums.py, so that add(2, 3) gives 5.",
-    files={"sums.py": STARTER, "test_sums.py": "from sums import add\n\n\ndef test():\n    assert add(2, 3) == 5\n"},
+    files={"sums.py": STARTER, "test_sums.py": TEST},
     artifacts=("sums.py",),
     check="python -m pytest -q",
     limits=Limits(max_turns=8, max_tokens=2000),

@@ -109,7 +109,7 @@ def test_turns_of_a_rollout_train_on_their_own_returns() -> None:
     samples = group_samples(group, advantages_G=credit)
     assert samples[0].advantages == (0.4375,) * 5 + (0.1875,) * 3
     (batch,) = make_batches(samples, max_tokens=100)
-    row = batch.advantages_BT[[i for i, r in enumerate(batch.run_ids) if r == "a"][0]]
+    row = batch.advantages_BT[batch.run_ids.index("a")]
     assert row.tolist() == pytest.approx([0, 0] + [0.4375] * 3 + [0] + [0.1875] * 2)
 
 

@@ -13,6 +13,7 @@ from nano_rl.rewards.gate import TESTS, Gate, smallest_step
 
 SHAPING = ("process", "length", "judge")
 scores = st.fixed_dictionaries({name: st.none() | st.floats(0, 1) for name in SHAPING})
+spoken = st.fixed_dictionaries({name: st.floats(0, 1) for name in SHAPING})
 weights = st.fixed_dictionaries(
     {TESTS: st.floats(1e-3, 100), **{name: st.floats(0, 100) for name in SHAPING}}
 )
@@ -93,9 +94,8 @@ def test_without_tests_there_is_no_gate() -> None:
     weights,
     st.sampled_from(["mean", "rloo"]),
     st.sampled_from(["sample", "population"]),
-    st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.fixed_dictionaries({n: st.floats(0, 1) for n in SHAPING})),
-             min_size=2, max_size=8),
-)  # fmt: skip
+    st.lists(st.tuples(st.sampled_from([0.0, 1.0]), spoken), min_size=2, max_size=8),
+)
 def test_parts_normalised_apart_keep_every_pass_above_every_failure(
     w: dict[str, float], baseline: str, std: str, runs: list[tuple[float, dict[str, float]]]
 ) -> None:
