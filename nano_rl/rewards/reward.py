@@ -180,7 +180,7 @@ def open_reward(config: RewardConfig) -> Reward:
     for name, part in parts.items():
         try:
             part.prepare()
-        except UsageError as problem:
+        except (UsageError, ConfigError) as problem:
             raise ConfigError(f"reward part {name}: {problem}") from None
     lonely = [name for name, part in parts.items() if name != TESTS and not part.alone]
     if TESTS not in parts and lonely:
