@@ -92,10 +92,10 @@ def test_what_was_not_graded_is_not_composed(runtime: Runtime) -> None:
 def test_the_fraction_of_checks_counts_on_request_and_its_steps_bound_the_tie_break(runtime: Runtime) -> None:
     half = "@write_file path=sums.py\ndef add(a, b):\n    return a + abs(b) if a > 0 else 0\n"
     runs = rolled(runtime, (READ, half, SUBMIT), FAIL, (half, half, half, SUBMIT), SOLVE)
-    config = RewardConfig(
-        parts={"tests": {"weight": 1, "fraction": True}, "process": {"weight": 3}}, tie_break=0.9
-    )
-    partly, failed, wasteful, right = (r.reward or 0.0 for r in open_reward(config).apply(runs, runtime))
+    parts = {"tests": {"weight": 1, "fraction": True}, "process": {"weight": 3}}
+    config = RewardConfig(parts=parts, tie_break=0.9)
+    done = open_reward(config).apply(runs, runtime)
+    partly, failed, wasteful, right = (run.reward or 0.0 for run in done)
     assert 0 < failed < wasteful < partly < right
     assert partly == pytest.approx((2 / 3 + 0.9 / 3) / 4)
 
@@ -111,7 +111,8 @@ async def later(prompts, completions, **columns):
     return [0.5 for _ in prompts]
 
 def chat(prompts, completions):
-    return [float(c[0]["role"] == "assistant" and p[0]["role"] == "user") for p, c in zip(prompts, completions)]
+    roles = [(p[0]["role"], c[0]["role"]) for p, c in zip(prompts, completions)]
+    return [float(pair == ("user", "assistant")) for pair in roles]
 
 def by_run(trajectories):
     return [None if t.answer is None else 1.0 for t in trajectories]

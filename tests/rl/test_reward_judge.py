@@ -202,11 +202,7 @@ def test_a_principle_without_a_check_is_judged_in_both_orders(
 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
-    [
-        ({}, "name a judge"),
-        ({"url": "localhost:8000"}, "no http"),
-        ({"model": "no-such-model"}, "no-such-model"),
-    ],
+    [({}, "name a judge"), ({"url": "localhost:8000"}, "no http")],
 )
 def test_a_judge_that_cannot_be_asked_is_refused_before_anything_runs(
     settings: dict[str, object], sentence: str
