@@ -6,7 +6,7 @@ import math
 
 import pytest
 from builders import trajectory, turn
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nano_rl.advantage import discounted_returns, group_advantages, summed_advantages, turn_advantages
@@ -17,6 +17,7 @@ from nano_rl.group import Group
 from nano_rl.sample import group_samples
 from nano_shared import Trajectory
 
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 finite = st.floats(-100, 100)
 
 
@@ -26,6 +27,7 @@ def test_returns_by_hand() -> None:
     assert discounted_returns([], 0.9) == []
 
 
+@unhurried
 @given(finite, st.integers(1, 30), st.floats(0, 0.99))
 def test_returns_of_a_constant_are_the_geometric_sum(r: float, n: int, discount: float) -> None:
     returns = discounted_returns([r] * n, discount)
@@ -33,12 +35,14 @@ def test_returns_of_a_constant_are_the_geometric_sum(r: float, n: int, discount:
         assert value == pytest.approx(r * (1 - discount ** (n - t)) / (1 - discount), abs=1e-9)
 
 
+@unhurried
 @given(finite, st.integers(1, 30), st.floats(0, 1))
 def test_a_reward_at_the_end_is_discounted_by_the_turns_to_it(r: float, n: int, discount: float) -> None:
     returns = discounted_returns([0.0] * (n - 1) + [r], discount)
     assert returns == pytest.approx([r * discount ** (n - 1 - t) for t in range(n)])
 
 
+@unhurried
 @given(
     st.lists(st.tuples(finite, st.integers(1, 5)), min_size=2, max_size=6), st.sampled_from(["mean", "rloo"])
 )
@@ -82,6 +86,7 @@ def test_objectives_apart_tell_apart_what_their_sum_does_not() -> None:
     assert apart[0] != pytest.approx(apart[3])
 
 
+@unhurried
 @given(st.lists(finite, min_size=2, max_size=6), st.floats(0, 5))
 def test_one_objective_is_its_own_advantage_times_its_weight(rewards: list[float], weight: float) -> None:
     apart = summed_advantages([(weight, rewards)], baseline="mean", std="sample")

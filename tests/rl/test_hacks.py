@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rewarded import ADD, SOLVE, new_runtime, opened, rolled
 
@@ -27,9 +27,11 @@ from nano_rl.train import Sources, train
 from nano_shared.errors import UsageError
 from nano_shared.types import Sampling, Split, Tampering, Verdict
 
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TASKS = tuple(make_tasks(levels=[0], n=4, seed=1, split=Split.TRAIN, views=["copy"]))
 
 
+@unhurried
 @given(st.integers(1, 200), st.integers(1, 100), st.floats(0, 0.5))
 def test_after_every_step_the_share_of_controls_is_the_one_asked_for(
     steps: int, rollouts: int, fraction: float

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nano_rl.advantage import summed_advantages
 from nano_rl.rewards.gate import TESTS, Gate, smallest_step
 
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SHAPING = ("process", "length", "judge")
 scores = st.fixed_dictionaries({name: st.none() | st.floats(0, 1) for name in SHAPING})
 spoken = st.fixed_dictionaries({name: st.floats(0, 1) for name in SHAPING})
@@ -20,6 +21,7 @@ weights = st.fixed_dictionaries(
 outcomes = st.sampled_from([i / 10 for i in range(11)])
 
 
+@unhurried
 @given(weights)
 def test_weights_are_scaled_to_a_sum_of_one(given_weights: dict[str, float]) -> None:
     assert math.fsum(Gate.of(given_weights).weights.values()) == pytest.approx(1)
@@ -31,6 +33,7 @@ def test_weights_without_a_positive_finite_sum_are_refused(bad: dict[str, float]
         Gate.of(bad)
 
 
+@unhurried
 @given(weights, st.floats(0, 0.99), scores, scores)
 def test_no_shaping_lifts_a_failure_above_a_pass(
     w: dict[str, float], tie: float, best: dict[str, float | None], worst: dict[str, float | None]
@@ -41,6 +44,7 @@ def test_no_shaping_lifts_a_failure_above_a_pass(
     assert 0 <= fail < passed <= 1 + 1e-12
 
 
+@unhurried
 @given(
     weights,
     st.floats(0, 0.99),
@@ -59,6 +63,7 @@ def test_below_the_gate_the_order_of_outcomes_is_kept_and_a_pass_stays_above(
                 assert r1 < r2
 
 
+@unhurried
 @given(weights, scores)
 def test_without_a_tie_break_a_failure_earns_nothing_at_all(
     w: dict[str, float], s: dict[str, float | None]
@@ -67,6 +72,7 @@ def test_without_a_tie_break_a_failure_earns_nothing_at_all(
     assert gate.total(gate.counted(0.0, s)) == 0
 
 
+@unhurried
 @given(scores)
 def test_a_weight_of_zero_counts_nothing(s: dict[str, float | None]) -> None:
     gate = Gate.of({TESTS: 1.0, **dict.fromkeys(SHAPING, 0.0)})
@@ -90,6 +96,7 @@ def test_without_tests_there_is_no_gate() -> None:
     assert gate.total(gate.counted(None, {"judge": 0.25})) == 0.25
 
 
+@unhurried
 @given(
     weights,
     st.sampled_from(["mean", "rloo"]),
