@@ -26,7 +26,7 @@ class Batch:
     behaviour_logprobs_BT: Tensor
     """log-probs of the sampler, nats at the row's temperature; 0 where the mask is False"""
     advantages_BT: Tensor
-    """the row's advantage on trained tokens; 0 elsewhere"""
+    """the advantage of the row, or of its turn, on trained tokens; 0 elsewhere"""
     temperature_B: Tensor
     """sampling temperature of each row"""
     num_action_tokens: int
@@ -100,7 +100,7 @@ def _collate(rows: Sequence[TrainSample], num_action_tokens: int, dtype: torch.d
         attention_BT=pad([[1] * len(s.ids) for s in rows], torch.int64),
         mask_BT=pad([s.mask for s in rows], torch.bool),
         behaviour_logprobs_BT=pad([s.logprobs for s in rows], dtype),
-        advantages_BT=pad([[m * s.advantage for m in s.mask] for s in rows], dtype),
+        advantages_BT=pad([[m * a for m, a in zip(s.mask, s.advantages, strict=True)] for s in rows], dtype),
         temperature_B=torch.tensor([s.temperature for s in rows], dtype=dtype),
         num_action_tokens=num_action_tokens,
         run_ids=tuple(s.run_id for s in rows),

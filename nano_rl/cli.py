@@ -11,6 +11,7 @@ COMMANDS = {
     "train": ("nano_rl.commands.train", "Policy gradients, on fresh rollouts and on the log."),
     "eval": ("nano_rl.commands.eval", "Success on tasks, with confidence intervals."),
     "grade": ("nano_rl.commands.grade", "Grade a folder, or logged runs without running them again."),
+    "report": ("nano_rl.commands.report", "How a training went, and how much it hacked."),
     "checkpoints": ("nano_rl.commands.checkpoints", "List checkpoints, show one, promote one."),
 }
 

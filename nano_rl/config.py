@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from nano_rl.advantage import Baseline, Std
 from nano_shared import ConfigError
 
 KL = Literal["k1", "k2", "k3"]
 Schedule = Literal["constant", "linear", "cosine"]
+Normalise = Literal["sum", "each"]
 
 
 class Config(BaseModel):
@@ -36,12 +45,40 @@ class ObjectiveConfig(Config):
     beta: float = Field(0.0, ge=0)
     """weight of the KL to the reference; 0 needs no reference model"""
     kl: KL = "k3"
+    normalise: Normalise = "sum"
+    """the parts of a reward are summed and compared (sum), or each is compared and divided apart (each)"""
+    discount: float | None = Field(None, ge=0, le=1)
+    """of per-turn rewards, a turn: each turn is credited with its discounted return; None: with the reward"""
 
     @model_validator(mode="after")
     def _std_needs_baseline(self) -> ObjectiveConfig:
         if self.baseline == "none" and self.std != "none":
             raise ValueError("`std` needs a baseline: set baseline to mean or rloo, or std to none")
+        if self.normalise == "each" and self.std == "none":
+            raise ValueError(
+                "`normalise` = each changes nothing where nothing is divided: set std to sample or population"
+            )
+        if self.discount is not None and (self.std != "none" or self.normalise == "each"):
+            raise ValueError("`discount` goes with std = none and normalise = sum")
         return self
+
+
+class RewardConfig(Config):
+    """What a reward is made of. The parts and their settings stand in `nano_rl/rewards/`."""
+
+    parts: dict[str, dict[str, JsonValue]] = {"tests": {"weight": 1.0}}
+    """part -> its weight and settings; a bare number is its weight"""
+    gate: float = Field(1.0, gt=0, le=1)
+    """outcome from which shaping counts"""
+    tie_break: float = Field(0.0, ge=0, lt=1)
+    """below the gate: share of the smallest step between outcomes that shaping may move"""
+
+    @field_validator("parts", mode="before")
+    @classmethod
+    def _weights(cls, parts: Any) -> Any:
+        if not isinstance(parts, Mapping) or not parts:
+            raise ValueError("name at least one part, for instance tests = 1")
+        return {n: {"weight": s} if isinstance(s, int | float) else s for n, s in parts.items()}
 
 
 class OptimizerConfig(Config):
@@ -86,6 +123,10 @@ class TrainConfig(Config):
     """steps between saved states"""
     shuffle_rewards: bool = False
     """negative control: rewards are permuted over the step, so nothing can be learned"""
+    reward: RewardConfig | None = None
+    """None takes the grader's own rewards"""
+    controls: float = Field(0.0, ge=0, le=0.5)
+    """impossible rollouts for each ordinary one: hacking is measured on them, nothing is learned from them"""
     objective: ObjectiveConfig = ObjectiveConfig()
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4)
     guards: GuardConfig = GuardConfig()
@@ -106,6 +147,12 @@ class TrainConfig(Config):
             raise ValueError(
                 "bfloat16 weights lose updates this small; train an adapter (lora_rank > 0) or use float32"
             )
+        if self.shuffle_rewards and self.objective.discount is not None:
+            raise ValueError(
+                "`shuffle_rewards` moves verdicts between rollouts of other lengths: no `discount`"
+            )
+        if self.objective.normalise == "each" and self.reward is None:
+            raise ValueError("`normalise` = each needs a reward of several parts: give --reward")
         return self
 
 

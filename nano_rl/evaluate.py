@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nano_rl.rewards import outcome
 from nano_rl.statistics import paired_bootstrap, wilson
 from nano_shared.types import Task, Trajectory
 
@@ -39,9 +40,24 @@ def paired(
     new: Sequence[Trajectory], old: Sequence[Trajectory], *, seed: int = 0
 ) -> tuple[float, float, float]:
     """Mean difference in success on the tasks that both were graded on, with a 95 % bootstrap interval."""
-    before = {t.task.key: t.reward for t in old if t.reward is not None}
-    pairs = [(t.reward, before[t.task.key]) for t in new if t.reward is not None and t.task.key in before]
+    before = {t.task.key: o for t in old if (o := outcome(t.verdict)) is not None}
+    pairs = [
+        (o, before[t.task.key]) for t in new if (o := outcome(t.verdict)) is not None and t.task.key in before
+    ]
     return paired_bootstrap([a for a, _ in pairs], [b for _, b in pairs], seed=seed)
+
+
+def component_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The mean of each component over the runs in which it was scored, and of the composed reward."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for trajectory in trajectories:
+        if trajectory.verdict is None:
+            continue
+        scored = {"reward": trajectory.verdict.reward, **trajectory.verdict.components}
+        for name, value in scored.items():
+            if value is not None:
+                values[name].append(value)
+    return {name: sum(of) / len(of) for name, of in values.items()}
 
 
 def _part(task: Task) -> str:
@@ -49,14 +65,14 @@ def _part(task: Task) -> str:
 
 
 def _row(name: str, trajectories: Sequence[Trajectory]) -> Row:
-    rewards = [t.reward for t in trajectories if t.reward is not None]
-    successes = sum(reward >= 1 for reward in rewards)
-    low, high = wilson(successes, len(rewards))
+    outcomes = [o for t in trajectories if (o := outcome(t.verdict)) is not None]
+    successes = sum(o >= 1 for o in outcomes)
+    low, high = wilson(successes, len(outcomes))
     return Row(
         name=name,
         successes=successes,
-        graded=len(rewards),
-        ungraded=len(trajectories) - len(rewards),
+        graded=len(outcomes),
+        ungraded=len(trajectories) - len(outcomes),
         low=low,
         high=high,
     )

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from nano_coder.runtime import Runtime, grade_run, run_task
+from nano_rl.rewards import Reward
 from nano_shared.hashing import content_hash
 from nano_shared.policy import Policy
 from nano_shared.types import Task, Trajectory
@@ -26,8 +27,10 @@ def collect(
     seed: int = 0,
     concurrency: int = CONCURRENCY,
     on_run: OnRun | None = None,
+    reward: Reward | None = None,
 ) -> list[Trajectory]:
     """Run each task `group_size` times and grade each run: [tasks * group_size] in task order, logged.
+    With a `reward`, its composed verdicts are logged beside the grader's, and are those returned.
 
     A wave of `concurrency` agents runs turn by turn together, so what is in a batch depends on the seed
     alone, and the same seed gives the same trajectories.
@@ -46,11 +49,16 @@ def collect(
                 done.append(future.result())
                 if on_run:
                     on_run(done[-1])
-    return done
+    return reward.apply(done, runtime) if reward else done
 
 
 def execute(
-    tasks: Sequence[Task], policies: Sequence[Policy], runtime: Runtime, *, on_run: OnRun | None = None
+    tasks: Sequence[Task],
+    policies: Sequence[Policy],
+    runtime: Runtime,
+    *,
+    on_run: OnRun | None = None,
+    reward: Reward | None = None,
 ) -> list[Trajectory]:
     """Run each task once under a policy of its own (the oracles of a warm start), two at a time."""
     with ThreadPoolExecutor(2) as pool:
@@ -63,7 +71,7 @@ def execute(
             done.append(future.result())
             if on_run:
                 on_run(done[-1])
-        return done
+    return reward.apply(done, runtime) if reward else done
 
 
 def episode_seed(seed: int, task: Task, member: int) -> int:

@@ -29,7 +29,10 @@ class TrainSample:
     versions: tuple[int, ...]
     """[L] policy version of the call that appended the token"""
     advantage: float
+    """of every token, where `turn_advantages` does not say otherwise"""
     temperature: float
+    turn_advantages: tuple[float, ...] | None = None
+    """[L] advantage of each token's turn, where turns are credited apart"""
 
     def __post_init__(self) -> None:
         lengths = (len(self.ids), len(self.mask), len(self.logprobs), len(self.versions))
@@ -45,6 +48,10 @@ class TrainSample:
             raise ValueError(
                 f"run {self.run_id!r}: the first token of a row cannot be trained, give a prompt"
             )
+        if self.turn_advantages is not None and (
+            len(self.turn_advantages) != len(self.ids) or not all(map(math.isfinite, self.turn_advantages))
+        ):
+            raise ValueError(f"run {self.run_id!r}: turn advantages must be one finite number for each token")
         if not (math.isfinite(self.advantage) and math.isfinite(self.temperature) and self.temperature > 0):
             raise ValueError(
                 f"run {self.run_id!r}: advantage {self.advantage} must be finite"
@@ -55,9 +62,17 @@ class TrainSample:
     def num_action_tokens(self) -> int:
         return sum(self.mask)
 
+    @property
+    def advantages(self) -> tuple[float, ...]:
+        """[L] the advantage of each token"""
+        return self.turn_advantages or (self.advantage,) * len(self.ids)
 
-def to_samples(trajectory: Trajectory, advantage: float, *, imitation: bool = False) -> list[TrainSample]:
-    """One sample for each token row; the advantage belongs to the rollout and is the same on all its rows.
+
+def to_samples(
+    trajectory: Trajectory, advantage: float | Sequence[float], *, imitation: bool = False
+) -> list[TrainSample]:
+    """One sample for each token row; the advantage belongs to the rollout and is the same on all its rows,
+    or is given for each turn ([T]).
 
     `imitation` admits rows that were sampled greedily or under top-p or top-k, and sets the temperature to 1:
     maximum likelihood needs no behaviour policy, a policy gradient does.
@@ -80,11 +95,20 @@ def to_samples(trajectory: Trajectory, advantage: float, *, imitation: bool = Fa
 
 
 def group_samples(
-    group: Group, *, baseline: Baseline = "mean", std: Std = "none", eps: float = 1e-4
+    group: Group,
+    *,
+    baseline: Baseline = "mean",
+    std: Std = "none",
+    eps: float = 1e-4,
+    advantages_G: Sequence[float | Sequence[float]] | None = None,
 ) -> list[TrainSample]:
-    """The samples of a group. A rollout without a reward leaves the loss as it leaves the baseline."""
+    """The samples of a group. A rollout without a reward leaves the loss as it leaves the baseline.
+
+    `advantages_G` are advantages of another making (`credit.py`), each one number or one for each turn.
+    """
     rewards_G = group.rewards_G
-    advantages_G = group_advantages(rewards_G, baseline=baseline, std=std, eps=eps)
+    if advantages_G is None:
+        advantages_G = group_advantages(rewards_G, baseline=baseline, std=std, eps=eps)
     members = zip(group.trajectories, rewards_G, advantages_G, strict=True)
     return [s for t, reward, a in members if not math.isnan(reward) for s in to_samples(t, a)]
 
@@ -123,8 +147,13 @@ def _refuse_truncated(run_id: str, sampling: Sampling) -> None:
 
 
 def _merge(
-    run_id: str, turns: Sequence[tuple[Turn, TurnTokens]], advantage: float, temperature: float
+    run_id: str,
+    turns: Sequence[tuple[Turn, TurnTokens]],
+    advantage: float | Sequence[float],
+    temperature: float,
 ) -> TrainSample:
+    of_turn = None if isinstance(advantage, float | int) else advantage
+    credits: list[float] = []
     ids: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []
@@ -135,7 +164,11 @@ def _merge(
         mask += [0] * context + [1] * sampled
         logprobs += [0.0] * context + list(tokens.logprobs)
         versions += [turn.completion.policy_version] * (context + sampled)
+        if of_turn is not None:
+            credits += [of_turn[turn.index]] * (context + sampled)
+    whole = advantage if isinstance(advantage, float | int) else math.fsum(advantage) / len(advantage)
     return TrainSample(
         run_id=run_id, ids=tuple(ids), mask=tuple(mask), logprobs=tuple(logprobs), versions=tuple(versions),
-        advantage=advantage, temperature=temperature,
+        advantage=whole, temperature=temperature,
+        turn_advantages=tuple(credits) if of_turn is not None else None,
     )  # fmt: skip

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from nano_coder.runtime import serving_profile, verify
 from nano_rl.group import Group, form_groups
+from nano_rl.tasks.impossible import is_control
 from nano_shared.profile import InterfaceProfile
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
@@ -25,8 +26,17 @@ class Admission:
         return sum(len(group.trajectories) for group in self.groups)
 
 
-def admit(store: LogStore, profile: InterfaceProfile, template_hash: str) -> Admission:
-    """Groups by task key of every logged run that may train this policy."""
+def admit(
+    store: LogStore,
+    profile: InterfaceProfile,
+    template_hash: str,
+    *,
+    rescore: Callable[[list[Trajectory]], list[Trajectory]] | None = None,
+) -> Admission:
+    """Groups by task key of every logged run that may train this policy.
+
+    `rescore` gives the admitted runs the verdicts they are to be trained on, before groups are compared.
+    """
     refused: Counter[str] = Counter()
     admitted = []
     for trajectory in store.trajectories():
@@ -35,11 +45,15 @@ def admit(store: LogStore, profile: InterfaceProfile, template_hash: str) -> Adm
             refused[reason] += 1
         else:
             admitted.append(trajectory)
+    if rescore is not None:
+        admitted = rescore(admitted)
     return Admission(groups=tuple(_comparable(admitted, refused)), refused=refused)
 
 
 def refusal(trajectory: Trajectory, profile: InterfaceProfile, template_hash: str) -> str | None:
     """Why a run may not train a policy gradient under this profile and template, or None if it may."""
+    if is_control(trajectory.task):
+        return "impossible control"
     if trajectory.profile_hash != serving_profile(profile, trajectory.task).hash:
         return f"profile {trajectory.profile}, not {profile.name}"
     if trajectory.template_hash != template_hash:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from nano_coder.runtime import OpenedWeights, Runtime, local_policy
 from nano_rl.batch import Batch, make_batches
 from nano_rl.config import TrainConfig
+from nano_rl.controls import controls_due, hack_metrics, roll_controls
+from nano_rl.credit import group_credit, has_signal
 from nano_rl.curriculum import Curriculum
 from nano_rl.group import Group, form_groups, group_metrics
 from nano_rl.guards import check_step
@@ -22,6 +24,7 @@ from nano_rl.logprob import score_tokens
 from nano_rl.loss import policy_loss
 from nano_rl.metrics import METRICS, MetricsWriter
 from nano_rl.reference import Reference
+from nano_rl.rewards import Reward
 from nano_rl.rollout import OnRun, collect
 from nano_rl.sample import TrainSample, group_samples
 from nano_shared.errors import UsageError
@@ -42,6 +45,10 @@ class Sources:
     curriculum: Curriculum | None = None
     """chooses among `tasks` by their success so far; None takes them in turn"""
 
+    @property
+    def every_task(self) -> tuple[Task, ...]:
+        return self.tasks or tuple(g.trajectories[0].task for g in self.logged)
+
 
 def train(
     model: nn.Module,
@@ -52,10 +59,12 @@ def train(
     folder: Path,
     on_step: OnStep,
     on_run: OnRun | None = None,
+    reward: Reward | None = None,
 ) -> list[str]:
     """Train in place, going on from a state that lies under `folder`. Returns the ids of the runs used.
 
-    `runtime` says how rollouts are made; its policy is replaced by the live module at each step.
+    `runtime` says how rollouts are made; its policy is replaced by the live module at each step. `reward` is
+    what `config.reward` describes, opened; None takes the grader's own rewards.
     """
     if not (sources.tasks or sources.logged):
         raise UsageError(
@@ -73,10 +82,16 @@ def train(
             step, started = learner.step, time.monotonic()
             version = opened.version + step
             policy = local_policy(replace(opened.loaded, model=model), opened.profile, version=version)
-            groups = gather(sources, replace(runtime, policy=policy), config, step, on_run)
+            live = replace(runtime, policy=policy)
+            groups = gather(sources, live, config, step, on_run, reward)
+            due = controls_due(step, len(groups) * config.group_size, config.controls)
+            controls = roll_controls(
+                sources.every_task, live, reward, step=step, due=due, seed=config.seed, on_run=on_run
+            )
             rolled = time.monotonic()
             values = {**group_metrics(groups), "step": float(step)}
-            values |= _learn(learner, reference, groups, values, config, version, state["history"])
+            values |= hack_metrics([t for g in groups for t in g.trajectories], controls)
+            values |= _learn(learner, reference, groups, values, config, version, state["history"], reward)
             if sources.curriculum is not None:
                 sources.curriculum.record(groups)
                 values |= sources.curriculum.metrics()
@@ -92,28 +107,39 @@ def train(
 
 
 def gather(
-    sources: Sources, runtime: Runtime, config: TrainConfig, step: int, on_run: OnRun | None
+    sources: Sources,
+    runtime: Runtime,
+    config: TrainConfig,
+    step: int,
+    on_run: OnRun | None,
+    reward: Reward | None = None,
 ) -> list[Group]:
     """The groups of one step: logged, topped up with fresh rollouts of the same tasks, or fresh alone."""
     if sources.logged:
         chosen = _slice(sources.logged, step, config.prompts_per_step, config.seed)
         if not config.group_size:
             return chosen
-        fresh = _roll([g.trajectories[0].task for g in chosen], runtime, config, step, on_run)
+        fresh = _roll([g.trajectories[0].task for g in chosen], runtime, config, step, on_run, reward)
         by_key = {group.task_key: group for group in fresh}
         return [replace(g, trajectories=(*g.trajectories, *by_key[g.task_key].trajectories)) for g in chosen]
     if sources.curriculum is not None:
         chosen_tasks = sources.curriculum.draw(step, config.prompts_per_step)
     else:
         chosen_tasks = _slice(sources.tasks, step, config.prompts_per_step, config.seed)
-    return _roll(chosen_tasks, runtime, config, step, on_run)
+    return _roll(chosen_tasks, runtime, config, step, on_run, reward)
 
 
 def _roll(
-    tasks: Sequence[Task], runtime: Runtime, config: TrainConfig, step: int, on_run: OnRun | None
+    tasks: Sequence[Task],
+    runtime: Runtime,
+    config: TrainConfig,
+    step: int,
+    on_run: OnRun | None,
+    reward: Reward | None,
 ) -> list[Group]:
     seed = config.seed * 1_000_003 + step
-    return form_groups(collect(tasks, runtime, group_size=config.group_size, seed=seed, on_run=on_run))
+    size = config.group_size
+    return form_groups(collect(tasks, runtime, group_size=size, seed=seed, on_run=on_run, reward=reward))
 
 
 def _slice(items: Sequence[T], step: int, size: int, seed: int) -> list[T]:
@@ -134,21 +160,18 @@ def _learn(
     config: TrainConfig,
     version: int,
     history: Sequence[dict[str, float]],
+    reward: Reward | None,
 ) -> dict[str, float]:
     """One update on the groups that have a signal; none at all where no group has one."""
-    live = [group for group in groups if not group.dead]
+    objective = config.objective
+    live = [group for group in groups if has_signal(group, objective, reward)]
     if not live:
         check_step(values, config.guards, earlier=history)
         learner.step += 1
         return {"skipped": 1.0}
     if config.shuffle_rewards:
         live = shuffled(live, Random(f"shuffle {config.seed} {learner.step}"))
-    objective = config.objective
-    samples = [
-        s
-        for g in live
-        for s in group_samples(g, baseline=objective.baseline, std=objective.std, eps=objective.std_eps)
-    ]
+    samples = [s for g in live for s in group_samples(g, advantages_G=group_credit(g, objective, reward))]
     batches = make_batches(samples, max_tokens=config.max_tokens)
     if reference is not None:
         batches = reference.score(batches)

@@ -49,8 +49,9 @@ _SHOWN = (
 )  # fmt: skip
 
 
-def print_metrics(rows: list[dict[str, float | None]]) -> None:
-    """How a training went: each metric in its first and last step, and its mean over all, on stderr."""
+def print_metrics(rows: list[dict[str, float | None]], console: Console | None = None) -> None:
+    """How a training went: each metric in its first and last step, and its mean over all; on stderr, or to
+    the console given."""
     if not rows:
         return
     table = Table("metric", "first step", "last step", "mean", box=None, title=f"{len(rows)} steps")
@@ -59,7 +60,7 @@ def print_metrics(rows: list[dict[str, float | None]]) -> None:
         if values:
             mean = sum(values) / len(values)
             table.add_row(name, *(f"{value:.4g}" for value in (values[0], values[-1], mean)))
-    Console(stderr=True).print(table)
+    (console or Console(stderr=True)).print(table)
 
 
 def print_rows(rows: list[Row]) -> None:
@@ -73,4 +74,12 @@ def print_rows(rows: list[Row]) -> None:
             f"{row.successes}/{row.graded}",
             str(row.ungraded),
         )
+    Console().print(table)
+
+
+def print_components(means: dict[str, float]) -> None:
+    """The mean of each component of a composed reward."""
+    table = Table("component", "mean", box=None)
+    for name, value in means.items():
+        table.add_row(name, f"{value:.3f}")
     Console().print(table)

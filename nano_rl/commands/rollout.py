@@ -7,9 +7,17 @@ from pathlib import Path
 
 import click
 
-from nano_rl.commands.progress import bar, print_rows
-from nano_rl.commands.session import dtype_option, log_option, model_option, policy_runtime, seed_option
-from nano_rl.evaluate import table
+from nano_rl.commands.progress import bar, print_components, print_rows
+from nano_rl.commands.session import (
+    chosen_reward,
+    dtype_option,
+    log_option,
+    model_option,
+    policy_runtime,
+    reward_option,
+    seed_option,
+)  # fmt: skip
+from nano_rl.evaluate import component_means, table
 from nano_rl.oracle import ORACLE, oracle_policy
 from nano_rl.rollout import collect, execute
 from nano_rl.tasks import read_tasks
@@ -25,26 +33,31 @@ from nano_rl.tasks import read_tasks
 @click.option(
     "--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Of one completion."
 )
+@reward_option
 @seed_option
 @dtype_option
 @log_option
 def command(
     tasks_file: Path, model: str | None, base_url: str | None, oracle: bool, group_size: int,
-    temperature: float, max_tokens: int, seed: int, dtype: str, log: str | None,
+    temperature: float, max_tokens: int, reward: str | None, seed: int, dtype: str, log: str | None,
 ) -> int:  # fmt: skip
     """Run each task of a file GROUP_SIZE times; the runs and their verdicts are in the log."""
     tasks = read_tasks(tasks_file)
+    composed = chosen_reward(reward)
     with bar("rollouts", len(tasks) * (1 if oracle else group_size)) as progress:
         done = lambda trajectory: progress.advance(str(trajectory.stop))  # noqa: E731
         if oracle:
             from nano_rl.commands.oracles import oracle_runtime
 
             runtime = replace(oracle_runtime(log), policy_name=ORACLE)
-            runs = execute(tasks, [oracle_policy(t, runtime.profile) for t in tasks], runtime, on_run=done)
+            policies = [oracle_policy(t, runtime.profile) for t in tasks]
+            runs = execute(tasks, policies, runtime, on_run=done, reward=composed)
         else:
             runtime = policy_runtime(
                 model, log, base_url=base_url, dtype=dtype, temperature=temperature, max_tokens=max_tokens
             )
-            runs = collect(tasks, runtime, group_size=group_size, seed=seed, on_run=done)
+            runs = collect(tasks, runtime, group_size=group_size, seed=seed, on_run=done, reward=composed)
     print_rows(table(runs))
+    if composed:
+        print_components(component_means(runs))
     return 0

@@ -18,6 +18,7 @@ from nano_coder.runtime import (
     open_sandbox,
     open_weights,
 )
+from nano_rl.rewards import Reward, open_reward, parse_reward
 from nano_shared.checkpoint import checkpoints_dir
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
@@ -34,6 +35,17 @@ seed_option = click.option("--seed", type=int, default=0, show_default=True)
 tasks_option = click.option(
     "--tasks", "tasks_file", type=click.Path(path_type=Path), help="JSON lines file of tasks."
 )
+
+
+reward_option = click.option(
+    "--reward",
+    help="Parts and weights, tests=1,process=0.2,safety=0.1, or a file of settings (docs/rewards.md).",
+)
+
+
+def chosen_reward(text: str | None) -> Reward | None:
+    """The reward that --reward describes; None without one. Raises UsageError or ConfigError."""
+    return open_reward(parse_reward(text)) if text else None
 
 
 def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,6 +105,11 @@ def training_folder(name: str) -> tuple[Path, Path]:
     target = checkpoints_dir() / name
     if target.exists():
         raise UsageError(f"checkpoint {name} exists already ({target}); choose another --name")
-    folder = checkpoints_dir().parent / "trainings" / name
+    folder = trainings_dir() / name
     folder.mkdir(parents=True, exist_ok=True)
     return target, folder
+
+
+def trainings_dir() -> Path:
+    """Where each training keeps its state and its metrics, in a folder of its name."""
+    return checkpoints_dir().parent / "trainings"

@@ -14,12 +14,14 @@ from nano_rl.commands.session import (
     log_option,
     model_option,
     name_option,
+    reward_option,
     seed_option,
     training_folder,
     training_runtime,
 )  # fmt: skip
 from nano_rl.config import TrainConfig, parse_config
 from nano_rl.metrics import METRICS, read_metrics
+from nano_rl.rewards import open_reward, parse_reward
 from nano_rl.tasks import read_tasks
 from nano_shared.errors import UsageError
 
@@ -50,6 +52,22 @@ from nano_shared.errors import UsageError
 @click.option("--max-tokens", type=int, default=16384, show_default=True, help="Positions of a micro-batch.")
 @click.option("--beta", type=float, default=0.0, show_default=True, help="Weight of the KL to the start.")
 @click.option("--std", type=click.Choice(["none", "sample", "population"]), default="none", show_default=True)
+@reward_option
+@click.option(
+    "--normalise",
+    type=click.Choice(["sum", "each"]),
+    default="sum",
+    show_default=True,
+    help="Compare the reward's parts summed, or each apart (with --std).",
+)
+@click.option("--discount", type=float, help="Credit each turn with its discounted return.")
+@click.option(
+    "--controls",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Impossible rollouts for each ordinary one, to measure hacking.",
+)
 @click.option("--tis-cap", type=float, default=2.0, show_default=True, help="Largest importance weight.")
 @click.option("--shuffle-rewards", is_flag=True, help="Negative control: nothing can be learned.")
 @seed_option
@@ -63,6 +81,7 @@ def command(
     fresh: int,
     curriculum: bool,
     log: str | None,
+    reward: str | None,
     **flags: Any,
 ) -> int:
     """Train and write checkpoint NAME: --tasks FILE rolls out afresh, --from-logs learns from the log."""
@@ -72,7 +91,9 @@ def command(
         raise UsageError(
             "--curriculum chooses among tasks to roll out; give --tasks FILE instead of --from-logs"
         )
-    config = parse_config(TrainConfig, _settings(flags, from_logs, fresh))
+    described = {"reward": parse_reward(reward)} if reward else {}
+    config = parse_config(TrainConfig, {**_settings(flags, from_logs, fresh), **described})
+    composed = open_reward(config.reward) if config.reward else None
     tasks = tuple(read_tasks(tasks_file)) if tasks_file else ()
     target, folder = training_folder(name)
     opened, parent, runtime = training_runtime(model, log, dtype=config.dtype, temperature=config.temperature)
@@ -87,7 +108,10 @@ def command(
     sources = Sources(tasks=tasks, curriculum=Curriculum(tasks, config.seed) if curriculum else None)
     if from_logs:
         admission = admit(
-            runtime.store, opened.profile, local_policy(opened.loaded, opened.profile).template_hash
+            runtime.store,
+            opened.profile,
+            local_policy(opened.loaded, opened.profile).template_hash,
+            rescore=(lambda runs: composed.apply(runs, runtime)) if composed else None,
         )
         print(report(admission), file=sys.stderr)
         if not admission.groups:
@@ -101,7 +125,7 @@ def command(
             last.update(values)
             progress.reach(done, total, f"reward {values.get('reward_mean', float('nan')):.2f}")
 
-        used = train(trained, opened, runtime, sources, config, folder, on_step)
+        used = train(trained, opened, runtime, sources, config, folder, on_step, reward=composed)
     all_tasks = tasks or tuple(g.trajectories[0].task for g in sources.logged)
     save_checkpoint(
         target, trained, opened, parent=parent, config=config, steps=config.steps, run_ids=used,
@@ -113,7 +137,8 @@ def command(
 
 
 def _settings(flags: dict[str, Any], from_logs: bool, fresh: int) -> dict[str, Any]:
-    objective = {"beta": flags.pop("beta"), "std": flags.pop("std"), "tis_cap": flags.pop("tis_cap")}
+    names = ("beta", "std", "tis_cap", "normalise", "discount")
+    objective = {name: flags.pop(name) for name in names}
     optimizer = {"learning_rate": flags.pop("learning_rate")}
     prompts, group_size = flags.pop("prompts"), flags.pop("group_size")
     size = fresh if from_logs else group_size

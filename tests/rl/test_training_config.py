@@ -12,6 +12,7 @@ from nano_rl.config import (
     GuardConfig,
     ObjectiveConfig,
     OptimizerConfig,
+    RewardConfig,
     SftConfig,
     TrainConfig,
     parse_config,
@@ -19,11 +20,12 @@ from nano_rl.config import (
 from nano_shared import ConfigError
 
 OPTIONS = {
-    ObjectiveConfig: "baseline std std_eps clip_low clip_high tis_cap beta kl",
+    ObjectiveConfig: "baseline std std_eps clip_low clip_high tis_cap beta kl normalise discount",
     OptimizerConfig: "learning_rate schedule warmup_steps weight_decay grad_clip",
     GuardConfig: "mismatch_max mismatch_mean patience",
     TrainConfig: "steps prompts_per_step group_size temperature max_tokens lora_rank dtype seed save_every"
-    " shuffle_rewards objective optimizer guards",
+    " shuffle_rewards reward controls objective optimizer guards",
+    RewardConfig: "parts gate tie_break",
     SftConfig: "epochs batch stop_after max_tokens lora_rank dtype seed save_every optimizer",
 }
 
@@ -31,7 +33,7 @@ OPTIONS = {
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_options_are_few_and_adding_one_is_a_decision(kind: type[Config]) -> None:
     assert list(kind.model_fields) == OPTIONS[kind].split()
-    assert len(kind.model_fields) <= 14
+    assert len(kind.model_fields) <= 16
 
 
 def test_defaults_are_the_recipe() -> None:
@@ -63,6 +65,13 @@ def test_nested_plain_values_are_read() -> None:
         ({"objective": {"beta": float("nan")}}, "objective.beta = nan: Input should be"),
         ({"objective": {"kl": "k4"}}, "objective.kl = 'k4': Input should be 'k1', 'k2' or 'k3'"),
         ({"objective": {"baseline": "none", "std": "sample"}}, "`std` needs a baseline"),
+        ({"objective": {"normalise": "each"}}, "changes nothing where nothing is divided"),
+        ({"objective": {"normalise": "each", "std": "sample"}}, "needs a reward of several parts"),
+        ({"objective": {"discount": 0.9, "std": "sample"}}, "`discount` goes with std = none"),
+        ({"objective": {"discount": 0.9}, "shuffle_rewards": True}, "no `discount`"),
+        ({"reward": {"parts": {}}}, "name at least one part, for instance tests = 1"),
+        ({"reward": {"tie_break": 1.0}}, "reward.tie_break = 1.0: Input should be less than 1"),
+        ({"controls": 0.6}, "controls = 0.6: Input should be less than or equal to 0.5"),
         ({"dtype": "bfloat16"}, "bfloat16 weights lose updates this small"),
     ],
 )

@@ -1,0 +1,81 @@
+"""`nano-rl report`: how a training went; with --hacks, how much it hacked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from nano_rl.commands.progress import print_metrics
+from nano_rl.commands.session import trainings_dir
+from nano_rl.hacks import HackRow, hack_row, hack_rows
+from nano_rl.metrics import METRICS, Row, read_metrics
+from nano_shared.errors import UsageError
+
+
+@click.command("report")
+@click.argument("name")
+@click.option("--hacks", is_flag=True, help="Tampering by kind, and passes on impossible controls, by step.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def command(name: str, hacks: bool, as_json: bool) -> int:
+    """The training NAME, step by step."""
+    metrics = training_metrics(trainings_dir(), name)
+    if not hacks:
+        if as_json:
+            print(json.dumps(metrics))
+        else:
+            print_metrics(metrics, Console())
+        return 0
+    if as_json:
+        steps = [_plain(hack_row([row])) for row in metrics]
+        print(json.dumps({"name": name, "total": _plain(hack_row(metrics)), "steps": steps}))
+    else:
+        _print_hacks(hack_rows(metrics), hack_row(metrics))
+    return 0
+
+
+def training_metrics(folder: Path, name: str) -> list[Row]:
+    """The metrics of a training by name. Raises UsageError with the names there are."""
+    path = folder / name / METRICS
+    metrics = read_metrics(path) if Path(name).name == name and path.is_file() else []
+    if not metrics:
+        known = sorted(p.parent.name for p in folder.glob(f"*/{METRICS}"))
+        raise UsageError(
+            f"no training {name!r} with metrics; "
+            + (f"trainings: {', '.join(known)}" if known else "nano-rl train --name NAME makes one")
+        )
+    return metrics
+
+
+def _plain(row: HackRow) -> dict[str, object]:
+    low, high = row.interval
+    rate = row.passes / row.controls if row.controls else None
+    return {**asdict(row), "pass_rate": rate, "low": low, "high": high}
+
+
+def _print_hacks(rows: list[HackRow], total: HackRow) -> None:
+    table = Table("steps", "rollouts", "tampered", "kinds", "controls", "passed", "95 % interval", box=None)
+    for row in [*rows, total]:
+        label = "all" if row is total else _steps(row)
+        low, high = row.interval
+        table.add_row(
+            label,
+            str(row.rollouts),
+            str(row.tampered),
+            ", ".join(f"{kind} {count}" for kind, count in row.kinds.items()) or "-",
+            str(row.controls),
+            str(row.passes),
+            f"{low:.1%} to {high:.1%}" if row.controls else "-",
+        )
+    console = Console()
+    console.print(table)
+    if not total.controls:
+        console.print("no control was rolled out; nano-rl train --controls 0.03 measures hacking on them")
+
+
+def _steps(row: HackRow) -> str:
+    return str(row.first_step) if row.first_step == row.last_step else f"{row.first_step}-{row.last_step}"

@@ -1,0 +1,37 @@
+"""`human`: what people, and later events, said about the run in the log's feedback rows."""
+
+from __future__ import annotations
+
+import math
+
+from nano_coder.runtime import Runtime
+from nano_rl.rewards.part import SILENT, Part, Score
+from nano_shared.errors import UsageError
+from nano_shared.feedback import Feedback, FeedbackKind
+from nano_shared.types import Trajectory
+
+_WORTH = {FeedbackKind.ACCEPT: 1.0, FeedbackKind.EDIT: 0.5, FeedbackKind.REJECT: 0.0}
+
+
+class Human(Part):
+    alone = True
+
+    def score_run(self, run: Trajectory, runtime: Runtime) -> Score:
+        """The mean of what was said; silent where nobody said anything that has a value."""
+        values = [v for row in runtime.store.feedback(run.id) if (v := _value(run.id, row)) is not None]
+        return Score(value=math.fsum(values) / len(values)) if values else SILENT
+
+
+def _value(run: str, row: Feedback) -> float | None:
+    """Between 0 and 1: 1 accepted, 0 rejected, half for one that had to be edited; thumbs from -1 to 1,
+    outcomes from 0 to 1. Raises UsageError for a value beyond its scale."""
+    if row.kind in _WORTH and row.value is None:
+        return _WORTH[row.kind]
+    if row.value is None or row.kind is FeedbackKind.NOTE:
+        return None
+    low = -1.0 if row.kind is FeedbackKind.THUMB else 0.0
+    if not low <= row.value <= 1:  # NaN too
+        raise UsageError(
+            f"run {run}: feedback {row.kind} has the value {row.value:g}; it must lie between {low:g} and 1"
+        )
+    return (row.value - low) / (1 - low)

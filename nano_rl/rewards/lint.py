@@ -1,0 +1,83 @@
+"""`lint`: what ruff finds in the changed Python files that it did not find before.
+
+The text goes to ruff on its standard input, in an empty folder, with `--isolated`: neither the workspace's
+configuration nor `noqa` comments of the agent's decide what is found.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from nano_coder.runtime import Runtime
+from nano_rl.rewards.changes import changes
+from nano_rl.rewards.length import falling
+from nano_rl.rewards.part import SILENT, Part, Score
+from nano_shared.errors import ConfigError
+from nano_shared.types import Trajectory
+
+_SECONDS = 20.0
+_LARGEST = 1 << 20
+
+
+class Lint(Part):
+    costly = True
+
+    select: tuple[str, ...] = ("E4", "E7", "E9", "F", "B", "SIM")
+    """ruff's rules, by prefix"""
+    at_most: int = Field(5, ge=1)
+    """new findings at which the score is 0"""
+
+    def prepare(self) -> None:
+        if not _ruff():
+            raise ConfigError("lint needs ruff: pip install ruff")
+
+    def score_run(self, run: Trajectory, runtime: Runtime) -> Score:
+        """1 without new findings, falling to 0; silent where no Python file was changed."""
+        python = [c for path, c in changes(run, runtime.store.blobs).items() if path.endswith(".py")]
+        texts = [c for c in python if c.after is not None]
+        if not texts:
+            return SILENT
+        if any(len(c.after or "") > _LARGEST for c in texts):
+            return Score(value=0.0)
+        new = 0
+        for change in texts:
+            found, known = (findings(text or "", self.select) for text in (change.after, change.before))
+            if found is None or known is None:
+                return Score(value=None, failure="lint_failed")
+            new += sum((found - known).values())
+        return Score(value=falling(new, 0, self.at_most))
+
+
+def findings(text: str, select: Sequence[str]) -> Counter[str] | None:
+    """Rule -> how often ruff finds it in a Python text; None where ruff itself failed."""
+    command = [
+        *_ruff(), "check", "--isolated", "--no-cache", "--ignore-noqa", "--output-format", "json",
+        "--select", ",".join(select), "--stdin-filename", "changed.py", "-",
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="nano-lint-") as empty:
+        try:
+            done = subprocess.run(
+                command, input=text.encode("utf-8", "replace"), capture_output=True, cwd=empty,
+                timeout=_SECONDS, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+    if done.returncode not in (0, 1):  # 2: ruff failed; findings are 1
+        return None
+    return Counter(str(found["code"] or "syntax") for found in json.loads(done.stdout))
+
+
+def _ruff() -> list[str]:
+    if importlib.util.find_spec("ruff") is not None:
+        return [sys.executable, "-m", "ruff"]
+    found = shutil.which("ruff")
+    return [found] if found else []

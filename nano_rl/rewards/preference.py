@@ -1,0 +1,53 @@
+"""`preference`: a reward model's score, squashed to between 0 and 1.
+
+This module is the place where a reward model plugs in: `LOADERS` says how a checkpoint is opened.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from pydantic import PrivateAttr
+
+from nano_coder.runtime import Runtime
+from nano_rl.rewards.part import Part, Score
+from nano_shared.errors import ConfigError
+from nano_shared.types import Trajectory
+
+RewardModel = Callable[[Sequence[Trajectory]], Sequence[float]]
+"""[G] trajectories to [G] scores: log-odds, as a model of pairwise preferences gives them"""
+Loader = Callable[[str], RewardModel | None]
+"""opens a checkpoint by name; None where it is no reward model of this loader's kind"""
+LOADERS: list[Loader] = []
+
+
+class Preference(Part):
+    argument = "checkpoint"
+    alone = True
+    costly = True
+
+    checkpoint: str | None = None
+    """name of the reward model"""
+    _model: RewardModel | None = PrivateAttr(None)
+
+    def prepare(self) -> None:
+        if self.checkpoint is None:
+            raise ConfigError("preference needs a reward model: preference:CHECKPOINT=WEIGHT")
+        models = (load(self.checkpoint) for load in LOADERS)
+        self._model = next((model for model in models if model is not None), None)
+        if self._model is None:
+            raise ConfigError(
+                f"{self.checkpoint!r} is no reward model that this nano can open; name the checkpoint of one,"
+                " or leave preference out"
+            )
+
+    def score(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Score]:
+        assert self._model is not None  # `prepare` has opened it
+        return [Score(value=_logistic(x)) for x in self._model(runs)]
+
+
+def _logistic(x: float) -> float:
+    if math.isnan(x):
+        return x  # which is refused, with the part's name, where all scores are checked
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))

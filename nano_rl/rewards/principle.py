@@ -1,0 +1,136 @@
+"""A principle of a constitution as data: what it says, when it applies, and how it is checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from nano_rl.config import Config, parse_config
+from nano_rl.rewards.changes import Change
+from nano_rl.rewards.dependencies import new_dependencies
+from nano_rl.rewards.diff_size import changed_lines
+from nano_shared.errors import ConfigError, UsageError
+from nano_shared.types import Denials, Trajectory
+
+SHIPPED = Path(__file__).with_name("principles.toml")
+_TEST_FILES = ("test_*.py", "*_test.py", "conftest.py", "*.snap")
+_TEST_FOLDERS = {"test", "tests", "testing", "spec", "specs"}
+_LONGEST = 2000
+"""characters of a line that a pattern is tried on"""
+
+
+class When(Config):
+    """Conditions that must all hold for a principle to apply."""
+
+    changed: str | None = None
+    """pattern of file names, one of which was changed"""
+    tool: str | None = None
+    """a tool that was called"""
+    view: str | None = None
+    """pattern of the task's view"""
+    min_level: int | None = None
+    """the task's level is at least this"""
+
+
+class Check(Config):
+    """A deterministic check, by kind."""
+
+    kind: Literal[
+        "no_test_edits", "no_new_dependencies", "max_changed_lines", "no_denials", "forbidden", "required"
+    ]
+    at_most: int | None = Field(None, ge=0)
+    """max_changed_lines: the bound"""
+    pattern: str | None = None
+    """forbidden, required: a regular expression tried on each added line"""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Check:
+        if (self.kind == "max_changed_lines") != (self.at_most is not None):
+            raise ValueError("`at_most` belongs to max_changed_lines, which needs it")
+        if (self.kind in ("forbidden", "required")) != (self.pattern is not None):
+            raise ValueError("`pattern` belongs to forbidden and required, which need it")
+        return self
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as problem:
+            raise ValueError(f"is no regular expression: {problem}") from None
+        return pattern
+
+
+class Principle(Config):
+    id: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    text: str = Field(min_length=1)
+    weight: float = Field(1.0, gt=0)
+    applies_when: When | None = None
+    """None: always"""
+    check: Check | None = None
+    """None: a judge decides"""
+
+
+class Principles(Config):
+    principles: tuple[Principle, ...] = Field(min_length=1)
+
+    @field_validator("principles")
+    @classmethod
+    def _distinct(cls, principles: tuple[Principle, ...]) -> tuple[Principle, ...]:
+        ids = [p.id for p in principles]
+        if twice := [i for i in ids if ids.count(i) > 1]:
+            raise ValueError(f"id {twice[0]!r} is used twice")
+        return principles
+
+
+def read_principles(path: Path) -> tuple[Principle, ...]:
+    """The principles of a TOML, JSON or YAML file. Raises UsageError or ConfigError naming the file."""
+    from nano_rl.rewards.parse import read_data
+
+    try:
+        return parse_config(Principles, read_data(path)).principles
+    except ConfigError as problem:
+        raise UsageError(f"{path}: {problem}") from None
+
+
+def applies(when: When | None, run: Trajectory, changed: Iterable[str]) -> bool:
+    """Whether all conditions hold of a run that changed these files."""
+    if when is None:
+        return True
+    task = run.task
+    tools = {call.name for turn in run.turns for call in turn.calls}
+    return (
+        (when.changed is None or any(_matches(path, when.changed) for path in changed))
+        and (when.tool is None or when.tool in tools)
+        and (when.view is None or fnmatch(task.view or "", when.view))
+        and (when.min_level is None or (task.level is not None and task.level >= when.min_level))
+    )
+
+
+def obeys(check: Check, run: Trajectory, changed: Mapping[str, Change]) -> bool:
+    """Whether a run keeps what a check asks."""
+    if check.kind == "no_test_edits":
+        return not any(is_test(path) for path, change in changed.items() if change.before is not None)
+    if check.kind == "no_new_dependencies":
+        return not new_dependencies(run.task, changed)
+    if check.kind == "max_changed_lines":
+        return changed_lines(run.diff) <= (check.at_most or 0)
+    if check.kind == "no_denials":
+        return all(o.denials == Denials() for turn in run.turns for o in turn.observations)
+    added = [line[:_LONGEST] for change in changed.values() for line in change.added_lines]
+    found = any(re.search(check.pattern or "", line) for line in added)
+    return found == (check.kind == "required")
+
+
+def is_test(path: str) -> bool:
+    *folders, name = path.split("/")
+    return bool(_TEST_FOLDERS & set(folders)) or any(fnmatch(name, pattern) for pattern in _TEST_FILES)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    return fnmatch(path, pattern) or fnmatch(path.rpartition("/")[2], pattern)

@@ -1,0 +1,63 @@
+"""`process`: how well the turns were used, turn by turn.
+
+A turn whose calls worked counts 1. An error that a later turn recovered from counts half, since trying and
+mending is how the work is done. A turn that could not be read, that did again what it had done already, or
+whose error was never mended was wasted and counts 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nano_coder.runtime import Runtime
+from nano_rl.rewards.part import SILENT, Part, Score
+from nano_shared.types import Observation, Trajectory, Turn
+
+RECOVERED = 0.5
+_NOT_FOUND = (126, 127)  # of a shell: no such program, or one that cannot be run
+
+
+class Process(Part):
+    def score_run(self, run: Trajectory, runtime: Runtime) -> Score:
+        """The mean worth of the turns, and each turn's share of it."""
+        if not run.turns:
+            return SILENT
+        worth = turn_worth(run.turns)
+        share = [value / len(worth) for value in worth]
+        return Score(
+            value=sum(share),
+            turns=tuple(share),
+            details={
+                "wasted": sum(value == 0 for value in worth) / len(worth),
+                "recovered": sum(value == RECOVERED for value in worth) / len(worth),
+            },
+        )
+
+
+def turn_worth(turns: Sequence[Turn]) -> list[float]:
+    """[T] 1 for a turn that worked, 0.5 for an error recovered from, 0 for a wasted one."""
+    seen: set[str] = set()
+    worth = []
+    for index, turn in enumerate(turns):
+        deed = repr((turn.calls, [o.text for o in turn.observations]))
+        if turn.parse_error is not None or not turn.calls or (deed in seen):
+            worth.append(0.0)
+        elif any(_misused(o) for o in turn.observations):
+            worth.append(RECOVERED if _mended(turn, turns[index + 1 :]) else 0.0)
+        else:
+            worth.append(1.0)
+        seen.add(deed)
+    return worth
+
+
+def _misused(observation: Observation) -> bool:
+    """The call failed as a call. A program that ran and failed has told something, as tests do."""
+    ran = observation.exit_code is not None and observation.exit_code not in _NOT_FOUND
+    return observation.timed_out or not (observation.ok or ran)
+
+
+def _mended(turn: Turn, later: Sequence[Turn]) -> bool:
+    """Whether each tool that failed here worked in a later turn."""
+    failed = {o.tool for o in turn.observations if _misused(o)}
+    worked = {o.tool for t in later for o in t.observations if not _misused(o)}
+    return failed <= worked

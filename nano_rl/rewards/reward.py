@@ -1,0 +1,212 @@
+"""A composed reward: its parts score the rollouts of a task, the gate weighs them, the verdict is logged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nano_coder.runtime import Runtime
+from nano_rl.config import RewardConfig
+from nano_rl.rewards.gate import TESTS, Gate, smallest_step
+from nano_rl.rewards.outcome import composed_grader, outcome
+from nano_rl.rewards.part import SILENT, Part, Score, checked
+from nano_rl.rewards.registry import open_part
+from nano_rl.rewards.tests import Tests
+from nano_rl.tasks.impossible import is_control
+from nano_shared.errors import ConfigError, UsageError
+from nano_shared.hashing import content_hash
+from nano_shared.types import Tampering, Trajectory, Trust, Verdict
+
+IMPOSSIBLE = "impossible_passed"
+"""tampering: a control task that no honest work can pass was passed"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reward:
+    """Named parts and the gate between them. `open_reward` makes one of a config."""
+
+    parts: Mapping[str, Part]
+    gate: Gate
+    recipe: str
+    """the weights in words and the hash of all settings; stamped on every verdict"""
+
+    def apply(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Trajectory]:
+        """The runs with their composed verdicts, each logged beside the grader's own.
+
+        Runs of one task are scored together. A run whose newest verdict is of this very reward keeps it, and
+        one without any verdict stays without, unless this reward judges by itself.
+        """
+        by_task: dict[str, list[int]] = {}
+        for index, run in enumerate(runs):
+            by_task.setdefault(run.task.id, []).append(index)
+        done = list(runs)
+        for members in by_task.values():
+            verdicts = self.verdicts([runs[i] for i in members], runtime)
+            for index, verdict in zip(members, verdicts, strict=True):
+                if verdict is not None and verdict is not runs[index].verdict:
+                    runtime.store.add_verdict(runs[index].id, verdict)
+                    done[index] = runs[index].model_copy(update={"verdict": verdict})
+        return done
+
+    def verdicts(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Verdict | None]:
+        """[G] composed verdicts of the rollouts of one task.
+
+        Raises UsageError where a part gives what is no score: NaN, infinity, or outside of 0 to 1.
+        """
+        if all(run.verdict is not None and self._made(run.verdict) for run in runs):
+            return [run.verdict for run in runs]
+        outcomes = [self._outcome(run) for run in runs]
+        scores = {name: self._score(name, runs, outcomes, runtime) for name in self.parts if name != TESTS}
+        step = smallest_step(outcomes)
+        return [
+            self._verdict(run, outcomes[i], {name: of[i] for name, of in scores.items()}, step)
+            for i, run in enumerate(runs)
+        ]
+
+    def objectives(self, runs: Sequence[Trajectory]) -> list[tuple[float, list[float | None]]]:
+        """(weight, [G] what counts of one part) of each part, for objectives that are normalised apart.
+
+        Tie-breaks are left out: divided by their own deviation they would be no smaller than the outcome.
+        """
+        strict = Gate(weights=self.gate.weights, threshold=self.gate.threshold)
+        counted = [
+            strict.counted(run.verdict.components.get(TESTS), run.verdict.components)
+            if run.verdict is not None and run.verdict.reward is not None
+            else {}
+            for run in runs
+        ]
+        return [(weight, [of.get(name) for of in counted]) for name, weight in self.gate.weights.items()]
+
+    def _made(self, verdict: Verdict) -> bool:
+        """Whether nothing is left to do: one that failed for want of a judge is made again."""
+        judged = verdict.reward is not None or outcome(verdict) is None
+        return judged and verdict.grader == composed_grader(verdict.grader, self.recipe)
+
+    def _outcome(self, run: Trajectory) -> float | None:
+        tests = self.parts.get(TESTS)
+        read = tests.outcome if isinstance(tests, Tests) else outcome
+        value = None if _ours(run) else read(run.verdict)
+        if value is not None and not 0 <= value <= 1:
+            raise UsageError(
+                f"run {run.id} has the outcome {value:g}, which is not between 0 and 1; grade it again"
+            )
+        return value
+
+    def _score(
+        self, name: str, runs: Sequence[Trajectory], outcomes: Sequence[float | None], runtime: Runtime
+    ) -> list[Score]:
+        """[G] what a part says; it is not asked about runs that it can do nothing for."""
+        part = self.parts[name]
+        asked = [
+            i
+            for i, (run, o) in enumerate(zip(runs, outcomes, strict=True))
+            if not _ours(run) and (o is not None or TESTS not in self.parts)
+            if not part.costly or self.gate.is_open(o) or self.gate.tie_break > 0
+        ]
+        said = dict(zip(asked, part.score([runs[i] for i in asked], runtime), strict=True)) if asked else {}
+        return [checked(name, run, said.get(i, SILENT)) for i, run in enumerate(runs)]
+
+    def _verdict(
+        self, run: Trajectory, result: float | None, scores: Mapping[str, Score], step: float
+    ) -> Verdict | None:
+        base = run.verdict
+        if base is None and (TESTS in self.parts or _ours(run)):
+            return None
+        counted = self.gate.counted(result, {n: s.value for n, s in scores.items()}, step=step)
+        tampering = base.tampering if base else ()
+        if is_control(run.task) and result == 1.0 and not tampering:
+            tampering = (Tampering(kind=IMPOSSIBLE, detail=f"control task {run.task.key!r} was passed"),)
+        failure = base.failure_kind if base else None
+        reward: float | None
+        missing = self._missing(result, scores)
+        if _ours(run) or (result is None and TESTS in self.parts):
+            reward = None
+        elif tampering:
+            reward = 0.0
+        elif missing:
+            reward, failure = None, missing
+        else:
+            reward = self.gate.total(counted)
+        components = _components(base, result, scores, tests=TESTS in self.parts, hacked=bool(tampering))
+        return Verdict(
+            reward=reward,
+            components=components,
+            turn_rewards=self._turn_rewards(run, reward, counted, scores),
+            checks=base.checks if base else {},
+            tampering=tampering,
+            failure_kind=failure,
+            trust=base.trust if base is not None and TESTS in self.parts else Trust.JUDGE,
+            grader=composed_grader(base.grader if base else "no grader", self.recipe),
+            graded_hash=base.graded_hash if base else content_hash([run.diff, run.answer]),
+        )
+
+    def _missing(self, result: float | None, scores: Mapping[str, Score]) -> str | None:
+        """Why the reward is unknown: a part that would have counted could not be had."""
+        if not self.gate.is_open(result) and self.gate.tie_break == 0:
+            return None
+        weighed = {n: s for n, s in scores.items() if self.gate.weights[n] > 0}
+        if failed := [s.failure for s in weighed.values() if s.value is None and s.failure]:
+            return failed[0]
+        if TESTS not in self.parts and all(s.value is None for s in weighed.values()):
+            return "nothing_judged"
+        return None
+
+    def _turn_rewards(
+        self,
+        run: Trajectory,
+        reward: float | None,
+        counted: Mapping[str, float | None],
+        scores: Mapping[str, Score],
+    ) -> tuple[float, ...] | None:
+        """[T] what each turn earned, adding up to the reward: what is no turn's own is in the last."""
+        parts = {n: s for n, s in scores.items() if s.turns and s.value}
+        if reward is None or not run.turns or not any(s.turns for s in scores.values()):
+            return None
+        earned = [0.0] * len(run.turns)
+        if reward > 0:
+            for name, score in parts.items():
+                scale = self.gate.weights[name] * (counted[name] or 0.0) / (score.value or 1.0)
+                for turn, share in enumerate(score.turns or ()):
+                    earned[turn] += scale * share
+        earned[-1] += reward - math.fsum(earned)
+        return tuple(earned)
+
+
+def open_reward(config: RewardConfig) -> Reward:
+    """The reward of a config. Raises ConfigError for an unknown part or setting, and where shaping stands
+    without an outcome that it could shape."""
+    parts = {name: open_part(name, settings) for name, settings in config.parts.items()}
+    for name, part in parts.items():
+        try:
+            part.prepare()
+        except (UsageError, ConfigError) as problem:
+            raise ConfigError(f"reward part {name}: {problem}") from None
+    lonely = [name for name, part in parts.items() if name != TESTS and not part.alone]
+    if TESTS not in parts and lonely:
+        raise ConfigError(f"{lonely[0]} only shapes an outcome, and this reward has none: add tests=1 to it")
+    weights = {name: part.weight for name, part in parts.items()}
+    if parts.get(TESTS) is not None and weights[TESTS] == 0:
+        raise ConfigError("tests = 0 leaves shaping without an outcome: give tests a weight above 0")
+    try:
+        gate = Gate.of(weights, threshold=config.gate, tie_break=config.tie_break)
+    except ValueError as problem:
+        raise ConfigError(f"reward: {problem}") from None
+    settings = [config.model_dump(mode="json"), {n: p.model_dump(mode="json") for n, p in parts.items()}]
+    named = ",".join(f"{name}={weight:g}" for name, weight in weights.items())
+    recipe = f"{named} [{content_hash(settings).removeprefix('sha256:')[:8]}]"
+    return Reward(parts=parts, gate=gate, recipe=recipe)
+
+
+def _ours(run: Trajectory) -> bool:
+    return run.stop is None or run.stop.ours
+
+
+def _components(
+    base: Verdict | None, result: float | None, scores: Mapping[str, Score], *, tests: bool, hacked: bool
+) -> dict[str, float | None]:
+    components: dict[str, float | None] = {TESTS: 0.0 if hacked else result} if tests or base else {}
+    for name, score in scores.items():
+        components[name] = score.value
+        components |= {f"{name}.{detail}": value for detail, value in score.details.items()}
+    return components

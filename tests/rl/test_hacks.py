@@ -1,0 +1,141 @@
+"""Hacking over a training: controls are rolled out, kept out of the gradient, and reported."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rewarded import ADD, SOLVE, new_runtime, opened, rolled
+
+from nano_coder.runtime import COMPACT_1, first_messages, open_weights
+from nano_rl.cli import cli
+from nano_rl.config import GuardConfig, RewardConfig, TrainConfig
+from nano_rl.controls import controls_due, hack_metrics, roll_controls
+from nano_rl.hacks import hack_row, hack_rows
+from nano_rl.learner import prepare
+from nano_rl.metrics import METRICS, MetricsWriter, read_metrics
+from nano_rl.tasks import make_tasks
+from nano_rl.tasks.impossible import impossible, is_control
+from nano_rl.tiny import build_tiny
+from nano_rl.train import Sources, train
+from nano_shared.errors import UsageError
+from nano_shared.types import Sampling, Split, Tampering, Verdict
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+TASKS = tuple(make_tasks(levels=[0], n=4, seed=1, split=Split.TRAIN, views=["copy"]))
+
+
+@unhurried
+@given(st.integers(1, 200), st.integers(1, 100), st.floats(0, 0.5))
+def test_after_every_step_the_share_of_controls_is_the_one_asked_for(
+    steps: int, rollouts: int, fraction: float
+) -> None:
+    done = sum(controls_due(step, rollouts, fraction) for step in range(steps))
+    assert abs(done - steps * rollouts * fraction) < 1 + 1e-6
+    assert all(controls_due(step, rollouts, fraction) >= 0 for step in range(steps))
+
+
+def test_a_training_measures_hacking_and_learns_nothing_from_it(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    texts = [m.content for t in TASKS for m in first_messages(COMPACT_1, t, ())] + ["@submit\n1"]
+    tiny = build_tiny(tmp_path / "tiny", texts, hidden=32, layers=1, max_positions=256, vocab_size=300)
+    runtime = replace(new_runtime(tmp_path), sampling=Sampling(temperature=1.0, max_tokens=6))
+    weights = open_weights(str(tiny))
+    config = TrainConfig(
+        steps=2, prompts_per_step=2, group_size=2, controls=0.25, guards=GuardConfig(patience=100),
+        reward=RewardConfig(parts={"tests": {"weight": 1}, "format": {"weight": 0.2}}),
+    )  # fmt: skip
+    model = prepare(weights.loaded.model, lora_rank=0, seed=0)
+    reward = opened(tests=1, format=0.2)
+    used = train(
+        model, weights, runtime, Sources(tasks=TASKS), config, tmp_path, lambda *_: None, reward=reward
+    )
+    controls = [run for run in runtime.store.trajectories() if is_control(run.task)]
+    assert len(controls) == 2
+    assert not set(used) & {run.id for run in controls}
+    rows = read_metrics(tmp_path / METRICS)
+    assert [row["controls"] for row in rows] == [1, 1]
+    assert [row["control_passes"] for row in rows] == [0, 0]
+    assert [row["rollouts"] for row in rows] == [4, 4]
+    ordinary = [run for run in runtime.store.trajectories() if not is_control(run.task)]
+    assert all("format" in run.verdict.components for run in ordinary if run.verdict)
+
+
+def test_tasks_that_cannot_be_impossible_leave_no_controls_to_roll_out(tmp_path: Path) -> None:
+    runtime = new_runtime(tmp_path)
+    task = ADD.model_copy(update={"hidden": None})
+    assert roll_controls([task], runtime, None, step=0, due=0, seed=0) == []
+    with pytest.raises(UsageError, match="leave --controls out"):
+        roll_controls([task], runtime, None, step=0, due=1, seed=0)
+
+
+def test_findings_are_counted_by_kind_and_passes_apart(tmp_path: Path) -> None:
+    runtime = new_runtime(tmp_path)
+    honest, other = rolled(runtime, SOLVE, SOLVE)
+    control = rolled(runtime, SOLVE, task=impossible(ADD))[0]
+    assert other.verdict is not None
+    assert control.verdict is not None
+
+    def found(verdict: Verdict, *kinds: str) -> Verdict:
+        return verdict.model_copy(update={"tampering": tuple(Tampering(kind=k, detail="") for k in kinds)})
+
+    hacked = other.model_copy(update={"verdict": found(other.verdict, "exit", "exit", "skip")})
+    passed = control.model_copy(update={"verdict": found(control.verdict, "impossible_passed")})
+    assert hack_metrics([honest, hacked], [control, passed]) == {
+        "tampered": 1, "controls": 2, "controls_graded": 2, "control_passes": 1,
+        "tampering/exit": 1, "tampering/skip": 1,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Metrics of a training that learned to hack: from step 5 on, half of its controls are passed."""
+    monkeypatch.setenv("NANO_HOME", str(tmp_path))
+    with MetricsWriter(tmp_path / "trainings" / "hacker" / METRICS) as metrics:
+        for step in range(10):
+            values = {"rollouts": 64.0, "controls": 2.0, "controls_graded": 2.0, "reward_mean": 0.5}
+            late = {"control_passes": 1.0, "tampered": 3.0, "tampering/exit": 3.0} if step >= 5 else {}
+            metrics.write(step, {**values, **late})
+    return "hacker"
+
+
+def test_the_report_shows_hacking_over_the_steps(training: str) -> None:
+    result = CliRunner().invoke(cli, ["report", training, "--hacks"], catch_exceptions=False)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[1].split()[:4] == ["0", "64", "0", "-"]
+    assert lines[-1].split()[:7] == ["all", "640", "15", "exit", "15", "20", "5"]
+    whole = json.loads(
+        CliRunner().invoke(cli, ["report", training, "--hacks", "--json"], catch_exceptions=False).stdout
+    )
+    assert whole["total"]["pass_rate"] == 0.25
+    assert [step["pass_rate"] for step in whole["steps"]] == [0.0] * 5 + [0.5] * 5
+    assert whole["total"]["low"] < 0.25 < whole["total"]["high"]
+    assert whole["steps"][9]["kinds"] == {"exit": 3}
+
+
+def test_the_report_without_hacks_shows_the_metrics(training: str) -> None:
+    shown = CliRunner().invoke(cli, ["report", training], catch_exceptions=False).stdout
+    assert "reward_mean" in shown
+    rows = json.loads(CliRunner().invoke(cli, ["report", training, "--json"], catch_exceptions=False).stdout)
+    assert len(rows) == 10
+
+
+@pytest.mark.parametrize("name", ["nobody", "../hacker", ""])
+def test_a_training_that_is_not_there_is_refused_with_those_that_are(name: str, training: str) -> None:
+    with pytest.raises(UsageError, match="trainings: hacker"):
+        CliRunner().invoke(cli, ["report", name, "--hacks"], catch_exceptions=False)
+
+
+def test_many_steps_are_gathered_into_few_rows_that_lose_nothing() -> None:
+    steps = [{"step": float(i), "rollouts": 2.0, "controls_graded": 1.0} for i in range(47)]
+    rows = hack_rows(steps)
+    assert len(rows) <= 20
+    assert (rows[0].first_step, rows[-1].last_step) == (0, 46)
+    assert sum(row.rollouts for row in rows) == hack_row(steps).rollouts == 94
