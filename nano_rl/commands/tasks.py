@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from nano_rl.commands import tasks_export, tasks_import
 from nano_rl.tasks import make_tasks, read_tasks, write_tasks
 from nano_shared.errors import UsageError
 from nano_shared.types import Split
@@ -18,6 +19,10 @@ from nano_shared.types import Split
 @click.group("tasks")
 def command() -> None:
     """Make and list tasks."""
+
+
+command.add_command(tasks_import.command)
+command.add_command(tasks_export.command)
 
 
 @command.command("make")
