@@ -47,6 +47,7 @@ __all__ = [
     "ChatTemplate",
     "OpenedWeights",
     "Runtime",
+    "Sandbox",
     "ScriptedPolicy",
     "default_model",
     "find_profile",

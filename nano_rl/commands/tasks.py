@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from nano_rl.commands import tasks_export, tasks_import
+from nano_rl.commands import tasks_export, tasks_import, tasks_serve
 from nano_rl.tasks import make_tasks, read_tasks, write_tasks
 from nano_shared.errors import UsageError
 from nano_shared.types import Split
@@ -23,6 +23,7 @@ def command() -> None:
 
 command.add_command(tasks_import.command)
 command.add_command(tasks_export.command)
+command.add_command(tasks_serve.command)
 
 
 @command.command("make")

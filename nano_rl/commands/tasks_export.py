@@ -15,9 +15,7 @@ from nano_rl.tasks import read_tasks
 @click.command("export")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--to", "name", type=click.Choice(list(FORMATS)), required=True, help="Format.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), required=True, help="File, or folder of task folders."
-)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="File, or folder of folders.")
 @click.option("--keep-going", is_flag=True, help="List every refusal and write the rest; exits with 2.")
 def command(file: Path, name: str, out: Path, keep_going: bool) -> int:
     """Write the tasks of FILE in another format. What the format cannot carry is refused by name."""

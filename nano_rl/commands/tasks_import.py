@@ -17,12 +17,8 @@ from nano_shared.errors import UsageError
 @click.command("import")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("--from", "name", type=click.Choice(list(FORMATS)), help="Format; default: by what is there.")
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Task file; default SOURCE.tasks.jsonl."
-)
-@click.option(
-    "--repo", type=click.Path(path_type=Path), help="swe-bench: the git repository, or a folder of them."
-)
+@click.option("--out", type=click.Path(path_type=Path), help="Default: SOURCE.tasks.jsonl.")
+@click.option("--repo", type=click.Path(path_type=Path), help="Of swe-bench rows: a git repository.")
 @click.option("--keep-going", is_flag=True, help="List every refusal and write the rest; exits with 2.")
 def command(source: Path, name: str | None, out: Path | None, repo: Path | None, keep_going: bool) -> int:
     """Read SOURCE, a file or a folder, into a task file. Nothing is left out in silence."""

@@ -118,8 +118,7 @@ def _copied(rest: str, context: Mapping[str, str], workdir: str, field: str) -> 
             name = posixpath.basename(source)
             found[posixpath.join(into, name) if folder else into] = context[source]
         elif below:
-            cut = 0 if source == "." else len(source) + 1
-            found.update({posixpath.join(into, path[cut:]): text for path, text in below.items()})
+            found.update({posixpath.join(into, path): text for path, text in below.items()})
         else:
             raise Refused(field, f"copies {source!r}, which the build context does not hold as text")
     return found

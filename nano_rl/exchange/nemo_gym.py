@@ -136,7 +136,7 @@ def write_row(task: Task) -> Row:
     from nano_coder.runtime import COMPACT_1, first_messages, offered_tools
 
     tools = offered_tools(COMPACT_1, task.model_copy(update={"tools": known_tools(task)}))
-    system, user = first_messages(COMPACT_1, task.model_copy(update={"tools": ()}), sorted(task.files))
+    _, user = first_messages(COMPACT_1, task.model_copy(update={"tools": ()}), sorted(task.files))
     return {
         "responses_create_params": {
             "input": [message(Message(role=Role.SYSTEM, content=_SYSTEM)), message(user)],

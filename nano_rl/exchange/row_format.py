@@ -66,7 +66,7 @@ class RowFormat:
         write_lines(path, map(to_json, rows))
 
     def from_row(self, row: Row) -> Task:
-        """Raises Refused where the row is malformed, or says one thing in its fields and another as a whole."""
+        """Raises Refused where the row is malformed, or its fields and its whole task disagree."""
         if WHOLE not in row:
             return with_original(self.read_row(row), self.name, rows=[row])
         task = embedded(row)
