@@ -17,6 +17,7 @@ from nano_coder.agent import Agent, observation_messages, spill_path
 from nano_coder.chat_template import CHATML, ChatTemplate
 from nano_coder.dialects import DIALECTS
 from nano_coder.grading import grade_trajectory
+from nano_coder.grading.names import tested_names
 from nano_coder.models import OpenedWeights, default_model, local_policy, open_policy, open_weights
 from nano_coder.policies.scripted import ScriptedPolicy
 from nano_coder.profiles import COMPACT_1, PROFILES, find_profile
@@ -64,6 +65,7 @@ __all__ = [
     "resume_run",
     "run_task",
     "runtime_version",
+    "tested_names",
     "verify",
 ]
 

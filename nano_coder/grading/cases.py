@@ -66,7 +66,7 @@ def run_cases(
     try:
         return _attempt(hidden, artifacts, entry_file, limits, sandbox)
     except SandboxError as err:
-        if not _healthy(sandbox):
+        if not healthy(sandbox):
             raise
         found = Tampering(
             kind="jail", detail=f"the jail failed twice with this artifact, and not without: {err}"
@@ -162,7 +162,7 @@ def _judge(tally: _Tally, name: str, case: Case, report: dict[str, Any]) -> None
             tally.take(name, "error")
 
 
-def _healthy(sandbox: Sandbox) -> bool:
+def healthy(sandbox: Sandbox) -> bool:
     """Whether a jail without any artifact works."""
     with closing(sandbox.open(None, Limits())) as jail:
         return jail.run_python("print(1)", isolated=True).stdout == b"1\n"

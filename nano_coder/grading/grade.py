@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from nano_coder.grading.answer import same_answer
-from nano_coder.grading.cases import names, run_cases
+from nano_coder.grading.cases import Outcome, names, run_cases
+from nano_coder.grading.strict import run_strict
+from nano_coder.grading.suite import Job, NeedsStrict, run_suite
 from nano_coder.grading.version import GRADER
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import SandboxError, UsageError
@@ -18,7 +20,7 @@ __all__ = ["GRADER", "LARGEST_ARTIFACT", "grade"]
 
 
 def grade(task: Task, *, files: Mapping[str, bytes], answer: str | None, sandbox: Sandbox) -> Verdict:
-    """Judge a task by its hidden checks of kind "answer" or "cases".
+    """Judge a task by its hidden checks of kind "answer", "cases" or "suite".
 
     `files` are the artifacts that the agent left, by their path in the workspace. The reward is 1.0 where
     every check passes, else 0.0; it is None, with the failure kind "verifier_error", where we failed and not
@@ -31,7 +33,9 @@ def grade(task: Task, *, files: Mapping[str, bytes], answer: str | None, sandbox
     if hidden.kind == "answer":
         return _grade_answer(hidden, answer)
     if hidden.kind == "cases":
-        return _grade_cases(task, hidden, files, sandbox)
+        return _grade_artifacts(task, files, sandbox, names(hidden.cases), _run_cases)
+    if hidden.kind == "suite":
+        return _grade_artifacts(task, files, sandbox, ["tests"], _run_suite)
     raise UsageError(f"task {task.key!r} is graded by a command, which needs the whole workspace")
 
 
@@ -48,9 +52,28 @@ def _grade_answer(hidden: HiddenChecks, answer: str | None) -> Verdict:
     )
 
 
-def _grade_cases(task: Task, hidden: HiddenChecks, files: Mapping[str, bytes], sandbox: Sandbox) -> Verdict:
+def _run_cases(task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> Outcome:
+    assert task.hidden is not None
+    return run_cases(task.hidden, files, task.artifacts[0], task.limits, sandbox)
+
+
+def _run_suite(task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> Outcome:
+    assert task.hidden is not None
+    assert task.hidden.suite is not None
+    job = Job(task.hidden.suite, task.artifacts[0], files, task.files)
+    return (run_strict if job.suite.strict else run_suite)(job, task.limits, sandbox)
+
+
+def _grade_artifacts(
+    task: Task,
+    files: Mapping[str, bytes],
+    sandbox: Sandbox,
+    checks: list[str],
+    run: Callable[[Task, Mapping[str, bytes], Sandbox], Outcome],
+) -> Verdict:
+    """Judge the artifacts by running them; `checks` are named where there is nothing to run."""
     if not task.artifacts:
-        raise UsageError(f"task {task.key!r} has cases but no artifact that could answer them")
+        raise UsageError(f"task {task.key!r} has tests but no artifact that could answer them")
     graded = {name: files[name] for name in task.artifacts if name in files}
     digest = content_hash([[name, content_hash(data)] for name, data in sorted(graded.items())])
     missing = [name for name in task.artifacts if name not in graded]
@@ -59,31 +82,32 @@ def _grade_cases(task: Task, hidden: HiddenChecks, files: Mapping[str, bytes], s
         return Verdict(
             reward=0.0,
             components={"tests": 0.0},
-            checks={name: "error" for name in names(hidden.cases)},
+            checks=dict.fromkeys(checks, "error"),
             failure_kind="no_artifact" if missing else "artifact_too_large",
             trust=Trust.HIDDEN,
             grader=GRADER,
             graded_hash=digest,
         )
     try:
-        outcome = run_cases(hidden, graded, task.artifacts[0], task.limits, sandbox)
-    except SandboxError:
+        outcome = run(task, graded, sandbox)
+    except SandboxError as error:
         return Verdict(
             reward=None,
             components={"tests": None},
-            failure_kind="verifier_error",
+            failure_kind="needs_strict" if isinstance(error, NeedsStrict) else "verifier_error",
             trust=Trust.NONE,
             grader=GRADER,
             graded_hash=digest,
         )
     right = outcome.passed == 1.0 and not outcome.tampering
+    strict = task.hidden is not None and task.hidden.suite is not None and task.hidden.suite.strict
     return Verdict(
         reward=float(right),
         components={"tests": outcome.passed},
         checks=outcome.checks,
         tampering=outcome.tampering,
         failure_kind=outcome.failure_kind,
-        trust=Trust.HIDDEN,
+        trust=Trust.STRICT if strict else Trust.HIDDEN,
         grader=GRADER,
         graded_hash=digest,
     )

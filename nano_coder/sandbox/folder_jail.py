@@ -230,7 +230,10 @@ def _remove(folder: str, owner: int) -> None:
 
 
 @contextlib.contextmanager
-def _open(data: bytes) -> Iterator[int]:
+def _open(data: bytes | int) -> Iterator[int]:
+    if isinstance(data, int):
+        yield data
+        return
     fd = seal(data) if data else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield fd

@@ -274,8 +274,11 @@ class NsJail:
 
 
 @contextlib.contextmanager
-def _given(data: bytes) -> Iterator[int]:
-    """A file descriptor to read `data` from."""
+def _given(data: bytes | int) -> Iterator[int]:
+    """A file descriptor to read `data` from; itself where it is one."""
+    if isinstance(data, int):
+        yield data
+        return
     fd = seal(data) if data else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield fd

@@ -43,7 +43,8 @@ class ExecResult:
 class RunOptions(TypedDict, total=False):
     """What may be said of a run beside the program itself."""
 
-    stdin: bytes
+    stdin: bytes | int
+    """what it reads; a number is an open descriptor, which stays the caller's: a socket, to talk with it"""
     timeout: float
     """seconds of wall time; the jail's limit if left out"""
     env: Mapping[str, str]

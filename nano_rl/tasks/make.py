@@ -6,8 +6,7 @@ import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
+from nano_rl.tasks.rows import BadRow, read_row
 from nano_rl.tasks.views import VIEWS, View, make_task
 from nano_shared.errors import UsageError
 from nano_shared.types import Split, Task
@@ -73,7 +72,7 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
 
 
 def read_tasks(path: Path) -> list[Task]:
-    """Every task of a file.
+    """Every task of a file: tasks as `write_tasks` leaves them, and published rows (`nano_rl.tasks.rows`).
 
     Raises UsageError naming the file, the line and the field where a row is malformed, where a key appears
     twice, and where the file is missing, unreadable or holds no task.
@@ -89,11 +88,9 @@ def read_tasks(path: Path) -> list[Task]:
         if not line.strip():
             continue
         try:
-            task = Task.model_validate_json(line)
-        except ValidationError as err:
-            first = err.errors()[0]
-            field = ".".join(str(part) for part in first["loc"]) or "row"
-            raise UsageError(f"{path}:{number}: {field}: {first['msg']}") from err
+            task = read_row(line)
+        except BadRow as err:
+            raise UsageError(f"{path}:{number}: {err}") from err
         if task.key in tasks:
             raise UsageError(f"{path}:{number}: key: {task.key!r} is already used by an earlier line")
         tasks[task.key] = task

@@ -1,0 +1,188 @@
+"""The tests' side: a module that stands for the solution, whose functions are called in another jail.
+
+The tests are trusted; what arrives from the solution is plain data. Where the task came with an original of
+the target, everything that is not under test (helpers, classes, constants) is taken from the original, here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from .peer import Forged, Gone, Late, Peer, Unsendable
+from .runners import RUNNERS
+from .solver import ROOT, connect, module_name, write_files
+from .wire import MALFORMED, NotPlain
+
+SKIPS = ("SkipTest", "Skipped", "Exit")
+"""exceptions by which test runners are told to look away"""
+
+
+class Broken(BaseException):
+    """The solution can answer no more."""
+
+
+class Tester(Peer):
+    """Calls the solution; remembers what no test may forgive."""
+
+    def __init__(self, sock: Any) -> None:
+        super().__init__(sock)
+        self.broken: str | None = None
+        """gone | late | forged: why there are no more answers"""
+        self.findings: dict[str, str] = {}
+        """kind -> detail: not_plain, needs_strict, skip, exit"""
+        self.busy = ""
+        """the function that is being called"""
+
+    def call(self, message: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.busy = message.get("name", self.busy)
+        try:
+            return self.guard(lambda: Peer.call(self, message, args, kwargs))
+        except Unsendable as refused:
+            self.find("needs_strict", f"{self.busy} was given {refused}, which only a strict suite can pass")
+            raise
+        except NotPlain as refused:
+            self.find("not_plain", f"{self.busy} returned {refused}, no plain data")
+            raise
+        except SystemExit:
+            self.find("exit", f"{self.busy} raised SystemExit")
+            raise
+        except BaseException as error:
+            if type(error).__name__ in SKIPS:
+                self.find("skip", f"{self.busy} raised {type(error).__name__}")
+            raise
+
+    def guard(self, ask: Callable[[], Any]) -> Any:
+        """Ask the other side. Raises Broken from the moment on when it fails."""
+        if self.broken:
+            raise Broken(self.broken)
+        try:
+            return ask()
+        except (Gone, Late, Forged) as error:
+            self.broken = type(error).__name__.lower()
+            if isinstance(error, Forged):
+                self.find("forged", f"wrote {error} to the channel")
+            raise Broken(self.broken) from error
+
+    def find(self, kind: str, detail: str) -> None:
+        self.findings.setdefault(kind, detail)
+
+    # ---------------------------------------------------------------------------------- the module
+
+    def stand_in(self, job: dict[str, Any]) -> types.ModuleType:
+        """A module in the solution's place. Raises what importing the solution raised."""
+        module = self._original(job) if job["original"] is not None else None
+        name = module_name(ROOT, job["target"])
+        if module is None:
+            module = types.ModuleType(name)
+        names = [n for n in job["names"] if n in job["tested"] or n not in vars(module)]
+        has = self._describe(names)
+        for each in names:
+            vars(module).pop(each, None)
+            if each in has:
+                vars(module)[each] = self._stand_in_for(each, has[each], name)
+        vars(module)["__all__"] = [n for n in (*vars(module),) if not n.startswith("__")]
+        vars(module)["__getattr__"] = lambda wanted: self._later(wanted, name)
+        if "." in name:
+            parent, _, last = name.rpartition(".")
+            setattr(importlib.import_module(parent), last, module)
+        sys.modules[name] = module
+        return module
+
+    def _original(self, job: dict[str, Any]) -> types.ModuleType | None:
+        """The original of the target, run here; None where it does not run."""
+        name = module_name(ROOT, job["target"])
+        module = types.ModuleType(name)
+        module.__file__ = os.path.join(ROOT, job["target"])
+        before = sys.modules.get(name)
+        sys.modules[name] = module
+        try:
+            exec(compile(job["original"], module.__file__, "exec", dont_inherit=True), vars(module))
+        except (Exception, SystemExit):
+            return None
+        finally:
+            sys.modules.pop(name)
+            if before is not None:
+                sys.modules[name] = before
+        return module
+
+    def _describe(self, names: list[str]) -> dict[str, Any]:
+        answer = self.guard(lambda: self.request({"ask": "describe", "names": names}))
+        try:
+            if "e" in answer:
+                raise self.error(answer)
+            return dict(answer["has"])
+        except MALFORMED as problem:
+            raise ImportError("the solution cannot be imported") from problem
+
+    def _later(self, wanted: str, module: str) -> Any:
+        """What a test asks for that was not foreseen."""
+        has = {} if wanted.startswith("__") else self._describe([wanted])
+        if wanted not in has:
+            raise AttributeError(f"module {module!r} has no attribute {wanted!r}")
+        return self._stand_in_for(wanted, has[wanted], module)
+
+    def _stand_in_for(self, name: str, told: Any, module: str) -> Any:
+        try:
+            if "value" in told:
+                return self.crossing().unpack(told["value"])
+            if "error" in told:
+                return self.exception_class(*map(str, told["error"]))
+            if "module" in told:
+                return self._library(name, str(told["module"]))
+            if "function" in told:
+                return self._function(name, str(told["function"]), module)
+        except MALFORMED as problem:
+            raise ImportError(f"{name} is malformed") from problem
+        self.find("not_plain", f"{name} is {told.get('refused')!r}, which only a strict suite can use")
+        return None
+
+    def _library(self, name: str, told: str) -> types.ModuleType:
+        """A module that the solution imported: ours, of the standard library only."""
+        library = name if name in sys.stdlib_module_names else told
+        if library.partition(".")[0] not in sys.stdlib_module_names:
+            raise ImportError(f"{name} is no module of the standard library")
+        return importlib.import_module(library)
+
+    def _function(self, name: str, doc: str, module: str) -> Callable[..., Any]:
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            return self.call({"ask": "call", "name": name}, args, kwargs)
+
+        stand_in.__name__ = stand_in.__qualname__ = name
+        stand_in.__doc__, stand_in.__module__ = doc, module
+        return stand_in
+
+
+def main(nonce: str) -> None:
+    channel = os.dup(1)
+    tester = Tester(connect(quiet=1))
+    job = tester.receive()
+    tester.patience = float(job["patience"])
+    os.chdir(ROOT)
+    write_files(ROOT, job["files"])
+
+    def say(report: dict[str, Any]) -> None:
+        os.write(channel, (nonce + json.dumps(report) + "\n").encode())
+
+    def check(name: str, state: str) -> None:
+        if state != "pass" and tester.broken:
+            state = "timeout" if tester.broken == "late" else "error"
+        counted.append(name)
+        say({"check": name, "state": state})
+
+    counted: list[str] = []
+    say({"ready": True})
+    try:
+        module = tester.stand_in(job)
+        RUNNERS[job["framework"]](job["tests"], module, lambda names: say({"collected": names}), check)
+    except BaseException as error:  # whatever the solution raises when it is imported, or tests that need it
+        kind = type(error).__name__
+        if kind == "SystemExit" or kind in SKIPS:
+            tester.find("exit" if kind == "SystemExit" else "skip", f"raised {kind} when it was imported")
+        say({"import": kind})
+    say({"done": len(counted), "broken": tester.broken, "findings": tester.findings})

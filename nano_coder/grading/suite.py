@@ -1,0 +1,226 @@
+"""Test files against a solution: the tests in one jail, the solution in another, plain values between them.
+
+Expected values, comparisons and reports are never in the solution's jail. The two talk over one connection,
+which carries calls and what they return; the tests' jail alone reports to this process.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Any
+
+from nano_coder.grading.bundle import program
+from nano_coder.grading.cases import Outcome, healthy
+from nano_coder.grading.names import tested_names
+from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
+from nano_shared.errors import SandboxError
+from nano_shared.types import Limits, Suite, Tampering
+
+CPU_SECONDS = 10
+"""of processor time for the solution, over all tests"""
+PATIENCE = 60.0
+"""seconds of wall time for one call"""
+WALL_SECONDS = 180.0
+LONGEST_REPORT = 16 << 20
+_TESTS_LIMITS = Limits(memory_mb=2048)
+_LINGER = 2.0
+
+
+class TestsFailed(SandboxError):
+    """The tests' jail did not report as it must: a failure of ours or of the suite, not of the solution."""
+
+
+class NeedsStrict(TestsFailed):
+    """The tests hand the solution something that is no plain data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One suite against one solution."""
+
+    suite: Suite
+    target: str
+    """the file that the tests import"""
+    artifacts: Mapping[str, bytes]
+    originals: Mapping[str, str]
+    """the workspace as it was: what else the solution reads, and the target's original"""
+
+    def solution_files(self) -> dict[str, str]:
+        texts = {name: data.decode("utf-8", "surrogateescape") for name, data in self.artifacts.items()}
+        return {**self.originals, **texts}
+
+
+def run_suite(job: Job, limits: Limits, sandbox: Sandbox) -> Outcome:
+    """Run the tests in one pair of jails.
+
+    Raises SandboxError where a jail fails on its own account, and its kinds TestsFailed and NeedsStrict for a
+    suite that cannot be run so. Where a jail fails with this solution twice and works without it, the
+    solution is to blame.
+    """
+    try:
+        return _attempt(job, limits, sandbox)
+    except TestsFailed:
+        raise
+    except SandboxError:
+        pass
+    try:
+        return _attempt(job, limits, sandbox)
+    except TestsFailed:
+        raise
+    except SandboxError as err:
+        if not healthy(sandbox):
+            raise
+        detail = f"the jail failed twice with this artifact, and not without: {err}"
+        return Outcome({"tests": "error"}, (Tampering(kind="jail", detail=detail),), "sandbox_broken")
+
+
+def _attempt(job: Job, limits: Limits, sandbox: Sandbox) -> Outcome:
+    nonce = secrets.token_hex(16)
+    with ExitStack() as stack:
+        solver = stack.enter_context(closing(sandbox.open(None, limits)))
+        tester = stack.enter_context(closing(sandbox.open(None, _TESTS_LIMITS)))
+        near, far = socket.socketpair()
+        solution = _Solution(solver, far)
+        tests = _Tests(tester, near, nonce)
+        # each end is read by the other jail: what is written here is the first that it reads
+        solution.start(near, {"files": job.solution_files(), "target": job.target, "cpu_seconds": CPU_SECONDS})
+        tests.start(far, _tests_job(job))
+        tests.join()
+        reports = list(read_reports(tests.result().stdout, nonce))
+        outcome = _judged(reports, tests.result(), solution)
+        solver.close()
+        solution.join()
+    return outcome
+
+
+def _tests_job(job: Job) -> dict[str, Any]:
+    return {
+        "framework": job.suite.framework,
+        "tests": job.suite.files,
+        "files": {**job.originals, **job.suite.files},
+        "target": job.target,
+        "original": job.originals.get(job.target) if job.suite.names else None,
+        "tested": list(job.suite.names),
+        "names": sorted({*job.suite.names, *tested_names(job.suite.files, job.target)}),
+        "patience": PATIENCE,
+    }
+
+
+class _Side:
+    """A program in a jail, on a thread of its own, at one end of the connection."""
+
+    def __init__(self, jail: Jail, end: socket.socket, call: str, modules: tuple[str, ...]) -> None:
+        self._jail = jail
+        self._end = end
+        self._source = program(call, *modules)
+        self._ended: ExecResult | SandboxError | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self, writer: socket.socket, job: dict[str, Any]) -> None:
+        """Run, and write the job at the connection's other end."""
+        self._thread.start()
+        data = json.dumps(job).encode()
+        try:
+            writer.sendall(len(data).to_bytes(4, "big") + data)
+        except OSError as error:
+            raise SandboxError(f"a grading jail took no job: {error}") from error
+
+    def _run(self) -> None:
+        try:
+            self._ended = self._jail.run_python(
+                self._source,
+                isolated=True,
+                stdin=self._end.fileno(),
+                timeout=WALL_SECONDS,
+                output_bytes=LONGEST_REPORT,
+            )
+        except SandboxError as error:
+            self._ended = error
+        finally:
+            # the other side learns from it that this one is gone
+            self._end.close()
+
+    def join(self, timeout: float | None = None) -> None:
+        self._thread.join(timeout)
+
+    def result(self) -> ExecResult:
+        """Raises SandboxError where the jail failed."""
+        if isinstance(self._ended, ExecResult):
+            return self._ended
+        raise self._ended or SandboxError("a grading jail did not end")
+
+
+class _Solution(_Side):
+    def __init__(self, jail: Jail, end: socket.socket) -> None:
+        super().__init__(jail, end, "solver.main()", ("wire", "peer", "solver"))
+
+
+class _Tests(_Side):
+    def __init__(self, jail: Jail, end: socket.socket, nonce: str) -> None:
+        modules = ("wire", "peer", "solver", "runners", "tester")
+        super().__init__(jail, end, f"tester.main({nonce!r})", modules)
+
+
+def read_reports(stdout: bytes, nonce: str) -> Iterator[dict[str, Any]]:
+    for line in stdout.decode("utf-8", "replace").split("\n"):
+        if line.startswith(nonce):
+            yield json.loads(line[len(nonce) :])
+
+
+def _judged(reports: list[dict[str, Any]], ended: ExecResult, solution: _Solution) -> Outcome:
+    """Count the reports exactly: every check that was announced has one, and nothing else has."""
+    if not reports or reports[0] != {"ready": True}:
+        said = ended.stderr.decode(errors="backslashreplace").strip()[-300:]
+        raise TestsFailed(f"the tests' jail did not start: {said or ended}")
+    announced = [name for r in reports for name in r.get("collected", ())]
+    told = [(r["check"], r["state"]) for r in reports if "check" in r]
+    checks = {**dict.fromkeys(announced, "error"), **dict(told)} or {"import": "error"}
+    last = reports[-1]
+    if "done" not in last:
+        if not ended.timed_out:
+            said = ended.stderr.decode(errors="backslashreplace").strip()[-300:]
+            raise TestsFailed(f"the tests' jail ended half-way: {said or ended}")
+        left = {n: s if n in dict(told) else "timeout" for n, s in checks.items()}
+        return Outcome({n: "error" if s == "pass" else s for n, s in left.items()}, (), "agent_timeout")
+    if "needs_strict" in last["findings"]:
+        raise NeedsStrict(last["findings"]["needs_strict"])
+    exact = len(told) == last["done"] == len(announced) == len(checks)
+    imported = not any("import" in r for r in reports)
+    if not (exact and imported):
+        checks = {name: "error" if state == "pass" else state for name, state in checks.items()}
+    found, kind = _causes(last["broken"], solution)
+    right = set(checks.values()) == {"pass"}
+    found += [Tampering(kind=k, detail=d) for k, d in last["findings"].items() if k not in _FORGIVEN or not right]
+    if last["broken"]:
+        state = "timeout" if kind == "agent_timeout" else "error"
+        checks = {name: state if s in ("pass", "error") else s for name, s in checks.items()}
+    return Outcome(checks, tuple(found), kind)
+
+
+_FORGIVEN = ("exit", "skip")
+"""exceptions that a test may expect"""
+
+
+def _causes(broken: str | None, solution: _Solution) -> tuple[list[Tampering], str | None]:
+    """Why the solution answered no more, and whether it had a hand in it."""
+    if broken is None:
+        return [], None
+    if broken == "late":
+        return [], "agent_timeout"
+    if broken == "forged":
+        return [], "forged"
+    solution.join(_LINGER)
+    ended = solution.result()
+    if ended.oom:
+        return [], "memory"
+    if ended.timed_out or ended.cpu_s >= CPU_SECONDS:
+        return [], "agent_timeout"
+    if ended.exit_code is not None:
+        return [Tampering(kind="exit", detail=f"left the process, status {ended.exit_code}")], "exit"
+    return [], "crash"

@@ -1,0 +1,213 @@
+"""Published task rows as tasks: the sets under `data/open`, and the plainest row of a function and its cases.
+
+A row of a published set names its test files and how they are run; they become hidden checks of kind `suite`,
+or of kind `answer` where an output is to be predicted. Nothing of the tests enters prompt or workspace, but
+what the row itself calls visible.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
+
+from nano_coder.runtime import tested_names
+from nano_shared.types import Case, HiddenChecks, OracleAction, Provenance, Suite, Task
+
+_LITERAL = "Submit the value that belongs in place of `??`, as a Python literal."
+
+
+class BadRow(Exception):
+    """A row that is no task: which field, and what is wrong with it."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class PlainRow(_Row):
+    """The plainest row: a function and what it must return."""
+
+    id: str
+    prompt: str
+    target: str = "solution.py"
+    entry_point: str
+    cases: list[Case] = Field(min_length=1)
+    files: dict[str, str] = {}
+
+    @field_validator("cases")
+    @classmethod
+    def _finite(cls, cases: list[Case]) -> list[Case]:
+        for number, case in enumerate(cases):
+            if not _is_finite([case.args, case.kwargs, case.expected]):
+                raise ValueError(f"case {number} holds NaN or an infinity, which is no JSON")
+        return cases
+
+    def task(self) -> Task:
+        hidden = HiddenChecks(kind="cases", entry_point=self.entry_point, cases=tuple(self.cases))
+        return Task(
+            key=self.id, prompt=_with_place(self.prompt, self.target, self.entry_point), files=self.files,
+            artifacts=(self.target,), hidden=hidden,
+        )  # fmt: skip
+
+
+class _Tests(_Row):
+    runner: Literal["script", "pytest", "unittest", "doctest", "literal"]
+    files: dict[str, str] = {}
+    cmd: list[str] | None = None
+    visible_files: dict[str, str] = {}
+    expected: str | None = None
+    """literal: the value, as Python writes it"""
+    input: str | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> _Tests:
+        if self.runner == "literal" and self.expected is None:
+            raise ValueError("`expected` is missing, which the runner 'literal' compares with")
+        if self.runner != "literal" and not self.files:
+            raise ValueError(f"`files` is empty, and the runner {self.runner!r} needs a test file")
+        return self
+
+
+class OpenRow(_Row):
+    """A row of the published sets."""
+
+    id: str
+    source: str
+    source_commit: str | None = None
+    licence: str | None = None
+    attribution: str | None = None
+    kind: str
+    split: str | None = None
+    """which file it came in; whoever splits the tasks does so by family"""
+    split_hint: str | None = None
+    prompt: str
+    entry_point: str | None = None
+    files: dict[str, str] = {}
+    target: str
+    tests: _Tests
+    reference_solution: str | None = None
+    meta: dict[str, Any] = {}
+
+    def task(self) -> Task:
+        literal = self.tests.runner == "literal"
+        return Task(
+            key=self.id,
+            prompt=f"{self.prompt.rstrip()}\n\n{_LITERAL}" if literal
+            else _with_place(self.prompt, self.target, self.entry_point),
+            files={**self.files, **self.tests.visible_files},
+            artifacts=() if literal else (self.target,),
+            check=_visible_check(self.tests.visible_files),
+            hidden=self._hidden(),
+            oracle=self._oracle(),
+            family=str(self.meta.get("same_task") or self.id),
+            view=self.kind,
+            provenance=Provenance(source=self.source, licence=self.licence),
+        )  # fmt: skip
+
+    def _hidden(self) -> HiddenChecks:
+        tests = self.tests
+        if tests.runner == "literal":
+            return HiddenChecks(kind="answer", answer=tests.expected)
+        names = (self.entry_point,) if self.entry_point else ()
+        suite = Suite(framework=tests.runner, files=tests.files, names=names, strict=self._needs_objects())
+        return HiddenChecks(kind="suite", entry_point=self.entry_point, suite=suite)
+
+    def _needs_objects(self) -> bool:
+        """Whether the tests make objects of classes of the solution, or patch it: no plain values then."""
+        used = tested_names(self.tests.files, self.target)
+        if self.entry_point:
+            used = {name for name in used if name not in _defined(self.files.get(self.target, ""))}
+        classes = _classes(self.reference_solution or self.files.get(self.target, ""))
+        patches = any(_patches(text) for text in self.tests.files.values())
+        return patches or bool(classes & used)
+
+    def _oracle(self) -> tuple[OracleAction, ...] | None:
+        if self.reference_solution is None:
+            return None
+        if self.tests.runner == "literal":
+            return (OracleAction(name="submit", arguments={"answer": self.reference_solution}),)
+        written: dict[str, JsonValue] = {"path": self.target, "content": self.reference_solution}
+        return (OracleAction(name="write_file", arguments=written), OracleAction(name="submit"))
+
+
+def read_row(line: str) -> Task:
+    """One line of a task file: a task as we write it, or a row of another kind. Raises BadRow."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise BadRow("row", f"no JSON ({error})") from error
+    if not isinstance(row, dict):
+        raise BadRow("row", "one JSON object is expected")
+    kind: type[Task] | type[PlainRow] | type[OpenRow] = Task
+    if "key" not in row and "id" in row:
+        if "tests" not in row and "cases" not in row:
+            raise BadRow("cases", "is missing, and `tests` too: nothing says how the row is graded")
+        kind = OpenRow if "tests" in row else PlainRow
+    try:
+        value: Task | PlainRow | OpenRow = kind.model_validate_json(line)
+        return value if isinstance(value, Task) else value.task()
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadRow(".".join(str(part) for part in first["loc"]) or "row", first["msg"]) from error
+
+
+def _with_place(prompt: str, target: str, entry_point: str | None) -> str:
+    """The prompt, with where the result belongs."""
+    name = f"; it must define `{entry_point}`" if entry_point else ""
+    return f"{prompt.rstrip()}\n\nThe solution belongs in the file `{target}`{name}."
+
+
+def _visible_check(files: dict[str, str]) -> str | None:
+    return " && ".join(f"python {name}" for name in files) or None
+
+
+def _is_finite(value: JsonValue) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    return all(map(_is_finite, value)) if isinstance(value, list) else True
+
+
+# ------------------------------------------------------------------------------------ live objects
+
+
+def _tree(text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except SyntaxError:
+        return ast.Module(body=[], type_ignores=[])
+
+
+def _defined(text: str) -> set[str]:
+    return {
+        node.name
+        for node in _tree(text).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+
+def _classes(text: str) -> set[str]:
+    """Classes that are no exceptions."""
+    return {
+        node.name
+        for node in _tree(text).body
+        if isinstance(node, ast.ClassDef)
+        and not any(ast.unparse(base).endswith(("Exception", "Error")) for base in node.bases)
+    }
+
+
+def _patches(text: str) -> bool:
+    """Whether tests replace parts of the solution while it runs."""
+    return any(
+        isinstance(node, ast.ImportFrom) and (node.module or "").startswith("unittest.mock")
+        or isinstance(node, ast.arg) and node.arg in ("monkeypatch", "capsys", "capfd")
+        for node in ast.walk(_tree(text))
+    )  # fmt: skip
