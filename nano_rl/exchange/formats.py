@@ -6,10 +6,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from nano_rl.exchange.case_table import CASES_CSV
+from nano_rl.exchange.exercism import EXERCISM
 from nano_rl.exchange.folder_format import FolderFormat
+from nano_rl.exchange.function_rows import EVALPLUS, HUMANEVAL, MBPP
 from nano_rl.exchange.harbor import HARBOR
 from nano_rl.exchange.nemo_gym import NEMO_GYM
 from nano_rl.exchange.options import ReadOptions
+from nano_rl.exchange.published import ROWS as PUBLISHED
 from nano_rl.exchange.refusal import Refusal
 from nano_rl.exchange.row_format import RowFormat
 from nano_rl.exchange.trl import TRL
@@ -38,10 +42,10 @@ class Format(Protocol):
         ...
 
 
-ROWS: tuple[RowFormat, ...] = (NEMO_GYM, VERIFIERS, TRL)
+ROWS: tuple[RowFormat, ...] = (NEMO_GYM, EVALPLUS, HUMANEVAL, MBPP, PUBLISHED, VERIFIERS, TRL)
 """in the order in which a row is tried: the most telling fields first"""
-FOLDERS: tuple[FolderFormat, ...] = (HARBOR,)
-FORMATS: dict[str, Format] = {format.name: format for format in (*FOLDERS, *ROWS)}
+FOLDERS: tuple[FolderFormat, ...] = (HARBOR, EXERCISM)
+FORMATS: dict[str, Format] = {format.name: format for format in (*FOLDERS, *ROWS, CASES_CSV)}
 
 
 def find_format(name: str) -> Format:
@@ -60,6 +64,8 @@ def guess_format(path: Path) -> Format:
             if folder.recognises(path):
                 return folder
         raise UsageError(f"{path}: no folder in it looks like a task; name the format with --from ({names})")
+    if path.suffix == ".csv":
+        return CASES_CSV
     for rows in ROWS:
         first = next((row for _, row in rows.rows(path) if not isinstance(row, Refusal)), None)
         if first is not None and rows.recognises(first):
