@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,14 +47,17 @@ def grade_command(
     limits: Limits,
     trust: Trust = Trust.USER_CHECK,
     timeout: float | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> Verdict:
     """Run a check on `after`, with what decides over the check as it was in `before`.
 
     Exit code 0 earns 1.0. A check by pytest must also leave pytest's own report, with a test that passed and
     no more skipped tests than the original has: leaving the process early is no pass. `timeout`, in seconds,
-    defaults to the longer of two minutes and one tool call. Raises SandboxError where the sandbox failed.
+    defaults to the longer of two minutes and one tool call. `files` are hidden test files, laid over both
+    trees. Raises SandboxError where the sandbox failed.
     """
     tree, tampering = restored(command, before, after)
+    tree, before = laid_over(tree, files or {}, blobs), laid_over(before, files or {}, blobs)
     seconds = timeout or max(limits.tool_seconds, _PATIENCE)
     result, counts = _run(command, tree, blobs, sandbox, limits, seconds)
     found = None
@@ -87,6 +90,17 @@ def restored(command: str, before: Snapshot, after: Snapshot) -> tuple[Snapshot,
             done = "deleted" if path not in after.by_path else "changed" if path in originals else "added"
             found.append(Tampering(kind=why, detail=f"{path} was {done}; the original was used"))
     return _with_parents(kept), tuple(found)
+
+
+def laid_over(tree: Snapshot, files: Mapping[str, str], blobs: BlobStore) -> Snapshot:
+    """The tree with files put into it, whatever the agent left in their places."""
+    if not files:
+        return tree
+    below = tuple(f"{name}/" for name in files)
+    kept = {path: entry for path, entry in tree.by_path.items() if not path.startswith(below)}
+    for name, text in files.items():
+        kept[name] = Entry(name, Kind.FILE, 0o644, blobs.put(text.encode("utf-8", "surrogatepass")))
+    return _with_parents(kept)
 
 
 def _with_parents(entries: dict[str, Entry]) -> Snapshot:

@@ -43,6 +43,7 @@ def grade_trajectory(trajectory: Trajectory, sandbox: Sandbox, blobs: BlobStore)
             sandbox=sandbox,
             limits=task.limits,
             trust=Trust.HIDDEN if hidden is not None else Trust.USER_CHECK,
+            files=hidden.files if hidden is not None else None,
         )
     except SandboxError as problem:
         return ungraded("verifier_error", str(problem))

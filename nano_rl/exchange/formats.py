@@ -16,6 +16,7 @@ from nano_rl.exchange.options import ReadOptions
 from nano_rl.exchange.published import ROWS as PUBLISHED
 from nano_rl.exchange.refusal import Refusal
 from nano_rl.exchange.row_format import RowFormat
+from nano_rl.exchange.swe_bench import SWE_BENCH
 from nano_rl.exchange.trl import TRL
 from nano_rl.exchange.verifiers import VERIFIERS
 from nano_shared.errors import UsageError
@@ -42,7 +43,7 @@ class Format(Protocol):
         ...
 
 
-ROWS: tuple[RowFormat, ...] = (NEMO_GYM, EVALPLUS, HUMANEVAL, MBPP, PUBLISHED, VERIFIERS, TRL)
+ROWS: tuple[RowFormat, ...] = (NEMO_GYM, SWE_BENCH, EVALPLUS, HUMANEVAL, MBPP, PUBLISHED, VERIFIERS, TRL)
 """in the order in which a row is tried: the most telling fields first"""
 FOLDERS: tuple[FolderFormat, ...] = (HARBOR, EXERCISM)
 FORMATS: dict[str, Format] = {format.name: format for format in (*FOLDERS, *ROWS, CASES_CSV)}
