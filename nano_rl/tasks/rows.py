@@ -12,7 +12,15 @@ import json
 import math
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from nano_coder.runtime import tested_names
 from nano_shared.types import Case, HiddenChecks, OracleAction, Provenance, Suite, Task
@@ -207,7 +215,7 @@ def _classes(text: str) -> set[str]:
 def _patches(text: str) -> bool:
     """Whether tests replace parts of the solution while it runs."""
     return any(
-        isinstance(node, ast.ImportFrom) and (node.module or "").startswith("unittest.mock")
-        or isinstance(node, ast.arg) and node.arg in ("monkeypatch", "capsys", "capfd")
+        (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("unittest.mock"))
+        or (isinstance(node, ast.arg) and node.arg in ("monkeypatch", "capsys", "capfd"))
         for node in ast.walk(_tree(text))
     )  # fmt: skip
