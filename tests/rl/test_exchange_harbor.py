@@ -107,13 +107,15 @@ GRADED = {
     ),
     "mutants": (
         HiddenChecks(
-            kind="mutants", mutants={"minus": "def f(n): return n - 1"}, reference="def f(n): return n + 1",
+            kind="mutants",
+            mutants={"minus": "def f(n): return n - 1"},
+            reference="def f(n): return n + 1",
             module="s.py",
-        ),  # fmt: skip
+        ),
         {"s.py": "def test_f():\n    import s\n    assert s.f(1) == 2\n"},
         {"s.py": "def test_f():\n    pass\n"},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", GRADED)

@@ -50,7 +50,7 @@ def row(repo: Path) -> dict[str, object]:
     git(repo, "add", "-A")
     test_patch = git(repo, "diff", "--cached")
     return {
-        "repo": "some/calc", "instance_id": "calc-1", "base_commit": base, "problem_statement": "inc is wrong",
+        "repo": "some/calc", "instance_id": "calc-1", "base_commit": base, "problem_statement": "inc",
         "patch": patch, "test_patch": test_patch, "FAIL_TO_PASS": '["test_calc.py::test_inc"]',
         "PASS_TO_PASS": [],
     }  # fmt: skip
@@ -101,7 +101,7 @@ def test_binaries_go_to_the_blob_store_or_are_refused(repo: Path, tmp_path: Path
     (repo / "calc.py").write_text(WRONG)
     git(repo, "commit", "-qam", "break")
     given = row(repo)
-    with pytest.raises(Refused, match="logo.png"):
+    with pytest.raises(Refused, match="logo[.]png"):
         read_swe(given, ReadOptions(repo=repo))
     blobs = LogStore.open(tmp_path / "log.db").blobs
     assert read_swe(given, ReadOptions(repo=repo, blobs=blobs)).snapshot is not None

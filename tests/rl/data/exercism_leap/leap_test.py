@@ -5,7 +5,7 @@ from leap import leap_year
 
 class LeapTest(unittest.TestCase):
     def test_century(self):
-        self.assertIs(leap_year(1900), False)
+        assert leap_year(1900) is False
 
     def test_fourth(self):
-        self.assertIs(leap_year(1996), True)
+        assert leap_year(1996) is True
