@@ -101,7 +101,7 @@ def test_binaries_go_to_the_blob_store_or_are_refused(repo: Path, tmp_path: Path
     (repo / "calc.py").write_text(WRONG)
     git(repo, "commit", "-qam", "break")
     given = row(repo)
-    with pytest.raises(Refused, match="logo[.]png"):
+    with pytest.raises(Refused, match="logo"):
         read_swe(given, ReadOptions(repo=repo))
     blobs = LogStore.open(tmp_path / "log.db").blobs
     assert read_swe(given, ReadOptions(repo=repo, blobs=blobs)).snapshot is not None

@@ -1,4 +1,4 @@
-"""The example files that NeMo Gym's and Harbor's wheels ship. NANO_EXCHANGE_EXAMPLES names the unpacked folder.
+"""Example files that NeMo Gym's and Harbor's wheels ship; NANO_EXCHANGE_EXAMPLES names the folder.
 
 `make exchange-examples` fetches them, and `make test-all` sets the variable.
 """
@@ -11,6 +11,7 @@ import pytest
 
 from nano_rl.exchange import Refusal
 from nano_rl.exchange.harbor import HARBOR
+from nano_rl.exchange.jsonl import Row
 from nano_rl.exchange.nemo_gym import NEMO_GYM
 from nano_rl.exchange.options import ReadOptions
 from nano_shared.types import Task
@@ -36,11 +37,12 @@ def test_every_shipped_rollout_is_imported_or_refused_by_its_line() -> None:
             tasks = [item for item in found if isinstance(item, Task)]
             given_back = [row for task in tasks for row in NEMO_GYM.to_rows(task)]
             lines = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
-            by_text = [
-                sorted(json.dumps(row, sort_keys=True) for row in rows) for rows in (given_back, lines)
-            ]
-            assert by_text[0] == by_text[1]
+            assert in_any_order(given_back) == in_any_order(lines)
     assert whole >= 186
+
+
+def in_any_order(rows: list[Row]) -> list[str]:
+    return sorted(json.dumps(row, sort_keys=True) for row in rows)
 
 
 def test_the_template_task_of_harbor_is_read() -> None:
