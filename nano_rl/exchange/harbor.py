@@ -91,7 +91,8 @@ def _command(env: Mapping[str, str]) -> str:
     verifier = f"{PLACE}/logs/verifier"
     return (
         f"rm -rf {PLACE} {REWARD} && mkdir -p {verifier} {PLACE}/logs/agent {PLACE}/logs/artifacts"
-        f" && cp -R {TESTS} {PLACE}/tests && rm -rf {TESTS} && cd /work && {{ {settings}bash {PLACE}/tests/test.sh;"
+        f" && cp -R {TESTS} {PLACE}/tests && rm -rf {TESTS} && cd /work"
+        f" && {{ {settings}bash {PLACE}/tests/test.sh;"
         f" cp {verifier}/reward.json {REWARD} 2>/dev/null || cp {verifier}/reward.txt {REWARD}; }}"
     )
 
