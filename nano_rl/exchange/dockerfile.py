@@ -110,9 +110,8 @@ def _copied(rest: str, context: Mapping[str, str], workdir: str, field: str) -> 
     found: dict[str, str] = {}
     for source in sources:
         source = posixpath.normpath(source.lstrip("/") or ".")
-        below = {
-            path: text for path, text in context.items() if source == "." or path.startswith(f"{source}/")
-        }
+        start = "" if source == "." else f"{source}/"
+        below = {path[len(start) :]: text for path, text in context.items() if path.startswith(start)}
         if source in context:
             folder = target.endswith("/") or target == "." or len(sources) > 1
             name = posixpath.basename(source)
