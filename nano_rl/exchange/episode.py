@@ -100,6 +100,7 @@ class Episode:
                     self._inbox.put(None)
                 self._await()
         assert self.trajectory is not None
+        self.close()
         if not self._graded:
             self.trajectory = grade_run(self.trajectory, self._runtime)
             self._verdict, self._graded = self.trajectory.verdict, True

@@ -47,6 +47,10 @@ class _Environment:
     def __init__(self) -> None:
         self._episode: Episode | None = None
 
+    def __del__(self) -> None:
+        if self._episode is not None:
+            self._episode.close()
+
     def reset(self, **row: Any) -> str | None:
         """Begin the task of a dataset row. Raises UsageError for a row that carries none."""
         if self._episode is not None:
