@@ -9,8 +9,9 @@ CHECK ?= python -m pytest -q
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+EXAMPLES_DIR := $(CURDIR)/.venv/exchange-examples
 
-.PHONY: help run test test-all lint toy bench clean
+.PHONY: help run test test-all exchange-examples lint toy bench clean
 
 help:
 	@echo "make run        fix a bug in a copy of $(EXAMPLE); or TASK='...' DIR=... [CHECK='...']"
@@ -27,8 +28,18 @@ run: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-all: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2
+test-all: $(INSTALLED) exchange-examples
+	NANO_EXCHANGE_EXAMPLES=$(EXAMPLES_DIR) $(BIN)/python -m pytest -n 2
+
+# Example files of other projects, out of their wheels, which are read and never installed.
+exchange-examples: $(EXAMPLES_DIR)/.fetched
+
+$(EXAMPLES_DIR)/.fetched: $(INSTALLED)
+	@mkdir -p $(EXAMPLES_DIR)
+	$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --only-binary=:all: \
+	  --python-version 3.13.14 -d $(EXAMPLES_DIR) nemo-gym==0.7.0 harbor==0.25.0
+	@for wheel in $(EXAMPLES_DIR)/*.whl; do $(BIN)/python -m zipfile -e $$wheel $(EXAMPLES_DIR); done
+	@touch $@
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

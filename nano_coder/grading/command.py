@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +109,17 @@ def restored(command: str, before: Snapshot, after: Snapshot) -> tuple[Snapshot,
             done = "deleted" if path not in after.by_path else "changed" if path in originals else "added"
             found.append(Tampering(kind=why, detail=f"{printable(path)} was {done}; the original was used"))
     return _with_parents(kept), tuple(found)
+
+
+def laid_over(tree: Snapshot, files: Mapping[str, str], blobs: BlobStore) -> Snapshot:
+    """The tree with files put into it, whatever the agent left in their places."""
+    if not files:
+        return tree
+    below = tuple(f"{name}/" for name in files)
+    kept = {path: entry for path, entry in tree.by_path.items() if not path.startswith(below)}
+    for name, text in files.items():
+        kept[name] = Entry(name, Kind.FILE, 0o644, blobs.put(text.encode("utf-8", "surrogatepass")))
+    return _with_parents(kept)
 
 
 def _with_parents(entries: dict[str, Entry]) -> Snapshot:

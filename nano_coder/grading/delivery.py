@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nano_coder.grading.command import grade_command
+from nano_coder.grading.command import grade_command, laid_over
 from nano_coder.grading.folder import changed_since, read_folder
 from nano_coder.grading.grade import grade
 from nano_coder.grading.planted import planted
@@ -80,19 +80,22 @@ def grade_delivery(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict 
         )
         return flagged(verdict, planted(task, delivery.before, delivery.after, wanted))
     try:
+        tests = hidden.files if hidden is not None else {}
+        before = laid_over(delivery.before, tests, delivery.blobs)
+        after = laid_over(delivery.after, tests, delivery.blobs)
         if hidden is not None and hidden.kind == "reward_file":
             return grade_reward_file(
                 hidden,
-                before=delivery.before,
-                after=delivery.after,
+                before=before,
+                after=after,
                 blobs=delivery.blobs,
                 sandbox=sandbox,
                 limits=task.limits,
             )
         return grade_command(
             str(hidden.command if hidden is not None else task.check),
-            before=delivery.before,
-            after=delivery.after,
+            before=before,
+            after=after,
             blobs=delivery.blobs,
             sandbox=sandbox,
             limits=task.limits,

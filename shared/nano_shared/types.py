@@ -50,6 +50,8 @@ class Provenance(Value):
     generator: str | None = None
     """generator name and version, for tasks that were made rather than written"""
     seed: int | None = None
+    original: dict[str, JsonValue] | None = Field(None, repr=False)
+    """the row or files it was imported from, for an export to the same format; nothing else reads it"""
 
 
 class Case(Value):
@@ -137,6 +139,8 @@ class HiddenChecks(Value):
     """mutants: the right source"""
     module: str | None = None
     """mutants: file that the tests import, where reference and mutants are put"""
+    files: dict[str, str] = {}
+    """command, reward_file: test files, laid over the workspace when it is graded and never before"""
     reward_path: str | None = None
     """reward_file: where the command leaves its reward, as one number or a JSON object of numbers"""
 

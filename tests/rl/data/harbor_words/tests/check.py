@@ -1,0 +1,3 @@
+from pathlib import Path
+
+assert Path("/app/count.txt").read_text().strip() == "3"
