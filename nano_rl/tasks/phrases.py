@@ -62,3 +62,4 @@ BODY = (
 )
 
 CHOOSE = "{doc}\n{line}\nSubmit what ? is."
+REPLACE = "{code}\nOne operator in {path} is wrong. Replace it."
