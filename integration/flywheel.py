@@ -50,13 +50,13 @@ from nano_rl.train import Sources, train
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task, Trajectory
 
-VIEWS = ("choose",)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """How much of everything; the defaults fill about five minutes of two cores."""
 
+    levels: tuple[int, ...] = (1,)
+    views: tuple[str, ...] = ("choose",)
     tasks: int = 600
     oracles: int = 300
     sft_epochs: float = 2.4
@@ -66,6 +66,10 @@ class Scale:
     prompts: int = 16
     held_out: int = 100
     learning_rate: float = 2e-4
+    max_tokens: int = 64
+    """of one completion"""
+    keep_every: int = 0
+    """steps between checkpoints kept for a curve; 0 keeps the last alone"""
 
 
 SMALL = Scale(tasks=300, logged_tasks=96, fresh_steps=12, held_out=60)
@@ -130,15 +134,16 @@ class Flywheel:
         self.sandbox = open_sandbox()
 
     def make_tasks(self) -> TaskSets:
-        scale, levels = self.scale, (1,)
-        train_tasks = make_tasks(levels=levels, n=scale.tasks, seed=self.seed, split=Split.TRAIN, views=VIEWS)
+        scale = self.scale
+        levels, views = scale.levels, scale.views
+        train_tasks = make_tasks(levels=levels, n=scale.tasks, seed=self.seed, split=Split.TRAIN, views=views)
         seen = {task.program_hash for task in train_tasks}
         pool = make_tasks(
-            levels=levels, n=5 * scale.held_out, seed=self.seed + 1000, split=Split.TRAIN, views=VIEWS
+            levels=levels, n=5 * scale.held_out, seed=self.seed + 1000, split=Split.TRAIN, views=views
         )
         held_out = [task for task in pool if task.program_hash not in seen][: scale.held_out]
         families = make_tasks(
-            levels=levels, n=scale.held_out, seed=self.seed + 2000, split=Split.TEST, views=VIEWS
+            levels=levels, n=scale.held_out, seed=self.seed + 2000, split=Split.TEST, views=views
         )
         return TaskSets(train=train_tasks, held_out=held_out, families=families)
 
@@ -272,7 +277,14 @@ class Flywheel:
         folder = self.home / f"{name}-state"
         folder.mkdir(exist_ok=True)
         runtime = self._runtime(ScriptedPolicy([]), name)
-        used = train(model, opened, runtime, sources, config, folder, _every(2, "reward_mean"))
+        report_step = _every(2, "reward_mean")
+
+        def on_step(done: int, total: int, values: dict[str, float]) -> None:
+            report_step(done, total, values)
+            if self.scale.keep_every and done % self.scale.keep_every == 0 and done < total:
+                self._save(f"{name}-{done}", model, opened, config, done, [], tasks)
+
+        used = train(model, opened, runtime, sources, config, folder, on_step)
         return self._save(name, model, opened, config, steps, used, tasks)
 
     def _save(
@@ -291,7 +303,7 @@ class Flywheel:
             policy=policy,  # type: ignore[arg-type]
             sandbox=self.sandbox,
             store=self.store,
-            sampling=Sampling(temperature=temperature, max_tokens=64),
+            sampling=Sampling(temperature=temperature, max_tokens=self.scale.max_tokens),
             policy_name=name,
         )
 

@@ -1,4 +1,4 @@
-"""Levels 0 and 1: a literal to copy, a file to write, an operator to choose, a value to predict."""
+"""Levels 0 to 2: a literal to copy, a file to write, a value to predict, an operator to choose or replace."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from nano_rl.tasks.arithmetic import draw_arithmetic
 from nano_rl.tasks.grammar import belongs, draw_study
 from nano_rl.tasks.literals import Drawn, draw_copy, draw_emit, draw_sum
 from nano_rl.tasks.made import (
+    BRIEF,
     MODULES,
     Made,
     call,
@@ -18,10 +19,12 @@ from nano_rl.tasks.made import (
     claim,
     numbered,
 )
-from nano_rl.tasks.phrases import CHOOSE, COMPLETE, COPY, EMIT, PREDICT, SUMS
+from nano_rl.tasks.phrases import CHOOSE, COMPLETE, COPY, EMIT, PREDICT, REPLACE, SUMS
 from nano_rl.tasks.program import Program, compile_function, outcome
 from nano_rl.tasks.study import Study
 from nano_shared.types import Case, HiddenChecks, Split
+
+SOLUTION = "solution.py"
 
 # ---------------------------------------------------------------------------------------------- level 0
 
@@ -182,3 +185,32 @@ def make_choose(rng: random.Random, split: Split, level: int) -> Made:
         hidden=HiddenChecks(kind="answer", answer=operator),
         oracle=(call("submit", answer=operator),),
     )
+
+
+def make_replace(rng: random.Random, split: Split, level: int) -> Made:
+    """Edit the one operator that the docstring contradicts: as short as an edit can be."""
+    while True:
+        study = draw_study(rng, split, lambda p: len(p.body) == 1 and 0 < len(_holes(p)) < 3, draw_arithmetic)
+        program = study.program
+        holed, operator = rng.choice(_holes(program))
+        wrong = rng.choice([o for o in next(g for g in _ALIKE if operator in g) if o != operator])
+        text = f'{program.signature}\n    """{program.doc}"""\n{holed.replace(" ? ", f" {wrong} ")}\n'
+        # the edit names the operator alone, so it must stand nowhere else; and it must do harm
+        if text.count(wrong) == 1 and _differs(text, study):
+            break
+    return Made(
+        prompt=REPLACE.format(code=text.rstrip("\n"), path=SOLUTION),
+        family=program.family,
+        program_hash=program.hash,
+        files={SOLUTION: text},
+        artifacts=(SOLUTION,),
+        tools=("edit_file", "submit"),
+        hidden=cases_of(study),
+        oracle=(call("edit_file", path=SOLUTION, old=wrong, new=operator), call("submit")),
+        limits=BRIEF,
+    )
+
+
+def _differs(source: str, study: Study) -> bool:
+    function = compile_function(source, study.program.name)
+    return any(outcome(function, c.args) != ("value", c.expected) for c in study.hidden)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from nano_rl.tasks.study import Study
 from nano_shared.types import Case, HiddenChecks, Limits, OracleAction
 
+BRIEF = Limits(max_turns=3, max_tokens=96)
 SHORT = Limits(max_turns=4, max_tokens=256)
 USUAL = Limits(max_turns=8, max_tokens=768)
 LONG = Limits(max_turns=16, max_tokens=2048)

@@ -116,3 +116,4 @@ WRITE_TEST = (
     "{path} is right. Write tests in {test} that would notice each of these mistakes:\n{changes}",
     "Test {name} of {path} in {test}. The tests must pass, and fail after any of these changes:\n{changes}",
 )
+REPLACE = "{code}\nOne operator in {path} is wrong. Replace it."

@@ -17,6 +17,7 @@ from nano_rl.tasks.first_views import (
     make_copy,
     make_emit,
     make_predict,
+    make_replace,
 )
 from nano_rl.tasks.grammar import VERSION
 from nano_rl.tasks.refactor_views import make_refactor
@@ -34,6 +35,7 @@ VIEWS = (
     View("choose", 1, make_choose, extra=True),
     View("fix", 2, make_fix),
     View("repair", 2, make_repair),
+    View("replace", 2, make_replace, extra=True),
     View("body", 3, make_body),
     View("repair", 3, make_repair),
     # levels 0 to 3 keep their mix: checkpoints were trained on it

@@ -1,0 +1,121 @@
+"""Whether the supply of tasks teaches: a tiny policy on levels 1 and 2, held-out programs and families.
+
+A tiny Llama is warm-started on a few oracle runs of both levels, then trained on fresh rollouts of the
+supply alone. Its success is measured along the way, by level, on programs that training never saw (same
+families) and on families that it never saw.
+
+    python integration/supply_teaches.py --seed 0 --out FOLDER      one seed
+    python integration/supply_teaches.py --report FOLDER FOLDER...  the table of several
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean
+
+from flywheel import Flywheel, Scale, say, show
+
+from nano_rl.evaluate import paired, table
+from nano_shared.types import Task, Trajectory
+
+SCALE = Scale(
+    levels=(1, 2), views=("choose", "replace"), tasks=1200, oracles=600, held_out=200,
+    max_tokens=32, sft_epochs=3.5,
+    keep_every=20,
+)  # fmt: skip
+RESULT = "result.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    if options.report:
+        return _report([json.loads((folder / RESULT).read_text()) for folder in options.report])
+    if options.out is None:
+        sys.exit("give --out FOLDER, where log, checkpoints and result.json are kept, or --report FOLDER...")
+    options.out.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    circle = Flywheel(options.out, SCALE, seed=options.seed, shuffle=False)
+    say(started, "1. Tasks of levels 1 and 2: to train on, held-out programs, held-out families")
+    tasks = circle.make_tasks()
+    say(started, f"2. Warm start on {SCALE.oracles} oracle runs")
+    points = {0: circle.warm_start(tasks)}
+    say(started, f"3. {SCALE.fresh_steps} steps on fresh rollouts of the supply")
+    last = circle.train_afresh(points[0], tasks.train)
+    kept = range(SCALE.keep_every, SCALE.fresh_steps, SCALE.keep_every)
+    points |= {step: last.with_name(f"{last.name}-{step}") for step in kept} | {SCALE.fresh_steps: last}
+    say(started, "4. Held-out success along the way")
+    curve = {
+        step: {
+            "programs": _evaluate(circle, checkpoint, tasks.held_out, f"programs, step {step}"),
+            "families": _evaluate(circle, checkpoint, tasks.families, f"families, step {step}"),
+        }
+        for step, checkpoint in points.items()
+    }
+    first, final = curve[0], curve[SCALE.fresh_steps]
+    result = {
+        "seed": options.seed,
+        "curve": {step: {kind: _rates(runs) for kind, runs in at.items()} for step, at in curve.items()},
+        "gain": {kind: paired(final[kind], first[kind]) for kind in first},
+        "gain_by_level": {
+            kind: {level: paired(_of(final[kind], level), _of(first[kind], level)) for level in SCALE.levels}
+            for kind in first
+        },
+        "seconds": time.monotonic() - started,
+    }
+    (options.out / RESULT).write_text(json.dumps(result, indent=2))
+    return _report([json.loads(json.dumps(result))])
+
+
+def _evaluate(circle: Flywheel, checkpoint: Path, tasks: list[Task], title: str) -> list[Trajectory]:
+    runs = circle.evaluate(checkpoint, tasks)
+    show(title, runs)
+    return runs
+
+
+def _of(runs: list[Trajectory], level: int) -> list[Trajectory]:
+    return [run for run in runs if run.task.level == level]
+
+
+def _rates(runs: list[Trajectory]) -> dict[str, object]:
+    return {row.name: asdict(row) for row in table(runs)}
+
+
+def _report(results: list[dict]) -> int:  # type: ignore[type-arg]
+    """Print the curves, and say whether programs gained 25 points and families 10."""
+    rates = defaultdict(list)
+    for result in results:
+        for step, at in result["curve"].items():
+            for kind, rows in at.items():
+                for name, row in rows.items():
+                    rates[kind, name, int(step)].append(row["successes"] / max(1, row["graded"]))
+    for (kind, name, step), values in sorted(rates.items()):
+        each = " ".join(f"{value:6.1%}" for value in values)
+        print(f"{kind:9} {name:16} step {step:3}: mean {mean(values):6.1%}   {each}")
+    reached = True
+    for kind, bar in (("programs", 0.25), ("families", 0.10)):
+        gains = [result["gain"][kind] for result in results]
+        for result, (gain, low, high) in zip(results, gains, strict=True):
+            print(
+                f"{kind}: seed {result['seed']} {gain:+.1%} (95 % interval {low:+.1%} to {high:+.1%}, paired)"
+            )
+        reached &= mean(gain for gain, _, _ in gains) >= bar
+    return 0 if reached else 1
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Whether the supply of tasks teaches a tiny policy.")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="keep log, checkpoints and result.json here")
+    parser.add_argument("--report", type=Path, nargs="+", help="folders of seeds that ran")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
