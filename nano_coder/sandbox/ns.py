@@ -197,6 +197,18 @@ class NsJail:
             denials=Denials(network=sum(call.refused is not None for call in self.calls[calls:])),
         )
 
+    def occupy(self, source: str, channel: int) -> Outcome:
+        """Run trusted Python that serves the socket `channel`, its standard input, until it ends: a session.
+
+        Nothing else can be asked of the jail meanwhile. Raises SandboxError when the jail is closed.
+        """
+        request: dict[str, Any] = {"op": "python", "source": source, "argv": [], "isolated": False}
+        if self.cold_python is not None:
+            request = {"op": "run", "argv": python_program(self.cold_python, source, (), isolated=False)}
+        whole = {**request, "env": dict(self._environment), "rlimits": rlimits(self._limits)}
+        said = Output(_SMALL), Output(_SMALL)
+        return self._call(whole, said, stdin=channel, timeout=None, flood=FLOOD_BYTES)[0]
+
     def read(self, path: str) -> bytes:
         out = Output(_LONGEST_READ)
         with _given(b"") as source:
