@@ -107,6 +107,7 @@ def _isolate(plan: dict[str, Any]) -> None:
     with kernel.layer("no_new_privs"):
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    memory.open_sockets()
     if landlock.version():
         with kernel.layer("landlock"):
             landlock.confine(writable=("/work", *SCRATCH))
@@ -217,7 +218,7 @@ def _watch(
     poll.register(control, select.POLLIN)
     if told is not None:
         poll.register(told, select.POLLIN)
-    oom = False
+    oom, watch = False, memory.Watch(memory_bytes, ("/work", *SCRATCH))
     while True:
         events = {fd for fd, _ in poll.poll(_WATCH_MS)}
         if told is not None and told.fileno() in events:
@@ -231,7 +232,7 @@ def _watch(
             if message.receive(control) is None:
                 os._exit(0)
             kill_all()
-        elif not oom and memory.in_use() > memory_bytes and memory.proportional() > memory_bytes:
+        elif not oom and watch.exceeded():
             oom = True
             kill_all()
 

@@ -1,12 +1,48 @@
-"""The memory a jail uses, summed over its processes: no rlimit counts that."""
+"""The memory a jail uses, summed over its processes, its file systems in memory and its sockets.
+
+No rlimit counts that. Not counted: shared memory that no process has touched while it is mapped, and pipes,
+which the kernel bounds for each user; where there is a control group, it bounds those.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+from collections.abc import Sequence
+
+from .socket_memory import SocketMemory
 
 _PAGE = resource.getpagesize()
 _US = frozenset({"self", "1"})
+_UNNAMED = (b"/dev/zero (deleted)", b"/memfd:", b"/SYSV")
+"""what maps memory that is in no file system of the jail"""
+
+_sockets: SocketMemory | None = None
+
+
+def open_sockets() -> None:
+    """Count sockets too, from now on, where the kernel tells. Before a filter refuses the question."""
+    global _sockets
+    with contextlib.suppress(OSError):
+        _sockets = SocketMemory()
+
+
+class Watch:
+    """What one program and all that it starts may hold together, in bytes."""
+
+    def __init__(self, most: int, folders: Sequence[str]) -> None:
+        """`folders` are file systems in memory: what they hold now is there already, what is added counts."""
+        self._most = most
+        self._folders = folders
+        self._before = stored(folders)
+
+    def exceeded(self) -> bool:
+        beside = max(0, stored(self._folders) - self._before)
+        if _sockets is not None:
+            beside += _sockets.in_use()
+        # slower, so asked only when the upper bound is too high
+        return in_use() + beside > self._most and proportional() + beside > self._most
 
 
 def in_use() -> int:
@@ -15,23 +51,48 @@ def in_use() -> int:
     for pid in _processes():
         try:
             with open(f"/proc/{pid}/statm", "rb") as file:
-                fields = file.read().split()
+                total += int(file.read().split(None, 2)[1]) * _PAGE
         except OSError:
             continue  # it ended between the listing and the reading
-        total += (int(fields[1]) - int(fields[2])) * _PAGE
     return total
 
 
 def proportional() -> int:
-    """Bytes with each shared page counted once; slower, so asked only when the upper bound is too high."""
+    """Bytes of no file, with each shared page counted once."""
     total = 0
     for pid in _processes():
         try:
             with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-                total += sum(int(line.split()[1]) for line in file if line.startswith(b"Pss_Anon:"))
+                fields = {line.split(b":")[0]: line for line in file}
+            total += _kilobytes(fields, b"Pss_Anon")
+            if _kilobytes(fields, b"Pss_Shmem"):
+                total += _unnamed(pid)
         except OSError:
             continue
     return total * 1024
+
+
+def _kilobytes(fields: dict[bytes, bytes], name: bytes) -> int:
+    return int(fields[name].split()[1]) if name in fields else 0
+
+
+def _unnamed(pid: str) -> int:
+    """Kilobytes of shared memory without a file: what has one is counted with its file system."""
+    total, counting = 0, False
+    with open(f"/proc/{pid}/smaps", "rb") as file:
+        for line in file:
+            if not line[:1].isupper():  # the first line of a mapping begins with its address
+                name = line.split(None, 5)[5:]
+                counting = bool(name) and name[0].startswith(_UNNAMED)
+            elif counting and line.startswith(b"Pss:"):
+                total += int(line.split()[1])
+    return total
+
+
+def stored(folders: Sequence[str]) -> int:
+    """Bytes that file systems hold."""
+    statuses = (os.statvfs(folder) for folder in folders)
+    return sum((status.f_blocks - status.f_bfree) * status.f_frsize for status in statuses)
 
 
 def _processes() -> list[str]:
