@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+from nano_coder.sandbox import control_group
 from nano_coder.sandbox.interpreter import find_interpreter
 from nano_coder.sandbox.layers import layers
 from nano_coder.sandbox.layout import plan_root, unused_uid
@@ -61,13 +62,14 @@ class NsSandbox:
         spec = {
             "root": plan_root(self._interpreter),
             "unused_uid": unused_uid(),
+            "group": control_group.plan(),
             "warm_python": self.python if warm else None,
             "environment": environment,
         }
         self.pool = shared_pool(spec, _room(USUAL_MB * _MB))
         self._environment = environment
         self._warm = warm
-        self.layers: Mapping[str, bool] = layers()
+        self.layers: Mapping[str, bool] = layers(cgroup=spec["group"] is not None)
 
     def open(self, workspace: Path | None, limits: Limits) -> NsJail:
         """Raises UsageError for a workspace that cannot be read, SandboxError where isolation fails."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nano_coder.sandbox.launcher import message
+from nano_coder.sandbox.launcher import group, message
 from nano_coder.sandbox.output import Drain, Output
 from nano_coder.sandbox.remedy import cannot_isolate
 from nano_shared.errors import SandboxError
@@ -46,6 +46,7 @@ class Launcher:
         the root cannot be built."""
         self._lock = threading.Lock()
         self._closed = False
+        self._group = spec.get("group")
         self.made = 0
         """jails so far"""
         self._control, theirs = socket.socketpair()
@@ -127,6 +128,8 @@ class Launcher:
             self._control.close()
             self._process.kill()
             self._process.wait()
+            if self._group is not None:
+                group.remove_of(self._process.pid, self._group["parents"].values())
             os.close(self._errors)
 
 

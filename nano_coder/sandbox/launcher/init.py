@@ -36,7 +36,7 @@ SCRATCH = ("/tmp", "/dev/shm")
 
 
 def main(control: socket.socket, plan: dict[str, Any]) -> NoReturn:
-    close_all_but({control.fileno(), 2})
+    close_all_but({control.fileno(), 2, *({plan["events"]} - {-1})})
     while (null := os.open(os.devnull, os.O_RDWR)) < 3:
         """Standard streams are taken, so that no pipe of ours becomes one."""
     os.close(null)
@@ -107,7 +107,7 @@ def _isolate(plan: dict[str, Any]) -> None:
     with kernel.layer("no_new_privs"):
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    memory.open_sockets()
+    memory.open_counters(plan["events"])
     if landlock.version():
         with kernel.layer("landlock"):
             landlock.confine(writable=("/work", *SCRATCH))
@@ -182,13 +182,14 @@ def _supervise(pid: int, report: int, control: socket.socket) -> tuple[str, dict
     with open(report, "rb", buffering=0) as told:
         began = json.loads(_line(told))
         ended = os.pidfd_open(pid)
-        oom, done = _watch(ended, told if began["op"] == "python" else None, control, began["memory_bytes"])
+        watch = memory.Watch(began["memory_bytes"], ("/work", *SCRATCH))
+        oom, done = _watch(ended, told if began["op"] == "python" else None, control, watch)
         os.close(ended)
         if done is not None and not oom:
             kill_all()
             return began["op"], done
         status, used, peak = end_everything(pid)
-        told_of = outcome(status, used, peak, oom=oom)
+        told_of = outcome(status, used, peak, oom=oom or watch.killed_by_group(status, peak))
         if began["op"] not in _PROGRAMS:
             for line in told.readlines():
                 told_of.update(json.loads(line))
@@ -207,7 +208,7 @@ def _line(told: io.FileIO) -> bytes:
 
 
 def _watch(
-    ended: int, told: io.FileIO | None, control: socket.socket, memory_bytes: int
+    ended: int, told: io.FileIO | None, control: socket.socket, watch: memory.Watch
 ) -> tuple[bool, dict[str, Any] | None]:
     """Wait for the runner to end, or to be done; kill all when asked to or when memory ran out.
 
@@ -218,7 +219,7 @@ def _watch(
     poll.register(control, select.POLLIN)
     if told is not None:
         poll.register(told, select.POLLIN)
-    oom, watch = False, memory.Watch(memory_bytes, ("/work", *SCRATCH))
+    oom = False
     while True:
         events = {fd for fd, _ in poll.poll(_WATCH_MS)}
         if told is not None and told.fileno() in events:
@@ -231,6 +232,7 @@ def _watch(
         elif events:
             if message.receive(control) is None:
                 os._exit(0)
+            watch.stopped = True
             kill_all()
         elif not oom and watch.exceeded():
             oom = True

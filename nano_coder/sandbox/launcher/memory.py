@@ -9,21 +9,29 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 from collections.abc import Sequence
 
+from . import group
 from .socket_memory import SocketMemory
 
 _PAGE = resource.getpagesize()
 _US = frozenset({"self", "1"})
+_LEAST_SHARE = 8
 _UNNAMED = (b"/dev/zero (deleted)", b"/memfd:", b"/SYSV")
 """what maps memory that is in no file system of the jail"""
 
 _sockets: SocketMemory | None = None
+_events = -1
 
 
-def open_sockets() -> None:
-    """Count sockets too, from now on, where the kernel tells. Before a filter refuses the question."""
-    global _sockets
+def open_counters(events: int) -> None:
+    """Count sockets too, from now on, where the kernel tells. Before a filter refuses the question.
+
+    `events` is the open file in which the control group counts its kills, or below zero.
+    """
+    global _sockets, _events
+    _events = events
     with contextlib.suppress(OSError):
         _sockets = SocketMemory()
 
@@ -36,6 +44,10 @@ class Watch:
         self._most = most
         self._folders = folders
         self._before = stored(folders)
+        # the counter is the group's, since it was made: what it said before is no news
+        self._kills_before = group.kills(_events)
+        self.stopped = False
+        """whether the agent asked for the end"""
 
     def exceeded(self) -> bool:
         beside = max(0, stored(self._folders) - self._before)
@@ -43,6 +55,19 @@ class Watch:
             beside += _sockets.in_use()
         # slower, so asked only when the upper bound is too high
         return in_use() + beside > self._most and proportional() + beside > self._most
+
+    def killed_by_group(self, status: int, peak: int) -> bool:
+        """Whether the kernel ended the program, of this wait status, for what all jails hold together.
+
+        It picks a process that holds much, so one that held little ended itself at the same moment.
+        """
+        return (
+            not self.stopped
+            and os.WIFSIGNALED(status)
+            and os.WTERMSIG(status) == signal.SIGKILL
+            and peak >= self._most // _LEAST_SHARE
+            and group.kills(_events) > self._kills_before
+        )
 
 
 def in_use() -> int:

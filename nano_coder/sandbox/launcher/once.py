@@ -27,7 +27,7 @@ def main(asked: int, report: int, stop: int) -> None:
         badness.write("1000")
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-    memory.open_sockets()
+    memory.open_counters(-1)
     _tell(report, {"began": True})
     pid = os.fork()
     if pid == 0:
