@@ -25,6 +25,8 @@ class Packed:
     stream: IO[bytes]
     size: int
     """bytes of the stream"""
+    entries: int
+    """files, directories and symlinks"""
 
 
 def pack_workspace(folder: Path) -> Packed:
@@ -35,7 +37,7 @@ def pack_workspace(folder: Path) -> Packed:
         raise UsageError(f"the workspace {str(folder)!r} is not a directory: name its directory")
     stream = tempfile.TemporaryFile(prefix="nano-workspace-")  # noqa: SIM115 (handed over)
     try:
-        files.pack(os.fspath(folder), stream, EXCLUDED)
+        entries = files.pack(os.fspath(folder), stream, EXCLUDED)
     except OSError as error:
         stream.close()
         raise UsageError(
@@ -43,4 +45,4 @@ def pack_workspace(folder: Path) -> Packed:
         ) from error
     size = stream.tell()
     stream.seek(0)
-    return Packed(stream, size)
+    return Packed(stream, size, entries)

@@ -1,7 +1,7 @@
 """One control group for all jails of a launcher: what they take together is bounded.
 
-A group for each jail was measured: moving a process costs 10 ms. The launcher makes the group, its child enters
-it before it makes jails, and the launcher removes it; what a killed launcher left is swept by the next.
+A group for each jail was measured: moving a process costs 10 ms. The launcher makes the group, its child
+enters it before it makes jails, and the launcher removes it; what a killed one left is swept by the next.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import socket
 import struct
 from typing import Any, NoReturn
 
-from . import files, kernel, landlock, memory, message, runner, seccomp
+from . import files, kernel, landlock, memory, message, overlay, runner, seccomp
 from .ending import end_everything, kill_all, outcome
 
 NAMESPACES = (
@@ -88,6 +88,9 @@ def _isolate(plan: dict[str, Any]) -> None:
         for target, megabytes in zip(SCRATCH, (plan["tmp_mb"], 64), strict=True):
             options = f"size={megabytes}m,nr_inodes=65536,mode=1777"
             kernel.mount("tmpfs", target, "tmpfs", _QUIET, options)
+    if plan["base"]:
+        with kernel.layer("overlay"):
+            overlay.lay(plan["base"])
     with kernel.layer("proc"):
         kernel.mount("proc", "/proc", "proc", _QUIET | kernel.MS_NOEXEC)
         # a second wall behind seccomp: no user namespace below this one
