@@ -1,4 +1,4 @@
-"""Large workspaces as overlays: the same tree as a streamed one after the same operations, and bases that hold."""
+"""Large workspaces as overlays: the same tree as a streamed one after the same steps, and bases that hold."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ for kind, one, two in json.load(sys.stdin):
     try:
         if kind == "write": open(one, "w").write(two)
         elif kind == "append": open(one, "a").write(two)
-        elif kind == "remove": shutil.rmtree(one) if os.path.isdir(one) and not os.path.islink(one) else os.unlink(one)
+        elif kind == "remove" and os.path.isdir(one) and not os.path.islink(one): shutil.rmtree(one)
+        elif kind == "remove": os.unlink(one)
         elif kind == "mkdir": os.makedirs(one)
         elif kind == "move": shutil.move(one, two)
         elif kind == "rename" and not os.path.isdir(one): os.rename(one, two)
