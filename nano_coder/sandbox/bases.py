@@ -24,6 +24,7 @@ ENTRIES = 400
 KEPT = 20
 """bases that stay when a new one is built, the latest used first"""
 _TREE = "tree"
+_CHUNK = 1 << 20
 _in_use: dict[str, int] = {}
 
 
@@ -46,7 +47,10 @@ def base_of(stream: IO[bytes], owner: int | None) -> str:
     process ends nobody removes the base. Raises OSError where it cannot be built.
     """
     stream.seek(0)
-    name = hashlib.file_digest(stream, "sha256").hexdigest() + (f"-{owner}" if owner is not None else "")
+    digest = hashlib.sha256()
+    while chunk := stream.read(_CHUNK):
+        digest.update(chunk)
+    name = digest.hexdigest() + (f"-{owner}" if owner is not None else "")
     if name not in _in_use:
         folder().mkdir(parents=True, exist_ok=True, mode=0o755)
         _in_use[name] = _hold(name, stream, owner)

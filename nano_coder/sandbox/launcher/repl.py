@@ -100,10 +100,11 @@ def _exit_status(code: object) -> int:
 
 
 def _flush() -> None:
-    for stream in {sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__}:
+    streams: list[Any] = [sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__]
+    for stream in streams:
         # the program may have closed it, or put something else there
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()  # type: ignore[union-attr]
+            stream.flush()
 
 
 def _cpu_seconds() -> float:
