@@ -293,7 +293,7 @@ class NsJail:
         outputs: tuple[Output, Output],
         *,
         stdin: int,
-        timeout: float,
+        timeout: float | None,
         flood: int,
     ) -> tuple[Outcome, Drain]:
         whole = {**request, "memory_bytes": self._limits.memory_mb * _MB}
