@@ -103,7 +103,7 @@ for kind, one, two in json.load(sys.stdin):
 """
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(_OPERATIONS, max_size=12))
 def test_the_same_operations_give_the_same_tree(
     sandbox: NsSandbox, large: Path, operations: list[tuple[str, str, str]]
