@@ -121,10 +121,9 @@ def test_what_waits_in_sockets_is_counted(family: socket.AddressFamily) -> None:
             theirs, _ = server.accept()
     with closing(SocketMemory()) as counter, ours, theirs:
         before = counter.in_use()
-        ours.settimeout(0.2)
-        for _ in range(2):
-            ours.send(b"x" * 65536)
-        assert counter.in_use() - before > 100_000
+        ours.settimeout(5)
+        ours.send(b"x" * 65536)
+        assert counter.in_use() - before > 60_000
 
 
 def test_the_watch_counts_what_is_added_to_a_file_system(monkeypatch: pytest.MonkeyPatch) -> None:
