@@ -1,16 +1,21 @@
-"""`nano-coder exec --batch`: one JSON request a line, each in a jail of its own, answered as it finishes."""
+"""`nano-coder exec --batch`: one JSON request a line, answered as it finishes.
+
+Each has a jail of its own, or shares one with the other requests of its session.
+"""
 
 from __future__ import annotations
 
 import json
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
+from nano_coder.commands.batch_sessions import InOrder, SessionLost, Sessions
 from nano_coder.commands.exec import TERABYTE_MB, WEEK_S, answer
 from nano_coder.sandbox import ExecResult, Jail, Sandbox
 from nano_shared.errors import NanoError
@@ -36,9 +41,18 @@ class Request(BaseModel):
     timeout: float | None = Field(None, gt=0, le=WEEK_S, allow_inf_nan=False)
     memory: int | None = Field(None, ge=16, le=TERABYTE_MB)
     """MB"""
+    session: str | None = Field(None, min_length=1, max_length=200)
+    """whose state it works with; the first request of a name opens it"""
+    close: bool = False
 
     @model_validator(mode="after")
     def _one_program(self) -> Request:
+        if self.close:
+            if self.session is None or self.model_fields_set - {"id", "session", "close"}:
+                raise ValueError("close takes a session and nothing else")
+            return self
+        if self.session is not None and self.argv is not None:
+            raise ValueError("a session takes python or shell, not argv")
         if sum(program is not None for program in (self.python, self.shell, self.argv)) != 1:
             raise ValueError("give exactly one of python, shell and argv")
         return self
@@ -50,30 +64,40 @@ def answer_all(
     """Answer every line; 2 when some line was no request, else 0."""
     writing, slots = threading.Lock(), threading.Semaphore(_WAITING * concurrency)
     bad = threading.Event()
+    sessions = Sessions(sandbox, workspace)
 
     def serve(line: bytes) -> None:
         try:
-            said = _answer(line, sandbox, workspace, limits)
+            said = _answer(line, sandbox, workspace, limits, sessions)
         finally:
             slots.release()
-        if "error" in said and "exit_code" not in said:
+        # a session that is gone is no fault of the request
+        if "error" in said and "lost" not in said:
             bad.set()
         with writing:
             out.write(json.dumps(said) + "\n")
             out.flush()
 
-    with ThreadPoolExecutor(concurrency) as workers:
+    with ExitStack() as stack, ThreadPoolExecutor(concurrency) as workers:
+        stack.callback(sessions.close_all)
         futures: list[Future[None]] = []
+        in_order = InOrder(lambda job: futures.append(workers.submit(job)))
         while line := lines.readline(_LONGEST_LINE):
             if line.strip():
                 slots.acquire()
-                futures.append(workers.submit(serve, line))
+                name = _session(line)
+                if name is None:
+                    futures.append(workers.submit(serve, line))
+                else:
+                    in_order.add(name, partial(serve, line))
         for future in futures:
             future.result()
     return _BAD_INPUT if bad.is_set() else 0
 
 
-def _answer(line: bytes, sandbox: Sandbox, workspace: Path | None, limits: Limits) -> dict[str, Any]:
+def _answer(
+    line: bytes, sandbox: Sandbox, workspace: Path | None, limits: Limits, sessions: Sessions
+) -> dict[str, Any]:
     try:
         request = Request.model_validate_json(line)
     except ValidationError as problem:
@@ -83,14 +107,37 @@ def _answer(line: bytes, sandbox: Sandbox, workspace: Path | None, limits: Limit
     changes = {"tool_seconds": request.timeout, "memory_mb": request.memory}
     wanted = limits.model_copy(update={k: v for k, v in changes.items() if v is not None})
     try:
+        if request.session is not None:
+            return {"id": request.id, "session": request.session, **_in_session(request, wanted, sessions)}
         with closing(sandbox.open(workspace, wanted)) as jail:
             for name, text in request.files.items():
                 jail.write(name, text.encode("utf-8", "surrogatepass"))
             return {"id": request.id, **answer(_run(request, jail))}
     except OSError as problem:
         return {"id": request.id, "error": f"files: {problem.filename}: {problem.strerror}"}
+    except SessionLost as problem:
+        return {"id": request.id, "session": request.session, "error": str(problem), "lost": True}
     except NanoError as problem:
         return {"id": request.id, "error": str(problem)}
+
+
+def _in_session(request: Request, limits: Limits, sessions: Sessions) -> dict[str, Any]:
+    assert request.session is not None
+    if request.close:
+        sessions.close(request.session)
+        return {"closed": True}
+    source = request.python if request.python is not None else request.shell
+    assert source is not None
+    result, lost = sessions.run(
+        request.session,
+        "python" if request.python is not None else "shell",
+        source,
+        limits,
+        memory_mb=request.memory,
+        stdin=request.stdin.encode("utf-8", "surrogatepass"),
+        files=request.files,
+    )
+    return answer(result) | ({"lost": lost} if lost is not None else {})
 
 
 def _run(request: Request, jail: Jail) -> ExecResult:
@@ -103,10 +150,21 @@ def _run(request: Request, jail: Jail) -> ExecResult:
     return jail.run(request.argv, stdin=stdin)
 
 
+def _session(line: bytes) -> str | None:
+    """The name whose turn the line waits for."""
+    # most lines have none, and are parsed by a worker
+    name = _field(line, "session") if b"session" in line else None
+    return name if isinstance(name, str) else None
+
+
 def _id(line: bytes) -> JsonValue:
     """The id of a line that is no request, where it can be read."""
+    return _field(line, "id")
+
+
+def _field(line: bytes, name: str) -> JsonValue:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return found.get("id") if isinstance(found, dict) else None
+    return found.get(name) if isinstance(found, dict) else None

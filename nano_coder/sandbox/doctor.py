@@ -43,7 +43,7 @@ _LAYERS = {
     "learn_the_name_of_the_host": "uts namespace",
     "start_processes_without_end": "rlimits",
     "take_memory_without_end": "rlimits, memory watch",
-    "fill_the_disk": "sized tmpfs",
+    "fill_the_disk": "sized tmpfs, memory watch",
     "write_output_without_end": "output cap",
     "run_without_end": "deadline",
     "leave_a_process_behind": "pid namespace",
@@ -67,7 +67,6 @@ class Finding:
 def examine(sandbox: Sandbox) -> list[Finding]:
     """Every attempt and what became of it. Raises SandboxError where no jail can be had."""
     with host_bait() as outside, closing(sandbox.open(None, _LIMITS)) as jail:
-        outside["memory_counted"] = "yes" if sandbox.layers.get("cgroup") else "no"
         found = try_to_escape(jail, outside) | _abuses(jail)
     return [
         Finding(name, layer, found.get(name, "the attempt did not report")) for name, layer in _LAYERS.items()
@@ -140,7 +139,7 @@ def _abuses(jail: Jail) -> dict[str, str | None]:
     return {
         "start_processes_without_end": None if count < 500 else f"{count} processes",
         "take_memory_without_end": None if memory.oom or memory.exit_code == 1 else "no limit was met",
-        "fill_the_disk": None if disk.exit_code == 9 else "no limit was met",
+        "fill_the_disk": None if disk.exit_code == 9 or disk.oom else "no limit was met",
         "write_output_without_end": None if flood.truncated and not flood.ok else "no limit was met",
         "run_without_end": None if endless.timed_out else "it was not stopped",
         "leave_a_process_behind": None if left.stdout.endswith(b" 2\n") else left.stdout.decode(),

@@ -196,8 +196,6 @@ def call_what_exploits_begin_with(outside: dict[str, str]) -> str | None:
 
 
 def hold_memory_that_nobody_counts(outside: dict[str, str]) -> str | None:
-    if outside["memory_counted"] == "yes":
-        return None
     if _allowed("memfd_create", b"x", 0):
         return "memfd_create"
     return "shmget" if _allowed("shmget", 0, 4096, 0o1600) else None

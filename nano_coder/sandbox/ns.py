@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+from nano_coder.sandbox import bases, control_group
 from nano_coder.sandbox.interpreter import find_interpreter
-from nano_coder.sandbox.launcher import word
+from nano_coder.sandbox.launcher import overlay, word
 from nano_coder.sandbox.launcher.word import Outcome
 from nano_coder.sandbox.layers import layers
 from nano_coder.sandbox.layout import plan_root, unused_uid
@@ -30,7 +31,7 @@ from nano_coder.sandbox.proxy import PORT, VARIABLES, Call, Proxy, Resolve, reso
 from nano_coder.sandbox.request import check_limits, check_run, minimal_environment, python_program
 from nano_coder.sandbox.rlimits import FILE_MB, rlimits
 from nano_coder.sandbox.sealed import seal
-from nano_coder.sandbox.workspace import pack_workspace
+from nano_coder.sandbox.workspace import Packed, pack_workspace
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Denials, Limits
 
@@ -60,16 +61,20 @@ class NsSandbox:
         # only our own interpreter may run as the launcher: another may be a stranger's
         warm = os.path.realpath(python or sys.executable) == os.path.realpath(sys.executable)
         environment = minimal_environment(self._interpreter.search_path)
-        spec = {
+        spec: dict[str, Any] = {
             "root": plan_root(self._interpreter),
             "unused_uid": unused_uid(),
+            "group": control_group.plan(),
             "warm_python": self.python if warm else None,
             "environment": environment,
         }
         self.pool = shared_pool(spec, _room(USUAL_MB * _MB))
         self._environment = environment
         self._warm = warm
-        self.layers: Mapping[str, bool] = layers()
+        self.layers: Mapping[str, bool] = layers(
+            cgroup=spec["group"] is not None, overlay_workspaces=bases.supported()
+        )
+        self._spec = spec
 
     def open(self, workspace: Path | None, limits: Limits) -> NsJail:
         """Raises UsageError for a workspace that cannot be read, SandboxError where isolation fails."""
@@ -99,6 +104,8 @@ class NsSandbox:
             return self._jail(usual(), limits, USUAL_MB * _MB)
         packed = pack_workspace(Path(workspace))
         with packed.stream:
+            if (overlaid := self._overlaid(packed, limits, listen)) is not None:
+                return overlaid
             if packed.small:
                 jail = self._jail(usual(), limits, USUAL_MB * _MB)
                 jail.fill_first(packed.stream.read())
@@ -115,15 +122,35 @@ class NsSandbox:
                 raise
         return jail
 
+    def _overlaid(self, packed: Packed, limits: Limits, listen: int) -> NsJail | None:
+        """A jail that sees a large workspace as an overlay; None for a small one, or where that fails."""
+        if packed.entries < bases.ENTRIES or not self.layers["overlay_workspaces"]:
+            return None
+        owner = self._spec["unused_uid"] if os.geteuid() == 0 else None
+        root = self._spec["root"]
+        shown = (str(bases.folder()), overlay.BASES)
+        # a launcher of its own, so that no other jail has the bases in its mounts
+        spec = {**self._spec, "root": {**root, "binds": [*root["binds"], shown]}}
+        try:
+            room = {**_room(packed.size, listen=listen), "base": bases.base_of(packed.stream, owner)}
+            process = shared_pool(spec, _room(USUAL_MB * _MB)).make(room)
+        except (OSError, SandboxError):
+            # no isolation is lost by streaming; the layers and `doctor` say that it is so
+            self.layers = {**self.layers, "overlay_workspaces": False}
+            packed.stream.seek(0)
+            return None
+        return self._jail(process, limits, packed.size)
+
     def _jail(self, process: JailProcess, limits: Limits, size: int) -> NsJail:
         room = _room(size)["work_bytes"]
         return NsJail(process, limits, self._environment, room, None if self._warm else self.python)
 
 
-def _room(size: int, *, listen: int = 0) -> dict[str, int]:
+def _room(size: int, *, listen: int = 0) -> dict[str, Any]:
     """What a workspace of `size` bytes may grow to, and the port that the jail is to listen on."""
     return {
         "listen": listen,
+        "base": "",
         "work_bytes": WORK_MB * _MB + 2 * size,
         "work_inodes": WORK_INODES + size // 512,
         "tmp_mb": TMP_MB,
@@ -205,6 +232,18 @@ class NsJail:
             denials=Denials(network=sum(call.refused is not None for call in self.calls[calls:])),
         )
 
+    def occupy(self, source: str, channel: int) -> Outcome:
+        """Run trusted Python that serves the socket `channel`, its standard input, until it ends: a session.
+
+        Nothing else can be asked of the jail meanwhile. Raises SandboxError when the jail is closed.
+        """
+        request: dict[str, Any] = {"op": "python", "source": source, "argv": [], "isolated": False}
+        if self.cold_python is not None:
+            request = {"op": "run", "argv": python_program(self.cold_python, source, (), isolated=False)}
+        whole = {**request, "env": dict(self._environment), "rlimits": rlimits(self._limits)}
+        said = Output(_SMALL), Output(_SMALL)
+        return self._call(whole, said, stdin=channel, timeout=None, flood=FLOOD_BYTES)[0]
+
     def read(self, path: str) -> bytes:
         out = Output(_LONGEST_READ)
         drain = self._operate({"op": "read", "path": path}, out, flood=_LONGEST_READ)
@@ -274,7 +313,7 @@ class NsJail:
         *,
         stdin: bytes | int,
         packed: int | None = None,
-        timeout: float,
+        timeout: float | None,
         flood: int,
     ) -> tuple[Outcome, Drain]:
         with contextlib.ExitStack() as stack:

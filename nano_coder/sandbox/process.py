@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nano_coder.sandbox.launcher import message, word
+from nano_coder.sandbox.launcher import group, message, word
 from nano_coder.sandbox.launcher.word import Outcome
 from nano_coder.sandbox.output import Drain, Output
 from nano_coder.sandbox.remedy import cannot_isolate
@@ -32,6 +32,7 @@ class Launcher:
         the root cannot be built."""
         self._lock = threading.Lock()
         self._closed = False
+        self._group = spec.get("group")
         self.made = 0
         """jails so far"""
         self._control, theirs = socket.socketpair()
@@ -113,6 +114,8 @@ class Launcher:
             self._control.close()
             self._process.kill()
             self._process.wait()
+            if self._group is not None:
+                group.remove_of(self._process.pid, self._group["parents"].values())
             os.close(self._errors)
 
 

@@ -25,6 +25,8 @@ class Packed:
     stream: IO[bytes]
     size: int
     """bytes of the stream"""
+    entries: int
+    """files, directories and symlinks"""
 
     @property
     def small(self) -> bool:
@@ -40,7 +42,7 @@ def pack_workspace(folder: Path) -> Packed:
         raise UsageError(f"the workspace {str(folder)!r} is not a directory: name its directory")
     stream = tempfile.SpooledTemporaryFile(files.SMALL_BYTES, prefix="nano-workspace-")  # noqa: SIM115 (handed over)
     try:
-        files.pack(os.fspath(folder), cast(IO[bytes], stream), EXCLUDED)
+        entries = files.pack(os.fspath(folder), cast(IO[bytes], stream), EXCLUDED)
     except OSError as error:
         stream.close()
         raise UsageError(
@@ -48,4 +50,4 @@ def pack_workspace(folder: Path) -> Packed:
         ) from error
     size = stream.tell()
     stream.seek(0)
-    return Packed(cast(IO[bytes], stream), size)
+    return Packed(cast(IO[bytes], stream), size, entries)

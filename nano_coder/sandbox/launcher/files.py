@@ -104,12 +104,16 @@ def _walk(top: str, left_out: frozenset[str]) -> Iterator[tuple[str, os.stat_res
             pending.extend(path for path in paths if len(os.fsencode(path)) < _LONGEST_PATH)
 
 
-def pack(top: str, out: IO[bytes], left_out: frozenset[str] = LEFT_OUT) -> None:
+def pack(top: str, out: IO[bytes], left_out: frozenset[str] = LEFT_OUT) -> int:
     """Write files, directories and symlinks below `top` as a tar stream; other kinds are skipped.
+
+    Returns how many entries there are.
 
     The stream depends on names, contents, link targets and permissions only. Hard links become files.
     """
+    count = 0
     for name, status in _walk(top, left_out):
+        count += 1
         mode, permissions = status.st_mode, stat.S_IMODE(status.st_mode) & 0o777
         if stat.S_ISREG(mode):
             _pack_file(out, name, permissions, f"{top}/{name}")
@@ -119,6 +123,7 @@ def pack(top: str, out: IO[bytes], left_out: frozenset[str] = LEFT_OUT) -> None:
             target = os.readlink(f"{top}/{name}")
             archive.write_member(out, Member(name, archive.SYMLINK, permissions, target=target))
     archive.write_end(out)
+    return count
 
 
 def pack_small(top: str) -> bytes | None:
@@ -240,8 +245,16 @@ def clear(top: str) -> None:
             if stat.S_ISDIR(os.lstat(inner).st_mode):
                 # up to the top, so that no path is ever longer than the system takes
                 os.chmod(inner, 0o700)
-                pending.append(next(name for name in unused if not os.path.lexists(os.path.join(top, name))))
-                os.rename(inner, os.path.join(top, pending[-1]))
+                up = next(name for name in unused if not os.path.lexists(os.path.join(top, name)))
+                try:
+                    os.rename(inner, os.path.join(top, up))
+                    pending.append(up)
+                except OSError as error:
+                    # the lower half of an overlay does not move; it came in by paths that were short enough
+                    if error.errno != errno.EXDEV:
+                        raise
+                    clear(inner)
+                    os.rmdir(inner)
             else:
                 os.unlink(inner)
         os.rmdir(path)

@@ -16,7 +16,7 @@ import socket
 import struct
 from typing import Any, NoReturn
 
-from . import files, kernel, landlock, memory, message, runner, seccomp, usage, word
+from . import files, kernel, landlock, memory, message, overlay, runner, seccomp, usage, word
 from .ending import end_everything, exit_status, kill_all
 
 NAMESPACES = (
@@ -34,7 +34,7 @@ SCRATCH = ("/tmp", "/dev/shm")
 
 
 def main(control: socket.socket, plan: dict[str, Any]) -> NoReturn:
-    close_all_but({control.fileno(), 2})
+    close_all_but({control.fileno(), 2, *({plan["events"]} - {-1})})
     while (null := os.open(os.devnull, os.O_RDWR)) < 3:
         """Standard streams are taken, so that no pipe of ours becomes one."""
     os.close(null)
@@ -117,6 +117,9 @@ def _isolate(plan: dict[str, Any]) -> None:
         for target, megabytes in zip(SCRATCH, (plan["tmp_mb"], 64), strict=True):
             options = f"size={megabytes}m,nr_inodes=65536,mode=1777"
             kernel.mount("tmpfs", target, "tmpfs", _QUIET, options)
+    if plan["base"]:
+        with kernel.layer("overlay"):
+            overlay.lay(plan["base"])
     with kernel.layer("proc"):
         kernel.mount("proc", "/proc", "proc", _QUIET | kernel.MS_NOEXEC)
         # a second wall behind seccomp: no user namespace below this one
@@ -135,6 +138,7 @@ def _isolate(plan: dict[str, Any]) -> None:
     with kernel.layer("no_new_privs"):
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    memory.open_counters(plan["events"])
     if landlock.version():
         with kernel.layer("landlock"):
             landlock.confine(writable=("/work", *SCRATCH))
@@ -215,7 +219,9 @@ def _supervise(pid: int, report: int, control: socket.socket) -> word.Outcome:
         os._exit(0)  # the agent hung up
     kind, memory_bytes, before = runner.BEGAN.unpack(began)
     ended = os.pidfd_open(pid)
-    oom, code = _watch(ended, report if kind == runner.PYTHON else None, control, memory_bytes)
+    # what trusted code unpacks is the workspace, and not the program's
+    watch = memory.Watch(memory_bytes, () if kind == runner.OPERATION else ("/work", *SCRATCH))
+    oom, code = _watch(ended, report if kind == runner.PYTHON else None, control, watch)
     os.close(ended)
     used = usage.of_one(pid) if code is not None and not oom else None
     if used is not None:
@@ -223,6 +229,7 @@ def _supervise(pid: int, report: int, control: socket.socket) -> word.Outcome:
         os.close(report)
         return word.Outcome(exit_code=code, cpu_s=max(0.0, used[0] - before), peak_bytes=used[1])
     status, cpu_s, peak = end_everything(pid)
+    oom = oom or watch.killed_by_group(status, peak)
     exit_code, signal_number = (code, None) if code is not None and not oom else exit_status(status)
     refused = runner.refusal(os.read(report, word.SIZE)) if kind == runner.OPERATION else None
     os.close(report)
@@ -230,7 +237,7 @@ def _supervise(pid: int, report: int, control: socket.socket) -> word.Outcome:
 
 
 def _watch(
-    ended: int, report: int | None, control: socket.socket, memory_bytes: int
+    ended: int, report: int | None, control: socket.socket, watch: memory.Watch
 ) -> tuple[bool, int | None]:
     """Wait for the runner to end, or to be done; kill all when asked to or when memory ran out.
 
@@ -255,8 +262,9 @@ def _watch(
         elif events:
             if message.receive(control) is None:
                 os._exit(0)
+            watch.stopped = True
             kill_all()
-        elif not oom and memory.in_use() > memory_bytes and memory.proportional() > memory_bytes:
+        elif not oom and watch.exceeded():
             oom = True
             kill_all()
 

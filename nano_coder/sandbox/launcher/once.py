@@ -27,6 +27,7 @@ def main(asked: int, report: int, stop: int) -> None:
         badness.write("1000")
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    memory.open_counters(-1)
     _tell(report, {"began": True})
     pid = os.fork()
     if pid == 0:
@@ -59,7 +60,8 @@ def _watch(ended: int, stop: int, memory_bytes: int) -> bool:
     poll = select.poll()
     poll.register(ended, select.POLLIN)
     poll.register(stop, select.POLLIN)
-    oom = False
+    # the workspace is on a disk
+    oom, watch = False, memory.Watch(memory_bytes, WRITABLE[1:])
     while True:
         events = {fd for fd, _ in poll.poll(_WATCH_MS)}
         if ended in events:
@@ -67,6 +69,6 @@ def _watch(ended: int, stop: int, memory_bytes: int) -> bool:
         if events:
             kill_all()
             poll.unregister(stop)
-        elif not oom and memory.in_use() > memory_bytes and memory.proportional() > memory_bytes:
+        elif not oom and watch.exceeded():
             oom = True
             kill_all()

@@ -17,8 +17,11 @@ import sys
 from typing import Any, NoReturn
 
 from . import become, init, interpret, kernel, landlock, message, root, seccomp
+from .group import Group
 
-_INSIDE = "import sys; sys.path.insert(0, {path!r}); from launcher.zygote import resume; resume({agent})"
+_INSIDE = (
+    "import sys; sys.path.insert(0, {path!r}); from launcher.zygote import resume; resume({agent}, {events})"
+)
 
 
 def main() -> None:
@@ -31,19 +34,27 @@ def main() -> None:
     agent = os.pidfd_open(spec["agent"])
     if os.getppid() != spec["agent"]:
         return
+    group: Group | None = None
     try:
+        if spec.get("group") is not None:
+            with kernel.layer("cgroup"):
+                group = Group(spec["group"])
         _unshare()
         pid = os.fork()
     except kernel.LayerError as error:
+        if group is not None:
+            group.remove()
         message.send(control, error.record())
         return
     if pid == 0:
         try:
-            _enter(control, agent, spec)
+            _enter(control, agent, spec, group)
         finally:
             os._exit(0)
     control.close()
     os.waitpid(pid, 0)
+    if group is not None:
+        group.remove()
 
 
 def _unshare() -> None:
@@ -58,19 +69,23 @@ def _unshare() -> None:
         init.map_one_user(uid, uid, gid)
 
 
-def _enter(control: socket.socket, agent: int, spec: dict[str, Any]) -> None:
+def _enter(control: socket.socket, agent: int, spec: dict[str, Any], group: Group | None) -> None:
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     owner = spec["unused_uid"] if os.geteuid() == 0 else os.geteuid()
+    events = -1 if group is None else group.events
     try:
+        if group is not None:
+            with kernel.layer("cgroup"):
+                group.enter()
         root.build(spec["root"])
         _drop_privileges(owner)
         if spec["warm_python"]:
             with kernel.layer("interpreter"):
-                _restart(spec["warm_python"], spec["environment"], agent)
+                _restart(spec["warm_python"], spec["environment"], agent, events)
     except kernel.LayerError as error:
         message.send(control, error.record())
         return
-    _serve(control, agent)
+    _serve(control, agent, events)
 
 
 def _drop_privileges(owner: int) -> None:
@@ -85,25 +100,30 @@ def _drop_privileges(owner: int) -> None:
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
 
 
-def _restart(python: str, environment: dict[str, str], agent: int) -> NoReturn:
+def _restart(python: str, environment: dict[str, str], agent: int, events: int) -> NoReturn:
     """Begin anew as the jail's own interpreter: jails that run Python are forks of it."""
     os.set_inheritable(0, True)
     os.set_inheritable(agent, True)
-    code = _INSIDE.format(path=root.LAUNCHER_INSIDE, agent=agent)
+    if events >= 0:
+        os.set_inheritable(events, True)
+    code = _INSIDE.format(path=root.LAUNCHER_INSIDE, agent=agent, events=events)
     os.execve(python, [python, "-s", "-S", "-P", "-c", code], environment)
 
 
-def resume(agent: int) -> None:
+def resume(agent: int, events: int) -> None:
     """Inside: what `_restart` begins."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     sys.path.remove(root.LAUNCHER_INSIDE)
     site.main()
     interpret.prepare()
-    _serve(socket.socket(fileno=0), agent)
+    _serve(socket.socket(fileno=0), agent, events)
 
 
-def _serve(control: socket.socket, agent: int) -> None:
-    """One jail a request, until the agent ends; when it only hangs up, until the last jail is gone."""
+def _serve(control: socket.socket, agent: int, events: int) -> None:
+    """One jail a request, until the agent ends; when it only hangs up, until the last jail is gone.
+
+    `events` is the open file in which the control group counts its kills, or below zero.
+    """
     children: set[int] = set()
     become.reset_signals()
     # as Python has them: a write to what is closed is an error
@@ -133,7 +153,7 @@ def _serve(control: socket.socket, agent: int) -> None:
             hung_up = True
             poll.unregister(control)
         else:
-            _make(control, agent, received[0], children)
+            _make(control, agent, {**received[0], "events": events}, children)
 
 
 def _reap(children: set[int]) -> None:

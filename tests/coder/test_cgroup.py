@@ -1,0 +1,186 @@
+"""The control group around all jails of a launcher: where it is made, what it tells, that it goes away."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from nano_coder.sandbox import control_group
+from nano_coder.sandbox.launcher import group
+from nano_coder.sandbox.ns import NsSandbox
+from nano_coder.sandbox.pool import close_pools
+from nano_shared.types import Limits
+
+ROOT = Path(__file__).parents[2]
+MB = 1 << 20
+PLAN = control_group.plan()
+LIMITS = Limits(memory_mb=1024, tool_seconds=60)
+needs_group = pytest.mark.skipif(PLAN is None, reason="no control group can be made by this user")
+
+
+def ours() -> list[str]:
+    """Groups of launchers that are there now."""
+    assert PLAN is not None
+    return [
+        os.path.join(parent, name)
+        for parent in set(PLAN["parents"].values())
+        for name in os.listdir(parent)
+        if name.startswith(group.PREFIX)
+    ]
+
+
+def gone(folders: set[str]) -> bool:
+    for _ in range(500):
+        if not folders & set(ours()):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[NsSandbox]:
+    """All jails together may take 300 MB; one jail more than that."""
+    assert PLAN is not None
+    close_pools()
+    monkeypatch.setattr(control_group, "plan", lambda: {**PLAN, "memory": 300 * MB})
+    yield NsSandbox()
+    close_pools()
+
+
+@needs_group
+def test_a_kill_by_the_group_is_told_as_oom_and_later_ones_are_not(small: NsSandbox) -> None:
+    assert small.layers["cgroup"]
+    before = set(ours())
+    with closing(small.open(None, LIMITS)) as jail:
+        assert set(ours()) - before
+        result = jail.run_python("x = [b'x' * (1 << 20) for _ in range(600)]", timeout=50)
+        assert (result.oom, result.signal, result.timed_out) == (True, 9, False)
+        # the counter stays where it is: it was told once that every later kill was for memory
+        for source in (
+            "import os; os.kill(os.getpid(), 9)",
+            "x = b'x' * (150 << 20); import os; os.kill(0, 9)",
+        ):
+            result = jail.run_python(source)
+            assert (result.oom, result.signal) == (False, 9)
+        assert jail.run_python("while True: pass", timeout=0.3).oom is False
+        assert jail.run_python("print(1)").stdout == b"1\n"
+    close_pools()
+    assert gone(set(ours()) - before)
+
+
+@needs_group
+def test_the_kill_of_one_jail_is_not_the_kill_of_another(small: NsSandbox) -> None:
+    with closing(small.open(None, LIMITS)) as one, closing(small.open(None, LIMITS)) as other:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(1) as thread:
+            waits = thread.submit(
+                other.run_python, "import os, sys; sys.stdin.read(); os.kill(os.getpid(), 9)", stdin=b""
+            )
+            hog = one.run_python("x = [b'x' * (1 << 20) for _ in range(600)]", timeout=50)
+            other_result = waits.result()
+    assert (hog.oom, other_result.oom, other_result.signal) == (True, False, 9)
+
+
+@needs_group
+def test_a_caller_that_is_killed_leaves_no_group() -> None:
+    code = (
+        "import sys, time; from nano_coder.sandbox.ns import NsSandbox; from nano_shared.types import Limits;"
+        "jail = NsSandbox().open(None, Limits()); print('open', flush=True); time.sleep(60)"
+    )
+    before = set(ours())
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}"}
+    caller = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
+    assert caller.stdout is not None
+    assert caller.stdout.readline() == b"open\n"
+    made = set(ours()) - before
+    assert made
+    caller.kill()
+    caller.wait()
+    caller.stdout.close()
+    assert gone(made)
+
+
+@needs_group
+def test_what_a_killed_launcher_left_is_swept_and_what_lives_is_not() -> None:
+    assert PLAN is not None
+    parent = PLAN["parents"]["pids"]
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left = os.path.join(parent, f"{group.PREFIX}{dead.pid}-123")
+    alive = os.path.join(parent, f"{group.PREFIX}{os.getpid()}-{group.started(os.getpid())}")
+    for folder in (left, alive):
+        os.mkdir(folder)
+    group.sweep([parent])
+    there = [os.path.exists(folder) for folder in (left, alive)]
+    os.rmdir(alive)
+    assert there == [False, True]
+
+
+def test_kills_are_read_from_either_version(tmp_path: Path) -> None:
+    for text in (
+        "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
+        "low 0\noom 9\noom_kill 3\noom_group_kill 1\n",
+    ):
+        (tmp_path / "events").write_text(text)
+        fd = os.open(tmp_path / "events", os.O_RDONLY)
+        assert group.kills(fd) == group.kills(fd) == 3
+        os.close(fd)
+    assert group.kills(-1) == 0
+
+
+def hierarchy(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_a_delegated_group_of_version_2_is_found_above_ours(tmp_path: Path) -> None:
+    process = hierarchy(tmp_path / "proc", {"cgroup": "0::/user/app/run.scope\n"})
+    mounts = hierarchy(
+        tmp_path / "sys",
+        {
+            "cgroup.controllers": "memory pids",
+            "user/cgroup.subtree_control": "memory pids",
+            "user/app/cgroup.subtree_control": "cpu memory pids",
+            "user/app/cgroup.procs": "",
+            "user/app/memory.max": "1000",
+            "user/memory.max": "800",
+            "user/app/run.scope/cgroup.subtree_control": "",
+        },
+    )
+    assert control_group.find(process, mounts) == {
+        "version": "v2",
+        "parents": dict.fromkeys(("memory", "pids"), str(mounts / "user/app")),
+        "memory": 600,
+        "pids": 20_000,
+    }
+
+
+def test_without_controllers_there_is_no_group(tmp_path: Path) -> None:
+    process = hierarchy(tmp_path / "proc", {"cgroup": "8:pids:/a\n0::/a\n"})
+    mounts = hierarchy(tmp_path / "sys", {"pids/a/cgroup.procs": "", "unified/a/cgroup.procs": ""})
+    assert control_group.find(process, mounts) is None
+    assert control_group.find(tmp_path / "none", mounts) is None
+
+
+def test_a_group_of_each_controller_is_found_in_version_1(tmp_path: Path) -> None:
+    process = hierarchy(tmp_path / "proc", {"cgroup": "8:pids:/\n4:cpu,memory:/box/1\n0::/\n"})
+    limit = {
+        "memory/box/1/cgroup.procs": "",
+        "memory/box/1/memory.limit_in_bytes": "4000",
+        "pids/cgroup.procs": "",
+    }
+    mounts = hierarchy(tmp_path / "sys", limit)
+    found = control_group.find(process, mounts)
+    assert found is not None
+    assert (found["version"], found["memory"]) == ("v1", 3000)
+    assert found["parents"] == {"memory": str(mounts / "memory/box/1"), "pids": str(mounts / "pids")}
