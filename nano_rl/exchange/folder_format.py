@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nano_rl.exchange.jsonl import parse_json, validated
+from nano_rl.exchange.jsonl import parse_json, refusing_invalid, validated
 from nano_rl.exchange.options import ReadOptions
 from nano_rl.exchange.refusal import Refusal, Refused
 from nano_rl.exchange.row_format import refusal, whole, with_original
@@ -98,7 +98,8 @@ class FolderFormat:
     def from_tree(self, tree: Tree, name: str) -> Task:
         """Raises Refused where the folder is malformed, or its files and its whole task disagree."""
         if WHOLE_FILE not in tree.files:
-            return with_original(self.read_tree(tree, name), self.name, folder=name, **_packed(tree))
+            with refusing_invalid():
+                return with_original(self.read_tree(tree, name), self.name, folder=name, **_packed(tree))
         task = validated(Task, parse_json(tree.text(WHOLE_FILE)), WHOLE_FILE)
         written = self.to_tree(task)
         for path, data in written.files.items():

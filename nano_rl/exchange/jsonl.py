@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -79,8 +80,15 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 def validated(model: type[Model], value: Any, at: str = "") -> Model:
     """A value as a model of ours. Raises Refused with the first field that is wrong."""
-    try:
+    with refusing_invalid(at):
         return model.model_validate(value)
+
+
+@contextmanager
+def refusing_invalid(at: str = "") -> Iterator[None]:
+    """Whatever a model of ours does not take becomes Refused, with the first field that is wrong."""
+    try:
+        yield
     except ValidationError as problem:
         first = problem.errors()[0]
         field = ".".join([*([at] if at else []), *(str(part) for part in first["loc"])])

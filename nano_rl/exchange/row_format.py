@@ -12,7 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nano_rl.exchange.jsonl import Row, parse_json, read_rows, to_json, validated, write_lines
+from nano_rl.exchange.jsonl import (
+    Row,
+    parse_json,
+    read_rows,
+    refusing_invalid,
+    to_json,
+    validated,
+    write_lines,
+)
 from nano_rl.exchange.options import ReadOptions
 from nano_rl.exchange.refusal import Refusal, Refused
 from nano_shared.types import Task
@@ -68,7 +76,8 @@ class RowFormat:
     def from_row(self, row: Row) -> Task:
         """Raises Refused where the row is malformed, or its fields and its whole task disagree."""
         if WHOLE not in row:
-            return with_original(self.read_row(row), self.name, rows=[row])
+            with refusing_invalid():
+                return with_original(self.read_row(row), self.name, rows=[row])
         task = embedded(row)
         (written,) = self.to_rows(task)
         for field in written:

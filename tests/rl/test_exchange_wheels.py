@@ -45,9 +45,8 @@ def in_any_order(rows: list[Row]) -> list[str]:
     return sorted(json.dumps(row, sort_keys=True) for row in rows)
 
 
-def test_the_template_task_of_harbor_is_read() -> None:
+def test_the_template_task_of_harbor_is_refused_until_it_says_something() -> None:
     (template,) = Path(EXAMPLES).rglob("template-task")
     (found,) = HARBOR.read(template, ReadOptions())
-    assert isinstance(found, Task)
-    assert found.hidden is not None
-    assert found.hidden.kind == "reward_file"
+    assert isinstance(found, Refusal)  # its instruction is empty
+    assert found.field == "prompt"
