@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import signal
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -223,7 +224,7 @@ def _causes(broken: str | None, solution: _Solution) -> tuple[list[Tampering], s
     ended = solution.result()
     if ended.oom:
         return [], "memory"
-    if ended.timed_out or ended.cpu_s >= CPU_SECONDS:
+    if ended.timed_out or ended.signal == signal.SIGXCPU:
         return [], "agent_timeout"
     if ended.exit_code is not None:
         return [Tampering(kind="exit", detail=f"left the process, status {ended.exit_code}")], "exit"

@@ -23,7 +23,7 @@ import pytest
 from nano_coder.sandbox import ExecResult, Jail, Sandbox, open_sandbox
 from nano_coder.sandbox.interpreter import find_interpreter
 from nano_coder.sandbox.launcher import seccomp
-from nano_coder.sandbox.ns import NsJail
+from nano_coder.sandbox.ns import NsJail, NsSandbox
 from nano_coder.sandbox.remedy import remedy
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Limits
@@ -39,9 +39,23 @@ needs_system_python = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def sandbox() -> Sandbox:
-    return open_sandbox("ns")
+class OnDemand:
+    """The same sandbox, with each jail made for the purpose though one may be waiting."""
+
+    def __init__(self, sandbox: NsSandbox) -> None:
+        self._sandbox = sandbox
+
+    def open(self, workspace: Path | None, limits: Limits) -> Jail:
+        return self._sandbox.open_new(workspace, limits)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._sandbox, name)
+
+
+@pytest.fixture(scope="module", params=["warm", pytest.param("on-demand", marks=pytest.mark.slow)])
+def sandbox(request: pytest.FixtureRequest) -> Sandbox:
+    found = NsSandbox()
+    return found if request.param == "warm" else OnDemand(found)  # type: ignore[return-value]
 
 
 @pytest.fixture

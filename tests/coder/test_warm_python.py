@@ -61,7 +61,7 @@ SAME = {
     "the environment of children": "import subprocess; print(sorted(subprocess.check_output(['env'], text=True).split()))",
     "where it is": "import os; print(os.getcwd(), os.getuid(), os.umask(0o22))",
     "encodings": "import sys; print([(s.encoding, s.errors, s.line_buffering) for s in (sys.stdin, sys.stdout, sys.stderr)])",
-    "open files": "import os; print(sorted(os.listdir('/proc/self/fd'))[:3])",
+    "open files": "import os; print(sorted(map(int, os.listdir('/proc/self/fd')))[:3])",
     "limits": "import resource as r; print([r.getrlimit(x) for x in (r.RLIMIT_AS, r.RLIMIT_NPROC, r.RLIMIT_CORE)])",
     "signals": "import signal; print(sorted((s.name, str(signal.getsignal(s))[:20]) for s in signal.valid_signals() if isinstance(s, signal.Signals)))",
     "hashes": "print(hash('a'), list({'a', 'b', 'c', 'd'}))",

@@ -14,6 +14,9 @@ def follow(task: Task) -> tuple[dict[str, str], str | None]:
         match call.name:
             case "read_file":
                 assert path in files
+            case "edit_file" if "old" in arguments:
+                assert files[path].count(str(arguments["old"])) == 1
+                files[path] = files[path].replace(str(arguments["old"]), str(arguments["new"]))
             case "edit_file":
                 lines = files[path].split("\n")
                 line = arguments["line"]

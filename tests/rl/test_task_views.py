@@ -20,7 +20,7 @@ from nano_rl.tasks.views import VIEWS, View, make_task
 from nano_shared.types import Split, Task
 
 SIGNATURES = {
-    "read_file": {"path"}, "edit_file": {"path", "new", "line"}, "write_file": {"path", "content"},
+    "read_file": {"path"}, "edit_file": {"path", "new", "line", "old"}, "write_file": {"path", "content"},
     "shell": {"command"}, "calculate": {"expression"}, "submit": {"answer"},
 }  # fmt: skip
 FIRST = [view for view in VIEWS if view.level <= 3]
