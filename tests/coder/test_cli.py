@@ -194,6 +194,8 @@ def test_an_interrupted_run_can_be_resumed(cli: Cli, endpoint: Endpoint, project
     with subprocess.Popen(
         argv("nano-coder", *arguments), env=environment(home), text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        # whoever runs the tests in the background has it ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:  # fmt: skip
         assert endpoint.waiting.wait(120)
         process.send_signal(signal.SIGINT)
