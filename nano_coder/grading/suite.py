@@ -23,9 +23,9 @@ from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.types import Limits, Suite, Tampering
 
-CPU_SECONDS = 10
+CPU_SECONDS = 30
 """of processor time for the solution, over all tests"""
-PATIENCE = 60.0
+PATIENCE = 12.0
 """seconds of wall time for one call"""
 WALL_SECONDS = 180.0
 LONGEST_REPORT = 16 << 20

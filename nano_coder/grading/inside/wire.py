@@ -147,7 +147,9 @@ class Crossing:
         if kind is list:
             values: list[Any] = []
             self._meet(values)
-            values.extend([self.unpack(item, depth + 1) for item in node])
+            for item in node:
+                # grown item by item, as copy.deepcopy does: published tests ask for sys.getsizeof
+                values.append(self.unpack(item, depth + 1))
             return values
         ((tag, held),) = node.items()
         return self._unpack_tagged(tag, held, depth + 1)
