@@ -130,13 +130,12 @@ class OpenRow(_Row):
         return HiddenChecks(kind="suite", entry_point=self.entry_point, suite=suite)
 
     def _needs_objects(self) -> bool:
-        """Whether the tests make objects of classes of the solution, or patch it: no plain values then."""
+        """Whether objects of the solution's classes cross, or tests patch it: no plain values then."""
         used = used_names(self.tests.files, self.target)
-        if self.entry_point:
-            used = {name for name in used if name not in _defined(self.files.get(self.target, ""))}
-        classes = _classes(self.reference_solution or self.files.get(self.target, ""))
+        source = self.reference_solution or self.files.get(self.target, "")
+        crossing = used | _crossing(source, self.entry_point)
         patches = any(_patches(text) for text in self.tests.files.values())
-        return patches or bool(classes & used)
+        return patches or bool(_classes(source) & crossing)
 
     def _oracle(self) -> tuple[OracleAction, ...] | None:
         if self.reference_solution is None:
@@ -196,17 +195,34 @@ def _tree(text: str) -> ast.Module:
         return ast.Module(body=[], type_ignores=[])
 
 
-def _defined(text: str) -> set[str]:
-    return {
-        node.name
-        for node in _tree(text).body
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-    }
+def _crossing(text: str, entry_point: str | None) -> set[str]:
+    """The names in what the entry point is annotated with, and in what it returns."""
+    said: list[ast.expr | None] = []
+    for function in _tree(text).body:
+        if isinstance(function, ast.FunctionDef) and function.name == entry_point:
+            for node in ast.walk(function):
+                if isinstance(node, ast.FunctionDef):
+                    said.append(node.returns)
+                elif isinstance(node, ast.arg):
+                    said.append(node.annotation)
+                elif isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
+                    said.append(node.value.func)
+    return {n.id for part in said if part is not None for n in ast.walk(part) if isinstance(n, ast.Name)}
+
+
+_NAMED_TUPLE = ("namedtuple(", "collections.namedtuple(")
 
 
 def _classes(text: str) -> set[str]:
-    """Classes that are no exceptions."""
-    return {
+    """Classes that are no exceptions, named tuples among them."""
+    named = {
+        target.id
+        for node in _tree(text).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith(_NAMED_TUPLE)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    return named | {
         node.name
         for node in _tree(text).body
         if isinstance(node, ast.ClassDef)
@@ -217,7 +233,9 @@ def _classes(text: str) -> set[str]:
 def _patches(text: str) -> bool:
     """Whether tests replace parts of the solution while it runs."""
     return any(
-        (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("unittest.mock"))
+        (isinstance(node, ast.Import) and any(a.name == "unittest.mock" for a in node.names))
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("unittest.mock"))
+        or (isinstance(node, ast.ImportFrom) and any(a.name == "mock" for a in node.names))
         or (isinstance(node, ast.arg) and node.arg in ("monkeypatch", "capsys", "capfd"))
         for node in ast.walk(_tree(text))
     )  # fmt: skip

@@ -19,7 +19,10 @@ from typing import Any
 DEEPEST = 120
 LONGEST_INT = 12_000
 """bits; longer ones cross in base 16, which takes linear time"""
-_FUNCTIONS = ("function", "builtin_function_or_method", "method", "partial", "_lru_cache_wrapper")
+_FUNCTIONS = (
+    "function", "builtin_function_or_method", "method", "method_descriptor", "wrapper_descriptor", "partial",
+    "itemgetter", "attrgetter", "methodcaller", "_lru_cache_wrapper",
+)  # fmt: skip
 _SCALARS = frozenset({type(None), bool, int, float, str})
 _VIEWS = {type({}.keys()): "K", type({}.values()): "V", type({}.items()): "I"}
 _MOMENTS = {"date": datetime.date, "datetime": datetime.datetime, "time": datetime.time}
