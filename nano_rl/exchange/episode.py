@@ -15,6 +15,7 @@ from nano_coder.runtime import (
     grade_run,
     offered_tools,
     run_task,
+    serving_profile,
 )
 from nano_shared.conversation import Conversation
 from nano_shared.errors import PolicyError, UsageError
@@ -56,7 +57,8 @@ class Episode:
         if task.tools is not None and SUBMIT not in task.tools:
             task = task.model_copy(update={"tools": (*task.tools, SUBMIT)})
         self.task = task
-        self.tools: tuple[ToolSpec, ...] = offered_tools(PROFILE, task)
+        profile = serving_profile(PROFILE, task)
+        self.tools: tuple[ToolSpec, ...] = offered_tools(profile, task)
         self.touched = time.monotonic()
         self.trajectory: Trajectory | None = None
         self._verdict: Verdict | None = None
@@ -65,7 +67,7 @@ class Episode:
         self._outbox: queue.Queue[Turn | Trajectory | BaseException] = queue.Queue()
         policy = _Outside(self._inbox, self.tools, task.limits.max_seconds, actor)
         self._runtime = Runtime(
-            policy=policy, sandbox=sandbox, store=store, profile=PROFILE, policy_name=actor
+            policy=policy, sandbox=sandbox, store=store, profile=profile, policy_name=actor
         )
         self._pool = ThreadPool(1)  # its thread is a daemon: an abandoned episode keeps no program alive
         self._pool.apply_async(

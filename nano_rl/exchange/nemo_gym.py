@@ -133,9 +133,11 @@ def read_row(row: Row) -> Task:
 
 def write_row(task: Task) -> Row:
     """Native fields for NeMo Gym's agents: the prompt and the tools. Verified by `nano-rl tasks serve`."""
-    from nano_coder.runtime import COMPACT_1, first_messages, offered_tools
+    from nano_coder.runtime import COMPACT_1, first_messages, offered_tools, serving_profile
 
-    tools = offered_tools(COMPACT_1, task.model_copy(update={"tools": known_tools(task)}))
+    tools = offered_tools(
+        serving_profile(COMPACT_1, task), task.model_copy(update={"tools": known_tools(task)})
+    )
     _, user = first_messages(COMPACT_1, task.model_copy(update={"tools": ()}), sorted(task.files))
     return {
         "responses_create_params": {
@@ -162,9 +164,9 @@ _SYSTEM = (
 
 def known_tools(task: Task) -> tuple[str, ...] | None:
     """Raises Refused for tools that only the server of their origin has."""
-    from nano_coder.runtime import COMPACT_1
+    from nano_coder.runtime import COMPACT_1, serving_profile
 
-    known = {tool.name for tool in COMPACT_1.tools}
+    known = {tool.name for tool in serving_profile(COMPACT_1, task).tools}
     if foreign := [name for name in task.tools or () if name not in known]:
         raise Refused(
             "tools", f"{foreign[0]!r} is no tool of this runtime; it has {', '.join(sorted(known))}"

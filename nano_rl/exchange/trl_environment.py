@@ -12,13 +12,15 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nano_coder.runtime import Sandbox, open_sandbox
+from nano_coder.runtime import Sandbox, find_profile, open_sandbox
 from nano_rl.exchange.episode import PROFILE, Episode, EpisodeOver
 from nano_rl.exchange.row_format import WHOLE, embedded
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import ToolSpec
 
+WIDEST = find_profile("hermes-2")
+"""has the tools of every domain"""
 _TYPES: dict[str, type] = {"string": str, "integer": int, "number": float, "boolean": bool}
 
 
@@ -29,8 +31,8 @@ def environment_class(
 
     Raises UsageError for a tool that there is not.
     """
-    known = {tool.name: tool for tool in PROFILE.tools}
-    names = list(known) if tools is None else list(tools)
+    known = {tool.name: tool for tool in WIDEST.tools}
+    names = [tool.name for tool in PROFILE.tools] if tools is None else list(tools)
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"no tool {unknown[0]!r}; the tools are {', '.join(known)}")
     methods = {name: _method(known[name]) for name in names}

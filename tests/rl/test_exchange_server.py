@@ -11,8 +11,9 @@ from nano_rl.exchange.episode import Episode
 from nano_rl.exchange.gym_server import COOKIE, gym_app
 from nano_rl.exchange.nemo_gym import NEMO_GYM
 from nano_rl.exchange.sessions import Sessions
+from nano_rl.tasks import make_tasks
 from nano_shared.store import LogStore
-from nano_shared.types import Case, HiddenChecks, Task
+from nano_shared.types import Case, HiddenChecks, Split, Task
 
 CODE = Task(
     key="inc",
@@ -27,11 +28,14 @@ ANSWER = {
 }
 
 
+(LOOKUP,) = make_tasks(suite="logic", levels=(0,), n=1, seed=0, split=Split.TRAIN)
+
+
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[TestClient]:
     sandbox, store = open_sandbox(), LogStore.open(tmp_path / "log.db")
     sessions = Sessions(lambda task: Episode(task, sandbox, store), most=2, idle_seconds=600)
-    with TestClient(gym_app([CODE, ASK], sessions)) as client:
+    with TestClient(gym_app([CODE, ASK, LOOKUP], sessions)) as client:
         yield client
 
 
@@ -50,6 +54,16 @@ def test_an_agent_works_and_is_verified(client: TestClient, result: str, reward:
     assert (verdict["reward"], verdict["mask_sample"]) == (reward, False)
     assert verdict["responses_create_params"] == row(CODE)["responses_create_params"]
     assert client.post("/read_file", json={"path": "s.py"}).status_code == 410  # verified, so closed
+
+
+def test_the_tools_of_a_domain_are_served_too(client: TestClient) -> None:
+    offered = row(LOOKUP)["responses_create_params"]["tools"]  # type: ignore[index]
+    assert "lookup" in {tool["name"] for tool in offered}
+    assert client.post("/seed_session", json=row(LOOKUP)).status_code == 200
+    for action in LOOKUP.oracle or ():
+        assert client.post(f"/{action.name}", json=action.arguments).status_code == 200
+    verdict = client.post("/verify", json={**row(LOOKUP), "response": {"output": []}}).json()
+    assert verdict["reward"] == 1.0
 
 
 def test_an_answer_needs_no_session(client: TestClient) -> None:
