@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import warnings
 from typing import Any, Literal
 
 from pydantic import (
@@ -190,7 +191,8 @@ def _is_finite(value: JsonValue) -> bool:
 
 def _tree(text: str) -> ast.Module:
     try:
-        return ast.parse(text)
+        with warnings.catch_warnings(action="ignore"):  # of escapes, say: that is the text's own affair
+            return ast.parse(text)
     except SyntaxError:
         return ast.Module(body=[], type_ignores=[])
 

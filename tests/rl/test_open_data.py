@@ -10,6 +10,7 @@ import ast
 import functools
 import json
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def _grade(task: Task, text: str) -> Verdict:
 
 def _noisy(text: str) -> str:
     """Prints and warns on import, and writes to stderr in every function."""
-    tree = ast.parse(text)
+    tree = _parsed(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             noise = ast.parse("__import__('sys').stderr.write('noise\\n')").body
@@ -79,12 +80,17 @@ class _Renamed(ast.NodeTransformer):
         return node
 
 
+def _parsed(text: str) -> ast.Module:
+    with warnings.catch_warnings(action="ignore"):  # some have escapes that Python warns of
+        return ast.parse(text)
+
+
 def _renamed(text: str) -> str:
-    return ast.unparse(_Renamed().visit(ast.parse(text)))
+    return ast.unparse(_Renamed().visit(_parsed(text)))
 
 
 def _reformatted(text: str) -> str:
-    return ast.unparse(ast.parse(text))
+    return ast.unparse(_parsed(text))
 
 
 def _slow(text: str) -> str:
