@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,19 +59,40 @@ def run_cases(
     Raises SandboxError where the jail fails on its own account. Where it fails with this artifact twice and
     works without it, the artifact is to blame.
     """
+    return tried_twice(
+        lambda: _attempt(hidden, artifacts, entry_file, limits, sandbox), names(hidden.cases), sandbox
+    )
+
+
+def tried_twice(
+    attempt: Callable[[], Outcome],
+    checks: Sequence[str],
+    sandbox: Sandbox,
+    *,
+    final: tuple[type[SandboxError], ...] = (),
+) -> Outcome:
+    """What `attempt` found, at the second try if a jail fails at the first.
+
+    Where a jail fails twice with this artifact and works without it, the artifact is to blame and all of
+    `checks` are errors. Raises SandboxError where the sandbox is to blame, and what is `final` at once.
+    """
     try:
-        return _attempt(hidden, artifacts, entry_file, limits, sandbox)
+        return attempt()
+    except final:
+        raise
     except SandboxError:
         pass
     try:
-        return _attempt(hidden, artifacts, entry_file, limits, sandbox)
+        return attempt()
+    except final:
+        raise
     except SandboxError as err:
         if not healthy(sandbox):
             raise
-        found = Tampering(
-            kind="jail", detail=f"the jail failed twice with this artifact, and not without: {err}"
+        detail = f"the jail failed twice with this artifact, and not without: {err}"
+        return Outcome(
+            dict.fromkeys(checks, "error"), (Tampering(kind="jail", detail=detail),), "sandbox_broken"
         )
-        return Outcome({n: "error" for n in names(hidden.cases)}, (found,), "sandbox_broken")
 
 
 def names(cases: tuple[Case, ...]) -> list[str]:

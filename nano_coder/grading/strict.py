@@ -15,7 +15,7 @@ from contextlib import closing
 from typing import Any
 
 from nano_coder.grading.bundle import program
-from nano_coder.grading.cases import Outcome, healthy
+from nano_coder.grading.cases import Outcome, tried_twice
 from nano_coder.grading.suite import CPU_SECONDS, LONGEST_REPORT, WALL_SECONDS, Job, read_reports
 from nano_coder.sandbox.protocol import ExecResult, Sandbox
 from nano_shared.errors import SandboxError
@@ -30,17 +30,7 @@ def run_strict(job: Job, limits: Limits, sandbox: Sandbox) -> Outcome:
     Raises SandboxError where the jail fails on its own account; where it fails twice with this solution and
     works without it, the solution is to blame.
     """
-    try:
-        return _attempt(job, limits, sandbox)
-    except SandboxError:
-        pass
-    try:
-        return _attempt(job, limits, sandbox)
-    except SandboxError as err:
-        if not healthy(sandbox):
-            raise
-        detail = f"the jail failed twice with this artifact, and not without: {err}"
-        return Outcome({"tests": "error"}, (Tampering(kind="jail", detail=detail),), "sandbox_broken")
+    return tried_twice(lambda: _attempt(job, limits, sandbox), ("tests",), sandbox)
 
 
 def _attempt(job: Job, limits: Limits, sandbox: Sandbox) -> Outcome:

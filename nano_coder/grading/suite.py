@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nano_coder.grading.bundle import program
-from nano_coder.grading.cases import Outcome, healthy
+from nano_coder.grading.cases import Outcome, tried_twice
 from nano_coder.grading.names import used_names
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared.errors import SandboxError
@@ -64,21 +64,7 @@ def run_suite(job: Job, limits: Limits, sandbox: Sandbox) -> Outcome:
     suite that cannot be run so. Where a jail fails with this solution twice and works without it, the
     solution is to blame.
     """
-    try:
-        return _attempt(job, limits, sandbox)
-    except TestsFailed:
-        raise
-    except SandboxError:
-        pass
-    try:
-        return _attempt(job, limits, sandbox)
-    except TestsFailed:
-        raise
-    except SandboxError as err:
-        if not healthy(sandbox):
-            raise
-        detail = f"the jail failed twice with this artifact, and not without: {err}"
-        return Outcome({"tests": "error"}, (Tampering(kind="jail", detail=detail),), "sandbox_broken")
+    return tried_twice(lambda: _attempt(job, limits, sandbox), ("tests",), sandbox, final=(TestsFailed,))
 
 
 def _attempt(job: Job, limits: Limits, sandbox: Sandbox) -> Outcome:

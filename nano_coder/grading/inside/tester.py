@@ -81,10 +81,8 @@ class Tester(Peer):
 
     def stand_in(self, job: dict[str, Any]) -> types.ModuleType:
         """A module in the solution's place. Raises what importing the solution raised."""
-        module = self._original(job) if job["original"] is not None else None
         name = module_name(ROOT, job["target"])
-        if module is None:
-            module = types.ModuleType(name)
+        module = self._original(job) if job["original"] is not None else types.ModuleType(name)
         names = [n for n in job["names"] if n in job["tested"] or n not in vars(module)]
         has = self._describe(names)
         for each in names:
