@@ -38,6 +38,7 @@ from nano_coder.runtime import (
 from nano_rl.checkpoint import save_checkpoint
 from nano_rl.config import Config, GuardConfig, OptimizerConfig, SftConfig, TrainConfig
 from nano_rl.evaluate import Row, paired, table
+from nano_rl.gather import Sources
 from nano_rl.imitation import imitation_sample
 from nano_rl.learner import prepare
 from nano_rl.oracle import ORACLE, oracle_policy
@@ -46,7 +47,7 @@ from nano_rl.sft import train_sft
 from nano_rl.source import admit, report
 from nano_rl.tasks import make_tasks
 from nano_rl.tiny import build_tiny
-from nano_rl.train import Sources, train
+from nano_rl.train import train
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task, Trajectory
 

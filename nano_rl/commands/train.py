@@ -101,9 +101,10 @@ def command(
     from nano_coder.runtime import local_policy
     from nano_rl.checkpoint import save_checkpoint
     from nano_rl.curriculum import Curriculum
+    from nano_rl.gather import Sources
     from nano_rl.learner import prepare
     from nano_rl.source import admit, report
-    from nano_rl.train import Sources, train
+    from nano_rl.train import train
 
     sources = Sources(tasks=tasks, curriculum=Curriculum(tasks, config.seed) if curriculum else None)
     if from_logs:

@@ -19,6 +19,7 @@ from nano_coder.runtime import (
 )
 from nano_rl.checkpoint import save_checkpoint
 from nano_rl.config import GuardConfig, ObjectiveConfig, OptimizerConfig, SftConfig, TrainConfig
+from nano_rl.gather import Sources
 from nano_rl.imitation import imitation_sample
 from nano_rl.learner import prepare
 from nano_rl.metrics import read_metrics
@@ -28,7 +29,7 @@ from nano_rl.sft import train_sft
 from nano_rl.source import admit
 from nano_rl.tasks import make_tasks
 from nano_rl.tiny import build_tiny
-from nano_rl.train import Sources, train
+from nano_rl.train import train
 from nano_shared.errors import CheckpointError
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split
