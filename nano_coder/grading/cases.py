@@ -7,10 +7,10 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from nano_coder.grading.answer import same
+from nano_coder.grading.bundle import program
 from nano_coder.sandbox.protocol import ExecResult, Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.types import Case, HiddenChecks, Limits, Tampering
@@ -21,7 +21,6 @@ PATIENCE = 1
 """cases that may hang before the rest is left out"""
 LONGEST_REPORT = 64 << 20
 
-_CHILD = Path(__file__).with_name("child.py").read_text(encoding="utf-8")
 _SKIPS = ("SkipTest", "Skipped", "Exit")
 """exceptions by which test runners are told to look away"""
 
@@ -102,27 +101,41 @@ def names(cases: tuple[Case, ...]) -> list[str]:
 def _attempt(
     hidden: HiddenChecks, artifacts: Mapping[str, bytes], entry_file: str, limits: Limits, sandbox: Sandbox
 ) -> Outcome:
-    nonce, token = secrets.token_hex(16), secrets.token_hex(16)
+    texts = {name: data.decode("utf-8", "surrogateescape") for name, data in artifacts.items()}
     job = {
-        "nonce": nonce, "token": token, "path": f"/work/{entry_file}", "entry": hidden.entry_point,
+        "files": texts, "target": entry_file, "entry": hidden.entry_point, "fork": "case", "typed": False,
         "cases": [{"args": c.args, "kwargs": c.kwargs} for c in hidden.cases],
         "cpu_seconds": CPU_SECONDS, "wall_seconds": WALL_SECONDS, "patience": PATIENCE,
     }  # fmt: skip
+    wall = 30.0 + PATIENCE * WALL_SECONDS + len(hidden.cases) * (CPU_SECONDS + 1)
+    reports, result = ask_child(job, limits, sandbox, wall=wall)
+    expected = {name: case.expected for name, case in zip(names(hidden.cases), hidden.cases, strict=True)}
+    return judged(
+        list(expected), lambda name, value: same(value, expected[name]), reports, result
+    )
+
+
+def ask_child(
+    job: dict[str, Any], limits: Limits, sandbox: Sandbox, *, wall: float
+) -> tuple[list[dict[str, Any]], ExecResult]:
+    """What `inside/child.py` reports of a job in one clean jail: one report a case, and the word that it is done.
+
+    Raises SandboxError where it does not start.
+    """
+    nonce, token = secrets.token_hex(16), secrets.token_hex(16)
     with closing(sandbox.open(None, limits)) as jail:
-        for name, data in artifacts.items():
-            jail.write(name, data)
         result = jail.run_python(
-            _CHILD,
+            program("child.main()", "wire", "artifact", "child"),
             isolated=True,
-            stdin=json.dumps(job).encode(),
-            timeout=30.0 + PATIENCE * WALL_SECONDS + len(hidden.cases) * (CPU_SECONDS + 1),
+            stdin=json.dumps({"nonce": nonce, "token": token, **job}).encode(),
+            timeout=wall,
             output_bytes=LONGEST_REPORT,
         )
     reports = list(_reports(result.stdout, nonce))
     if not reports or reports[0] != {"ready": True}:
         said = result.stderr.decode(errors="backslashreplace").strip()[-300:]
         raise SandboxError(f"the grading child did not start: {said or result}")
-    return _judged(hidden.cases, reports[1:], result)
+    return reports[1:], result
 
 
 def _reports(stdout: bytes, nonce: str) -> Iterator[dict[str, Any]]:
@@ -137,13 +150,18 @@ def _reports(stdout: bytes, nonce: str) -> Iterator[dict[str, Any]]:
             yield {"forged": line[:80]}
 
 
-def _judged(cases: tuple[Case, ...], reports: list[dict[str, Any]], result: ExecResult) -> Outcome:
-    """Compare the reports with the expected values."""
+def judged(
+    checks: Sequence[str],
+    right: Callable[[str, Any], bool],
+    reports: list[dict[str, Any]],
+    result: ExecResult,
+) -> Outcome:
+    """What the reports on `checks` say; `right` compares the value of one with what is expected of it."""
     tally = _Tally()
-    complete = len(reports) == len(cases) + 1 and reports[-1] == {"done": True}
-    for name, case, report in zip(names(cases), cases, reports, strict=False):
-        _judge(tally, name, case, report)
-    for name in names(cases)[len(tally.checks) :]:
+    complete = len(reports) == len(checks) + 1 and reports[-1] == {"done": True}
+    for name, report in zip(checks, reports, strict=False):
+        _judge(tally, name, right, report)
+    for name in checks[len(tally.checks) :]:
         tally.take(name, "timeout" if result.timed_out else "error")
     kind = "agent_timeout" if "timeout" in tally.checks.values() else None
     if not complete:
@@ -157,10 +175,10 @@ def _judged(cases: tuple[Case, ...], reports: list[dict[str, Any]], result: Exec
     return Outcome(tally.checks, tuple(tally.tampering), kind)
 
 
-def _judge(tally: _Tally, name: str, case: Case, report: dict[str, Any]) -> None:
+def _judge(tally: _Tally, name: str, right: Callable[[str, Any], bool], report: dict[str, Any]) -> None:
     match report:
         case {"value": value}:
-            tally.take(name, "pass" if same(value, case.expected) else "fail")
+            tally.take(name, "pass" if right(name, value) else "fail")
         case {"timeout": _}:
             tally.take(name, "timeout")
         case {"exit": status}:

@@ -12,6 +12,7 @@ from nano_coder.grading.scorer import grade_score
 from nano_coder.grading.state import run_state, state_files
 from nano_coder.grading.strict import run_strict
 from nano_coder.grading.suite import Job, NeedsStrict, run_suite
+from nano_coder.grading.table import read_table, run_table
 from nano_coder.grading.version import GRADER
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import SandboxError, UsageError
@@ -123,6 +124,9 @@ def _run_suite(task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> Outc
     assert task.hidden is not None
     assert task.hidden.suite is not None
     job = Job(task.hidden.suite, task.artifacts[0], files, task.files)
+    table = read_table(job.suite, job.target)
+    if table is not None and (outcome := run_table(job, table, task.limits, sandbox)) is not None:
+        return outcome
     return (run_strict if job.suite.strict else run_suite)(job, task.limits, sandbox)
 
 

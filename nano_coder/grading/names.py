@@ -23,7 +23,7 @@ def _of_file(text: str, target: str) -> set[str]:
         tree = ast.parse(text)
     except SyntaxError:
         return set()
-    modules = _module_names(target)
+    modules = module_names(target)
     found: set[str] = set()
     aliases: set[str] = set()
     star = False
@@ -41,7 +41,7 @@ def _of_file(text: str, target: str) -> set[str]:
     return found | (_free(tree) if star else set())
 
 
-def _module_names(target: str) -> set[str]:
+def module_names(target: str) -> set[str]:
     """Every dotted name under which the target may be imported."""
     parts = target.removesuffix(".py").split("/")
     return {".".join(parts[first:]) for first in range(len(parts))}

@@ -147,12 +147,12 @@ class _Side:
 
 class _Solution(_Side):
     def __init__(self, jail: Jail, end: socket.socket) -> None:
-        super().__init__(jail, end, "solver.main()", ("wire", "peer", "solver"))
+        super().__init__(jail, end, "solver.main()", ("wire", "peer", "artifact", "solver"))
 
 
 class _Tests(_Side):
     def __init__(self, jail: Jail, end: socket.socket, nonce: str) -> None:
-        modules = ("wire", "peer", "solver", "runners", "tester")
+        modules = ("wire", "peer", "artifact", "solver", "runners", "tester")
         super().__init__(jail, end, f"tester.main({nonce!r})", modules)
 
 

@@ -1,3 +1,3 @@
 """Name and version of the grader, stamped on every verdict."""
 
-GRADER = "nano-grader 2"
+GRADER = "nano-grader 3"

@@ -22,7 +22,7 @@ import types
 from typing import Any, NoReturn
 
 from .runners import RUNNERS
-from .solver import ROOT, load, write_files
+from .artifact import ROOT, load, write_files
 
 PR_SET_DUMPABLE = 4
 _WATCHED = ("unittest", "_pytest", "pytest", "pluggy", "doctest", "inside.runners", "inside.strict", "json")

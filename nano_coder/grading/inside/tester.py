@@ -14,9 +14,10 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from .artifact import ROOT, module_name, write_files
 from .peer import Forged, Gone, Late, Peer, Unsendable
 from .runners import RUNNERS
-from .solver import ROOT, connect, module_name, write_files
+from .solver import connect
 from .wire import MALFORMED, NotPlain
 
 SKIPS = ("SkipTest", "Skipped", "Exit")

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 DEEPEST = 120
+MANY = 200
+"""keys of one hash in one container"""
 LONGEST_INT = 12_000
 """bits; longer ones cross in base 16, which takes linear time"""
 _FUNCTIONS = (
@@ -165,12 +167,12 @@ class Crossing:
         if tag in _MAPPINGS:
             mapping = _MAPPINGS[tag]()
             self._meet(mapping)
-            mapping.update({self.unpack(k, depth): self.unpack(v, depth) for k, v in held})
+            mapping.update(self._mapping(held, depth))
             return mapping
         if tag == "s":
             members: set[Any] = set()
             self._meet(members)
-            members.update([self.unpack(item, depth) for item in held])
+            members.update(_spread([self.unpack(item, depth) for item in held]))
             return members
         if tag == "q":
             queue: collections.deque[Any] = collections.deque(maxlen=held[0])
@@ -205,22 +207,29 @@ class Crossing:
         if tag == "Y":
             from fractions import Fraction
 
-            return Fraction(held)
+            # its text may also be a decimal number, whose exponent would be written out
+            above, _, below = held.partition("/")
+            return Fraction(int(above), int(below or "1"))
         if tag in ("F", "N"):
             if self._borrow is None:
                 raise ValueError("nothing is lent here")
             return self._borrow(held, tag)
         if tag == "I":
-            return {self.unpack(k, depth): self.unpack(v, depth) for k, v in held}.items()
+            return self._mapping(held, depth).items()
         values = [self.unpack(item, depth) for item in held]
         makers: dict[str, Callable[[], Any]] = {
-            "f": lambda: frozenset(values),
+            "f": lambda: frozenset(_spread(values)),
             "g": lambda: range(*values),
             "l": lambda: slice(*values),
-            "K": lambda: dict.fromkeys(values).keys(),
+            "K": lambda: dict.fromkeys(_spread(values)).keys(),
             "V": lambda: dict(enumerate(values)).values(),
         }
         return makers[tag]()
+
+    def _mapping(self, pairs: Any, depth: int) -> dict[Any, Any]:
+        held = [(self.unpack(key, depth), self.unpack(value, depth)) for key, value in pairs]
+        _spread([key for key, _ in held])
+        return dict(held)
 
     # ------------------------------------------------------------------------------------ changes
 
@@ -254,14 +263,21 @@ class Crossing:
             return [self.unpack(item, 1) for item in node]
         ((tag, held),) = node.items()
         if tag in _MAPPINGS:
-            return {self.unpack(k, 1): self.unpack(v, 1) for k, v in held}
+            return self._mapping(held, 1)
         if tag == "s":
-            return {self.unpack(item, 1) for item in held}
+            return set(_spread([self.unpack(item, 1) for item in held]))
         if tag == "q":
             return [self.unpack(item, 1) for item in held[1]]
         if tag == "B" and len(self._met) == before:
             return base64.b64decode(held)
         raise ValueError(f"no container: {tag!r}")
+
+
+def _spread(keys: list[Any]) -> list[Any]:
+    """Keys of a set or mapping. Raises ValueError where they were chosen to collide, which costs hours."""
+    if len(keys) > MANY and collections.Counter(map(hash, keys)).most_common(1)[0][1] > MANY:
+        raise ValueError("keys of one hash")
+    return keys
 
 
 def _held(value: Any) -> list[Any]:
