@@ -75,6 +75,7 @@ __all__ = [
     "run_task",
     "runtime_version",
     "serving_profile",
+    "untouched",
     "used_names",
     "verify",
 ]
@@ -120,6 +121,13 @@ def run_task(
             on_start(trajectory)
         workspace = Workspace(jail, runtime.store.blobs, start=start, snapshot=start)
         return _drive(_agent(trajectory, runtime, jail, workspace), trajectory, runtime, on_turn)
+
+
+def untouched(task: Task, runtime: Runtime) -> Trajectory:
+    """What a run is in which nothing is done: for checks of tasks, and not logged."""
+    start = _starting_snapshot(task, runtime.store.blobs)
+    run = _new_trajectory(task, runtime, start, None, None)
+    return run.model_copy(update={"stop": StopReason.GAVE_UP})
 
 
 def resume_run(run_id: str, runtime: Runtime, *, on_turn: OnTurn | None = None) -> Trajectory:

@@ -110,9 +110,7 @@ def _attempt(
     wall = 30.0 + PATIENCE * WALL_SECONDS + len(hidden.cases) * (CPU_SECONDS + 1)
     reports, result = ask_child(job, limits, sandbox, wall=wall)
     expected = {name: case.expected for name, case in zip(names(hidden.cases), hidden.cases, strict=True)}
-    return judged(
-        list(expected), lambda name, value: same(value, expected[name]), reports, result
-    )
+    return judged(list(expected), lambda name, value: same(value, expected[name]), reports, result)
 
 
 def ask_child(

@@ -24,7 +24,7 @@ from nano_shared.types import Limits, Suite
 Comparison = Callable[[Any, Any], bool]
 """of what was returned, packed, with what is expected"""
 
-_CLOSE = '''\
+_CLOSE = """\
 def same(a, b, tol):
     if isinstance(a, bool) or isinstance(b, bool):
         return type(a) is type(b) and a == b
@@ -33,13 +33,13 @@ def same(a, b, tol):
     if isinstance(a, (list, tuple)) and type(a) is type(b):
         return len(a) == len(b) and all(same(x, y, tol) for x, y in zip(a, b))
     return type(a) is type(b) and a == b
-'''
+"""
 """the comparison that loops over cases bring along; a script with any other text in its place is no table"""
-_LOOP = '''\
+_LOOP = """\
 for args, want in CASES:
     got = f(*copy.deepcopy(args))
     assert {test}, (args, got, want)
-'''
+"""
 _LOOP_TESTS = {
     "same(got, want, TOL)": "close",
     "set(map(repr, got)) == set(map(repr, want))": "as sets",
@@ -188,6 +188,7 @@ class _Script:
 
 def _asserted(test: ast.expr) -> tuple[str, list[Any], dict[str, Any], tuple[Any, Comparison]]:
     """The call of an assertion, and what it must return."""
+    row: tuple[Any, Comparison]
     match test:
         case ast.Compare(ast.Call() as call, [ast.Eq()], [expected]):
             row = (ast.literal_eval(expected), _equal)
@@ -271,7 +272,7 @@ def _equal(node: Any, want: Any) -> bool:
 
 def _equal_as_sets(node: Any, want: Any) -> bool:
     got = _Tree().unpack(node)
-    if type(got) not in _ITERATED:
+    if type(got) not in _ITERATED or type(want) not in _ITERATED:
         raise Elsewhere  # a range, say, may have no end to speak of
     return set(map(repr, got)) == set(map(repr, want))
 

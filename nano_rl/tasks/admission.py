@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import os
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
-from nano_coder.runtime import COMPACT_1, Runtime, ScriptedPolicy, open_sandbox
-from nano_rl.oracle import ORACLE
+from nano_coder.runtime import Runtime
 from nano_rl.tasks.check import Finding, check_task
+from nano_rl.tasks.scratch import scratch_folder, scratch_runtime
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
-from nano_shared.store import LogStore
 from nano_shared.types import Split, Task
 
 AHEAD = 8
@@ -30,15 +26,6 @@ PATIENCE = 200
 
 _runtime: Runtime | None = None
 """of this worker process"""
-
-
-def scratch_runtime(folder: str) -> Runtime:
-    """A runtime with a log of its own under `folder`."""
-    log = tempfile.mkdtemp(prefix=f"check-{os.getpid()}-", dir=folder)
-    store = LogStore.open(Path(log) / "log.db")
-    return Runtime(
-        policy=ScriptedPolicy([]), sandbox=open_sandbox(), store=store, profile=COMPACT_1, policy_name=ORACLE
-    )
 
 
 def _start(folder: str) -> None:
@@ -56,7 +43,7 @@ def check_tasks(tasks: Iterable[Task], *, jobs: int = 2) -> Iterator[tuple[Task,
 
     One job runs in this process, more in processes of their own.
     """
-    with tempfile.TemporaryDirectory(prefix="nano-check-") as folder:
+    with scratch_folder() as folder:
         if jobs == 1:
             runtime = scratch_runtime(folder)
             with runtime.store:

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nano_coder.runtime import Runtime, grade_trajectory, run_task
+from nano_coder.runtime import Runtime, grade_trajectory, run_task, untouched
 from nano_rl.oracle import oracle_policy
 from nano_rl.tasks.shown import leaks
 from nano_rl.tasks.survey import KILLED, NotSurveyed, Survey, survey
 from nano_shared import snapshot
 from nano_shared.errors import SandboxError, UsageError
-from nano_shared.types import HiddenChecks, OracleAction, StopReason, Task, Trajectory, Verdict
+from nano_shared.types import HiddenChecks, StopReason, Task, Trajectory, Verdict
 
 REPEATS = 3
 FIRST = 4
@@ -80,7 +80,12 @@ def check_task(task: Task, runtime: Runtime) -> Finding:
     if _readable(task, notes) and _nothing_is_nothing(task, runtime, notes):
         run = _oracle(task, runtime, notes)
         if run is not None:
-            kill_rate = _mutants(task, run, runtime, notes)
+            found = _survey(task, run, runtime, notes)
+            kill_rate = found.rate if found is not None else None
+            if found is not None and found.stable:
+                notes.note("repeats", None)
+            else:
+                _repeats(run, runtime, notes)
     return Finding(
         key=task.key, level=task.level, view=task.view, checks=notes.checks, kill_rate=kill_rate,
         seconds=time.monotonic() - started,
@@ -101,13 +106,14 @@ def _readable(task: Task, notes: _Notes) -> bool:
 
 def _nothing_is_nothing(task: Task, runtime: Runtime, notes: _Notes) -> bool:
     """The starter as it is, and an empty submission, earn 0."""
-    plain = task.model_copy(update={"oracle": (OracleAction(name="submit", arguments={"answer": ""}),)})
     if task.tools is not None and "submit" not in task.tools:
         notes.checks["starter"] = notes.checks["no_op"] = "skip: the task offers no submit"
         return True
-    run = run_task(task, replace(runtime, policy=oracle_policy(plain, runtime.profile)))
-    starter = run.model_copy(update={"answer": None, "stop": StopReason.GAVE_UP})
-    empty = run.model_copy(update={"answer": ""})  # a dialect may drop an empty argument
+    try:
+        starter = untouched(task, runtime)
+    except UsageError as problem:
+        return notes.note("starter", str(problem))
+    empty = starter.model_copy(update={"answer": "", "stop": StopReason.FINISHED})
     verdict = _grade_start(starter, runtime)
     if verdict is not None and verdict.failure_kind == SLOW:
         notes.note("starter", "the starting files do not end on some case, nor would their check")
@@ -140,28 +146,32 @@ def _grade(run: Trajectory, runtime: Runtime) -> Verdict | None:
 
 
 def _oracle(task: Task, runtime: Runtime, notes: _Notes) -> Trajectory | None:
-    """The oracle's run, where it earns 1 each time that it is graded.
-
-    Hidden cases are graded thrice in one clean jail: every case is a fork of its own, so nothing is shared.
-    """
+    """The oracle's run, where it earns 1."""
     try:
         run = run_task(task, replace(runtime, policy=oracle_policy(task, runtime.profile)))
     except UsageError as problem:
         notes.note("oracle", str(problem))
         return None
-    hidden = task.hidden
-    cases = hidden if hidden is not None and hidden.kind == "cases" else None
-    if cases is not None and _reward(_grade(_asking(run, cases, REPEATS), runtime)) == 1:
-        notes.checks |= {"oracle": "pass", "repeats": "pass"}
-        return run
-    verdicts = [_grade(run, runtime)]
-    if not notes.note("oracle", None if _reward(verdicts[0]) == 1 else _shortfall(run, verdicts[0])):
+    verdict = _grade(run, runtime)
+    if not notes.note("oracle", None if _reward(verdict) == 1 else _shortfall(run, verdict)):
         return None
-    verdicts += [_grade(run, runtime) for _ in range(REPEATS - 1)]
-    rewards = [_reward(verdict) for verdict in verdicts]
-    agree = rewards == [1] * REPEATS and cases is None
-    notes.note("repeats", None if agree else f"the oracle's result does not earn 1 every time: {rewards}")
     return run
+
+
+def _repeats(run: Trajectory, runtime: Runtime, notes: _Notes) -> None:
+    """Whether the oracle's result earns 1 each further time that it is graded.
+
+    Hidden cases are asked again in one clean jail: every case is a fork of its own, so nothing is shared.
+    """
+    hidden = run.task.hidden
+    if hidden is not None and hidden.kind == "cases":
+        rewards = [_reward(_grade(_asking(run, hidden, REPEATS - 1), runtime))]
+    else:
+        rewards = [_reward(_grade(run, runtime)) for _ in range(REPEATS - 1)]
+    agree = set(rewards) == {1}
+    notes.note(
+        "repeats", None if agree else f"the oracle's result does not earn 1 every time: {[1, *rewards]}"
+    )
 
 
 def _asking(run: Trajectory, hidden: HiddenChecks, times: int) -> Trajectory:
@@ -186,15 +196,15 @@ def _shortfall(run: Trajectory, verdict: Verdict | None) -> str:
     return f"earns {verdict.reward:g} instead of 1{told}"
 
 
-def _mutants(task: Task, run: Trajectory, runtime: Runtime, notes: _Notes) -> float | None:
-    """The kill rate, where there is a program to mutate."""
+def _survey(task: Task, run: Trajectory, runtime: Runtime, notes: _Notes) -> Survey | None:
+    """The mutants' fate and what the solution gave meanwhile, where there is a program to mutate."""
     hidden = task.hidden
     if hidden is None or hidden.kind != "cases":
         kind = hidden.kind if hidden is not None else "command"
         notes.checks["mutants"] = f"skip: a check of kind {kind} has no program to mutate"
         return None
     try:
-        found = survey(task, _solution(task, run, runtime), runtime.sandbox)
+        found = survey(task, _solution(task, run, runtime), runtime.sandbox, times=REPEATS - 1)
     except NotSurveyed as problem:
         notes.checks["mutants"] = f"skip: {problem}"
         return None
@@ -202,7 +212,7 @@ def _mutants(task: Task, run: Trajectory, runtime: Runtime, notes: _Notes) -> fl
         notes.note("mutants", f"the survey failed: {problem}")
         return None
     notes.note("mutants", _weakness(found))
-    return found.rate
+    return found
 
 
 def _weakness(found: Survey) -> str | None:

@@ -12,7 +12,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ class Survey:
     """told apart by nothing"""
     hollow: tuple[str, ...] = ()
     """solutions without content that pass every hidden case"""
+    stable: bool = False
+    """whether the solution gave what is expected on every hidden case, each time that it was asked"""
 
     @property
     def rate(self) -> float | None:
@@ -64,8 +66,10 @@ class Change:
     hollow: bool = False
 
 
-def survey(task: Task, solution: Mapping[str, str], sandbox: Sandbox) -> Survey:
+def survey(task: Task, solution: Mapping[str, str], sandbox: Sandbox, *, times: int = 1) -> Survey:
     """Try every mutant of a solution's files (path -> text) on the hidden cases of the task.
+
+    The solution itself is asked each hidden case that many `times`.
 
     Raises NotSurveyed where there is no function to mutate, SandboxError where the jail fails.
     """
@@ -79,7 +83,7 @@ def survey(task: Task, solution: Mapping[str, str], sandbox: Sandbox) -> Survey:
     job = {
         "files": dict(solution), "module": entry.removesuffix(".py").replace("/", "."),
         "entry": hidden.entry_point, "hidden": len(calls), "calls": [*calls, *more],
-        "mutants": [(c.file, c.source) for c in changes],
+        "mutants": [(c.file, c.source) for c in changes], "times": times,
     }  # fmt: skip
     with closing(sandbox.open(None, Limits())) as jail:
         result = jail.run_python(
@@ -95,7 +99,9 @@ def survey(task: Task, solution: Mapping[str, str], sandbox: Sandbox) -> Survey:
         raise SandboxError(
             f"the survey ended early: {result.stderr.decode(errors='replace')[-200:] or result}"
         )
-    return _counted(changes, reports[1:], len(calls))
+    expected = ["=" + json.dumps(case.expected, sort_keys=True) for case in hidden.cases]
+    found = _counted(changes, reports[1:], len(calls))
+    return replace(found, stable=reports[0]["reference"] == [expected] * times)
 
 
 def _counted(changes: Sequence[Change], reports: Sequence[dict[str, Any]], hidden: int) -> Survey:

@@ -138,9 +138,7 @@ def end(pid: int) -> tuple[int, float]:
 def let_die(pid: int) -> None:
     """The pipe is closed: let a dying process tell its status before it is killed."""
     until = time.monotonic() + _DYING_S
-    while (
-        time.monotonic() < until and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
-    ):
+    while time.monotonic() < until and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
         time.sleep(0.002)
 
 
@@ -163,7 +161,9 @@ def ended(status: int, used: float, seconds: int) -> dict[str, Any]:
     return {"exit": os.WEXITSTATUS(status)}
 
 
-def run_fork(job: Any, cases: list[Any], seconds: int, channel: int) -> Iterator[tuple[dict[str, Any], float]]:
+def run_fork(
+    job: Any, cases: list[Any], seconds: int, channel: int
+) -> Iterator[tuple[dict[str, Any], float]]:
     """Reports of the first of these cases, up to the one that ends the fork, and what processor time it took."""
     near, far = os.pipe()
     pid = os.fork()

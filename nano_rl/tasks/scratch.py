@@ -1,0 +1,76 @@
+"""Where checks run: a sandbox, and a log that is thrown away.
+
+A check makes thousands of short runs whose log nobody reads, so the log lies in memory where there is room;
+and the tests that an oracle runs are those of a task, so plugins of whatever else is installed stay out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from nano_coder.runtime import COMPACT_1, Runtime, Sandbox, ScriptedPolicy, open_sandbox
+from nano_rl.oracle import ORACLE
+from nano_shared.store import LogStore
+from nano_shared.types import Limits
+
+_IN_MEMORY = Path("/dev/shm")
+_ROOM = 2 << 30
+"""free bytes there from which on it is used: a log of 5,000 tasks takes a fraction of it"""
+_ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
+
+@contextmanager
+def scratch_folder() -> Iterator[str]:
+    """A folder for logs, removed in the end; in memory where there is room."""
+    with tempfile.TemporaryDirectory(prefix="nano-check-", dir=_in_memory()) as folder:
+        yield folder
+
+
+def _in_memory() -> str | None:
+    with suppress(OSError):
+        if os.access(_IN_MEMORY, os.W_OK) and shutil.disk_usage(_IN_MEMORY).free > _ROOM:
+            return str(_IN_MEMORY)
+    return None
+
+
+def scratch_runtime(folder: str) -> Runtime:
+    """A runtime with a log of its own under `folder`."""
+    log = tempfile.mkdtemp(prefix=f"check-{os.getpid()}-", dir=folder)
+    store = LogStore.open(Path(log) / "log.db")
+    return Runtime(
+        policy=ScriptedPolicy([]),
+        sandbox=_Plain(open_sandbox()),
+        store=store,
+        profile=COMPACT_1,
+        policy_name=ORACLE,
+    )
+
+
+class _Plain:
+    """A sandbox whose programs see an environment of ours too."""
+
+    def __init__(self, inner: Sandbox) -> None:
+        self._inner = inner
+        self.name: str = inner.name
+        self.layers: Mapping[str, bool] = inner.layers
+        self.python: str = inner.python
+
+    def open(self, workspace: Path | None, limits: Limits) -> Any:
+        return _PlainJail(self._inner.open(workspace, limits))
+
+
+class _PlainJail:
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def run(self, argv: Sequence[str], **options: Any) -> Any:
+        return self._inner.run(argv, **{**options, "env": {**_ENVIRONMENT, **options.get("env", {})}})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
