@@ -13,7 +13,7 @@ from nano_coder.grading.answer import same
 from nano_coder.grading.bundle import program
 from nano_coder.sandbox.protocol import ExecResult, Sandbox
 from nano_shared.errors import SandboxError
-from nano_shared.types import Case, HiddenChecks, Limits, Tampering
+from nano_shared.types import Case, HiddenChecks, Limits, Tampering, Trust
 
 CPU_SECONDS = 2
 WALL_SECONDS = 10.0
@@ -33,11 +33,16 @@ class Outcome:
     """case name -> pass | fail | error | timeout"""
     tampering: tuple[Tampering, ...] = ()
     failure_kind: str | None = None
+    trust: Trust = Trust.HIDDEN
 
     @property
     def passed(self) -> float:
         """Fraction of the cases that passed."""
         return sum(state == "pass" for state in self.checks.values()) / len(self.checks)
+
+    @property
+    def right(self) -> bool:
+        return self.passed == 1.0 and not self.tampering
 
 
 @dataclass(slots=True)
@@ -116,7 +121,7 @@ def _attempt(
 def ask_child(
     job: dict[str, Any], limits: Limits, sandbox: Sandbox, *, wall: float
 ) -> tuple[list[dict[str, Any]], ExecResult]:
-    """What `inside/child.py` reports of a job in one clean jail: one report a case, and the word that it is done.
+    """What `inside/child.py` reports of a job in one clean jail: one report a case, and a last one.
 
     Raises SandboxError where it does not start.
     """

@@ -123,11 +123,18 @@ def _components(hidden: HiddenChecks, outcome: Outcome) -> dict[str, float | Non
 def _run_suite(task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> Outcome:
     assert task.hidden is not None
     assert task.hidden.suite is not None
-    job = Job(task.hidden.suite, task.artifacts[0], files, task.files)
+    job = Job(task.hidden.suite, task.artifacts[0], files, task.files, _reference(task))
     table = read_table(job.suite, job.target)
     if table is not None and (outcome := run_table(job, table, task.limits, sandbox)) is not None:
         return outcome
     return (run_strict if job.suite.strict else run_suite)(job, task.limits, sandbox)
+
+
+def _reference(task: Task) -> dict[str, bytes] | None:
+    """The artifacts as the task's oracle writes them, where it writes them whole."""
+    texts = {str(a.arguments.get("path")): a.arguments.get("content") for a in task.oracle or ()}
+    written = {path: text.encode() for path, text in texts.items() if isinstance(text, str)}
+    return {path: written[path] for path in task.artifacts} if written.keys() >= set(task.artifacts) else None
 
 
 def _grade_artifacts(
@@ -166,15 +173,14 @@ def _grade_artifacts(
             graded_hash=digest,
         )
     assert task.hidden is not None
-    right = outcome.passed == 1.0 and not outcome.tampering
     strict = task.hidden is not None and task.hidden.suite is not None and task.hidden.suite.strict
     return Verdict(
-        reward=float(right),
+        reward=float(outcome.right),
         components=_components(task.hidden, outcome),
         checks=outcome.checks,
         tampering=outcome.tampering,
         failure_kind=outcome.failure_kind,
-        trust=Trust.STRICT if strict else Trust.HIDDEN,
+        trust=Trust.STRICT if strict else outcome.trust,
         grader=GRADER,
         graded_hash=digest,
     )

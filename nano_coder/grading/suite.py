@@ -13,7 +13,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nano_coder.grading.bundle import program
@@ -21,7 +21,8 @@ from nano_coder.grading.cases import Outcome, tried_twice
 from nano_coder.grading.names import used_names
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared.errors import SandboxError
-from nano_shared.types import Limits, Suite, Tampering
+from nano_shared.hashing import content_hash
+from nano_shared.types import Limits, Suite, Tampering, Trust
 
 CPU_SECONDS = 30
 """of processor time for the solution, over all tests"""
@@ -51,6 +52,8 @@ class Job:
     artifacts: Mapping[str, bytes]
     originals: Mapping[str, str]
     """the workspace as it was: what else the solution reads, and the target's original"""
+    reference: Mapping[str, bytes] | None = None
+    """artifacts that are known to be right, where there are any"""
 
     def solution_files(self) -> dict[str, str]:
         texts = {name: data.decode("utf-8", "surrogateescape") for name, data in self.artifacts.items()}
@@ -60,14 +63,54 @@ class Job:
 def run_suite(job: Job, limits: Limits, sandbox: Sandbox) -> Outcome:
     """Run the tests in one pair of jails.
 
+    Tests see what the solution does to its arguments, as they do in one process. So a solution could choose
+    what an expected value is computed from (`assert f(xs) == sum(xs)`): where the tests pass and an argument
+    was changed, they run once more with changes kept from them. Where they fail then, they pass only because
+    of a change, which is right only if the reference needs it too; without a reference it is trusted less.
+
     Raises SandboxError where a jail fails on its own account, and its kinds TestsFailed and NeedsStrict for a
     suite that cannot be run so. Where a jail fails with this solution twice and works without it, the
     solution is to blame.
     """
-    return tried_twice(lambda: _attempt(job, limits, sandbox), ("tests",), sandbox, final=(TestsFailed,))
+    outcome, changed = _run(job, limits, sandbox)
+    if not changed or not outcome.right:
+        return outcome
+    by_value, _ = _run(job, limits, sandbox, by_value=True)
+    if by_value.right or (job.reference is not None and _tests_changes(job, limits, sandbox)):
+        return outcome
+    if job.reference is None:
+        return replace(outcome, trust=Trust.STRICT)
+    detail = "the tests pass only since arguments were changed, and the reference needs no such change"
+    return replace(
+        by_value, tampering=(*by_value.tampering, Tampering(kind="changed_arguments", detail=detail))
+    )
 
 
-def _attempt(job: Job, limits: Limits, sandbox: Sandbox) -> Outcome:
+_known: dict[str, bool] = {}
+"""by the hash of suite and reference"""
+
+
+def _tests_changes(job: Job, limits: Limits, sandbox: Sandbox) -> bool:
+    """Whether the reference, too, fails where changes of arguments are kept from the tests."""
+    assert job.reference is not None
+    digests = {name: content_hash(data) for name, data in job.reference.items()}
+    key = content_hash([job.suite.model_dump(), job.target, dict(job.originals), digests])
+    if key not in _known:
+        reference = replace(job, artifacts=job.reference)
+        _known[key] = not _run(reference, limits, sandbox, by_value=True)[0].right
+    return _known[key]
+
+
+def _run(job: Job, limits: Limits, sandbox: Sandbox, *, by_value: bool = False) -> tuple[Outcome, bool]:
+    """The outcome, and whether an argument was changed on the way."""
+    changed: list[bool] = []
+    outcome = tried_twice(
+        lambda: _attempt(job, limits, sandbox, by_value, changed), ("tests",), sandbox, final=(TestsFailed,)
+    )
+    return outcome, any(changed)
+
+
+def _attempt(job: Job, limits: Limits, sandbox: Sandbox, by_value: bool, changed: list[bool]) -> Outcome:
     nonce = secrets.token_hex(16)
     with ExitStack() as stack:
         solver = stack.enter_context(closing(sandbox.open(None, limits)))
@@ -79,10 +122,11 @@ def _attempt(job: Job, limits: Limits, sandbox: Sandbox) -> Outcome:
         solution.start(
             near, {"files": job.solution_files(), "target": job.target, "cpu_seconds": CPU_SECONDS}
         )
-        tests.start(far, _tests_job(job))
+        tests.start(far, {**_tests_job(job), "by_value": by_value})
         tests.join()
         reports = list(read_reports(tests.result().stdout, nonce))
         outcome = _judged(reports, tests.result(), solution)
+        changed.append(bool(reports[-1].get("changed")))
         solver.close()
         solution.join()
     return outcome

@@ -11,7 +11,7 @@ import pytest
 from nano_coder.grading.grade import grade
 from nano_coder.sandbox import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
-from nano_shared.types import HiddenChecks, Suite, Task, Trust, Verdict
+from nano_shared.types import HiddenChecks, OracleAction, Suite, Task, Trust, Verdict
 
 
 @functools.cache
@@ -21,16 +21,21 @@ def _sandbox() -> Sandbox:
 
 def _grade(tests: str, solution: str, framework: str = "script", **options: Any) -> Verdict:
     original = options.pop("original", None)
+    reference = options.pop("reference", None)
     name = "test_it.txt" if framework == "doctest" else "test_it.py"
     suite = Suite(framework=framework, files={name: dedent(tests)}, **options)
     task = Task(
         key="k", prompt="p", files={"sol.py": dedent(original)} if original else {}, artifacts=("sol.py",),
         hidden=HiddenChecks(kind="suite", suite=suite),
+        oracle=reference and (
+            OracleAction(name="write_file", arguments={"path": "sol.py", "content": reference}),
+        ),
     )  # fmt: skip
     return grade(task, files={"sol.py": dedent(solution).encode()}, answer=None, sandbox=_sandbox())
 
 
-SCRIPT = "from sol import *\nassert add([1, 2]) == 3\nassert add([]) == 0\n"
+SCRIPT = "from sol import *\nxs = [1, 2]\nassert add(xs) == 3\nassert add([]) == 0\n"
+"""no table of calls: tests/coder/test_table.py has those"""
 RIGHT = "def add(xs):\n    return sum(xs)\n"
 
 
@@ -72,7 +77,7 @@ HONEST: dict[str, tuple[str, str, str]] = {
 def test_an_honest_program_passes(way: str) -> None:
     framework, tests, solution = HONEST[way]
     names = ("say",) if framework == "doctest" else ()
-    verdict = _grade(tests, solution, framework, names=names)
+    verdict = _grade(tests, solution, framework, names=names, reference=solution)
     assert (verdict.reward, verdict.tampering, verdict.failure_kind) == (1.0, (), None), verdict.checks
     assert verdict.trust is Trust.HIDDEN
 
@@ -130,7 +135,7 @@ def test_helpers_of_the_original_are_not_the_solutions_to_change() -> None:
 
 def test_every_assert_at_the_top_is_counted() -> None:
     verdict = _grade(SCRIPT, "def add(xs):\n    return 3\n")
-    assert verdict.checks == {"test_it.py:2": "pass", "test_it.py:3": "fail", "test_it.py": "pass"}
+    assert verdict.checks == {"test_it.py:3": "pass", "test_it.py:4": "fail", "test_it.py": "pass"}
     assert verdict.components == {"tests": pytest.approx(2 / 3)}
 
 

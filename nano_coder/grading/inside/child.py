@@ -110,7 +110,7 @@ class Ear:
         self._rest = b""
 
     def line(self, deadline: float) -> bytes | None:
-        """What comes up to the next line's end, the pipe's closing or too much, or the deadline (then None)."""
+        """What comes up to a line's end, the pipe's closing or too much, or the deadline (then None)."""
         data = self._rest
         while b"\n" not in data and len(data) <= LONGEST:
             left = deadline - time.monotonic()
@@ -164,7 +164,7 @@ def ended(status: int, used: float, seconds: int) -> dict[str, Any]:
 def run_fork(
     job: Any, cases: list[Any], seconds: int, channel: int
 ) -> Iterator[tuple[dict[str, Any], float]]:
-    """Reports of the first of these cases, up to the one that ends the fork, and what processor time it took."""
+    """Reports of these cases, up to the one that ends the fork, and the processor time of each."""
     near, far = os.pipe()
     pid = os.fork()
     if pid == 0:

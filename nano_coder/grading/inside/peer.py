@@ -162,13 +162,17 @@ class Peer:
         if type(printed := answer.get("o")) is str:
             sys.stdout.write(printed)
         try:
-            crossing.apply(answer.get("w", []))
+            self.take_changes(crossing, answer.get("w", []))
             if "v" in answer:
                 return crossing.unpack(answer["v"])
             error = self.error(answer)
         except MALFORMED as problem:
             raise Forged(str(answer)[:80]) from problem
         raise error
+
+    def take_changes(self, crossing: Crossing, changes: Any) -> None:
+        """Do to our arguments what the other side did to them. Raises one of MALFORMED."""
+        crossing.apply(changes)
 
     def answer(self, message: dict[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
         """Call our function as the other side asks, and pack what comes of it."""

@@ -21,8 +21,8 @@ import tempfile
 import types
 from typing import Any, NoReturn
 
-from .runners import RUNNERS
 from .artifact import ROOT, load, write_files
+from .runners import RUNNERS
 
 PR_SET_DUMPABLE = 4
 _WATCHED = ("unittest", "_pytest", "pytest", "pluggy", "doctest", "inside.runners", "inside.strict", "json")

@@ -18,7 +18,7 @@ from .artifact import ROOT, module_name, write_files
 from .peer import Forged, Gone, Late, Peer, Unsendable
 from .runners import RUNNERS
 from .solver import connect
-from .wire import MALFORMED, NotPlain
+from .wire import MALFORMED, Crossing, NotPlain
 
 SKIPS = ("SkipTest", "Skipped", "Exit")
 """exceptions by which test runners are told to look away"""
@@ -39,6 +39,10 @@ class Tester(Peer):
         """kind -> detail: not_plain, needs_strict, skip, exit"""
         self.busy = ""
         """the function that is being called"""
+        self.by_value = False
+        """keep what calls do to their arguments from the tests"""
+        self.changed = False
+        """whether a call did something to an argument"""
 
     def call(self, message: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.busy = message.get("name", self.busy)
@@ -57,6 +61,13 @@ class Tester(Peer):
             if type(error).__name__ in SKIPS:
                 self.find("skip", f"{self.busy} raised {type(error).__name__}")
             raise
+
+    def take_changes(self, crossing: Crossing, changes: Any) -> None:
+        if changes:
+            self.changed = True
+            if self.by_value:
+                crossing.detach()
+        super().take_changes(crossing, changes)
 
     def guard(self, ask: Callable[[], Any]) -> Any:
         """Ask the other side. Raises Broken from the moment on when it fails."""
@@ -167,6 +178,7 @@ def main(nonce: str) -> None:
     tester = Tester(connect(quiet=1))
     job = tester.receive()
     tester.patience = float(job["patience"])
+    tester.by_value = bool(job["by_value"])
     os.chdir(ROOT)
     write_files(ROOT, job["files"])
 
@@ -189,4 +201,5 @@ def main(nonce: str) -> None:
         if kind == "SystemExit" or kind in SKIPS:
             tester.find("exit" if kind == "SystemExit" else "skip", f"raised {kind} when it was imported")
         say({"import": kind})
-    say({"done": len(counted), "broken": tester.broken, "findings": tester.findings})
+    told = {"broken": tester.broken, "findings": tester.findings, "changed": tester.changed}
+    say({"done": len(counted), **told})

@@ -10,6 +10,8 @@ from __future__ import annotations
 import base64
 import builtins
 import collections
+import contextlib
+import copy
 import datetime
 import operator
 import sys
@@ -244,6 +246,11 @@ class Crossing:
             for number, (value, held) in enumerate(zip(self._met[: len(before)], before, strict=True))
             if _differs(_held(value), held)
         ]
+
+    def detach(self) -> None:
+        """Let what comes from here on be about copies of the containers, as if values alone had crossed."""
+        with contextlib.suppress(TypeError):  # a generator among them cannot be copied
+            self._met = copy.deepcopy(self._met)
 
     def apply(self, changes: Any) -> None:
         """Make our containers hold what theirs do. Raises one of MALFORMED."""
