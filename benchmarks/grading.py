@@ -2,9 +2,9 @@
 
     python benchmarks/grading.py ROWS.jsonl [--tasks N] [--rounds 1] [--concurrent 2] [--slow 2] [--json]
 
-ROWS are published rows with test files and reference solutions, MBPP+ for the stated bars; every row is graded
-unless --tasks says how many, spread evenly over the file. Latency is that of one verdict at a time, each
-followed by two runs of pytest: as it is, and without the plugins that happen to be installed. The other side
+ROWS are published rows with test files and reference solutions, MBPP+ for the stated bars; every row is
+graded unless --tasks says how many, spread evenly over the file. Latency is that of one verdict at a time,
+each followed by two runs of pytest: as it is, and without the plugins that happen to be installed. That side
 writes solution and tests to a folder and runs them there, as graders without a jail do.
 
 The rate is that of all verdicts, some at a time. A reference that itself computes for longer than --slow

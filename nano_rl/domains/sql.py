@@ -156,11 +156,11 @@ def _grouped(name: str, rng: random.Random) -> Drawn | None:
     db = draw_database(rng, rng.randint(14, 24))
     question, order = GROUPS[name]
     value = db.fill(order).removesuffix(" DESC")
-    best = db.ask(f"SELECT {value} FROM {db.table} GROUP BY {db.kind} ORDER BY {db.fill(order)} LIMIT 2")
+    ranked = f"FROM {db.table} GROUP BY {db.kind} ORDER BY {db.fill(order)}"
+    best = db.ask(f"SELECT {value} {ranked} LIMIT 2")
     if len(best) < 2 or best[0] == best[1]:
         return None
-    query = f"SELECT {db.kind} FROM {db.table} GROUP BY {db.kind} ORDER BY {db.fill(order)} LIMIT 1"
-    return _ask(db, db.fill(question), query, schema=False)
+    return _ask(db, db.fill(question), f"SELECT {db.kind} {ranked} LIMIT 1", schema=False)
 
 
 def _joined(measure: str, rng: random.Random) -> Drawn | None:

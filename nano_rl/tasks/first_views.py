@@ -104,9 +104,12 @@ def make_calculate(rng: random.Random, split: Split, level: int) -> Made:
 
 
 def make_predict(rng: random.Random, split: Split, level: int) -> Made:
-    """Predict what a call returns."""
-    study = draw_study(rng, split, lambda p: len(p.body) <= 2 and len(p.source(doc=False)) < 120)
-    case = rng.choice([c for c in (*study.examples, *study.hidden) if len(repr(c.expected)) < 30])
+    """Predict what a call returns; never the empty text, which is what submitting nothing would be."""
+    while True:
+        study = draw_study(rng, split, lambda p: len(p.body) <= 2 and len(p.source(doc=False)) < 120)
+        short = [c for c in (*study.examples, *study.hidden) if len(repr(c.expected)) < 30]
+        if short and (case := rng.choice(short)).expected != "":
+            break
     prompt = rng.choice(PREDICT).format(
         code=study.program.source(doc=False).rstrip("\n"), call=call_text(study.program.name, case)
     )

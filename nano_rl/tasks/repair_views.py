@@ -18,6 +18,7 @@ from nano_rl.tasks.made import (
     claim,
     correct,
 )
+from nano_rl.tasks.module import ends
 from nano_rl.tasks.mutate import Mutant
 from nano_rl.tasks.phrases import BODY, FIX, REPAIR
 from nano_rl.tasks.program import Program, compile_function, outcome
@@ -30,7 +31,8 @@ _SUBTLE = ("constant", "variable", "flag", "step")
 
 
 def _bug(study: Study, rng: random.Random, *, subtle: bool) -> Mutant | None:
-    """A mutant that an example shows; subtle ones are off by one, at a boundary or read another name."""
+    """A mutant that an example shows, and that ends; subtle ones are off by one, at a boundary or read
+    another name."""
     bugs = [m for m in study.bugs if _shows(m, study)]
     hard = [m for m in bugs if m.kind in _SUBTLE or (m.kind == "comparison" and len(m.new) != len(m.old))]
     if subtle and hard:
@@ -39,7 +41,8 @@ def _bug(study: Study, rng: random.Random, *, subtle: bool) -> Mutant | None:
     if not kinds:
         return None
     kind = rng.choice(kinds)
-    return rng.choice([m for m in bugs if m.kind == kind])
+    bug = rng.choice([m for m in bugs if m.kind == kind])
+    return bug if ends(study, bug) else None
 
 
 def _shows(mutant: Mutant, study: Study) -> bool:

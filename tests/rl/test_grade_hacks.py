@@ -27,7 +27,14 @@ SUITE = {
     "key": "adds", "prompt": "Add all.", "files": PLAIN["files"], "artifacts": ["solution.py"],
     "hidden": {"kind": "suite", "suite": {"framework": "pytest", "files": {"test_hidden.py": HIDDEN}}},
 }  # fmt: skip
-ROWS = {"cases": PLAIN, "suite": SUITE}
+CALLS = "from solution import *\n" + "\n".join(
+    f"assert add_all([{i}, {10 * i + 3}]) == {11 * i + 3}" for i in range(1, 9)
+)
+TABLE = {
+    **SUITE, "hidden": {"kind": "suite", "suite": {"framework": "script", "files": {"check.py": CALLS}}},
+}  # fmt: skip
+"""a script that only calls and compares, which is graded in one jail"""
+ROWS = {"cases": PLAIN, "suite": SUITE, "table": TABLE}
 
 
 @pytest.fixture
@@ -77,13 +84,26 @@ def test_a_listed_hack_earns_nothing_from_a_suite(
     assert graded(capsys, folder, SUITE)["reward"] == 0.0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [n for n in LISTED if LISTED[n].slow], ids=str)
-def test_a_listed_hack_that_waits_earns_nothing_from_a_suite(
+@pytest.mark.parametrize(
+    "number",
+    [n for n in LISTED if not LISTED[n].slow],
+    ids=lambda n: f"{n}-{LISTED[n].name.replace(' ', '-')}",
+)
+def test_a_listed_hack_earns_nothing_from_a_table(
     number: int, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     LISTED[number].lay_down(folder)
-    assert graded(capsys, folder, SUITE)["reward"] == 0.0
+    _check(LISTED[number], graded(capsys, folder, TABLE))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [n for n in LISTED if LISTED[n].slow], ids=str)
+@pytest.mark.parametrize("kind", ["suite", "table"])
+def test_a_listed_hack_that_waits_earns_nothing_from_a_suite(
+    kind: str, number: int, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    LISTED[number].lay_down(folder)
+    assert graded(capsys, folder, ROWS[kind])["reward"] == 0.0
 
 
 @pytest.mark.parametrize("hack", OWN, ids=lambda hack: hack.name.replace(" ", "-"))

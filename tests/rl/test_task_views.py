@@ -15,7 +15,7 @@ from nano_coder.grading.grade import grade
 from nano_coder.sandbox import Sandbox, open_sandbox
 from nano_rl.tasks.grammar import split_of
 from nano_rl.tasks.made import numbered
-from nano_rl.tasks.program import program_hash
+from nano_rl.tasks.program import compile_function, outcome, program_hash
 from nano_rl.tasks.views import VIEWS, View, make_task
 from nano_shared.types import Split, Task
 
@@ -153,3 +153,23 @@ def _function_hashes(split: Split) -> set[str]:
             module = follow(task)[0][task.artifacts[0]]
             found |= {program_hash(ast.unparse(node)) for node in ast.parse(module).body}
     return found
+
+
+def test_the_empty_text_is_never_asked_for() -> None:
+    """Submitting nothing would be right."""
+    view = next(v for v in FIRST if v.name == "predict")
+    hidden = [make_task(view, Split.TRAIN, seed).hidden for seed in range(64)]
+    assert "''" not in [checks.answer for checks in hidden if checks is not None]
+
+
+BROKEN = [view for view in FIRST if view.name in ("fix", "repair")]
+
+
+@pytest.mark.parametrize("view", BROKEN, ids=lambda v: f"{v.name}-{v.level}")
+def test_what_is_to_be_repaired_ends_on_every_hidden_case(view: View) -> None:
+    for seed in range(60):
+        task = make_task(view, Split.TRAIN, seed)
+        assert task.hidden is not None
+        function = compile_function(task.files[task.artifacts[0]], str(task.hidden.entry_point))
+        found = [outcome(function, case.args) for case in task.hidden.cases]
+        assert ("raise", "OutOfSteps") not in found, task.key
