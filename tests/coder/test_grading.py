@@ -108,7 +108,7 @@ def test_the_jail_never_holds_an_expected_value(sandbox: Sandbox) -> None:
     (job,) = spy.given
     assert "expected" not in job.decode()
     assert all(set(case) == {"args", "kwargs"} for case in json.loads(job)["cases"])
-    assert spy.written == ["sol.py"]
+    assert list(json.loads(job)["files"]) == ["sol.py"]
 
 
 # ---------------------------------------------------------------------------------------- fairness
