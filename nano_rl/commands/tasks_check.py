@@ -14,6 +14,7 @@ from rich.table import Table
 
 from nano_rl.commands.options import jobs_option
 from nano_rl.tasks import read_tasks, write_tasks
+from nano_rl.tasks.make import refuse_unwritable
 
 if TYPE_CHECKING:
     from nano_rl.tasks.check import Finding
@@ -45,6 +46,8 @@ def command(file: Path, out: Path | None, against: tuple[Path, ...], as_json: bo
     others: dict[str, str] = {}
     for other in against:
         others |= programs_of(read_tasks(other), other.name)
+    if out is not None:
+        refuse_unwritable(out)
     findings, admitted = [], []
     with bar("checked", len(tasks)) as progress:
         for task, finding in without_repeats(check_tasks(tasks, jobs=min(jobs, len(tasks))), others=others):
@@ -52,7 +55,7 @@ def command(file: Path, out: Path | None, against: tuple[Path, ...], as_json: bo
             if finding.admitted:
                 admitted.append(task)
             progress.advance()
-    if out is not None:
+    if out is not None and admitted:
         write_tasks(out, admitted)
     if as_json:
         rows = [finding.as_json() for finding in findings]
@@ -60,7 +63,7 @@ def command(file: Path, out: Path | None, against: tuple[Path, ...], as_json: bo
     else:
         print_findings(findings)
     if out is not None and not as_json:
-        print(out)
+        print(out if admitted else f"{out} is not written: no task is admitted")
     return int(not admitted if out is not None else len(admitted) < len(tasks))
 
 
@@ -69,7 +72,8 @@ def print_findings(findings: Sequence[Finding]) -> None:
     console = Console(width=160) if not Console().is_terminal else Console()
     groups: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for finding in findings:
-        groups[str(finding.level), str(finding.view)].append(finding)
+        level = "-" if finding.level is None else str(finding.level)
+        groups[level, finding.view or "-"].append(finding)
     table = Table("level", "view", "tasks", "admitted", "mutants killed", "seconds a task", box=None)
     for (level, view), members in sorted(groups.items()):
         rates = [m.kill_rate for m in members if m.kill_rate is not None]

@@ -11,6 +11,7 @@ import click
 
 from nano_rl.commands.options import jobs_option
 from nano_rl.tasks import draw_tasks, write_tasks
+from nano_rl.tasks.make import refuse_unwritable
 from nano_shared.errors import UsageError
 from nano_shared.types import Split, Task
 
@@ -48,8 +49,9 @@ def command(
         split=Split(split),
         views=tuple(views.split(",")) if views else (),
     )
-    tasks = _admitted(drawn, n, jobs) if check else list(itertools.islice(drawn, n))
     target = out or Path(f"{suite}-{levels}-{split}-{seed}.jsonl")
+    refuse_unwritable(target)
+    tasks = _admitted(drawn, n, jobs) if check else list(itertools.islice(drawn, n))
     write_tasks(target, tasks)
     print(target)
     return 0

@@ -159,25 +159,12 @@ def _oracle(task: Task, runtime: Runtime, notes: _Notes) -> Trajectory | None:
 
 
 def _repeats(run: Trajectory, runtime: Runtime, notes: _Notes) -> None:
-    """Whether the oracle's result earns 1 each further time that it is graded.
-
-    Hidden cases are asked again in one clean jail: every case is a fork of its own, so nothing is shared.
-    """
-    hidden = run.task.hidden
-    if hidden is not None and hidden.kind == "cases":
-        rewards = [_reward(_grade(_asking(run, hidden, REPEATS - 1), runtime))]
-    else:
-        rewards = [_reward(_grade(run, runtime)) for _ in range(REPEATS - 1)]
+    """Whether the oracle's result earns 1 each further time that it is graded, in a jail of its own."""
+    rewards = [_reward(_grade(run, runtime)) for _ in range(REPEATS - 1)]
     agree = set(rewards) == {1}
     notes.note(
         "repeats", None if agree else f"the oracle's result does not earn 1 every time: {[1, *rewards]}"
     )
-
-
-def _asking(run: Trajectory, hidden: HiddenChecks, times: int) -> Trajectory:
-    """The run with its hidden cases that many times over."""
-    again = hidden.model_copy(update={"cases": hidden.cases * times})
-    return _with(run, again)
 
 
 def _with(run: Trajectory, hidden: HiddenChecks) -> Trajectory:

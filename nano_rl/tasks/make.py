@@ -84,6 +84,18 @@ def choose_views(
     return chosen
 
 
+def refuse_unwritable(path: Path) -> None:
+    """Make the folder of a file that long work is to end in. Raises UsageError where that cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known = path.exists()
+        path.open("a").close()
+        if not known:
+            path.unlink()
+    except OSError as problem:
+        raise UsageError(f"{path} cannot be written: {problem.strerror}; name another file") from problem
+
+
 def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
     """Write one task a line, replacing the file and making its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,12 +10,14 @@ import pytest
 
 from nano_coder.runtime import Runtime
 from nano_rl.cli import cli
+from nano_rl.tasks import check as checks
 from nano_rl.tasks import draw_tasks, read_tasks, write_tasks
 from nano_rl.tasks.admission import admitted_tasks, scratch_runtime, without_repeats
 from nano_rl.tasks.check import Finding, check_task
 from nano_rl.tasks.views import VIEWS, make_task
 from nano_shared.command_line import run_command
-from nano_shared.types import Case, HiddenChecks, OracleAction, Split, Task
+from nano_shared.errors import UsageError
+from nano_shared.types import Case, HiddenChecks, OracleAction, Split, Task, Trajectory, Verdict
 
 SOURCE = "def least(a, b):\n    if a < b:\n        return a\n    return b\n"
 CASES = tuple(Case(args=[a, b], expected=min(a, b)) for a, b in ((1, 2), (2, 1), (5, 5), (-3, 4), (9, -9)))
@@ -140,3 +142,55 @@ def test_a_supply_is_drawn_until_enough_are_admitted_and_fewer_are_a_prefix() ->
     six = draw(6, 1)
     assert len(set(six)) == 6
     assert draw(3, 2) == six[:3]
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("nano_rl.tasks.admission.check_tasks", lambda *_, **__: pytest.fail("it began"))
+    rows = tmp_path / "rows.jsonl"
+    write_tasks(rows, [GOOD])
+    for arguments in (["make", "--check", "-n", "1"], ["check", str(rows)]):
+        with pytest.raises(UsageError, match="cannot be written"):
+            cli.main(["tasks", *arguments, "--out", str(tmp_path / "file/out.jsonl")], standalone_mode=False)
+
+
+def test_where_nothing_is_admitted_no_file_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    write_tasks(rows, [but(GOOD, oracle=None)])
+    code = cli.main(["tasks", "check", str(rows), "--out", str(out)], standalone_mode=False)
+    assert (code, out.exists()) == (1, False)
+    assert "is not written: no task is admitted" in capsys.readouterr().out
+
+
+COUNTS = f"calls = []\n{SOURCE}".replace(
+    "a < b", "a < b and not calls.append(a) and len(calls) == 1 or a < b - 9"
+)
+
+
+def test_a_solution_that_the_survey_sees_waver_is_graded_again(runtime: Runtime) -> None:
+    """Its second call in one process is wrong; the grader gives each case a process of its own."""
+    written = OracleAction(name="write_file", arguments={"path": "min2.py", "content": COUNTS})
+    oracle = (written, OracleAction(name="submit"))
+    found = check_task(but(GOOD, oracle=oracle), runtime)
+    assert (found.checks["oracle"], found.checks["repeats"]) == ("pass", "pass")
+
+
+def test_a_result_that_earns_one_only_at_first_is_refused(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, graded = checks._grade, []
+
+    def once(run: Trajectory, of: Runtime) -> Verdict | None:
+        verdict = real(run, of)
+        graded.append(verdict is not None and verdict.reward == 1)
+        right_before = graded.count(True) > 1
+        return verdict.model_copy(update={"reward": 0.0}) if verdict and right_before else verdict
+
+    monkeypatch.setattr(checks, "_grade", once)
+    found = check_task(QUESTION, runtime)
+    assert found.checks["oracle"] == "pass"
+    assert found.reasons == ("repeats: the oracle's result does not earn 1 every time: [1, 0.0, 0.0]",)
