@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from nano_coder.runtime import GRADERS, by_grader, find_grader, grade_folder, open_sandbox, regrade_run
 from nano_rl.commands.session import log_option
@@ -61,7 +61,11 @@ def grade_runs(names: tuple[str, ...], grader: str, log: str | None, *, as_json:
     with LogStore.open(log, create=False) as store:
         ids = list(dict.fromkeys(store.resolve(name) for name in names))
         sandbox = open_sandbox()
-        table = Table("run", "task", "verdict", "reward", "checks passed", "tampering", "failure", box=None)
+        columns = ("task", "verdict", "reward", "checks passed", "tampering", "failure")
+        # an id is there to be copied
+        table = Table(
+            Column("run", no_wrap=True, min_width=max(map(len, ids), default=0)), *columns, box=None
+        )
         worst = 0
         for run in ids:
             old = store.verdicts(run)

@@ -85,7 +85,7 @@ def choose_views(
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Make the folder of a file that long work is to end in. Raises UsageError where that cannot be written."""
+    """Make the folder of a file that long work ends in. Raises UsageError where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         known = path.exists()
