@@ -137,6 +137,8 @@ class _Script:
     # ----------------------------------------------------------------------- a loop over cases
 
     def _loop(self, body: list[ast.stmt]) -> None:
+        if self._star or set(self._alias) != {"f"}:
+            raise NoTable  # another name could stand in for what the loop uses
         helper, tolerance, cases, loop = body
         if ast.unparse(helper) != _plainly(_CLOSE):
             raise NoTable

@@ -107,6 +107,8 @@ def test_a_table_is_read_and_graded_in_one_jail(form: str) -> None:
 OTHERS = {
     "another comparison": loop(([[]], 0)).replace("len(a) == len(b)", "len(a) <= len(b)"),
     "another loop": loop(([[]], 0)).replace("copy.deepcopy(args)", "args"),
+    "a name that stands in": loop(([[]], 0)).replace("total as f", "total as f, total as copy"),
+    "names that might": loop(([[]], 0)).replace("import copy", "from sol import *\nimport copy"),
     "an assertion more": loop(([[]], 0)) + "assert f([1]) == 1\n",
     "a case that is no literal": loop(([[]], 0)).replace("[[]]", "[[x]]"),
     "an argument that is read again": "from sol import total\nxs = [1]\nassert total(xs) == sum(xs)\n",
