@@ -1,0 +1,139 @@
+"""Our side of `grpo_step.py`: one step of the trainer for each line on stdin.
+
+    python grpo_step_nano.py MODEL_FOLDER CASE_JSON
+
+The parts are those of `nano-rl train`: the local policy's engine samples (one seat an agent), tools run in
+the sandbox, and `update.learn` makes the step, from trajectories as the log holds them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from grpo_step_case import OBSERVED, TEMPLATE, Case, answer_steps, prompt_of
+
+from nano_coder.chat_template import ChatTemplate
+from nano_coder.engine import Engine
+from nano_coder.policies.local import LocalPolicy
+from nano_coder.runtime import open_sandbox
+from nano_coder.weights import load_policy
+from nano_rl.config import GuardConfig, OptimizerConfig, TrainConfig
+from nano_rl.group import form_groups, group_metrics
+from nano_rl.learner import Learner, prepare
+from nano_rl.update import learn
+from nano_shared.conversation import Conversation
+from nano_shared.types import (
+    Limits,
+    Message,
+    Role,
+    Sampling,
+    StopReason,
+    Task,
+    Trajectory,
+    Trust,
+    Turn,
+    Verdict,
+)
+
+
+class Steps:
+    """The trainer on one case."""
+
+    def __init__(self, folder: Path, case: Case) -> None:
+        self.case = case
+        loaded = load_policy(str(folder), dtype=case.dtype, merge=False)
+        self.template = ChatTemplate(TEMPLATE, loaded.tokenizer)
+        self.config = TrainConfig(
+            steps=1_000_000, prompts_per_step=case.prompts, group_size=case.rollouts, dtype=case.dtype,
+            lora_rank=case.lora_rank, optimizer=OptimizerConfig(learning_rate=1e-6),
+            # a random model's samples are as good as any here; what differs between steps is reported
+            guards=GuardConfig(mismatch_mean=1.0, mismatch_max=1.0),
+        )  # fmt: skip
+        self.model = prepare(loaded.model, lora_rank=case.lora_rank, seed=1)
+        self.learner = Learner(self.model, self.config.optimizer, steps=self.config.steps)
+        # no token ends a turn: lengths are the case's
+        self.engine = Engine(
+            self.model, eos_ids=frozenset(), pad_id=loaded.pad_id, context_limit=loaded.context_limit
+        )
+        self.sandbox = open_sandbox() if case.turns > 1 else None
+        self.tasks = [Task(key=f"problem-{i}", prompt=self._prompt(i)) for i in range(case.prompts)]
+        self.step = 0
+        self._tools = 0.0
+        self._lock = threading.Lock()
+
+    def __call__(self) -> dict[str, float]:
+        started = time.perf_counter()
+        policy = LocalPolicy(self.engine, self.template, id="benchmark", version=self.step)
+        seats = [policy.agent(i) for i in range(self.case.prompts * self.case.rollouts)]
+        places = [(task, g) for task in self.tasks for g in range(self.case.rollouts)]
+        self._tools = 0.0
+        with ThreadPoolExecutor(len(seats)) as pool:
+            runs = list(pool.map(lambda one: self._rollout(policy, *one), zip(seats, places, strict=True)))
+        rolled = time.perf_counter()
+        groups = form_groups(runs)
+        values = learn(self.learner, None, groups, group_metrics(groups), self.config, self.step, [], None)
+        self.step += 1
+        generated = sum(len(turn.completion.tokens.sampled_ids) for run in runs for turn in run.turns)
+        return {
+            "rollout": rolled - started, "tools": self._tools, "generated": generated,
+            "trained": values["tokens"], "mismatch": values["mismatch"],
+        }  # fmt: skip
+
+    def _rollout(self, policy: LocalPolicy, seat: Any, place: tuple[Task, int]) -> Trajectory:
+        task, member = place
+        conversation = Conversation((Message(role=Role.USER, content=task.prompt),))
+        seed = hash((self.step, task.key, member)) % 2**31
+        sampling = Sampling(temperature=1.0, max_tokens=self.case.length(member), seed=seed)
+        turns: list[Turn] = []
+        with seat:
+            for index in range(self.case.turns):
+                completion = policy.complete(conversation, sampling)
+                conversation.record(completion)
+                turns.append(Turn(index=index, completion=completion, parser="none", started=0.0, ended=1.0))
+                if index + 1 < self.case.turns:
+                    conversation.append(Message(role=Role.TOOL, content=self._call()))
+        sampled = [i for turn in turns for i in turn.completion.tokens.sampled_ids]
+        return Trajectory(
+            id=f"{self.step}-{task.key}-{member}", task=task, turns=tuple(turns), stop=StopReason.FINISHED,
+            runtime_version="0", profile="none", profile_hash="p", template_hash="t", tools_hash="h",
+            policy="benchmark", started=0.0,
+            verdict=Verdict(
+                reward=sum(sampled) % 7 / 7, trust=Trust.HIDDEN, grader="benchmark", graded_hash="g"
+            ),
+        )  # fmt: skip
+
+    def _call(self) -> str:
+        """Run the case's program in a jail of its own."""
+        started = time.perf_counter()
+        assert self.sandbox is not None
+        jail = self.sandbox.open(None, Limits())
+        try:
+            result = jail.run_python(self.case.program, timeout=30)
+        finally:
+            jail.close()
+        with self._lock:
+            self._tools += time.perf_counter() - started
+        return result.stdout.decode()[:OBSERVED]
+
+    def _prompt(self, seed: int) -> str:
+        def count(text: str) -> int:
+            return len(self.template.delta(Conversation((Message(role=Role.USER, content=text),))))
+
+        return prompt_of(self.case.prompt_tokens, seed, count)
+
+
+def main() -> None:
+    torch.set_num_threads(2)
+    torch.manual_seed(0)
+    answer_steps(Steps(Path(sys.argv[1]), Case(**json.loads(sys.argv[2]))))
+
+
+if __name__ == "__main__":
+    main()
