@@ -19,7 +19,7 @@ from nano_rl.logprob import score_tokens
 from nano_rl.loss import policy_loss
 from nano_rl.reference import Reference
 from nano_rl.rewards import Reward
-from nano_rl.sample import TrainSample, group_samples
+from nano_rl.sample import TrainSample, group_samples, recent_samples
 
 
 def learn(
@@ -42,6 +42,11 @@ def learn(
     if config.shuffle_rewards:
         live = shuffled(live, Random(f"shuffle {config.seed} {learner.step}"))
     samples = [s for g in live for s in group_samples(g, advantages_G=group_credit(g, objective, reward))]
+    samples, dropped = recent_samples(samples, version, objective.max_staleness)
+    if not samples:
+        check_step(values, config.guards, earlier=history)
+        learner.step += 1
+        return {"skipped": 1.0, "stale_dropped": float(dropped)}
     weights = token_weights(samples, objective.aggregation, constant_length=objective.constant_length)
     batches = make_batches(samples, max_tokens=config.max_tokens, weights=weights)
     if reference is not None:
@@ -56,7 +61,12 @@ def learn(
         judged = {**values, **metrics, "stale": stale}
         check_step(judged, config.guards, earlier=history, bfloat16=config.dtype == "bfloat16")
 
-    return {**learner.update(batches, loss, guard), "stale": stale, "skipped": 0.0}
+    return {
+        **learner.update(batches, loss, guard),
+        "stale": stale,
+        "stale_dropped": float(dropped),
+        "skipped": 0.0,
+    }
 
 
 def _stale(samples: Sequence[TrainSample], version: int) -> float:
