@@ -34,11 +34,22 @@ def token_weights(
     tokens_of: Counter[str] = Counter()
     for sample in samples:
         tokens_of[sample.run_id] += sample.num_action_tokens
-    trajectories = sum(count > 0 for count in tokens_of.values())
-    if trajectories == 0:
-        return [0.0] * len(samples)
+    tokens, trajectories = tokens_of.total(), sum(count > 0 for count in tokens_of.values())
+    return [
+        token_share(
+            aggregation, own=tokens_of[s.run_id], tokens=tokens, trajectories=trajectories,
+            constant_length=constant_length,
+        )
+        for s in samples
+    ]  # fmt: skip
+
+
+def token_share(
+    aggregation: Aggregation, *, own: int, tokens: int, trajectories: int, constant_length: int
+) -> float:
+    """What a token weighs whose trajectory has `own` of the step's trained `tokens`."""
+    if own == 0:
+        return 0.0
     if aggregation == "token":
-        return [1 / tokens_of.total()] * len(samples)
-    if aggregation == "constant":
-        return [1 / (trajectories * constant_length)] * len(samples)
-    return [1 / (trajectories * max(tokens_of[s.run_id], 1)) for s in samples]
+        return 1 / tokens
+    return 1 / (trajectories * (constant_length if aggregation == "constant" else own))

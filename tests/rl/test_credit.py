@@ -15,7 +15,7 @@ from nano_rl.config import ObjectiveConfig
 from nano_rl.credit import group_credit, has_signal
 from nano_rl.group import Group
 from nano_rl.sample import group_samples
-from nano_shared import Trajectory
+from nano_shared import StopReason, Trajectory
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 finite = st.floats(-100, 100)
@@ -132,13 +132,13 @@ def test_settings_of_the_objective_reach_the_advantages() -> None:
         task_key="task-0",
         trajectories=tuple(trajectory(turn(2, 3), run_id=f"r{i}", reward=float(i == 0)) for i in range(4)),
     )
-    for settings in (
+    for chosen in (
         {"baseline": "rloo"},
         {"baseline": "none"},
         {"std": "sample"},
         {"std": "population", "std_eps": 0.5},
     ):
-        objective = ObjectiveConfig(**settings)
+        objective = ObjectiveConfig(**chosen)
         direct = group_advantages(
             [1.0, 0.0, 0.0, 0.0], baseline=objective.baseline, std=objective.std, eps=objective.std_eps
         )
