@@ -38,7 +38,7 @@ def group_credit(group: Group, objective: ObjectiveConfig, reward: Reward | None
         credit = summed_advantages(compared, **settings)  # type: ignore[arg-type]
     else:
         credit = group_advantages(rewards_G, **settings)  # type: ignore[arg-type]
-    return [None if gone else a for a, gone in zip(credit, out_G, strict=True)]
+    return [None if out_G[i] else advantage for i, advantage in enumerate(credit)]
 
 
 def has_signal(group: Group, objective: ObjectiveConfig, reward: Reward | None) -> bool:

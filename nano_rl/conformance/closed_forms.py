@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from nano_rl.conformance.adapter import Subject
 from nano_rl.conformance.case import Case, make_case
 from nano_rl.conformance.check import Check, Compared
@@ -39,7 +41,12 @@ def _value(criterion: str, name: str, expected: float, case: Case, tolerance: fl
 
 def _gradient(criterion: str, name: str, expected: Sequence[float], case: Case) -> Check:
     return Check(
-        criterion=criterion, name=name, run=lambda subject: ([expected], case.gradient(subject.loss))
+        criterion=criterion,
+        name=name,
+        run=lambda subject: (
+            torch.tensor([list(expected)], dtype=torch.float64),
+            case.gradient(subject.loss),
+        ),
     )
 
 
@@ -103,7 +110,7 @@ def _weights() -> Iterator[Check]:
 
 
 def _kl() -> Iterator[Check]:
-    values = {
+    values: dict[str, list[float]] = {
         "k1": [-1, 14, 29],
         "k2": [0.5, 98, 420.5],
         "k3": [math.e - 2, math.exp(-14) + 13, math.exp(-20) + 28],
@@ -111,8 +118,13 @@ def _kl() -> Iterator[Check]:
     for kind, expected in values.items():
         case = make_case([[-1.0] * 3], [[0.0] * 3], reference=[[0.0, -15.0, -30.0]], beta=1.0, kl=kind)
         yield _value("AC-24", f"{kind} in the loss", sum(expected) / 3, case, tolerance=1e-8)
-    slopes = {"k1": [1, 1], "k2": [1, 2], "k3": [1 - math.exp(-1), 1 - math.exp(-2)], "k3+": [1, 2]}
-    for kind, expected in slopes.items():
+    steep: dict[str, list[float]] = {
+        "k1": [1, 1],
+        "k2": [1, 2],
+        "k3": [1 - math.exp(-1), 1 - math.exp(-2)],
+        "k3+": [1, 2],
+    }
+    for kind, expected in steep.items():
         case = make_case([[-1.0] * 2], [[0.0] * 2], reference=[[-2.0, -3.0]], beta=2.0, kl=kind)
         yield _gradient("AC-24", f"slope of {kind}", expected, case)
     paid = make_case([[-1.0] * 2], [[1.0] * 2], reference=[[-2.0, -4.0]], beta=0.5, kl="k1", kl_in="reward")
@@ -122,7 +134,7 @@ def _kl() -> Iterator[Check]:
 def _aggregation() -> Iterator[Check]:
     ragged, advantages = [[-1.0] * 2, [-1.0] * 6], [[1.0] * 2, [-1.0] * 6]
     for aggregation, expected in (("sequence", 0.0), ("token", 0.5), ("constant", 0.25)):
-        length = {"constant_length": 8} if aggregation == "constant" else {}
+        length: dict[str, Any] = {"constant_length": 8} if aggregation == "constant" else {}
         case = make_case(ragged, advantages, aggregation=aggregation, **length)
         yield _value("AC-9", f"{aggregation} mean", expected, case)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ def derivatives() -> Iterator[Check]:
         )
         yield Check(
             criterion="AC-16", name=f"derivative: {name}", tolerance=1e-7,
-            run=lambda s, c=case: _compare(c, s),
+            run=partial(_compare, case),
         )  # fmt: skip
 
 

@@ -18,11 +18,13 @@ from nano_rl.conformance.check import Check
 from nano_rl.conformance.expectation import beside, expected_ascent
 from nano_rl.conformance.language import Language
 
+UNBIASED: dict[str, Baseline] = {"reinforce": "none", "rloo": "rloo"}
+
 
 def exact_gradients() -> Iterator[Check]:
     yield from _unbiased(Language(3, 3))
     yield from _deviation(Language(3, 2, rewards=2))
-    yield from _means(Language(3, 3))
+    yield from _means(Language(3, 2))
 
 
 def compared(language: Language, baseline: Baseline, std: Std = "none") -> Any:
@@ -45,11 +47,15 @@ def _check(name: str, language: Language, expected: Tensor, note: str, size: int
 
 def _unbiased(language: Language) -> Iterator[Check]:
     exact = language.gradient(language.expected_reward)
-    for objective, baseline in (("reinforce", "none"), ("rloo", "rloo")):
-        how = {"objective": objective, "advantages": compared(language, baseline)}
-        yield _check(objective, language, exact, "unbiased", **how)
+    for objective, baseline in UNBIASED.items():
+        advantages = compared(language, baseline)
+        yield _check(objective, language, exact, "unbiased", objective=objective, advantages=advantages)
     note = "(G-1)/G of the exact gradient, for each rollout is in its own baseline; direction exact"
-    mean = {"objective": "dr_grpo", "constant_length": 1, "advantages": compared(language, "mean")}
+    mean: dict[str, Any] = {
+        "objective": "dr_grpo",
+        "constant_length": 1,
+        "advantages": compared(language, "mean"),
+    }
     yield _check("dr_grpo (L = 1)", language, exact / 2, note, **mean)
     values_ST = _prefix_values(language)
 
@@ -57,7 +63,12 @@ def _unbiased(language: Language) -> Iterator[Check]:
         rows = list(members)
         return language.rewards_S[rows][:, None] - values_ST[rows]
 
-    ppo = {"objective": "ppo", "aggregation": "constant", "constant_length": 1, "advantages": critic}
+    ppo: dict[str, Any] = {
+        "objective": "ppo",
+        "aggregation": "constant",
+        "constant_length": 1,
+        "advantages": critic,
+    }
     yield _check("ppo, exact critic, constant mean", language, exact, "unbiased", **ppo)
 
 
@@ -111,7 +122,7 @@ def _means(language: Language) -> Iterator[Check]:
             shares = (1 / lengths.sum()).expand(2) if mean == "token" else 1 / (2 * lengths)
             biased += probability * ((shares * advantages(members))[:, None] * scores_SP[rows]).sum(0)
         note = f"mean over {mean}s" + (", divided by the deviation" if std != "none" else "")
-        settings = {"objective": objective, "beta": 0.0}
+        settings: dict[str, Any] = {"objective": objective, "beta": 0.0}
         yield _check(
             objective, language, biased, f"{note}: {beside(biased, exact)}", advantages=advantages, **settings
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,11 +32,11 @@ def invariances() -> Iterator[Check]:
         ):
             yield Check(
                 criterion=criterion, name=f"{objective}: {name}", tolerance=1e-12,
-                run=lambda s, c=case, r=run: r(c, s),
+                run=partial(run, case),
             )  # fmt: skip
         yield Check(
             criterion="AC-11", name=f"{objective}: nothing trained at all",
-            run=lambda s, o=objective: ([0.0], [_nothing(o, s)]),
+            run=partial(_nothing, objective),
         )  # fmt: skip
     yield Check(criterion="AC-14", name="a trajectory in one row or in two", run=_rows_of_a_trajectory)
 
@@ -68,11 +69,15 @@ def _twice(case: Case, subject: Subject) -> Compared:
 
 
 def _padding(case: Case, subject: Subject) -> Compared:
-    poisoned = [
-        case.padded(2, with_value=v).gradient(subject.loss) for v in (0.0, -50.0, math.nan, -math.inf)
-    ]
+    """Values and gradients: a product of zero and NaN shows in the one and not in the other."""
     wanted = torch.nn.functional.pad(case.gradient(subject.loss), (0, 2))
-    return torch.cat([wanted] * 4), torch.cat(poisoned)
+    value = case.value(subject.loss)
+    expected, actual = [], []
+    for poison in (0.0, -50.0, math.nan, -math.inf):
+        poisoned = case.padded(2, with_value=poison)
+        expected += [wanted.flatten(), value.reshape(1)]
+        actual += [poisoned.gradient(subject.loss).flatten(), poisoned.value(subject.loss).reshape(1)]
+    return torch.cat(expected), torch.cat(actual)
 
 
 def _empty_row(case: Case, subject: Subject) -> Compared:
@@ -83,9 +88,9 @@ def _empty_row(case: Case, subject: Subject) -> Compared:
     return torch.cat([case.gradient(subject.loss), torch.zeros(1, 4)]), more.gradient(subject.loss)
 
 
-def _nothing(objective: str, subject: Subject) -> float:
+def _nothing(objective: str, subject: Subject) -> Compared:
     case = make_case([[], []], [[], []], objective=objective).padded(3, with_value=-1.0)
-    return float(case.value(subject.loss))
+    return [0.0], [float(case.value(subject.loss))]
 
 
 def _rows_of_a_trajectory(subject: Subject) -> Compared:

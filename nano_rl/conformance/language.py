@@ -60,7 +60,9 @@ class Language:
 
     def scores_STP(self) -> Tensor:
         """[S, T, P] the gradient of every token's log-prob."""
-        jacobian = torch.autograd.functional.jacobian(self.logprobs_ST, self.logits.detach())
+        jacobian: Tensor = torch.autograd.functional.jacobian(  # type: ignore[no-untyped-call]
+            self.logprobs_ST, self.logits.detach()
+        )
         return jacobian.flatten(2)
 
     def groups(self, size: int, logits: Tensor | None = None) -> Iterator[tuple[tuple[int, ...], float]]:

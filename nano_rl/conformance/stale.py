@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nano_rl.conformance.check import Check
+from nano_rl.conformance.adapter import Subject
+from nano_rl.conformance.check import Check, Compared
 from nano_rl.conformance.expectation import beside, expected_ascent
 from nano_rl.conformance.language import Language
 
@@ -42,18 +44,17 @@ def stale_samplers() -> Iterator[Check]:
         ascents_SP = ((c.factor_ST * language.mask_ST * advantage_S[:, None])[..., None] * scores_STP).sum(1)
         mean_P = (p_S[:, None] * ascents_SP).sum(0)
         variance = float((p_S * (ascents_SP - mean_P).square().sum(-1)).sum() / exact.square().sum())
-        how = {"start": language.stale} if c.as_old else {}
+        how: dict[str, Any] = {"start": language.stale} if c.as_old else {}
         settings = {"aggregation": "constant", "constant_length": 1, **c.settings}
-        yield Check(
-            criterion="AC-18", name=f"stale: {c.name}",
-            note=f"{beside(mean_P, exact)}, variance {variance:.1f}",
-            run=lambda s, e=mean_P, m=settings, h=how: (
-                e,
-                expected_ascent(
-                    language, s, size=1, advantages=advantages, sampler=language.stale, **h, **m
-                ),
-            ),
-        )  # fmt: skip
+        run = partial(
+            _compare, mean_P, language, advantages=advantages, sampler=language.stale, **how, **settings
+        )
+        note = f"{beside(mean_P, exact)}, variance {variance:.1f}"
+        yield Check(criterion="AC-18", name=f"stale: {c.name}", note=note, run=run)
+
+
+def _compare(expected: Tensor, language: Language, subject: Subject, **how: Any) -> Compared:
+    return expected, expected_ascent(language, subject, size=1, **how)
 
 
 def corrections(language: Language, advantage_S: Tensor) -> list[Correction]:

@@ -1,4 +1,4 @@
-"""Losses as they have been got wrong, for the conformance suite to find: each differs from ours in one thing."""
+"""Losses as they have been got wrong, for the suite to find: each differs from ours in one thing."""
 
 from __future__ import annotations
 
