@@ -1,8 +1,8 @@
 """The peer's side of `trl_losses.py`, run by TRL's own Python: JSON requests on stdin, answers on stdout.
 
 TRL's `GRPOTrainer._compute_loss` is called as it is, on a trainer that is given its log-probs. Its importance
-weights and its advantages are statements inside a longer method: those statements are taken out of the installed
-source and executed, so that nothing of TRL is written anew here.
+weights and its advantages are statements inside a longer method: those statements are taken out of the
+installed source and executed, so that nothing of TRL is written anew here.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def loss(request: dict[str, Any]) -> dict[str, Any]:
     )
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *a, **k: (logprobs, zeros, None),
-        aux_loss_enabled=False, top_entropy_quantile=1.0, _entropy_bonus_enabled=False,
+        model=SimpleNamespace(training=True), aux_loss_enabled=False,
+        top_entropy_quantile=1.0, _entropy_bonus_enabled=False,
         off_policy_mask_threshold=request["off_policy"],
         get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
         importance_sampling_level=request["level"], beta=request["beta"], loss_type=request["loss_type"],
@@ -84,11 +85,12 @@ def loss(request: dict[str, Any]) -> dict[str, Any]:
         max_completion_length=request["length"],
         current_gradient_accumulation_steps=request["micro_batches"],
         args=SimpleNamespace(
-            delta=request["delta"], use_bias_correction_kl=False, steps_per_generation=request["micro_batches"]
+            delta=request["delta"], use_bias_correction_kl=False,
+            steps_per_generation=request["micro_batches"],
         ),
         accelerator=accelerator, _metrics={"train": defaultdict(list)},
     )  # fmt: skip
-    value = GRPOTrainer._compute_loss(trainer, SimpleNamespace(training=True), inputs)
+    value = GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
     (gradient,) = torch.autograd.grad(value, logprobs)
     return {"loss": value.item(), "gradient": gradient.tolist()}
 

@@ -29,9 +29,10 @@ from nano_rl.conformance.case import Case, make_case  # noqa: E402
 
 PACKAGES = ("trl==1.16.0", "torch==2.13.0")
 LOSS_TYPES = {"token": "dapo", "sequence": "grpo", "constant": "dr_grpo"}
+AGGREGATIONS = {loss: aggregation for aggregation, loss in LOSS_TYPES.items()}
 
 DIFFERENT = {
-    "bnpo": "a token mean of each micro-batch by itself, so the gradient depends on the split; ours has the step's",
+    "bnpo": "a token mean of each micro-batch by itself, so the split matters; ours is the step's",
     "luspo, sapo, vespo": "other surrogates, which we do not offer",
     "cispo at sequence level": "CISPO has a weight a token; objective = recipe with ratio = sequence is free",
     "scale_rewards = batch": "one deviation for all prompts; ours is the group's",
@@ -40,7 +41,7 @@ DIFFERENT = {
     "RLOOTrainer": "clips a ratio of whole sequences; our rloo is the unclipped one of the paper",
     "entropy bonus": "a mean over the micro-batch's tokens; ours goes by the weights of the loss",
     "off-policy mask": "by the sign of each token's advantage where they differ in a row; ours by their mean",
-    "delta below 1 + epsilon_high": "caps the ratio of positive advantages too; our dual clip is for negative ones",
+    "delta below 1 + epsilon_high": "caps the ratio of positive advantages too; ours of negative ones",
 }
 
 
@@ -136,7 +137,7 @@ def grid() -> list[dict[str, Any]]:
 
 
 def compare(peer: Peer) -> list[tuple[dict[str, Any], float, float]]:
-    """(combination, difference of the values, largest difference of the gradients) of every point of the grid."""
+    """(combination, difference of the values, largest of the gradients) of every point of the grid."""
     random = torch.Generator().manual_seed(0)
     lengths = [5, 2, 7, 3, 4, 6, 1, 5]
     rewards = [1.0, 0.0, 0.5, 0.0, 1.0, 1.0, 0.0, 0.25]
@@ -158,7 +159,7 @@ def compare(peer: Peer) -> list[tuple[dict[str, Any], float, float]]:
             weighted["tis_floor"] = 0.7
         objective = (
             {"objective": "cispo"} if point["loss"] == "cispo"
-            else {"aggregation": {v: k for k, v in LOSS_TYPES.items()}[point["loss"]], "dual_clip": point["delta"]}
+            else {"aggregation": AGGREGATIONS[point["loss"]], "dual_clip": point["delta"]}
         )  # fmt: skip
         if point["loss"] == "dr_grpo":
             objective["constant_length"] = 16
