@@ -22,16 +22,22 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 
-def statement(test: str) -> Any:
-    """The one `if` statement of `_generate_and_score_completions` with that condition, compiled."""
+def statement(test: str, name: str) -> Any:
+    """The `if` statement of `_generate_and_score_completions` with that condition that sets `name`, compiled."""
     source = textwrap.dedent(inspect.getsource(GRPOTrainer._generate_and_score_completions))
-    found = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.If) and ast.unparse(n.test) == test]
     # the condition may come again where its result is logged
+    found = [
+        n
+        for n in ast.walk(ast.parse(source))
+        if isinstance(n, ast.If) and ast.unparse(n.test) == test and f"{name} = " in ast.unparse(n)
+    ]
     return compile(ast.Module(body=[found[0]], type_ignores=[]), "trl", "exec")
 
 
-WEIGHTS = statement("self.use_vllm and self.vllm_importance_sampling_correction")
-ADVANTAGES = statement("self.multi_objective_aggregation == 'sum_then_normalize'")
+WEIGHTS = statement(
+    "self.use_vllm and self.vllm_importance_sampling_correction", "vllm_importance_sampling_ratio"
+)
+ADVANTAGES = statement("self.multi_objective_aggregation == 'sum_then_normalize'", "advantages")
 
 
 def tensor(rows: Any) -> torch.Tensor:
