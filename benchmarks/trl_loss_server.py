@@ -23,7 +23,7 @@ from trl.trainer import grpo_trainer
 
 
 def statement(test: str, name: str) -> Any:
-    """The `if` statement of `_generate_and_score_completions` with that condition that sets `name`, compiled."""
+    """The `if` of `_generate_and_score_completions` with that condition that sets `name`, compiled."""
     source = textwrap.dedent(inspect.getsource(GRPOTrainer._generate_and_score_completions))
     # the condition may come again where its result is logged
     found = [
