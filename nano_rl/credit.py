@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from nano_rl.advantage import group_advantages, summed_advantages, turn_advantages
 from nano_rl.config import ObjectiveConfig
@@ -24,7 +25,7 @@ def group_credit(group: Group, objective: ObjectiveConfig, reward: Reward | None
     runs, rewards_G = group.trajectories, _rewards(group, objective)
     out_G = [math.isnan(r) for r in rewards_G]
     settings = {"baseline": objective.baseline, "std": objective.std, "eps": objective.std_eps}
-    credit: Credit
+    credit: Sequence[Any]
     if objective.discount is not None:
         penalties = _penalties(group, objective)
         turns_G = [_turn_rewards(t, r, p) for t, r, p in zip(runs, rewards_G, penalties, strict=True)]
