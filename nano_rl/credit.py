@@ -22,24 +22,30 @@ def group_credit(group: Group, objective: ObjectiveConfig, reward: Reward | None
 
     A rollout without a reward has None, and under `overlong` = mask one that was cut off.
     """
-    runs, rewards_G = group.trajectories, _rewards(group, objective)
-    out_G = [math.isnan(r) for r in rewards_G]
-    settings = {"baseline": objective.baseline, "std": objective.std, "eps": objective.std_eps}
-    credit: Sequence[Any]
+    rewards_G = _rewards(group, objective)
+    credit = _compared(group, rewards_G, objective, reward)
+    return [None if math.isnan(r) else a for r, a in zip(rewards_G, credit, strict=True)]
+
+
+def _compared(
+    group: Group, rewards_G: Sequence[float], objective: ObjectiveConfig, reward: Reward | None
+) -> Credit:
+    runs, out_G = group.trajectories, [math.isnan(r) for r in rewards_G]
+    settings: dict[str, Any] = {
+        "baseline": objective.baseline, "std": objective.std, "eps": objective.std_eps
+    }  # fmt: skip
     if objective.discount is not None:
         penalties = _penalties(group, objective)
         turns_G = [_turn_rewards(t, r, p) for t, r, p in zip(runs, rewards_G, penalties, strict=True)]
-        credit = turn_advantages(turns_G, discount=objective.discount, baseline=objective.baseline)
-    elif objective.normalise == "each" and reward is not None:
+        return turn_advantages(turns_G, discount=objective.discount, baseline=objective.baseline)
+    if objective.normalise == "each" and reward is not None:
         parts: list[tuple[float, Sequence[float | None]]] = [*reward.objectives(runs)]
         parts.append((1.0, _penalties(group, objective)))
         compared = [
             (weight, [None if gone else v for v, gone in zip(of, out_G, strict=True)]) for weight, of in parts
         ]
-        credit = summed_advantages(compared, **settings)  # type: ignore[arg-type]
-    else:
-        credit = group_advantages(rewards_G, **settings)  # type: ignore[arg-type]
-    return [None if out_G[i] else advantage for i, advantage in enumerate(credit)]
+        return summed_advantages(compared, **settings)
+    return group_advantages(rewards_G, **settings)
 
 
 def has_signal(group: Group, objective: ObjectiveConfig, reward: Reward | None) -> bool:
