@@ -12,6 +12,7 @@ COMMANDS = {
     "eval": ("nano_rl.commands.eval", "Success on tasks, with confidence intervals."),
     "grade": ("nano_rl.commands.grade", "Grade a folder, or logged runs without running them again."),
     "report": ("nano_rl.commands.report", "How a training went, and how much it hacked."),
+    "conformance": ("nano_rl.commands.conformance", "Hold our losses, or yours, against a published suite."),
     "checkpoints": ("nano_rl.commands.checkpoints", "List checkpoints, show one, promote one."),
 }
 

@@ -5,68 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 
-from nano_rl.advantage import Baseline, Std
+from nano_rl.frozen import Config as Config
+from nano_rl.objectives.config import ObjectiveConfig as ObjectiveConfig
 from nano_shared import ConfigError
 
-KL = Literal["k1", "k2", "k3"]
 Schedule = Literal["constant", "linear", "cosine"]
-Normalise = Literal["sum", "each"]
-
-
-class Config(BaseModel):
-    """A frozen config that refuses unknown names and non-finite numbers."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class ObjectiveConfig(Config):
-    """What is maximised. Sources of the maths stand in `advantage.py` and `loss.py`."""
-
-    baseline: Baseline = "mean"
-    std: Std = "none"
-    """division of the advantages by the group's deviation: n-1 (sample) or n (population)"""
-    std_eps: float = Field(1e-4, gt=0)
-    clip_low: float = Field(0.2, gt=0, lt=1)
-    """the ratio is clipped below 1 - clip_low"""
-    clip_high: float = Field(0.2, gt=0)
-    """the ratio is clipped above 1 + clip_high"""
-    tis_cap: float | None = Field(2.0, gt=0)
-    """largest importance weight of a token; None ignores the difference between sampler and trainer"""
-    beta: float = Field(0.0, ge=0)
-    """weight of the KL to the reference; 0 needs no reference model"""
-    kl: KL = "k3"
-    normalise: Normalise = "sum"
-    """the parts of a reward are summed and compared (sum), or each is compared and divided apart (each)"""
-    discount: float | None = Field(None, ge=0, le=1)
-    """of per-turn rewards, a turn: each turn is credited with its discounted return; None: with the reward"""
-
-    @model_validator(mode="after")
-    def _std_needs_baseline(self) -> ObjectiveConfig:
-        if self.baseline == "none" and self.std != "none":
-            raise ValueError("`std` needs a baseline: set baseline to mean or rloo, or std to none")
-        if self.normalise == "each" and self.std == "none":
-            raise ValueError(
-                "`normalise` = each changes nothing where nothing is divided: set std to sample or population"
-            )
-        if self.discount is not None and (self.std != "none" or self.normalise == "each"):
-            raise ValueError("`discount` goes with std = none and normalise = sum")
-        return self
 
 
 class RewardConfig(Config):
     """What a reward is made of. The parts and their settings stand in `nano_rl/rewards/`."""
 
-    parts: dict[str, dict[str, JsonValue]] = {"tests": {"weight": 1.0}}
+    parts: dict[str, dict[str, JsonValue]] = Field({"tests": {"weight": 1.0}})
     """part -> its weight and settings; a bare number is its weight"""
     gate: float = Field(1.0, gt=0, le=1)
     """outcome from which shaping counts"""

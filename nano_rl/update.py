@@ -8,6 +8,7 @@ from random import Random
 
 from torch import Tensor, nn
 
+from nano_rl.aggregation import token_weights
 from nano_rl.batch import Batch, make_batches
 from nano_rl.config import TrainConfig
 from nano_rl.credit import group_credit, has_signal
@@ -18,7 +19,7 @@ from nano_rl.logprob import score_tokens
 from nano_rl.loss import policy_loss
 from nano_rl.reference import Reference
 from nano_rl.rewards import Reward
-from nano_rl.sample import TrainSample, group_samples
+from nano_rl.sample import TrainSample, group_samples, recent_samples
 
 
 def learn(
@@ -41,7 +42,13 @@ def learn(
     if config.shuffle_rewards:
         live = shuffled(live, Random(f"shuffle {config.seed} {learner.step}"))
     samples = [s for g in live for s in group_samples(g, advantages_G=group_credit(g, objective, reward))]
-    batches = make_batches(samples, max_tokens=config.max_tokens)
+    samples, dropped = recent_samples(samples, version, objective.max_staleness)
+    if not samples:
+        check_step(values, config.guards, earlier=history)
+        learner.step += 1
+        return {"skipped": 1.0, "stale_dropped": float(dropped)}
+    weights = token_weights(samples, objective.aggregation, constant_length=objective.constant_length)
+    batches = make_batches(samples, max_tokens=config.max_tokens, weights=weights)
     if reference is not None:
         batches = reference.score(batches)
     stale = _stale(samples, version)
@@ -54,7 +61,12 @@ def learn(
         judged = {**values, **metrics, "stale": stale}
         check_step(judged, config.guards, earlier=history, bfloat16=config.dtype == "bfloat16")
 
-    return {**learner.update(batches, loss, guard), "stale": stale, "skipped": 0.0}
+    return {
+        **learner.update(batches, loss, guard),
+        "stale": stale,
+        "stale_dropped": float(dropped),
+        "skipped": 0.0,
+    }
 
 
 def _stale(samples: Sequence[TrainSample], version: int) -> float:

@@ -1,0 +1,169 @@
+"""Closed forms: small cases whose loss is worked out by hand, and the advantages of small groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from nano_rl.conformance.adapter import Subject
+from nano_rl.conformance.case import Case, make_case
+from nano_rl.conformance.check import Check, Compared
+
+THREE = ([0.5, 1.0, 1.5], [1.0, -1.0, 2.0])
+"""ratios and advantages"""
+
+
+def closed_forms() -> Iterator[Check]:
+    yield from _surrogates()
+    yield from _weights()
+    yield from _kl()
+    yield from _aggregation()
+    yield from _advantages()
+
+
+def at_ratios(
+    ratios: Sequence[float], advantages: Sequence[float], new: Sequence[float], **more: Any
+) -> Case:
+    """One row whose policy has these ratios to the old one."""
+    old = [n - math.log(r) for n, r in zip(new, ratios, strict=True)]
+    return make_case([new], [advantages], old=[old], **more)
+
+
+def _value(criterion: str, name: str, expected: float, case: Case, tolerance: float = 1e-9) -> Check:
+    return Check(
+        criterion=criterion, name=name, tolerance=tolerance,
+        run=lambda subject: ([expected], case.value(subject.loss).reshape(1)),
+    )  # fmt: skip
+
+
+def _gradient(criterion: str, name: str, expected: Sequence[float], case: Case) -> Check:
+    return Check(
+        criterion=criterion,
+        name=name,
+        run=lambda subject: (
+            torch.tensor([list(expected)], dtype=torch.float64),
+            case.gradient(subject.loss),
+        ),
+    )
+
+
+def _surrogates() -> Iterator[Check]:
+    new = [-0.5, -1.0, -1.5]
+    yield _value("AC-16", "clip", (-0.5 + 1 - 2.4) / 3, at_ratios(*THREE, new))
+    yield _value("AC-15", "ratio one", -2 / 3, make_case([new], [THREE[1]]))
+    yield _gradient("AC-15", "gradient is REINFORCE's", [-1 / 3, 1 / 3, -2 / 3], make_case([new], [THREE[1]]))
+    yield _value(
+        "AC-16", "clip higher", (-1.28 + 0.8) / 2,
+        at_ratios([1.4, 0.5], [1.0, -1.0], [-1.0, -1.0], objective="dapo"),
+    )  # fmt: skip
+    dual = at_ratios([2.0, 2.0, 0.5], [2.0, -2.0, 2.0], [-1.0] * 3, dual_clip=1.5)
+    yield _value("AC-16", "dual clip", (-2.4 + 3 - 1) / 3, dual)
+    reinforce = make_case([new], [THREE[1]], objective="reinforce", aggregation="token")
+    yield _value("AC-16", "reinforce", 2.5 / 3, reinforce)
+    four, advantages = [-0.7, -1.2, -0.4, -2.1], [1.0, -0.5, 2.0, -1.0]
+    cispo = at_ratios(
+        [1.0, 1.14, 1.56, 0.4], advantages, four, objective="cispo", clip_low=0.2, clip_high=0.28
+    )
+    yield _value("AC-16", "cispo", (0.7 - 0.684 + 1.024 - 1.68) / 4, cispo)
+    slopes = [-c * a / 4 for c, a in zip([1.0, 1.14, 1.28, 0.8], advantages, strict=True)]
+    yield _gradient("AC-16", "cispo: no gradient through the ratio", slopes, cispo)
+    s = math.exp(sum(map(math.log, THREE[0])) / 3)
+    gspo = at_ratios(*THREE, new, objective="gspo", clip_low=0.2, clip_high=0.2)
+    yield _value("AC-16", "gspo", -s * 2 / 3, gspo)
+    yield _gradient("AC-16", "gspo: each token moves the one ratio", [-s * 2 / 9] * 3, gspo)
+
+
+def _weights() -> Iterator[Check]:
+    old, behaviour = [-1.0] * 3, [-0.5, -1.5, -0.8]
+    new = [o + math.log(r) for o, r in zip(old, THREE[0], strict=True)]
+    weights = [math.exp(o - b) for o, b in zip(old, behaviour, strict=True)]
+    losses = [-0.5, 1.0, -2.4]
+
+    def case(**settings: Any) -> Case:
+        return make_case([new], [THREE[1]], old=[old], behaviour=[behaviour], **settings)
+
+    def mean(of: Sequence[float]) -> float:
+        return sum(w * loss for w, loss in zip(of, losses, strict=True)) / 3
+
+    yield _value("AC-18", "weights, uncapped", mean(weights), case(tis_cap=100.0))
+    yield _value("AC-18", "weights, truncated", mean([min(w, 0.8) for w in weights]), case(tis_cap=0.8))
+    masked = mean([w * (0.7 <= w <= 1) for w in weights])
+    yield _value("AC-18", "weights, masked", masked, case(tis_cap=1.0, tis_mode="mask", tis_floor=0.7))
+    product = math.prod(weights)
+    whole = mean([product] * 3)
+    yield _value("AC-18", "weights of sequences", whole, case(tis_cap=100.0, tis_level="sequence"))
+    gspo = {"objective": "gspo", "clip_low": 0.2, "clip_high": 0.2, "tis_level": "sequence"}
+    s = math.exp(sum(map(math.log, THREE[0])) / 3)
+    yield _value("AC-18", "gspo under sequence weights", -0.8 * s * 2 / 3, case(**gspo, tis_cap=0.8))
+    far = make_case([[-900.0]], [[1.0]], old=[[-1.0]], behaviour=[[-900.0]], tis_cap=1e12)
+    yield Check(
+        criterion="AC-18", name="far apart policies give a finite loss",
+        run=lambda subject: ([1.0], [float(far.value(subject.loss).isfinite())]),
+    )  # fmt: skip
+    drifted = make_case(
+        [[0.0] * 3], [[-0.5, 0.25, -0.25]], old=[[1.0] * 3], behaviour=[[1.0] * 3], reject_drift=0.1
+    )
+    yield _gradient("AC-19", "a sequence is rejected whole", [0.0] * 3, drifted)
+
+
+def _kl() -> Iterator[Check]:
+    values: dict[str, list[float]] = {
+        "k1": [-1, 14, 29],
+        "k2": [0.5, 98, 420.5],
+        "k3": [math.e - 2, math.exp(-14) + 13, math.exp(-20) + 28],
+    }
+    for kind, expected in values.items():
+        case = make_case([[-1.0] * 3], [[0.0] * 3], reference=[[0.0, -15.0, -30.0]], beta=1.0, kl=kind)
+        yield _value("AC-24", f"{kind} in the loss", sum(expected) / 3, case, tolerance=1e-8)
+    steep: dict[str, list[float]] = {
+        "k1": [1, 1],
+        "k2": [1, 2],
+        "k3": [1 - math.exp(-1), 1 - math.exp(-2)],
+        "k3+": [1, 2],
+    }
+    for kind, expected in steep.items():
+        case = make_case([[-1.0] * 2], [[0.0] * 2], reference=[[-2.0, -3.0]], beta=2.0, kl=kind)
+        yield _gradient("AC-24", f"slope of {kind}", expected, case)
+    paid = make_case([[-1.0] * 2], [[1.0] * 2], reference=[[-2.0, -4.0]], beta=0.5, kl="k1", kl_in="reward")
+    yield _gradient("AC-24", "k1 in the reward, charged to what led to it", [0.5, 0.25], paid)
+
+
+def _aggregation() -> Iterator[Check]:
+    ragged, advantages = [[-1.0] * 2, [-1.0] * 6], [[1.0] * 2, [-1.0] * 6]
+    for aggregation, expected in (("sequence", 0.0), ("token", 0.5), ("constant", 0.25)):
+        length: dict[str, Any] = {"constant_length": 8} if aggregation == "constant" else {}
+        case = make_case(ragged, advantages, aggregation=aggregation, **length)
+        yield _value("AC-9", f"{aggregation} mean", expected, case)
+
+
+def _advantages() -> Iterator[Check]:
+    def check(
+        criterion: str, rewards: Sequence[float | None], expected: Sequence[float], **how: Any
+    ) -> Check:
+        def run(subject: Subject) -> Compared:
+            if subject.advantages is None:
+                raise NotImplementedError
+            return expected, list(subject.advantages(rewards, **how))
+
+        shown = ", ".join("none" if r is None else f"{r:g}" for r in rewards)
+        name = f"advantages of {shown}: {how['baseline']}, std {how['std']}"
+        # an eps beside the deviation is a matter of taste up to 1e-4
+        return Check(
+            criterion=criterion, name=name, run=run, tolerance=1e-3 if how["std"] != "none" else 1e-9
+        )
+
+    plain: dict[str, Any] = {"baseline": "mean", "std": "none"}
+    one, third = [1.0, 0.0, 0.0, 0.0], -1 / 3
+    yield check("AC-4", one, [0.75, -0.25, -0.25, -0.25], **plain)
+    yield check("AC-4", one, [1.5, -0.5, -0.5, -0.5], baseline="mean", std="sample")
+    root = math.sqrt(3)
+    yield check("AC-4", one, [root, -1 / root, -1 / root, -1 / root], baseline="mean", std="population")
+    yield check("AC-4", one, [1, third, third, third], baseline="rloo", std="none")
+    yield check("AC-5", [1.0, 3.0, 2.0, None], [-1, 1, 0, 0], **plain)
+    for baseline in ("mean", "rloo"):
+        for std in ("none", "sample", "population"):
+            yield check("AC-1", [0.95] * 8, [0.0] * 8, baseline=baseline, std=std)
+    yield check("AC-3", [5.0], [0.0], **plain)
