@@ -29,7 +29,7 @@ from nano_coder.sandbox.process import JailProcess
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
 from nano_coder.sandbox.proxy import PORT, VARIABLES, Call, Proxy, Resolve, resolve
 from nano_coder.sandbox.request import check_limits, check_run, minimal_environment, python_program
-from nano_coder.sandbox.rlimits import FILE_MB, rlimits
+from nano_coder.sandbox.rlimits import ALWAYS, FILE_MB, rlimits
 from nano_coder.sandbox.sealed import seal
 from nano_coder.sandbox.workspace import Packed, pack_workspace
 from nano_shared.errors import SandboxError, UsageError
@@ -154,6 +154,7 @@ def _room(size: int, *, listen: int = 0) -> dict[str, Any]:
         "work_bytes": WORK_MB * _MB + 2 * size,
         "work_inodes": WORK_INODES + size // 512,
         "tmp_mb": TMP_MB,
+        "rlimits": ALWAYS,
     }
 
 
@@ -259,6 +260,8 @@ class NsJail:
 
         The stream depends on nothing else, so that equal workspaces have equal snapshots.
         """
+        if self._first is None and (packed := self._process.pack(_OPERATION_S)) is not None:
+            return packed
         longest = self._room + _MB * 64
         out = Output(longest)
         try:

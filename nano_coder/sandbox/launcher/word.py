@@ -1,6 +1,7 @@
 """How a request ended, in a fixed number of bytes: init writes them, the agent reads and checks them.
 
-No program ever holds the socket that they travel on: the runner closes its copy before it becomes one.
+No program and no runner ever holds the socket that they travel on. Between two words comes `READY`, with the
+descriptors of the next runner.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ import math
 import struct
 from typing import NamedTuple
 
-REFUSED, UNFIT = 1, 2
-"""exit codes of trusted code inside: a file operation failed; a workspace cannot be unpacked"""
+REFUSED, UNFIT, TOO_LONG = 1, 2, 3
+"""exit codes of trusted code inside: a file operation failed; a workspace cannot be unpacked; one is too long
+to be packed at once"""
 _FORM = struct.Struct("=hBdQH235s")
 SIZE = _FORM.size
+READY = _FORM.pack(-1000, 0, 0.0, 0, 0, b"")
+"""no word, but as long as one: a runner waits for a request"""
 _LONGEST_TEXT = 235
 _MOST_SIGNAL = 64
 
