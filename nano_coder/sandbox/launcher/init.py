@@ -223,9 +223,9 @@ def _supervise(one: Runner, control: socket.socket) -> word.Outcome:
 
     Most Python source is done before init wakes for the first time: the agent hears that from the runner.
     """
-    watch, oom, asked = _wait(one, control)
+    began, oom, asked = _wait(one, control)
     status, cpu_s, peak = end_everything(one.pid)
-    began = watch or _began(one.report)
+    began = began or _began(one.report)
     if began is None:
         if asked:
             return word.Outcome(exit_code=None, signal=signal.SIGKILL)
@@ -261,34 +261,31 @@ def _read(pipe: int, size: int) -> bytes:
 
 
 def _wait(one: Runner, control: socket.socket) -> tuple[_Began | None, bool, bool]:
-    """Wait for a runner to end; kill all when asked to, when memory ran out, and when the agent has its answer.
+    """Wait until a runner has ended, or everything is to be: asked for, out of memory, or already answered for.
 
     What it began, if init woke while it ran; whether it was memory; whether the agent asked.
     """
     poll = select.poll()
     for source in (one.ended, control, one.timer):
         poll.register(source, select.POLLIN)
-    began, oom, asked = None, False, False
+    began = None
     while True:
         events = {fd for fd, _ in poll.poll(None if began is None else runner.WATCH_S * 1000)}
         if one.ended in events:
-            return began, oom, asked
+            return began, False, False
         if control.fileno() in events:
             request, fds = _heard(control)
             if request["op"] == "pack":
                 _pack(control, fds)
             elif request["op"] == "kill" and request["run"] == one.number:
-                asked = True
-                kill_all()
+                return began, False, True
         elif began is None:
             began = _began(one.report)
             poll.unregister(one.timer)
-        elif not asked and _over(one.requests):
-            asked = True
-            kill_all()
-        elif not oom and began.watch.exceeded():
-            oom = True
-            kill_all()
+        elif _over(one.requests):
+            return began, False, True
+        elif began.watch.exceeded():
+            return began, True, False
 
 
 def _over(requests: socket.socket) -> bool:
