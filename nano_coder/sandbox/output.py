@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import os
 import select
+import termios
 import time
 from collections.abc import Callable, Mapping
 
@@ -11,8 +14,6 @@ FLOOD_BYTES = 64 << 20
 """of both streams together: a program that writes more is killed"""
 
 _CHUNK = 1 << 16
-_LONGEST_PIPE = 1 << 20
-"""bytes that a program without privileges can have in one"""
 _SHORT_MS = 3
 """a program that is done sooner has its output read once, at its end"""
 
@@ -96,7 +97,7 @@ class Drain:
         ready = {fd for fd, _ in events}
         if self._early is not None and self._early[0] in ready:
             if self._early[1]():
-                self._take_written()
+                self.take_written()
                 return True
             poll.unregister(self._early[0])
             self._early = None
@@ -112,19 +113,20 @@ class Drain:
             while self._read(fd):
                 pass
 
-    def _take_written(self) -> None:
+    def take_written(self) -> None:
         """Take what a program wrote before it said that it was done; what it started may write for ever."""
+        waiting = array.array("i", [0])
         for fd, output in self._outputs.items():
-            before = output.size
-            while output.size - before < _LONGEST_PIPE and self._read(fd) == _CHUNK:
+            fcntl.ioctl(fd, termios.FIONREAD, waiting)
+            until = output.size + waiting[0]
+            while output.size < until and self._read(fd):
                 pass
 
-    def _read(self, fd: int) -> int:
-        """How many bytes there were; 0 for none, yet or any more."""
+    def _read(self, fd: int) -> bool:
         try:
             chunk = os.read(fd, _CHUNK)
         except BlockingIOError:
-            return 0
+            return False
         self._outputs[fd].feed(chunk)
         self.flooded = sum(output.size for output in self._outputs.values()) > self._flood
-        return len(chunk)
+        return bool(chunk)

@@ -47,7 +47,7 @@ def prepare() -> None:
 
 
 def rehearse() -> None:
-    """In a runner that waits: all that `run` does, so that its page faults are over before one comes."""
+    """All that `run` does, to no effect: in a runner that waits its page faults are then over."""
     if not _baseline:
         return
     path, argv, main = sys.path[:], sys.argv, sys.modules["__main__"]
