@@ -29,7 +29,7 @@ from nano_coder.sandbox.process import JailProcess
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
 from nano_coder.sandbox.proxy import PORT, VARIABLES, Call, Proxy, Resolve, resolve
 from nano_coder.sandbox.request import check_limits, check_run, minimal_environment, python_program
-from nano_coder.sandbox.rlimits import ALWAYS, FILE_MB, rlimits
+from nano_coder.sandbox.rlimits import ALWAYS, FILE_MB, of_request
 from nano_coder.sandbox.sealed import seal
 from nano_coder.sandbox.workspace import Packed, pack_workspace
 from nano_shared.errors import SandboxError, UsageError
@@ -42,6 +42,7 @@ WORK_INODES = 200_000
 USUAL_MB = 64
 """a larger workspace gets a jail made for it"""
 
+_NONE_DENIED = Denials()
 _MB = 1 << 20
 _SMALL = 4096
 _LONGEST_READ = FILE_MB * _MB
@@ -211,7 +212,7 @@ class NsJail:
         check_run(argv, env, wall, cap)
         way_out = VARIABLES if self._proxy else {}
         whole = {**self._environment, **way_out, **env}
-        request = {**request, "env": whole, "rlimits": rlimits(self._limits)}
+        request = {**request, "env": whole, "rlimits": of_request(self._limits)}
         calls = len(self.calls)
         out, err = Output(cap), Output(cap)
         started = time.monotonic()
@@ -230,8 +231,13 @@ class NsJail:
             wall_s=time.monotonic() - started,
             cpu_s=reply.cpu_s,
             peak_bytes=reply.peak_bytes,
-            denials=Denials(network=sum(call.refused is not None for call in self.calls[calls:])),
+            denials=self._denials(calls),
         )
+
+    def _denials(self, before: int) -> Denials:
+        """Of the calls that came after so many."""
+        refused = sum(call.refused is not None for call in self.calls[before:]) if self._proxy else 0
+        return Denials(network=refused) if refused else _NONE_DENIED
 
     def occupy(self, source: str, channel: int) -> Outcome:
         """Run trusted Python that serves the socket `channel`, its standard input, until it ends: a session.
@@ -241,7 +247,7 @@ class NsJail:
         request: dict[str, Any] = {"op": "python", "source": source, "argv": [], "isolated": False}
         if self.cold_python is not None:
             request = {"op": "run", "argv": python_program(self.cold_python, source, (), isolated=False)}
-        whole = {**request, "env": dict(self._environment), "rlimits": rlimits(self._limits)}
+        whole = {**request, "env": dict(self._environment), "rlimits": of_request(self._limits)}
         said = Output(_SMALL), Output(_SMALL)
         return self._call(whole, said, stdin=channel, timeout=None, flood=FLOOD_BYTES)[0]
 

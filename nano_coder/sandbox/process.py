@@ -310,11 +310,15 @@ class JailProcess:
 
     def close(self) -> None:
         """Kill every process of the jail, and with the last its mounts. Idempotent."""
-        with contextlib.suppress(OSError):
-            # wakes a thread that waits in `call`
-            self._control.shutdown(socket.SHUT_RDWR)
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            with contextlib.suppress(OSError):
+                # wakes the thread that waits in `call`
+                self._control.shutdown(socket.SHUT_RDWR)
+            self._lock.acquire()
+        try:
             self._end()
+        finally:
+            self._lock.release()
 
     def kill(self) -> None:
         """Kill init, and with it every process of the jail."""

@@ -23,4 +23,9 @@ ALWAYS = {
 
 def rlimits(limits: Limits) -> dict[str, int]:
     """Name of the resource -> soft and hard limit."""
-    return {"RLIMIT_AS": limits.memory_mb * _MB, "RLIMIT_FSIZE": FILE_MB * _MB, **ALWAYS}
+    return {**of_request(limits), **ALWAYS}
+
+
+def of_request(limits: Limits) -> dict[str, int]:
+    """Those beside `ALWAYS`."""
+    return {"RLIMIT_AS": limits.memory_mb * _MB, "RLIMIT_FSIZE": FILE_MB * _MB}

@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import json
 import os
 import socket
 import struct
 import time
-from typing import Any, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn
 
-from . import become, files, init, interpret, kernel, memory, message, probe, word
+from . import archive, become, files, init, interpret, kernel, memory, message, probe, word
 
 BEGAN = struct.Struct("=BQdQQ")
 """what a runner begins, the bytes of memory that all its processes may hold together, the seconds of processor
@@ -25,6 +26,7 @@ OPERATION, PROGRAM, PYTHON = range(3)
 _KINDS = {"run": PROGRAM, "python": PYTHON}
 WATCHED = ("/work", "/tmp", "/dev/shm")
 """file systems in memory that a program writes to"""
+_REHEARSED = "/dev/shm"
 _ENOUGH = 10
 """times, after which Python has adapted what it runs"""
 WATCH_S = 0.05
@@ -139,6 +141,9 @@ def practise() -> None:
             theirs.sendall(word.encode(word.Outcome(exit_code=0)))
         BEGAN.unpack(BEGAN.pack(PYTHON, 1, time.process_time(), *memory.before(WATCHED)))
         become.limit({"RLIMIT_CORE": 0})  # as it will be in any case
+        for member in (reader := archive.Reader(io.BytesIO(_archive()))):
+            archive.Member(files.check_path(member.name), *member[1:])
+            b"".join(reader.contents())
         interpret.rehearse()
     os.close(null)
 
@@ -154,6 +159,8 @@ def _rehearse() -> None:
     _take_streams(received[1] if received else [], None)
     kernel.set_capabilities(*init.KEPT)
     become.limit({"RLIMIT_CORE": 0})  # as it will be in any case
+    _unpack_into(_REHEARSED, io.BytesIO(_archive()))
+    files.clear(_REHEARSED)
     interpret.rehearse()
     for number, fd in enumerate(saved):
         os.dup2(fd, number)
@@ -161,13 +168,28 @@ def _rehearse() -> None:
     os.close(null)
 
 
+def _archive() -> bytes:
+    """Two small files."""
+    out = io.BytesIO()
+    for name in ("a", "b"):
+        archive.write_member(out, archive.Member(name, archive.FILE, 0o644, 1))
+        out.write(b"x")
+        archive.write_padding(out, 1)
+    archive.write_end(out)
+    return out.getvalue()
+
+
 def _unpack(packed: int) -> None:
     """Make the workspace what a stream holds."""
-    root = os.open("/work", os.O_PATH | os.O_DIRECTORY)
     with open(packed, "rb") as source:
-        files.clear("/work")
-        files.unpack(root, source)
-        os.chmod("/work", 0o755)
+        _unpack_into("/work", source)
+    os.chmod("/work", 0o755)
+
+
+def _unpack_into(folder: str, source: IO[bytes]) -> None:
+    root = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    files.clear(folder)
+    files.unpack(root, source)
     os.close(root)
 
 
