@@ -214,7 +214,7 @@ class JailProcess:
         if self._runner is None:
             if not self._readable(0):
                 self._tell({"op": "next"})
-            self._take_runner(self._frame())
+            self._take_runner(*self._frame())
         assert self._runner is not None
         return self._runner
 
@@ -225,9 +225,8 @@ class JailProcess:
 
     def _ended(self) -> Outcome:
         """Hear how the request ended."""
-        said = self._told()
-        self._owed = False
-        self._drop_runner()
+        said = _decoded(self._said())
+        self._over()
         return said
 
     def pack(self, most: float) -> bytes | None:
@@ -238,37 +237,36 @@ class JailProcess:
         with self._exchange(), contextlib.ExitStack() as stack:
             packed = os.memfd_create("packed", os.MFD_CLOEXEC)
             stack.callback(os.close, packed)
+            # a request that was over early is ended first
+            over = self._served if self._owed else None
+            self._tell({"op": "pack", "run": over}, [packed])
+            while (said := self._said(most)) not in (word.PACKED, word.TOO_LONG):
+                # init had ended it already
+                self._expect(self._owed)
+                _decoded(said)
+                self._over()
             if self._owed:
-                self._stop()
-            # with the other, so that init wakes once
-            self._tell({"op": "pack"}, [packed])
-            if self._owed:
-                self._ended()
-            if self._told(most).exit_code != 0:
-                return None
-            return os.pread(packed, os.fstat(packed).st_size, 0)
+                self._over()
+            return os.pread(packed, os.fstat(packed).st_size, 0) if said == word.PACKED else None
 
-    def _told(self, most: float | None = None) -> Outcome:
-        """The next word of init, by the time that is given; a runner that is announced before it is kept."""
+    def _over(self) -> None:
+        """Init has told the end of the request, or knows that it need not."""
+        self._owed = False
+        self._drop_runner()
+
+    def _said(self, most: float | None = None) -> bytes:
+        """What init says next, in the time that is given; a runner that it announces before is kept."""
         while True:
             if most is not None and not self._readable(most):
                 raise SandboxError(f"a jail did not answer within {most:g} s")
-            data, fds = frame = self._frame()
+            data, fds = self._frame()
             if data != word.READY:
-                break
-            self._take_runner(frame)
-        for fd in fds:
-            os.close(fd)
-        try:
-            said = word.decode(data)
-        except ValueError as problem:
-            raise SandboxError(f"a jail answered nonsense ({problem})") from problem
-        return said
+                self._expect(not fds)
+                return data
+            self._take_runner(data, fds)
 
-    def _take_runner(self, frame: tuple[bytes, list[int]]) -> None:
-        data, fds = frame
-        if data != word.READY or len(fds) != 5 or self._runner is not None:
-            raise SandboxError("a jail answered nonsense (it said what it was not asked for)")
+    def _take_runner(self, data: bytes, fds: list[int]) -> None:
+        self._expect(data == word.READY and len(fds) == 5 and self._runner is None)
         self._served += 1
         self._runner = Runner(fds, self._served)
 
@@ -283,6 +281,10 @@ class JailProcess:
         if not data:
             raise self._lost()
         return data, fds
+
+    def _expect(self, holds: bool) -> None:
+        if not holds:
+            raise SandboxError("a jail answered nonsense (it said what it was not asked for)")
 
     def _readable(self, seconds: float) -> bool:
         poll = select.poll()
@@ -340,6 +342,13 @@ class JailProcess:
         if self._runner is not None:
             self._runner.close()
         self._runner = None
+
+
+def _decoded(data: bytes) -> Outcome:
+    try:
+        return word.decode(data)
+    except ValueError as problem:
+        raise SandboxError(f"a jail answered nonsense ({problem})") from problem
 
 
 def checked(received: tuple[dict[str, Any], list[int]]) -> tuple[dict[str, Any], list[int]]:

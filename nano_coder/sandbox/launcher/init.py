@@ -50,7 +50,12 @@ def main(control: socket.socket, plan: dict[str, Any]) -> NoReturn:
         _announce(control, runner, theirs, plan["listen"])
         if rehearse:
             _rehearse(timer)
-        control.sendall(word.encode(_supervise(runner, control)))
+        end = _wait(runner, control)
+        outcome = _ended(runner, end)
+        if end.packing is None:
+            control.sendall(word.encode(outcome))
+        else:
+            _pack(control, end.packing)
         _tidy(runner)
         # who asks at once is answered at once, by a runner that has not rehearsed
         rehearse = not _asked_soon(control)
@@ -93,7 +98,7 @@ def _heard(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 def _pack(control: socket.socket, fds: list[int]) -> None:
     """Answer with the workspace, if it is small; no program runs now, so no process is needed for it."""
-    said = word.Outcome(exit_code=word.TOO_LONG)
+    said = word.TOO_LONG
     # a runner will meet the same error, and say so
     with contextlib.suppress(OSError):
         packed = files.pack_small("/work")
@@ -101,10 +106,10 @@ def _pack(control: socket.socket, fds: list[int]) -> None:
             with open(fds[0], "wb", buffering=0, closefd=False) as out:
                 while packed:
                     packed = packed[out.write(packed) :]
-            said = word.Outcome(exit_code=0)
+            said = word.PACKED
     for fd in fds:
         os.close(fd)
-    control.sendall(word.encode(said))
+    control.sendall(said)
 
 
 def close_all_but(kept: set[int]) -> None:
@@ -220,19 +225,34 @@ def _start_runner(
     return Runner(number, pid, os.pidfd_open(pid), report, asked, timer), [out, err, done, asking.detach()]
 
 
-def _supervise(one: Runner, control: socket.socket) -> word.Outcome:
-    """Watch a runner until it is known how it ended. Never returns once the agent is gone.
+class _Began(NamedTuple):
+    kind: int
+    watch: memory.Watch
+    cpu_s: float
+    """that it took to get ready"""
 
-    Most Python source is done before init wakes for the first time: the agent hears that from the runner.
-    """
-    began, oom, asked = _wait(one, control)
+
+class _End(NamedTuple):
+    """Why a runner has ended, or is to end now."""
+
+    began: _Began | None
+    """what it began, if init woke while it ran"""
+    oom: bool = False
+    asked: bool = False
+    """by the agent, that knows how it ended or does not wait"""
+    packing: list[int] | None = None
+    """where to put the workspace, instead of a word"""
+
+
+def _ended(one: Runner, end: _End) -> word.Outcome:
+    """End what is left, and tell how it ended."""
     status, cpu_s, peak = end_everything(one.pid)
-    began = began or _began(one.report)
+    began = end.began or _began(one.report)
     if began is None:
-        if asked:
+        if end.asked:
             return word.Outcome(exit_code=None, signal=signal.SIGKILL)
         os._exit(0)  # the agent hung up
-    oom = oom or (not asked and began.watch.killed_by_group(status, peak))
+    oom = end.oom or (not end.asked and began.watch.killed_by_group(status, peak))
     exit_code, signal_number = exit_status(status)
     refused = runner.refusal(_read(one.report, word.SIZE)) if began.kind == runner.OPERATION else None
     return word.Outcome(exit_code, signal_number, oom, max(0.0, cpu_s - began.cpu_s), peak, refused)
@@ -252,13 +272,6 @@ def _rehearse(timer: int) -> None:
     files.pack_small("/work")
 
 
-class _Began(NamedTuple):
-    kind: int
-    watch: memory.Watch
-    cpu_s: float
-    """that it took to get ready"""
-
-
 def _began(report: int) -> _Began | None:
     """What a runner has begun; None for nothing."""
     said = _read(report, runner.BEGAN.size)
@@ -276,10 +289,10 @@ def _read(pipe: int, size: int) -> bytes:
         return b""
 
 
-def _wait(one: Runner, control: socket.socket) -> tuple[_Began | None, bool, bool]:
-    """Wait until a runner has ended, or everything is to be: asked for, out of memory, or already answered for.
+def _wait(one: Runner, control: socket.socket) -> _End:
+    """Wait until a runner has ended, or everything is to end. Never returns once the agent is gone.
 
-    What it began, if init woke while it ran; whether it was memory; whether the agent asked.
+    Most Python source is done before init wakes for the first time: the agent hears that from the runner.
     """
     poll = select.poll()
     for source in (one.ended, control, one.timer):
@@ -288,20 +301,21 @@ def _wait(one: Runner, control: socket.socket) -> tuple[_Began | None, bool, boo
     while True:
         events = {fd for fd, _ in poll.poll(None if began is None else runner.WATCH_S * 1000)}
         if one.ended in events:
-            return began, False, False
+            return _End(began)
         if control.fileno() in events:
             request, fds = _heard(control)
-            if request["op"] == "pack":
+            ours = request.get("run") == one.number
+            if request["op"] == "pack" and not ours:
                 _pack(control, fds)
-            elif request["op"] == "kill" and request["run"] == one.number:
-                return began, False, True
+            elif ours:
+                return _End(began, asked=True, packing=fds if request["op"] == "pack" else None)
         elif began is None:
             began = _began(one.report)
             poll.unregister(one.timer)
         elif _over(one.requests):
-            return began, False, True
+            return _End(began, asked=True)
         elif began.watch.exceeded():
-            return began, True, False
+            return _End(began, oom=True)
 
 
 def _over(requests: socket.socket) -> bool:
