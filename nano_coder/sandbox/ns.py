@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from nano_coder.sandbox import bases, control_group
+from nano_coder.sandbox.ahead import Ahead
 from nano_coder.sandbox.interpreter import find_interpreter
 from nano_coder.sandbox.launcher import overlay, word
 from nano_coder.sandbox.launcher.word import Outcome
@@ -102,7 +103,9 @@ class NsSandbox:
     ) -> NsJail:
         check_limits(limits)
         if workspace is None:
-            return self._jail(usual(), limits, USUAL_MB * _MB)
+            jail = self._jail(usual(), limits, USUAL_MB * _MB)
+            jail.begin_empty()
+            return jail
         packed = pack_workspace(Path(workspace))
         with packed.stream:
             if (overlaid := self._overlaid(packed, limits, listen)) is not None:
@@ -177,6 +180,7 @@ class NsJail:
         self._proxy: Proxy | None = None
         self._first: bytes | None = None
         """a packed workspace that goes in with the next request"""
+        self._ahead: Ahead | None = None
 
     def connect(self, allowed: frozenset[str], resolve: Resolve) -> None:
         """Serve what the jail's listening socket is asked for."""
@@ -259,14 +263,15 @@ class NsJail:
         return out.value()
 
     def write(self, path: str, data: bytes) -> None:
-        self._operate({"op": "write", "path": path}, Output(_SMALL), stdin=data)
+        if self._ahead is None or not self._ahead.keep(path, data):
+            self._operate({"op": "write", "path": path}, Output(_SMALL), stdin=data)
 
     def snapshot(self) -> bytes:
         """Files, directories and symlinks with their permissions; no caches of Python or pytest.
 
         The stream depends on nothing else, so that equal workspaces have equal snapshots.
         """
-        if self._first is None and (packed := self._process.pack(_OPERATION_S)) is not None:
+        if self._first is None and not self._ahead and (packed := self._process.pack(_OPERATION_S)) is not None:
             return packed
         longest = self._room + _MB * 64
         out = Output(longest)
@@ -285,11 +290,15 @@ class NsJail:
 
     def fill(self, stream: int) -> None:
         """Replace the workspace by the tar stream that an open file holds."""
-        self._first = None
+        self._first = self._ahead = None
         try:
             self._operate({"op": "unpack"}, Output(_SMALL), packed=stream)
         except OSError as error:
             raise _does_not_fit(error) from error
+
+    def begin_empty(self) -> None:
+        """There is nothing in the workspace yet: what is written waits for the first request."""
+        self._ahead = Ahead()
 
     def fill_first(self, packed: bytes) -> None:
         """Let the next request begin with this workspace, whatever there was before."""
@@ -325,6 +334,9 @@ class NsJail:
         timeout: float | None,
         flood: int,
     ) -> tuple[Outcome, Drain]:
+        if self._ahead:
+            self._first = self._ahead.packed()
+        self._ahead = None
         with contextlib.ExitStack() as stack:
             given = [] if packed is None else [packed]
             if self._first is not None:

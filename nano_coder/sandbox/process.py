@@ -182,7 +182,7 @@ class JailProcess:
 
     @contextlib.contextmanager
     def _exchange(self) -> Iterator[None]:
-        """One request: whatever interrupts it half-way ends the jail, whose next word would answer another."""
+        """One request: what interrupts it half-way ends the jail, whose next word would answer another."""
         with self._lock:
             if self._closed:
                 raise SandboxError("the jail is closed: open another")

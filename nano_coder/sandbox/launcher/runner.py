@@ -20,8 +20,8 @@ from typing import IO, Any, NamedTuple, NoReturn
 from . import archive, become, files, init, interpret, kernel, memory, message, probe, word
 
 BEGAN = struct.Struct("=BQdQQ")
-"""what a runner begins, the bytes of memory that all its processes may hold together, the seconds of processor
-time that it took to get ready, and what there was before"""
+"""what a runner begins, the bytes of memory that all its processes may hold together, the seconds of
+processor time that it took to get ready, and what there was before"""
 OPERATION, PROGRAM, PYTHON = range(3)
 _KINDS = {"run": PROGRAM, "python": PYTHON}
 WATCHED = ("/work", "/tmp", "/dev/shm")
@@ -56,7 +56,9 @@ def main(lines: Lines, limits: dict[str, int], *, rehearse: bool) -> NoReturn:
     if rehearse:
         _rehearse()
     # ahead of the request, so that all is ready for it
-    _take_streams([lines.out, lines.err], {lines.done, lines.requests, lines.report, lines.timer, memory.events()})
+    _take_streams(
+        [lines.out, lines.err], {lines.done, lines.requests, lines.report, lines.timer, memory.events()}
+    )
     interpret.make_ready()
     become.limit(limits)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, lines.requests) as requests:
@@ -123,8 +125,8 @@ def refusal(said: bytes) -> tuple[int, str] | None:
 def practise() -> None:
     """In the zygote, once: those steps of a request that leave no trace.
 
-    What Python looks up and adapts at first use is then found by every process of every jail, and not on a page
-    that each must copy to write it down.
+    What Python looks up and adapts at first use is then found by every process of every jail, and not on a
+    page that each must copy to write it down.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for _ in range(_ENOUGH):

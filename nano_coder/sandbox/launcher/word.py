@@ -15,8 +15,8 @@ REFUSED, UNFIT = 1, 2
 _FORM = struct.Struct("=hBdQH235s")
 SIZE = _FORM.size
 READY, PACKED, TOO_LONG = (_FORM.pack(number, 0, 0.0, 0, 0, b"") for number in (-1000, -1001, -1002))
-"""no words, but as long as one: a runner waits for a request; the workspace is where it was asked for, or it is too
-long to be sent at once"""
+"""no words, but as long as one: a runner waits for a request; the workspace is where it was asked for, or it
+is too long to be sent at once"""
 _LONGEST_TEXT = 235
 _MOST_SIGNAL = 64
 
