@@ -271,7 +271,11 @@ class NsJail:
 
         The stream depends on nothing else, so that equal workspaces have equal snapshots.
         """
-        if self._first is None and not self._ahead and (packed := self._process.pack(_OPERATION_S)) is not None:
+        if (
+            self._first is None
+            and not self._ahead
+            and (packed := self._process.pack(_OPERATION_S)) is not None
+        ):
             return packed
         longest = self._room + _MB * 64
         out = Output(longest)

@@ -30,7 +30,9 @@ def jail(sandbox: Sandbox) -> Iterator[Jail]:
 
 
 @given(st.lists(st.tuples(NAMES, st.binary(max_size=600)), max_size=12))
-def test_what_waits_is_the_tree_that_writes_one_by_one_would_have_made(writes: list[tuple[str, bytes]]) -> None:
+def test_what_waits_is_the_tree_that_writes_one_by_one_would_have_made(
+    writes: list[tuple[str, bytes]],
+) -> None:
     ahead, tree = Ahead(), dict[str, bytes]()
     for name, data in writes:
         try:

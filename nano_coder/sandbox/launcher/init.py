@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import os
 import select
 import signal
@@ -44,8 +43,8 @@ def main(control: socket.socket, plan: dict[str, Any]) -> NoReturn:
     except kernel.LayerError as error:
         message.send(control, error.record())
         os._exit(0)
-    timer, rehearse = kernel.make_timer(), plan["rehearse"]
-    for number in itertools.count():
+    timer, rehearse, number = kernel.make_timer(), plan["rehearse"], 0
+    while True:
         runner, theirs = _start_runner(plan["rlimits"], timer, number, rehearse=rehearse)
         _announce(control, runner, theirs, plan["listen"])
         if rehearse:
@@ -59,6 +58,7 @@ def main(control: socket.socket, plan: dict[str, Any]) -> NoReturn:
         _tidy(runner)
         # who asks at once is answered at once, by a runner that has not rehearsed
         rehearse = not _asked_soon(control)
+        number += 1
 
 
 def _announce(control: socket.socket, runner: Runner, theirs: list[int], listen: int) -> None:
