@@ -1,9 +1,9 @@
 """Pid 1 of a jail: puts up its layers, then runs one request after another.
 
 Between requests the workspace stays and nothing else: every process is killed, /tmp and /dev/shm are emptied.
-A runner waits, forked and warm, for the next request, which the agent gives it. Init watches it, and tells the
-agent how it ended; no runner and no program ever holds the socket on which it does. Where Python source is done
-before init has woken even once, the agent has heard so already.
+A runner waits, forked and warm, for the next request, which the agent gives it. Init watches it, and tells
+the agent how it ended; no runner and no program ever holds the socket on which it does. Where Python source
+is done before init has woken even once, the agent has heard so already.
 """
 
 from __future__ import annotations
