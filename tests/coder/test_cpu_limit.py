@@ -1,7 +1,7 @@
 """A program that meets its limit of processor time: told by the kernel's signal, whatever its clock says.
 
-The kernel ends it by the ticks that it was charged with. Those are whole ones, also where a busy host took a part of
-them away, and may be a fifth more than what the program ran: the limit is met though `cpu_s` is below it.
+The kernel ends it by the ticks that it was charged with. On a busy machine these were seen to be a fifth more
+than what its precise clock says: the limit is met though `cpu_s` is below it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from nano_coder.sandbox import ExecResult, Jail, open_sandbox
 from nano_shared.types import Limits
 
 CALM = ExecResult(
-    exit_code=0, signal=None, timed_out=False, oom=False, stdout=b"", stderr=b"", stdout_bytes=0, stderr_bytes=0,
-    wall_s=20.0,
+    exit_code=0, signal=None, timed_out=False, oom=False, stdout=b"", stderr=b"", stdout_bytes=0,
+    stderr_bytes=0, wall_s=20.0,
 )  # fmt: skip
 
 
