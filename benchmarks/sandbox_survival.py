@@ -128,7 +128,9 @@ def main() -> int:
     started, early, done = time.monotonic(), 0.0, 0
     with ThreadPoolExecutor(4) as pool:
         for chunk in range(0, given.runs, 200):
-            done += sum(pool.map(lambda number: one(sandbox, number), range(chunk, chunk + 200)))
+            done += sum(
+                pool.map(lambda number: one(sandbox, number), range(chunk, min(chunk + 200, given.runs)))
+            )
             early = early or (resident_mb() if chunk >= given.runs // 10 else 0.0)
     stop.set()
     killer.join()

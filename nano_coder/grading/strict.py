@@ -10,6 +10,7 @@ import ast
 import json
 import re
 import secrets
+import signal
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
@@ -83,7 +84,9 @@ def _cause(last: dict[str, Any], ended: ExecResult) -> str:
     """Why the reports stop half-way."""
     if ended.oom:
         return "memory"
-    if ended.timed_out or last.get("cpu_s", 0.0) >= CPU_SECONDS:
+    # the signal too: the kernel goes by the ticks it charged, which a busy host makes more than what was run
+    out_of_cpu = last.get("ended") == {"signal": signal.SIGXCPU}
+    if ended.timed_out or out_of_cpu or last.get("cpu_s", 0.0) >= CPU_SECONDS:
         return "agent_timeout"
     if "ended" not in last:
         return "child_killed"

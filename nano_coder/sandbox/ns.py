@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from nano_coder.sandbox import bases, control_group
+from nano_coder.sandbox.ahead import Ahead
 from nano_coder.sandbox.interpreter import find_interpreter
 from nano_coder.sandbox.launcher import overlay, word
 from nano_coder.sandbox.launcher.word import Outcome
@@ -29,7 +30,7 @@ from nano_coder.sandbox.process import JailProcess
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
 from nano_coder.sandbox.proxy import PORT, VARIABLES, Call, Proxy, Resolve, resolve
 from nano_coder.sandbox.request import check_limits, check_run, minimal_environment, python_program
-from nano_coder.sandbox.rlimits import FILE_MB, rlimits
+from nano_coder.sandbox.rlimits import ALWAYS, FILE_MB, of_request
 from nano_coder.sandbox.sealed import seal
 from nano_coder.sandbox.workspace import Packed, pack_workspace
 from nano_shared.errors import SandboxError, UsageError
@@ -42,6 +43,7 @@ WORK_INODES = 200_000
 USUAL_MB = 64
 """a larger workspace gets a jail made for it"""
 
+_NONE_DENIED = Denials()
 _MB = 1 << 20
 _SMALL = 4096
 _LONGEST_READ = FILE_MB * _MB
@@ -101,7 +103,9 @@ class NsSandbox:
     ) -> NsJail:
         check_limits(limits)
         if workspace is None:
-            return self._jail(usual(), limits, USUAL_MB * _MB)
+            jail = self._jail(usual(), limits, USUAL_MB * _MB)
+            jail.begin_empty()
+            return jail
         packed = pack_workspace(Path(workspace))
         with packed.stream:
             if (overlaid := self._overlaid(packed, limits, listen)) is not None:
@@ -154,6 +158,7 @@ def _room(size: int, *, listen: int = 0) -> dict[str, Any]:
         "work_bytes": WORK_MB * _MB + 2 * size,
         "work_inodes": WORK_INODES + size // 512,
         "tmp_mb": TMP_MB,
+        "rlimits": ALWAYS,
     }
 
 
@@ -175,6 +180,7 @@ class NsJail:
         self._proxy: Proxy | None = None
         self._first: bytes | None = None
         """a packed workspace that goes in with the next request"""
+        self._ahead: Ahead | None = None
 
     def connect(self, allowed: frozenset[str], resolve: Resolve) -> None:
         """Serve what the jail's listening socket is asked for."""
@@ -210,7 +216,7 @@ class NsJail:
         check_run(argv, env, wall, cap)
         way_out = VARIABLES if self._proxy else {}
         whole = {**self._environment, **way_out, **env}
-        request = {**request, "env": whole, "rlimits": rlimits(self._limits)}
+        request = {**request, "env": whole, "rlimits": of_request(self._limits)}
         calls = len(self.calls)
         out, err = Output(cap), Output(cap)
         started = time.monotonic()
@@ -229,8 +235,13 @@ class NsJail:
             wall_s=time.monotonic() - started,
             cpu_s=reply.cpu_s,
             peak_bytes=reply.peak_bytes,
-            denials=Denials(network=sum(call.refused is not None for call in self.calls[calls:])),
+            denials=self._denials(calls),
         )
+
+    def _denials(self, before: int) -> Denials:
+        """Of the calls that came after so many."""
+        refused = sum(call.refused is not None for call in self.calls[before:]) if self._proxy else 0
+        return Denials(network=refused) if refused else _NONE_DENIED
 
     def occupy(self, source: str, channel: int) -> Outcome:
         """Run trusted Python that serves the socket `channel`, its standard input, until it ends: a session.
@@ -240,7 +251,7 @@ class NsJail:
         request: dict[str, Any] = {"op": "python", "source": source, "argv": [], "isolated": False}
         if self.cold_python is not None:
             request = {"op": "run", "argv": python_program(self.cold_python, source, (), isolated=False)}
-        whole = {**request, "env": dict(self._environment), "rlimits": rlimits(self._limits)}
+        whole = {**request, "env": dict(self._environment), "rlimits": of_request(self._limits)}
         said = Output(_SMALL), Output(_SMALL)
         return self._call(whole, said, stdin=channel, timeout=None, flood=FLOOD_BYTES)[0]
 
@@ -252,13 +263,20 @@ class NsJail:
         return out.value()
 
     def write(self, path: str, data: bytes) -> None:
-        self._operate({"op": "write", "path": path}, Output(_SMALL), stdin=data)
+        if self._ahead is None or not self._ahead.keep(path, data):
+            self._operate({"op": "write", "path": path}, Output(_SMALL), stdin=data)
 
     def snapshot(self) -> bytes:
         """Files, directories and symlinks with their permissions; no caches of Python or pytest.
 
         The stream depends on nothing else, so that equal workspaces have equal snapshots.
         """
+        if (
+            self._first is None
+            and not self._ahead
+            and (packed := self._process.pack(_OPERATION_S)) is not None
+        ):
+            return packed
         longest = self._room + _MB * 64
         out = Output(longest)
         try:
@@ -276,11 +294,15 @@ class NsJail:
 
     def fill(self, stream: int) -> None:
         """Replace the workspace by the tar stream that an open file holds."""
-        self._first = None
+        self._first = self._ahead = None
         try:
             self._operate({"op": "unpack"}, Output(_SMALL), packed=stream)
         except OSError as error:
             raise _does_not_fit(error) from error
+
+    def begin_empty(self) -> None:
+        """There is nothing in the workspace yet: what is written waits for the first request."""
+        self._ahead = Ahead()
 
     def fill_first(self, packed: bytes) -> None:
         """Let the next request begin with this workspace, whatever there was before."""
@@ -316,6 +338,9 @@ class NsJail:
         timeout: float | None,
         flood: int,
     ) -> tuple[Outcome, Drain]:
+        if self._ahead:
+            self._first = self._ahead.packed()
+        self._ahead = None
         with contextlib.ExitStack() as stack:
             given = [] if packed is None else [packed]
             if self._first is not None:

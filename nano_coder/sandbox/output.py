@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import os
 import select
+import termios
 import time
 from collections.abc import Callable, Mapping
 
@@ -52,20 +55,25 @@ class Drain:
         self._outputs = dict(outputs)
         self._done = done
         self._flood = flood
+        self._early: tuple[int, Callable[[], bool]] | None = None
         self.timed_out = False
         self.flooded = False
+
+    def or_early(self, fd: int, announced: Callable[[], bool]) -> None:
+        """End sooner too: when `fd` is readable, and what is there says so."""
+        self._early = fd, announced
 
     def run(self, timeout: float | None, kill: Callable[[], None]) -> bool:
         """True when `done` came; False when it did not come even after the kill."""
         poll = select.poll()
-        for fd in self._outputs:
-            os.set_blocking(fd, False)
         poll.register(self._done, select.POLLIN)
+        if self._early is not None:
+            poll.register(self._early[0], select.POLLIN)
         deadline = None if timeout is None else time.monotonic() + timeout
-        if poll.poll(_SHORT_MS if timeout is None else min(_SHORT_MS, timeout * 1000)):
-            self.finish()
+        if self._over(poll, poll.poll(_SHORT_MS if timeout is None else min(_SHORT_MS, timeout * 1000))):
             return True
         for fd in self._outputs:
+            os.set_blocking(fd, False)
             poll.register(fd, select.POLLIN)
         killed = False
         while True:
@@ -77,17 +85,41 @@ class Drain:
             if not killed and (self.timed_out or self.flooded):
                 kill()
                 killed, deadline, left = True, time.monotonic() + self.PATIENCE_S, self.PATIENCE_S
-            for fd, _ in poll.poll(None if left is None else left * 1000):
-                if fd == self._done:
-                    self.finish()
-                    return True
-                if not self._read(fd):
+            events = poll.poll(None if left is None else left * 1000)
+            if self._over(poll, events):
+                return True
+            for fd, _ in events:
+                if fd in self._outputs and not self._read(fd):
                     poll.unregister(fd)
+
+    def _over(self, poll: select.poll, events: list[tuple[int, int]]) -> bool:
+        """Whether the end is among what happened; then all output is taken."""
+        ready = {fd for fd, _ in events}
+        if self._early is not None and self._early[0] in ready:
+            if self._early[1]():
+                self.take_written()
+                return True
+            poll.unregister(self._early[0])
+            self._early = None
+        if self._done in ready:
+            self.finish()
+            return True
+        return False
 
     def finish(self) -> None:
         """Take what is left in the pipes; their writers are dead."""
         for fd in list(self._outputs):
+            os.set_blocking(fd, False)
             while self._read(fd):
+                pass
+
+    def take_written(self) -> None:
+        """Take what a program wrote before it said that it was done; what it started may write for ever."""
+        waiting = array.array("i", [0])
+        for fd, output in self._outputs.items():
+            fcntl.ioctl(fd, termios.FIONREAD, waiting)
+            until = output.size + waiting[0]
+            while output.size < until and self._read(fd):
                 pass
 
     def _read(self, fd: int) -> bool:

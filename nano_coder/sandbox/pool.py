@@ -58,8 +58,17 @@ class Pool:
             if self._refill is None and self._taken > 1 and not self._closed:
                 self._refill = threading.Thread(target=self._keep_filled, name="jails", daemon=True)
                 self._refill.start()
+            elif len(self._ready) <= self.size // 2:
+                self._changed.notify()
+        if jail is None:
+            return self.make(self._room)
+        # else the thread that refills is woken when this one is done: until then it would only be in the way
+        jail.on_close = self._refill_soon
+        return jail
+
+    def _refill_soon(self) -> None:
+        with self._changed:
             self._changed.notify()
-        return jail or self.make(self._room)
 
     def make(self, room: dict[str, int], *, rehearse: bool = False) -> JailProcess:
         """A new jail with a workspace of another size.

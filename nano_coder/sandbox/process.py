@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from nano_coder.sandbox.launcher import group, message, word
 from nano_coder.sandbox.launcher.word import Outcome
 from nano_coder.sandbox.output import Drain, Output
 from nano_coder.sandbox.remedy import cannot_isolate
+from nano_coder.sandbox.runner import Runner
 from nano_shared.errors import SandboxError
 
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from launcher.zygote import main; main()"
@@ -129,35 +130,29 @@ class JailProcess:
         self._last_words = last_words
         self._lock = threading.Lock()
         self._closed = False
-        self._streams: tuple[int, int] | None = None
-        """where to read standard output and error of the next request"""
+        self._runner: Runner | None = None
+        """that waits for a request, or has served one that init has not told the end of"""
+        self._owed = False
+        """whether init still has to tell the end of a request that was over early"""
+        self._served = 0
         self.listener: socket.socket | None = None
         """of a jail that was made to listen: its socket, to accept on"""
+        self.on_close: Callable[[], None] | None = None
 
     def begin(self, patience: float) -> None:
         """Wait until every layer is up. Raises SandboxError where one is not."""
         self._control.settimeout(patience)
         try:
-            _, fds = self._said()
-            if fds:
-                self.listener = socket.socket(fileno=fds[0])
+            received = message.receive(self._control)
             self._control.settimeout(None)
-            self._hand_over_streams({"op": "streams"})
         except OSError as error:
             raise self._lost() from error
-
-    def _hand_over_streams(self, request: dict[str, Any], given: Sequence[int] = ()) -> None:
-        """Pipes for the next request: with it, or in a jail that waits ahead of it."""
-        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
-            (out, out_inside), (err, err_inside) = (_pipe(ours, theirs) for _ in range(2))
-            message.send(self._control, request, [out_inside, err_inside, *given])
-            self._streams = out, err
-            ours.pop_all()
-
-    def _close_streams(self) -> None:
-        for fd in self._streams or ():
-            os.close(fd)
-        self._streams = None
+        if received is None:
+            raise self._lost()
+        fds = checked(received)[1]
+        self._runner = Runner(fds[:5], 0)
+        if fds[5:]:
+            self.listener = socket.socket(fileno=fds[5])
 
     def call(
         self,
@@ -172,81 +167,160 @@ class JailProcess:
 
         `given` are descriptors of what it reads: a packed workspace where it says so, then standard input.
         """
+        with self._exchange():
+            runner = self._waiting()
+            try:
+                runner.ask(request, given)
+            except OSError as error:
+                raise self._lost() from error
+            drain = Drain({runner.out: outputs[0], runner.err: outputs[1]}, self._control.fileno(), flood)
+            if request["op"] == "python":
+                drain.or_early(runner.done, runner.says_done)
+            if not drain.run(timeout, self._stop):
+                raise SandboxError(f"a jail did not end a program within {drain.PATIENCE_S:g} s")
+            return self._outcome(runner), drain
+
+    @contextlib.contextmanager
+    def _exchange(self) -> Iterator[None]:
+        """One request: what interrupts it half-way ends the jail, whose next word would answer another."""
         with self._lock:
             if self._closed:
                 raise SandboxError("the jail is closed: open another")
             finished = False
             try:
-                answer = self._call(request, outputs, given, timeout, flood)
+                yield
                 finished = True
             finally:
-                if finished:
-                    self._close_streams()
-                else:
-                    # interrupted half-way: what the jail says next would answer another question
+                if not finished:
                     self._end()
-        return answer
 
-    def _call(
-        self,
-        request: dict[str, Any],
-        outputs: tuple[Output, Output],
-        given: Sequence[int],
-        timeout: float | None,
-        flood: int,
-    ) -> tuple[Outcome, Drain]:
-        try:
-            if self._streams is None:
-                self._hand_over_streams(request, given)
-            else:
-                message.send(self._control, request, given)
-        except OSError as error:
-            raise self._lost() from error
-        assert self._streams is not None
-        out, err = self._streams
-        drain = Drain({out: outputs[0], err: outputs[1]}, self._control.fileno(), flood)
-        if not drain.run(timeout, self._stop):
-            raise SandboxError(f"a jail did not end a program within {drain.PATIENCE_S:g} s")
-        return self._heard(), drain
+    def _outcome(self, runner: Runner) -> Outcome:
+        if runner.exit_code is None:
+            return self._ended()
+        self._owed = True
+        if (early := runner.outcome()) is None:
+            return self._settled()._replace(exit_code=runner.exit_code, signal=None, oom=False)
+        if runner.number:
+            # a jail that is used more than once: let init prepare it for the next request
+            self._stop()
+        else:
+            runner.dismiss()
+        return early
 
-    def _heard(self) -> Outcome:
-        """The word of init."""
+    def _waiting(self) -> Runner:
+        """The runner of the next request, once init has one."""
+        if self._owed:
+            self._settled()
+        if self._runner is None:
+            if not self._readable(0):
+                self._tell({"op": "next"})
+            self._take_runner(*self._frame())
+        assert self._runner is not None
+        return self._runner
+
+    def _settled(self) -> Outcome:
+        """Make init end a request that was over early, and hear what it tells of it."""
+        self._stop()
+        return self._ended()
+
+    def _ended(self) -> Outcome:
+        """Hear how the request ended."""
+        said = _decoded(self._said())
+        self._over()
+        return said
+
+    def pack(self, most: float) -> bytes | None:
+        """The workspace as a tar stream; None for one that is too long to be sent at once.
+
+        Init writes it: no process is made for it. Raises SandboxError, also where it takes `most` seconds.
+        """
+        with self._exchange(), contextlib.ExitStack() as stack:
+            packed = os.memfd_create("packed", os.MFD_CLOEXEC)
+            stack.callback(os.close, packed)
+            # a request that was over early is ended first
+            over = self._served if self._owed else None
+            self._tell({"op": "pack", "run": over}, [packed])
+            while (said := self._said(most)) not in (word.PACKED, word.TOO_LONG):
+                # init had ended it already
+                self._expect(self._owed)
+                _decoded(said)
+                self._over()
+            if self._owed:
+                self._over()
+            return os.pread(packed, os.fstat(packed).st_size, 0) if said == word.PACKED else None
+
+    def _over(self) -> None:
+        """Init has told the end of the request, or knows that it need not."""
+        self._owed = False
+        self._drop_runner()
+
+    def _said(self, most: float | None = None) -> bytes:
+        """What init says next, in the time that is given; a runner that it announces before is kept."""
+        while True:
+            if most is not None and not self._readable(most):
+                raise SandboxError(f"a jail did not answer within {most:g} s")
+            data, fds = self._frame()
+            if data != word.READY:
+                self._expect(not fds)
+                return data
+            self._take_runner(data, fds)
+
+    def _take_runner(self, data: bytes, fds: list[int]) -> None:
+        self._expect(data == word.READY and len(fds) == 5 and self._runner is None)
+        self._served += 1
+        self._runner = Runner(fds, self._served)
+
+    def _frame(self) -> tuple[bytes, list[int]]:
+        """What init says next: as many bytes as a word has, and descriptors."""
         try:
-            data = self._control.recv(word.SIZE, socket.MSG_WAITALL)
+            data, fds, _, _ = socket.recv_fds(
+                self._control, word.SIZE, 8, socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC
+            )
         except OSError as error:
             raise self._lost() from error
         if not data:
             raise self._lost()
-        try:
-            return word.decode(data)
-        except ValueError as problem:
-            raise SandboxError(f"a jail answered nonsense ({problem})") from problem
+        return data, fds
+
+    def _expect(self, holds: bool) -> None:
+        if not holds:
+            raise SandboxError("a jail answered nonsense (it said what it was not asked for)")
+
+    def _readable(self, seconds: float) -> bool:
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
 
     @property
     def alive(self) -> bool:
         # the pidfd of a process that ended is readable
         return not self._closed and not select.select([self._init], [], [], 0)[0]
 
-    def _said(self) -> tuple[dict[str, Any], list[int]]:
-        received = message.receive(self._control)
-        if received is None:
-            raise self._lost()
-        return checked(received)
-
     def _lost(self) -> SandboxError:
         return SandboxError(f"the jail ended ({self._last_words()}); open another, or is memory short?")
 
+    def _tell(self, request: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        try:
+            message.send(self._control, request, fds)
+        except OSError as error:
+            raise self._lost() from error
+
     def _stop(self) -> None:
+        """Have init end the request that is under way."""
         with contextlib.suppress(OSError):
-            message.send(self._control, {"op": "kill"})
+            message.send(self._control, {"op": "kill", "run": self._served})
 
     def close(self) -> None:
         """Kill every process of the jail, and with the last its mounts. Idempotent."""
-        with contextlib.suppress(OSError):
-            # wakes a thread that waits in `call`
-            self._control.shutdown(socket.SHUT_RDWR)
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            with contextlib.suppress(OSError):
+                # wakes the thread that waits in `call`
+                self._control.shutdown(socket.SHUT_RDWR)
+            self._lock.acquire()
+        try:
             self._end()
+        finally:
+            self._lock.release()
 
     def kill(self) -> None:
         """Kill init, and with it every process of the jail."""
@@ -260,7 +334,21 @@ class JailProcess:
         self.kill()
         os.close(self._init)
         self._control.close()
-        self._close_streams()
+        self._drop_runner()
+        if self.on_close is not None:
+            self.on_close()
+
+    def _drop_runner(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
+        self._runner = None
+
+
+def _decoded(data: bytes) -> Outcome:
+    try:
+        return word.decode(data)
+    except ValueError as problem:
+        raise SandboxError(f"a jail answered nonsense ({problem})") from problem
 
 
 def checked(received: tuple[dict[str, Any], list[int]]) -> tuple[dict[str, Any], list[int]]:
@@ -269,10 +357,3 @@ def checked(received: tuple[dict[str, Any], list[int]]) -> tuple[dict[str, Any],
     if "layer" in reply:
         raise cannot_isolate(reply["layer"], reply["errno"], reply["detail"])
     return received
-
-
-def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
-    reading, writing = os.pipe()
-    ours.callback(os.close, reading)
-    theirs.callback(os.close, writing)
-    return reading, writing

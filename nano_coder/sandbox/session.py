@@ -7,15 +7,12 @@ itself as any program can about its exit code; an answer out of turn ends the se
 
 from __future__ import annotations
 
-import array
 import contextlib
-import fcntl
 import json
 import os
 import secrets
 import select
 import socket
-import termios
 import threading
 import time
 from collections.abc import Mapping
@@ -253,11 +250,7 @@ class _SessionDrain(Drain):
     """Ends at what is in the pipes when the answer comes: a process in the background may write for ever."""
 
     def finish(self) -> None:
-        for fd, output in self._outputs.items():
-            waiting = array.array("i", [0])
-            fcntl.ioctl(fd, termios.FIONREAD, waiting)
-            if waiting[0]:
-                output.feed(os.read(fd, waiting[0]))
+        self.take_written()
 
 
 def parse_answer(data: bytes) -> Answer | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -195,3 +196,69 @@ def test_what_children_used_is_counted(jail: NsJail) -> None:
 def test_getting_ready_is_not_counted(jail: NsJail) -> None:
     used = [jail.run_python("pass").cpu_s for _ in range(5)]
     assert min(used) < 0.02
+
+
+# ------------------------------------------------------------------------- an end that the agent hears itself
+
+
+def test_many_ends_in_one_jail_are_told_apart(jail: NsJail) -> None:
+    for number in range(12):
+        early = jail.run_python(f"print({number}); raise SystemExit({number})")
+        assert (early.stdout, early.exit_code) == (f"{number}\n".encode(), number)
+        if number % 2:
+            assert jail.run(["sh", "-c", f"echo {number}; exit 9"]).exit_code == 9
+        if number % 3:
+            assert len(jail.snapshot()) > 0
+        time.sleep(0.03 * (number % 4))  # init wakes after 50 ms
+
+
+def test_a_program_that_announces_its_end_is_ended_soon_though_nobody_asks(jail: NsJail) -> None:
+    code = """
+        import os, time
+        if os.fork() == 0:
+            while True:
+                with open("/work/beat", "a") as file: file.write("x")
+                time.sleep(0.005)
+        for fd in range(3, 256):
+            try: os.write(fd, bytes([0]))
+            except OSError: pass
+        time.sleep(60)
+    """
+    assert jail.run_python(textwrap.dedent(code)).exit_code == 0
+    time.sleep(1.0)
+    # it was over long before this question ended it
+    assert len(jail.read("beat")) < 100
+
+
+def test_what_a_background_writer_adds_for_ever_does_not_hold_up_the_end(jail: NsJail) -> None:
+    code = """
+        import os, time
+        if os.fork() == 0:
+            while True: os.write(1, b"y" * 4096)
+        time.sleep(0.05)
+    """
+    result = jail.run_python(textwrap.dedent(code))
+    assert (result.exit_code, result.timed_out) == (0, False)
+
+
+def test_a_snapshot_after_an_early_end_holds_what_was_written_and_no_later(jail: NsJail) -> None:
+    code = """
+        import os, time
+        open("done", "w").write("1")
+        if os.fork() == 0:
+            time.sleep(0.3)
+            open("late", "w").close()
+            os._exit(0)
+    """
+    for _ in range(3):
+        jail.run_python(textwrap.dedent(code))
+        assert b"done" in jail.snapshot()
+        time.sleep(0.4)
+        assert b"late" not in jail.snapshot()
+
+
+def test_what_fills_a_memory_file_system_counts_from_the_beginning(sandbox: NsSandbox) -> None:
+    code = "import time\nfor n in range(5): open(f'/tmp/{n}', 'wb').write(b'x' * (40 << 20))\ntime.sleep(5)"
+    with closing(sandbox.open(None, Limits(memory_mb=128, tool_seconds=30))) as jail:
+        result = jail.run_python(code)
+    assert (result.exit_code, result.oom) == (None, True)

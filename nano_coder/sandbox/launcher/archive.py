@@ -22,6 +22,8 @@ _LONG_NAME, _LONG_LINK = b"L", b"K"
 _NAMES = {_LONG_NAME: "path", _LONG_LINK: "linkpath"}
 _EXTENDED, _EXTENDED_FOR_ALL = b"x", b"g"
 _BLOCK = 512
+ROOM = 3 * 512
+"""bytes at most beside the contents of a member with a short name"""
 _CHUNK = 1 << 20
 _SHORT_NAME = 100
 _LONGEST_NAME = 1 << 16

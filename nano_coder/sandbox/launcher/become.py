@@ -14,9 +14,10 @@ _KINDS = {name: kind for name, kind in vars(resource).items() if name.startswith
 def limit(limits: dict[str, int]) -> None:
     """Lower these limits, soft and hard, as far as they are not lower already."""
     for name, value in limits.items():
-        _, hard = resource.getrlimit(_KINDS[name])
+        soft, hard = resource.getrlimit(_KINDS[name])
         most = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(_KINDS[name], (most, most))
+        if (soft, hard) != (most, most):
+            resource.setrlimit(_KINDS[name], (most, most))
 
 
 def reset_signals() -> None:

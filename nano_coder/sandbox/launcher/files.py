@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import errno
-import io
 import itertools
 import os
 import stat
 from collections.abc import Iterator
-from typing import IO, Any, Self
+from typing import IO, Self, cast
 
 from . import archive, kernel
 from .archive import EPOCH, Member
@@ -21,8 +20,13 @@ _LONGEST_PATH = 4000
 """bytes, below the system's 4096 by the room that the workspace's own path takes"""
 
 
+_NO_NAMES = ("", ".", "..")
+
+
 def check_path(path: str) -> str:
     """The path without needless parts. Raises PermissionError where its text leads out of the workspace."""
+    if "/" not in path and path not in _NO_NAMES and "\0" not in path:
+        return path  # as most are
     parts = path.split("/")
     if path.startswith("/") or ".." in parts:
         raise PermissionError(errno.EACCES, "outside the workspace; use a path relative to it", path)
@@ -85,23 +89,28 @@ def _make_parents(root: int, name: str) -> None:
             os.close(parent)
 
 
-def _walk(top: str, left_out: frozenset[str]) -> Iterator[tuple[str, os.stat_result]]:
+def _walk(top: str, left_out: frozenset[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Every entry below `top` with its relative path, parents first, in order of name; follows no symlink.
 
     Entries that are nested so deep that no program can name them from `top` are passed over.
     """
-    pending = [""]
+    pending = [*_entries(top, "", left_out)]
     while pending:
-        name = pending.pop()
-        path = f"{top}/{name}"
-        status = os.lstat(path)
-        if name:
-            yield name, status
-        if stat.S_ISDIR(status.st_mode):
-            before = f"{name}/" if name else ""
-            children = sorted(set(os.listdir(path)) - left_out, reverse=True)
-            paths = (before + child for child in children)
-            pending.extend(path for path in paths if len(os.fsencode(path)) < _LONGEST_PATH)
+        name, entry = found = pending.pop()
+        yield found
+        if entry.is_dir(follow_symlinks=False):
+            pending += _entries(f"{top}/{name}", f"{name}/", left_out)
+
+
+def _entries(path: str, before: str, left_out: frozenset[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """What a folder holds, last name first."""
+    with os.scandir(path) as listed:
+        children = sorted(((each.name, each) for each in listed if each.name not in left_out), reverse=True)
+    for child, entry in children:
+        name = before + child
+        # bytes are counted only where there may be too many of them
+        if 4 * len(name) < _LONGEST_PATH or len(os.fsencode(name)) < _LONGEST_PATH:
+            yield name, entry
 
 
 def pack(top: str, out: IO[bytes], left_out: frozenset[str] = LEFT_OUT) -> int:
@@ -112,16 +121,16 @@ def pack(top: str, out: IO[bytes], left_out: frozenset[str] = LEFT_OUT) -> int:
     The stream depends on names, contents, link targets and permissions only. Hard links become files.
     """
     count = 0
-    for name, status in _walk(top, left_out):
+    for name, entry in _walk(top, left_out):
         count += 1
-        mode, permissions = status.st_mode, stat.S_IMODE(status.st_mode) & 0o777
-        if stat.S_ISREG(mode):
-            _pack_file(out, name, permissions, f"{top}/{name}")
-        elif stat.S_ISDIR(mode):
-            archive.write_member(out, Member(name, archive.DIRECTORY, permissions))
-        elif stat.S_ISLNK(mode):
+        if entry.is_symlink():
             target = os.readlink(f"{top}/{name}")
-            archive.write_member(out, Member(name, archive.SYMLINK, permissions, target=target))
+            archive.write_member(out, Member(name, archive.SYMLINK, 0o777, target=target))
+        elif entry.is_dir():
+            permissions = entry.stat(follow_symlinks=False).st_mode & 0o777
+            archive.write_member(out, Member(name, archive.DIRECTORY, permissions))
+        elif entry.is_file():
+            _pack_file(out, name, f"{top}/{name}")
     archive.write_end(out)
     return count
 
@@ -130,31 +139,36 @@ def pack_small(top: str) -> bytes | None:
     """What `pack` writes, in memory; None where it would be long."""
     out = _Short()
     try:
-        pack(top, out)
+        pack(top, cast(IO[bytes], out))
     except _TooLong:
         return None
-    return out.getvalue()
+    return b"".join(out.parts)
 
 
 class _TooLong(Exception):
     """An archive longer than is kept in memory."""
 
 
-class _Short(io.BytesIO):
-    def write(self, data: Any) -> int:
-        if self.tell() + len(data) > SMALL_BYTES:
+class _Short:
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self._room = SMALL_BYTES
+
+    def write(self, data: bytes) -> None:
+        self._room -= len(data)
+        if self._room < 0:
             raise _TooLong
-        return super().write(data)
+        self.parts.append(data)
 
 
-def _pack_file(out: IO[bytes], name: str, permissions: int, path: str) -> None:
+def _pack_file(out: IO[bytes], name: str, path: str) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             return
-        archive.write_member(out, Member(name, archive.FILE, permissions, status.st_size))
         left = status.st_size
+        archive.write_member(out, Member(name, archive.FILE, status.st_mode & 0o777, left))
         while left:
             chunk = os.read(fd, min(left, _CHUNK))
             if not chunk:

@@ -1,8 +1,9 @@
 """Pid 1 of a jail: puts up its layers, then runs one request after another.
 
 Between requests the workspace stays and nothing else: every process is killed, /tmp and /dev/shm are emptied.
-A runner waits, forked and warm, for the next request; init watches it, and alone tells the agent how it
-ended: neither a program nor what it starts ever holds the socket that the agent listens on.
+A runner waits, forked and warm, for the next request, which the agent gives it. Init watches it, and tells
+the agent how it ended; no runner and no program ever holds the socket on which it does. Where Python source
+is done before init has woken even once, the agent has heard so already.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import select
 import signal
 import socket
 import struct
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from . import files, kernel, landlock, memory, message, overlay, runner, seccomp, usage, word
-from .ending import end_everything, exit_status, kill_all
+from . import files, kernel, landlock, memory, message, overlay, runner, seccomp, word
+from .ending import end_everything, exit_status
 
 NAMESPACES = (
     kernel.NEWUSER | kernel.NEWPID | kernel.NEWNS | kernel.NEWNET
@@ -25,7 +26,6 @@ NAMESPACES = (
 )  # fmt: skip
 _UID_INSIDE = 1000
 _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV
-_WATCH_MS = 50
 _CALM_MS = 5
 """after a request, without another: then there is time to make the next runner ready"""
 KEPT = (kernel.CAP_DAC_OVERRIDE, kernel.CAP_DAC_READ_SEARCH, kernel.CAP_FOWNER, kernel.CAP_SETPCAP)
@@ -43,55 +43,73 @@ def main(control: socket.socket, plan: dict[str, Any]) -> NoReturn:
     except kernel.LayerError as error:
         message.send(control, error.record())
         os._exit(0)
-    if plan["listen"]:
-        # for the agent to accept on: the only way out, and it ends in the agent
-        with socket.create_server(("127.0.0.1", plan["listen"])) as listener:
-            message.send(control, {"ready": True}, [listener.fileno()])
-    else:
-        message.send(control, {"ready": True})
-    rehearse, received = plan["rehearse"], None
+    timer, rehearse, number = kernel.make_timer(), plan["rehearse"], 0
     while True:
-        pid, report = _start_runner(control, rehearse=rehearse, received=received)
+        runner, theirs = _start_runner(plan["rlimits"], timer, number, rehearse=rehearse)
+        _announce(control, runner, theirs, plan["listen"])
         if rehearse:
-            _rehearse()
-        control.sendall(word.encode(_supervise(pid, report, control)))
-        end_everything(pid)
-        for folder in SCRATCH:
-            _empty(folder)
-        received = _asked_soon(control)
+            _rehearse(timer)
+        end = _wait(runner, control)
+        outcome = _ended(runner, end)
+        if end.packing is None:
+            control.sendall(word.encode(outcome))
+        else:
+            _pack(control, end.packing)
+        _tidy(runner)
         # who asks at once is answered at once, by a runner that has not rehearsed
-        rehearse = received is None
+        rehearse = not _asked_soon(control)
+        number += 1
 
 
-def _asked_soon(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """The next request, where it comes before there was time to prepare for it."""
+def _announce(control: socket.socket, runner: Runner, theirs: list[int], listen: int) -> None:
+    """Hand the agent its ends of what connects it with a runner."""
+    if runner.number:
+        socket.send_fds(control, [word.READY], [*theirs, runner.ended])
+    elif listen:
+        # for the agent to accept on: the only way out, and it ends in the agent
+        with socket.create_server(("127.0.0.1", listen)) as listener:
+            message.send(control, {"ready": True}, [*theirs, runner.ended, listener.fileno()])
+    else:
+        message.send(control, {"ready": True}, [*theirs, runner.ended])
+    for fd in theirs:
+        os.close(fd)
+
+
+def _asked_soon(control: socket.socket) -> bool:
+    """Whether the next request comes before there is time to prepare for it."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     while poll.poll(_CALM_MS):
-        received = message.receive(control)
-        if received is None:
-            os._exit(0)  # the agent hung up
-        request, fds = received
-        if request["op"] == "pack" and _pack_small(fds):
-            control.sendall(word.encode(word.Outcome(exit_code=0)))
-        elif request["op"] != "kill":  # one that came too late
-            return received
-    return None
+        request, fds = _heard(control)
+        if request["op"] == "pack":
+            _pack(control, fds)
+        elif request["op"] == "next":
+            return True
+    return False
 
 
-def _pack_small(fds: list[int]) -> bool:
-    """Answer with the workspace what comes right after a run, without a process for it, if it is small."""
-    try:
+def _heard(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """What the agent says. Never returns once it is gone."""
+    received = message.receive(control)
+    if received is None:
+        os._exit(0)
+    return received
+
+
+def _pack(control: socket.socket, fds: list[int]) -> None:
+    """Answer with the workspace, if it is small; no program runs now, so no process is needed for it."""
+    said = word.TOO_LONG
+    # a runner will meet the same error, and say so
+    with contextlib.suppress(OSError):
         packed = files.pack_small("/work")
-    except OSError:
-        return False  # a runner will see it too, and say so
-    if packed is None:
-        return False
-    with contextlib.suppress(BrokenPipeError), open(fds[0], "wb", buffering=0) as out:
-        while packed:
-            packed = packed[out.write(packed) :]
-    os.close(fds[1])
-    return True
+        if packed is not None:
+            with open(fds[0], "wb", buffering=0, closefd=False) as out:
+                while packed:
+                    packed = packed[out.write(packed) :]
+            said = word.PACKED
+    for fd in fds:
+        os.close(fd)
+    control.sendall(said)
 
 
 def close_all_but(kept: set[int]) -> None:
@@ -169,107 +187,151 @@ def _loopback_up() -> None:
 # ----------------------------------------------------------------------------------- requests
 
 
-def _start_runner(
-    control: socket.socket, *, rehearse: bool, received: tuple[dict[str, Any], list[int]] | None
-) -> tuple[int, int]:
-    """The pid of a runner, and a pipe on which it reports: what it began, then how far it came.
+class Runner(NamedTuple):
+    """What init knows of a runner."""
 
-    It serves the request that was `received`, or else the next.
-    """
-    report_in, report_out = os.pipe()
+    number: int
+    pid: int
+    ended: int
+    """its pidfd"""
+    report: int
+    """pipe on which it says what it began, then how far it came"""
+    requests: socket.socket
+    """on which the agent asked it: afterwards, anything there says that the request is over"""
+    timer: int
+    """readable when it has been at work for a while"""
+
+
+def _start_runner(
+    limits: dict[str, int], timer: int, number: int, *, rehearse: bool
+) -> tuple[Runner, list[int]]:
+    """A runner, and the agent's ends of what connects it with that."""
+    # every end of ours is closed in a runner, and every one of its own here
+    (out, out_inside), (err, err_inside), (done, done_inside), (report, report_inside) = (
+        os.pipe() for _ in range(4)
+    )
+    asking, asked = socket.socketpair()
+    lines = runner.Lines(out_inside, err_inside, done_inside, asked.fileno(), report_inside, timer)
     pid = os.fork()
     if pid == 0:
         try:
-            os.close(report_in)
-            runner.main(control, report_out, rehearse=rehearse, received=received)
+            asked.detach()
+            runner.main(lines, limits, rehearse=rehearse)
         finally:
             os._exit(70)
-    os.close(report_out)
-    for fd in received[1] if received else ():
+    for fd in (out_inside, err_inside, done_inside, report_inside):
         os.close(fd)
-    return pid, report_in
+    os.set_blocking(report, False)
+    return Runner(number, pid, os.pidfd_open(pid), report, asked, timer), [out, err, done, asking.detach()]
 
 
-def _rehearse() -> None:
-    """The fork left every page shared: take the steps of a request once, to no effect, while none is here."""
-    report_in, report_out = os.pipe()
-    os.write(report_out, runner.BEGAN.pack(runner.PYTHON, 1, 0.0))
-    runner.BEGAN.unpack(os.read(report_in, runner.BEGAN.size))
+class _Began(NamedTuple):
+    kind: int
+    watch: memory.Watch
+    cpu_s: float
+    """that it took to get ready"""
+
+
+class _End(NamedTuple):
+    """Why a runner has ended, or is to end now."""
+
+    began: _Began | None
+    """what it began, if init woke while it ran"""
+    oom: bool = False
+    asked: bool = False
+    """by the agent, that knows how it ended or does not wait"""
+    packing: list[int] | None = None
+    """where to put the workspace, instead of a word"""
+
+
+def _ended(one: Runner, end: _End) -> word.Outcome:
+    """End what is left, and tell how it ended."""
+    status, cpu_s, peak = end_everything(one.pid)
+    began = end.began or _began(one.report)
+    if began is None:
+        if end.asked:
+            return word.Outcome(exit_code=None, signal=signal.SIGKILL)
+        os._exit(0)  # the agent hung up
+    oom = end.oom or (not end.asked and began.watch.killed_by_group(status, peak))
+    exit_code, signal_number = exit_status(status)
+    refused = runner.refusal(_read(one.report, word.SIZE)) if began.kind == runner.OPERATION else None
+    return word.Outcome(exit_code, signal_number, oom, max(0.0, cpu_s - began.cpu_s), peak, refused)
+
+
+def _rehearse(timer: int) -> None:
+    """The fork left every page shared: take steps of a request's end, to no effect, while none is here."""
+    poll = select.poll()
+    poll.register(timer, select.POLLIN)
+    poll.poll(0)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        poll = select.poll()
-        for fd in (report_in, ours.fileno()):
-            poll.register(fd, select.POLLIN)
-        poll.poll(0)
-        os.close(os.pidfd_open(os.getpid()))
-        usage.of_one(os.getpid())
+        message.send(theirs, {"op": "rehearsal", "run": -1}, [theirs.fileno()])
+        for fd in _heard(ours)[1]:
+            os.close(fd)
         theirs.sendall(word.encode(word.Outcome(exit_code=0)))
-    os.close(report_in)
-    os.close(report_out)
+    files.pack_small("/work")
 
 
-def _supervise(pid: int, report: int, control: socket.socket) -> word.Outcome:
-    """Watch one runner until it is known how it ended. Never returns once the agent is gone.
-
-    Python source says itself when it is done, so that nobody waits for its memory to be taken down. What it
-    says is its exit code, which it may choose in any case; what it used is what the kernel counted.
-    """
-    began = os.read(report, runner.BEGAN.size)
-    if len(began) < runner.BEGAN.size:
-        os._exit(0)  # the agent hung up
-    kind, memory_bytes, before = runner.BEGAN.unpack(began)
-    ended = os.pidfd_open(pid)
-    # what trusted code unpacks is the workspace, and not the program's
-    watch = memory.Watch(memory_bytes, () if kind == runner.OPERATION else ("/work", *SCRATCH))
-    oom, code = _watch(ended, report if kind == runner.PYTHON else None, control, watch)
-    os.close(ended)
-    used = usage.of_one(pid) if code is not None and not oom else None
-    if used is not None:
-        # what is left of it is killed once the word is out
-        os.close(report)
-        return word.Outcome(exit_code=code, cpu_s=max(0.0, used[0] - before), peak_bytes=used[1])
-    status, cpu_s, peak = end_everything(pid)
-    oom = oom or watch.killed_by_group(status, peak)
-    exit_code, signal_number = (code, None) if code is not None and not oom else exit_status(status)
-    refused = runner.refusal(os.read(report, word.SIZE)) if kind == runner.OPERATION else None
-    os.close(report)
-    return word.Outcome(exit_code, signal_number, oom, max(0.0, cpu_s - before), peak, refused)
+def _began(report: int) -> _Began | None:
+    """What a runner has begun; None for nothing."""
+    said = _read(report, runner.BEGAN.size)
+    if len(said) < runner.BEGAN.size:
+        return None
+    kind, memory_bytes, cpu_s, *before = runner.BEGAN.unpack(said)
+    folders = () if kind == runner.OPERATION else runner.WATCHED
+    return _Began(kind, memory.Watch(memory_bytes, folders, memory.Before(*before)), cpu_s)
 
 
-def _watch(
-    ended: int, report: int | None, control: socket.socket, watch: memory.Watch
-) -> tuple[bool, int | None]:
-    """Wait for the runner to end, or to be done; kill all when asked to or when memory ran out.
+def _read(pipe: int, size: int) -> bytes:
+    try:
+        return os.read(pipe, size)
+    except BlockingIOError:
+        return b""
 
-    Whether it was memory, and the exit code of a runner that said it was done.
+
+def _wait(one: Runner, control: socket.socket) -> _End:
+    """Wait until a runner has ended, or everything is to end. Never returns once the agent is gone.
+
+    Most Python source is done before init wakes for the first time: the agent hears that from the runner.
     """
     poll = select.poll()
-    poll.register(ended, select.POLLIN)
-    poll.register(control, select.POLLIN)
-    if report is not None:
-        poll.register(report, select.POLLIN)
-    oom = False
+    for source in (one.ended, control, one.timer):
+        poll.register(source, select.POLLIN)
+    began = None
     while True:
-        events = {fd for fd, _ in poll.poll(_WATCH_MS)}
-        if report is not None and report in events:
-            # one byte, if it is ours; the program may have written anything
-            if len(said := os.read(report, 2)) == 1:
-                return oom, said[0]
-            poll.unregister(report)
-            report = None
-        elif ended in events:
-            return oom, None
-        elif events:
-            if message.receive(control) is None:
-                os._exit(0)
-            watch.stopped = True
-            kill_all()
-        elif not oom and watch.exceeded():
-            oom = True
-            kill_all()
+        events = {fd for fd, _ in poll.poll(None if began is None else runner.WATCH_S * 1000)}
+        if one.ended in events:
+            return _End(began)
+        if control.fileno() in events:
+            request, fds = _heard(control)
+            ours = request.get("run") == one.number
+            if request["op"] == "pack" and not ours:
+                _pack(control, fds)
+            elif ours:
+                return _End(began, asked=True, packing=fds if request["op"] == "pack" else None)
+        elif began is None:
+            began = _began(one.report)
+            poll.unregister(one.timer)
+        elif _over(one.requests):
+            return _End(began, asked=True)
+        elif began.watch.exceeded():
+            return _End(began, oom=True)
 
 
-def _empty(folder: str) -> None:
-    if os.listdir(folder):
-        files.clear(folder)
-    os.chmod(folder, 0o1777)
+def _over(requests: socket.socket) -> bool:
+    try:
+        return requests.recv(1, socket.MSG_DONTWAIT) != b""
+    except BlockingIOError:
+        return False
+
+
+def _tidy(one: Runner) -> None:
+    """Leave nothing of a request but the workspace."""
+    kernel.set_timer(one.timer, 0)
+    os.close(one.ended)
+    os.close(one.report)
+    one.requests.close()
+    for folder in SCRATCH:
+        if os.listdir(folder):
+            files.clear(folder)
+        os.chmod(folder, 0o1777)

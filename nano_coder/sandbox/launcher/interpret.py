@@ -33,18 +33,21 @@ _REHEARSAL = "import math\n\n\ndef f(x):\n    return [x, math.pi, {'a': str(x)}]
 _FLUSH_FAILED = 120
 _PATIENCE_S = 1.0
 _baseline: frozenset[str] = frozenset()
+_newest = ""
+"""the module that was imported last, of those"""
 
 
 def prepare() -> None:
     """In the zygote, once: import what programs begin with."""
-    global _baseline
+    global _baseline, _newest
     for name in _PRELOADED:
         importlib.import_module(name)
     _baseline = frozenset(sys.modules)
+    _newest = next(reversed(sys.modules))
 
 
 def rehearse() -> None:
-    """In a runner that waits: all that `run` does, so that its page faults are over before one comes."""
+    """All that `run` does, to no effect: in a runner that waits its page faults are then over."""
     if not _baseline:
         return
     path, argv, main = sys.path[:], sys.argv, sys.modules["__main__"]
@@ -78,7 +81,7 @@ def run(request: dict[str, Any], say_done: Callable[[int], bool]) -> NoReturn:
     """Run `request["source"]` as the main module, and end the process as Python would.
 
     `say_done` hears the exit code just before that, from this process only, not from a fork that gets here;
-    true when it was heard.
+    true when somebody heard it, who will end us.
     """
     pid = os.getpid()
     _prepare(request)
@@ -92,7 +95,7 @@ def run(request: dict[str, Any], say_done: Callable[[int], bool]) -> NoReturn:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     if os.getpid() == pid and say_done(status):
-        # init looks at what was used, and kills us: it must not find us half gone
+        # the agent looks at what was used, and has us killed: it must not find us half gone
         time.sleep(_PATIENCE_S)
     os._exit(status)
 
@@ -146,8 +149,10 @@ def _exit_status(code: object) -> int:
 def _let_go(main: types.ModuleType) -> int:
     """Let go of what the program made, and flush: the status of that."""
     # files that the program left open are flushed when they are collected
-    for name in set(sys.modules) - _baseline - {"__main__"}:
-        sys.modules.pop(name, None)
+    if len(sys.modules) != len(_baseline) or next(reversed(sys.modules)) != _newest:
+        # not in any case: to touch every module's name is to copy its page
+        for name in set(sys.modules) - _baseline - {"__main__"}:
+            sys.modules.pop(name, None)
     main.__dict__.clear()
     gc.collect()
     status = 0

@@ -9,6 +9,7 @@ import functools
 import os
 import platform
 import struct
+import time
 from collections.abc import Iterator
 
 # PyDLL keeps the interpreter lock across the call, which a raw clone needs.
@@ -125,6 +126,18 @@ def install_filter(program: bytes) -> None:
     filter_mode = 2
     result = _libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(filter_mode), header, 0, 0)
     _checked(result, "seccomp")
+
+
+def make_timer() -> int:
+    """A descriptor that becomes readable when `set_timer` says so. Raises OSError."""
+    flags = os.O_CLOEXEC | os.O_NONBLOCK
+    return _checked(_libc.timerfd_create(time.CLOCK_MONOTONIC, flags), "timerfd_create")
+
+
+def set_timer(timer: int, seconds: float) -> None:
+    """Let it become readable once, that much later; never for 0. Raises OSError."""
+    later = struct.pack("@4q", 0, 0, int(seconds), int(seconds % 1 * 1e9))
+    _checked(_libc.timerfd_settime(timer, 0, later, None), "timerfd_settime")
 
 
 _kept: tuple[int, ...] = ()

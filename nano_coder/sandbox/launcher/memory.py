@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from . import group
 from .socket_memory import SocketMemory
@@ -36,21 +37,37 @@ def open_counters(events: int) -> None:
         _sockets = SocketMemory()
 
 
+def events() -> int:
+    """The open file in which the control group counts its kills, or below zero."""
+    return _events
+
+
+class Before(NamedTuple):
+    """What is there already when a program begins, and does not count."""
+
+    stored: int
+    """bytes in its file systems in memory"""
+    kills: int
+    """by the control group, which counts them since it was made"""
+
+
+def before(folders: Sequence[str]) -> Before:
+    return Before(stored(folders), group.kills(_events))
+
+
 class Watch:
     """What one program and all that it starts may hold together, in bytes."""
 
-    def __init__(self, most: int, folders: Sequence[str]) -> None:
-        """`folders` are file systems in memory: what they hold now is there already, what is added counts."""
+    def __init__(self, most: int, folders: Sequence[str], began: Before | None = None) -> None:
+        """`folders` are file systems in memory: what they held when it `began` (None: now) does not count."""
         self._most = most
         self._folders = folders
-        self._before = stored(folders)
-        # the counter is the group's, since it was made: what it said before is no news
-        self._kills_before = group.kills(_events)
+        self._before = before(folders) if began is None else began
         self.stopped = False
         """whether the agent asked for the end"""
 
     def exceeded(self) -> bool:
-        beside = max(0, stored(self._folders) - self._before)
+        beside = max(0, stored(self._folders) - self._before.stored)
         if _sockets is not None:
             beside += _sockets.in_use()
         # slower, so asked only when the upper bound is too high
@@ -66,7 +83,7 @@ class Watch:
             and os.WIFSIGNALED(status)
             and os.WTERMSIG(status) == signal.SIGKILL
             and peak >= self._most // _LEAST_SHARE
-            and group.kills(_events) > self._kills_before
+            and group.kills(_events) > self._before.kills
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _LONGEST = 64 << 20
-_MOST_FDS = 4
+_MOST_FDS = 8
 
 
 def send(control: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:

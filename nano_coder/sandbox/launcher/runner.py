@@ -1,6 +1,7 @@
 """One request of a jail: a program, Python source, or a file operation by trusted code.
 
-Forked by init before the request is known, so that the first page faults are over when it comes.
+Forked by init before the request is known, so that the first page faults are over when it comes. It gets its
+request from the agent, and tells it when Python source is done: nobody passes anything on.
 """
 
 from __future__ import annotations
@@ -8,68 +9,77 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import json
 import os
 import socket
 import struct
 import time
-from typing import Any, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn
 
-from . import become, files, init, interpret, kernel, message, probe, word
+from . import archive, become, files, init, interpret, kernel, memory, message, probe, word
 
-BEGAN = struct.Struct("=BQd")
-"""what a runner begins, the bytes of memory that all its processes may hold together, and the seconds of
-processor time that it took to get ready"""
+BEGAN = struct.Struct("=BQdQQ")
+"""what a runner begins, the bytes of memory that all its processes may hold together, the seconds of
+processor time that it took to get ready, and what there was before"""
 OPERATION, PROGRAM, PYTHON = range(3)
 _KINDS = {"run": PROGRAM, "python": PYTHON}
+WATCHED = ("/work", "/tmp", "/dev/shm")
+"""file systems in memory that a program writes to"""
+_REHEARSED = "/dev/shm"
+_ENOUGH = 10
+"""times, after which Python has adapted what it runs"""
+WATCH_S = 0.05
+"""between two looks at what a program holds; the first is so long after it began"""
 
 
-def main(
-    control: socket.socket,
-    report: int,
-    *,
-    rehearse: bool,
-    received: tuple[dict[str, Any], list[int]] | None = None,
-) -> NoReturn:
-    """Serve one request: `received`, or the next one."""
+class Lines(NamedTuple):
+    """A runner's ends of what connects it with the agent, and with init; all of them descriptors."""
+
+    out: int
+    err: int
+    done: int
+    """pipe to the agent: a byte, the exit code, once Python source is done"""
+    requests: int
+    """socket on which the agent asks; closed before a program begins"""
+    report: int
+    """pipe to init: what it began, then how far it came"""
+    timer: int
+    """wakes init when a program has run for a while"""
+
+
+def main(lines: Lines, limits: dict[str, int], *, rehearse: bool) -> NoReturn:
+    """Serve the one request that comes. `limits` are those that every request has."""
     os.setsid()
     os.chdir("/work")
     kernel.drop_bounding_set()
     if rehearse:
         _rehearse()
-    request, fds = received or _next(control)
-    if request["op"] == "streams":
-        # ahead of the request, so that all is ready for it
-        _take_streams(fds, {control.fileno(), report})
-        interpret.make_ready()
-        request, fds = _next(control)
-    else:
-        _take_streams([fds.pop(0), fds.pop(0)], {control.fileno(), report, *fds})
-        if request["op"] == "python":
-            interpret.make_ready()
-    control.close()
-    _serve(request, fds, report)
+    # ahead of the request, so that all is ready for it
+    _take_streams(
+        [lines.out, lines.err], {lines.done, lines.requests, lines.report, lines.timer, memory.events()}
+    )
+    interpret.make_ready()
+    become.limit(limits)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, lines.requests) as requests:
+        received = message.receive(requests)
+    if received is None:
+        os._exit(0)  # the agent hung up
+    _serve(*received, lines)
 
 
-def _next(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    while (received := message.receive(control)) is not None:
-        if received[0]["op"] != "kill":  # one that came too late
-            return received
-    os._exit(0)
-
-
-def _serve(request: dict[str, Any], fds: list[int], report: int) -> NoReturn:
-    kind, memory_bytes = _KINDS.get(request["op"], OPERATION), request["memory_bytes"]
+def _serve(request: dict[str, Any], fds: list[int], lines: Lines) -> NoReturn:
+    kind = _KINDS.get(request["op"], OPERATION)
     try:
         # until the program begins, it is trusted code that init watches
         if kind == OPERATION:
-            os.write(report, BEGAN.pack(OPERATION, memory_bytes, time.process_time()))
+            _begin(OPERATION, request, lines)
         if request["unpack"]:
             _unpack(fds.pop(0))
     except OSError as error:
         if kind != OPERATION:
-            os.write(report, BEGAN.pack(OPERATION, memory_bytes, time.process_time()))
-        _refuse(report, error, word.UNFIT)
+            _begin(OPERATION, request, lines)
+        _refuse(lines.report, error, word.UNFIT)
     if fds:
         os.dup2(fds[0], 0)
         os.close(fds[0])
@@ -77,16 +87,27 @@ def _serve(request: dict[str, Any], fds: list[int], report: int) -> NoReturn:
         try:
             _operate(request)
         except OSError as error:
-            _refuse(report, error, word.REFUSED)
+            _refuse(lines.report, error, word.REFUSED)
         os._exit(0)
-    os.write(report, BEGAN.pack(kind, memory_bytes, time.process_time()))
+    _begin(kind, request, lines)
+    for fd in (lines.report, lines.timer, memory.events()):
+        if fd >= 0:
+            os.close(fd)
     kernel.drop_capabilities()
     become.limit(request["rlimits"])
     if kind == PROGRAM:
         become.reset_own_signals()
         become.execute(request["argv"], request["env"])
-    pipe = os.fstat(report)
-    interpret.run(request, lambda code: _say_done(report, pipe, code))
+    pipe = os.fstat(lines.done)
+    interpret.run(request, lambda code: _say_done(lines.done, pipe, code))
+
+
+def _begin(kind: int, request: dict[str, Any], lines: Lines) -> None:
+    """Tell init, who reads it when the timer wakes it, or at the end: most programs are done before that."""
+    # what trusted code unpacks is the workspace, and not the program's
+    before = memory.before(() if kind == OPERATION else WATCHED)
+    os.write(lines.report, BEGAN.pack(kind, request["memory_bytes"], time.process_time(), *before))
+    kernel.set_timer(lines.timer, WATCH_S)
 
 
 def _refuse(report: int, error: OSError, status: int) -> NoReturn:
@@ -101,6 +122,34 @@ def refusal(said: bytes) -> tuple[int, str] | None:
     return struct.unpack("=H", said[:2])[0], said[2:].decode(errors="backslashreplace")
 
 
+def practise() -> None:
+    """In the zygote, once: those steps of a request that leave no trace.
+
+    What Python looks up and adapts at first use is then found by every process of every jail, and not on a
+    page that each must copy to write it down.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for _ in range(_ENOUGH):
+        timer = kernel.make_timer()
+        kernel.set_timer(timer, 1)
+        kernel.set_timer(timer, 0)
+        os.close(timer)
+        os.close(os.pidfd_open(os.getpid()))
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            message.send(theirs, {"op": "practice", "env": {"PATH": "/bin"}}, [null])
+            for fd in (message.receive(ours) or ({}, []))[1]:
+                os.close(fd)
+            theirs.sendall(word.encode(word.Outcome(exit_code=0)))
+        BEGAN.unpack(BEGAN.pack(PYTHON, 1, time.process_time(), *memory.before(WATCHED)))
+        become.limit({"RLIMIT_CORE": 0})  # as it will be in any case
+        for member in (reader := archive.Reader(io.BytesIO(_archive()))):
+            archive.Member(files.check_path(member.name), *member[1:])
+            b"".join(reader.contents())
+        interpret.rehearse()
+    os.close(null)
+
+
 def _rehearse() -> None:
     """Take the steps of a request without their effect: their page faults are over before one comes."""
     null = os.open(os.devnull, os.O_RDWR)
@@ -112,6 +161,8 @@ def _rehearse() -> None:
     _take_streams(received[1] if received else [], None)
     kernel.set_capabilities(*init.KEPT)
     become.limit({"RLIMIT_CORE": 0})  # as it will be in any case
+    _unpack_into(_REHEARSED, io.BytesIO(_archive()))
+    files.clear(_REHEARSED)
     interpret.rehearse()
     for number, fd in enumerate(saved):
         os.dup2(fd, number)
@@ -119,13 +170,28 @@ def _rehearse() -> None:
     os.close(null)
 
 
+def _archive() -> bytes:
+    """Two small files."""
+    out = io.BytesIO()
+    for name in ("a", "b"):
+        archive.write_member(out, archive.Member(name, archive.FILE, 0o644, 1))
+        out.write(b"x")
+        archive.write_padding(out, 1)
+    archive.write_end(out)
+    return out.getvalue()
+
+
 def _unpack(packed: int) -> None:
     """Make the workspace what a stream holds."""
-    root = os.open("/work", os.O_PATH | os.O_DIRECTORY)
     with open(packed, "rb") as source:
-        files.clear("/work")
-        files.unpack(root, source)
-        os.chmod("/work", 0o755)
+        _unpack_into("/work", source)
+    os.chmod("/work", 0o755)
+
+
+def _unpack_into(folder: str, source: IO[bytes]) -> None:
+    root = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    files.clear(folder)
+    files.unpack(root, source)
     os.close(root)
 
 
@@ -146,18 +212,18 @@ def _operate(request: dict[str, Any]) -> None:
             json.dump(probe.attempts(request["secret"]), target_text)
 
 
-def _say_done(report: int, pipe: os.stat_result, code: int) -> bool:
+def _say_done(done: int, pipe: os.stat_result, code: int) -> bool:
     # the program may have closed it, or put another file there: then init sees the end itself
     with contextlib.suppress(OSError):
-        if os.path.samestat(os.fstat(report), pipe):
-            return os.write(report, bytes([code])) == 1
+        if os.path.samestat(os.fstat(done), pipe):
+            return os.write(done, bytes([code])) == 1
     return False
 
 
 def _take_streams(fds: list[int], kept: set[int] | None) -> None:
     """Make these descriptors standard output and error; standard input is empty.
 
-    Every other one is closed but those that are `kept`, unless that is None.
+    Every other one is closed but those that are `kept` (below zero: none), unless that is None.
     """
     null = os.open(os.devnull, os.O_RDONLY)
     # above the standard three, so that no copy overwrites one that is still needed
@@ -168,4 +234,4 @@ def _take_streams(fds: list[int], kept: set[int] | None) -> None:
         os.dup2(fd, number)
         os.close(fd)
     if kept is not None:
-        init.close_all_but({0, 1, 2, *kept})
+        init.close_all_but({0, 1, 2, *(kept - {-1})})

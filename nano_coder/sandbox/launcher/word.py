@@ -1,6 +1,7 @@
 """How a request ended, in a fixed number of bytes: init writes them, the agent reads and checks them.
 
-No program ever holds the socket that they travel on: the runner closes its copy before it becomes one.
+No program and no runner ever holds the socket that they travel on. Between two words comes `READY`, with the
+descriptors of the next runner, and the answer to who asked for the workspace.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ REFUSED, UNFIT = 1, 2
 """exit codes of trusted code inside: a file operation failed; a workspace cannot be unpacked"""
 _FORM = struct.Struct("=hBdQH235s")
 SIZE = _FORM.size
+READY, PACKED, TOO_LONG = (_FORM.pack(number, 0, 0.0, 0, 0, b"") for number in (-1000, -1001, -1002))
+"""no words, but as long as one: a runner waits for a request; the workspace is where it was asked for, or it
+is too long to be sent at once"""
 _LONGEST_TEXT = 235
 _MOST_SIGNAL = 64
 

@@ -16,7 +16,7 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from . import become, init, interpret, kernel, landlock, message, root, seccomp
+from . import become, init, interpret, kernel, landlock, message, root, runner, seccomp
 from .group import Group
 
 _INSIDE = (
@@ -107,7 +107,8 @@ def _restart(python: str, environment: dict[str, str], agent: int, events: int) 
     if events >= 0:
         os.set_inheritable(events, True)
     code = _INSIDE.format(path=root.LAUNCHER_INSIDE, agent=agent, events=events)
-    os.execve(python, [python, "-s", "-S", "-P", "-c", code], environment)
+    # symbols are found once, and not in every jail
+    os.execve(python, [python, "-s", "-S", "-P", "-c", code], {**environment, "LD_BIND_NOW": "1"})
 
 
 def resume(agent: int, events: int) -> None:
@@ -115,7 +116,10 @@ def resume(agent: int, events: int) -> None:
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     sys.path.remove(root.LAUNCHER_INSIDE)
     site.main()
+    # asked for by `_restart`, and no variable of a program's
+    os.environ.pop("LD_BIND_NOW")
     interpret.prepare()
+    runner.practise()
     _serve(socket.socket(fileno=0), agent, events)
 
 
