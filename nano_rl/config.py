@@ -104,6 +104,21 @@ class GuardConfig(Config):
     """steps in a row without any signal before the run stops"""
 
 
+class CriticConfig(Config):
+    """PPO's critic: advantages by generalised advantage estimation instead of by comparison in a group."""
+
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    """of generalised advantage estimation, a sampled token: 1 trusts the returns, 0 the critic"""
+    discount: float = Field(1.0, gt=0, le=1)
+    """of what follows, a sampled token"""
+    value_clip: float | None = Field(0.2, gt=0)
+    """how far a value may move in a step before its loss stops falling; None does not clip"""
+    whiten: bool = True
+    """advantages are brought to mean 0 and deviation 1 over the sampled tokens of a step"""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4)
+    """of the critic, which has a network of its own"""
+
+
 class TrainConfig(Config):
     """One training with policy gradients."""
 
@@ -130,16 +145,25 @@ class TrainConfig(Config):
     objective: ObjectiveConfig = ObjectiveConfig()
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4)
     guards: GuardConfig = GuardConfig()
+    updates_per_step: int = Field(1, ge=1)
+    """passes over the rollouts of a step; the ratio to the weights before the first is clipped"""
+    minibatches: int = Field(1, ge=1)
+    """parts of a pass, of whole groups, with an update of the weights for each"""
+    critic: CriticConfig | None = None
+    """PPO with a learned critic; None compares the rollouts of a group"""
+    lambda_sft: float = Field(0.0, ge=0)
+    """weight of imitation in the mixed loss L_RL + lambda_sft * L_SFT + beta * L_KL"""
+    imitate: Literal["own", "oracles", "log"] = "own"
+    """what lambda_sft imitates: the step's own successes, the tasks' oracles, or successes in the log"""
 
-    @field_validator("group_size")
-    @classmethod
-    def _comparable(cls, value: int) -> int:
-        if value == 1:
+    @model_validator(mode="after")
+    def _comparable(self) -> TrainConfig:
+        if self.group_size == 1 and self.critic is None:
             raise ValueError(
-                "a group of 1 has nothing to be compared with, so every advantage would be 0;"
-                " use at least 2 rollouts of each task"
+                "group_size = 1: a group of 1 has nothing to be compared with, so every advantage would be 0;"
+                " use at least 2 rollouts of each task, or a critic"
             )
-        return value
+        return self
 
     @model_validator(mode="after")
     def _trainable(self) -> TrainConfig:

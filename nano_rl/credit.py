@@ -18,7 +18,7 @@ Credit = Sequence[float | Sequence[float]]
 def group_credit(group: Group, objective: ObjectiveConfig, reward: Reward | None) -> Credit:
     """[G] advantages as the objective wants them. `reward` names the parts that are normalised apart."""
     if objective.discount is not None:
-        turns_G = [_turn_rewards(t, r) for t, r in zip(group.trajectories, group.rewards_G, strict=True)]
+        turns_G = [turn_rewards(t, r) for t, r in zip(group.trajectories, group.rewards_G, strict=True)]
         return turn_advantages(turns_G, discount=objective.discount, baseline=objective.baseline)
     settings = {"baseline": objective.baseline, "std": objective.std, "eps": objective.std_eps}
     if objective.normalise == "each" and reward is not None:
@@ -34,7 +34,7 @@ def has_signal(group: Group, objective: ObjectiveConfig, reward: Reward | None) 
     return any(a != 0 for of in credit for a in ([of] if isinstance(of, float) else of))
 
 
-def _turn_rewards(run: Trajectory, reward: float) -> Sequence[float] | None:
+def turn_rewards(run: Trajectory, reward: float) -> Sequence[float] | None:
     """[T] as the verdict gives them, or the whole reward in the last turn."""
     if math.isnan(reward):
         return None

@@ -34,8 +34,14 @@ class Learner:
         self._optimizer = make_optimizer(model, config)
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
 
-    def update(self, batches: Sequence[Batch], objective: Objective, guard: Guard) -> dict[str, float]:
-        """One optimizer step over all micro-batches; its metrics. A guard that trips spares the weights."""
+    def update(
+        self, batches: Sequence[Batch], objective: Objective, guard: Guard, *, ends_step: bool = True
+    ) -> dict[str, float]:
+        """One optimizer step over all micro-batches; its metrics. A guard that trips spares the weights.
+
+        `ends_step` is False for all but the last of several updates that make up one step: the step counts,
+        and sets the learning rate, once.
+        """
         parts = []
         for batch in batches:
             loss, metrics = objective(self.model, batch)
@@ -56,17 +62,12 @@ class Learner:
             self._optimizer.step()
         finally:
             self._optimizer.zero_grad(set_to_none=True)
-        self.step += 1
+        self.step += ends_step
         return values
 
     def save(self, path: Path, extra: dict[str, Any]) -> None:
         """Everything that resuming needs, in one file that is replaced whole."""
-        state = {
-            "step": self.step,
-            "weights": {name: p.detach() for name, p in self._trained.items()},
-            "optimizer": self._optimizer.state_dict(),
-            "extra": extra,
-        }
+        state = {**self.state(), "extra": extra}
         temporary = path.with_suffix(".partial")
         torch.save(state, temporary)
         temporary.replace(path)
@@ -74,13 +75,25 @@ class Learner:
     def load(self, path: Path) -> dict[str, Any]:
         """Go on from `save`; returns the caller's own state."""
         state = torch.load(path, weights_only=True)
+        self.restore(state)
+        extra: dict[str, Any] = state["extra"]
+        return extra
+
+    def state(self) -> dict[str, Any]:
+        """Step, trained weights and optimizer, as they are now: not a copy."""
+        return {
+            "step": self.step,
+            "weights": {name: p.detach() for name, p in self._trained.items()},
+            "optimizer": self._optimizer.state_dict(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
         with torch.no_grad():
             for name, value in state["weights"].items():
                 self._trained[name].copy_(value)
         self._optimizer.load_state_dict(state["optimizer"])
         self.step = state["step"]
-        extra: dict[str, Any] = state["extra"]
-        return extra
 
 
 def prepare(model: nn.Module, *, lora_rank: int, seed: int) -> nn.Module:

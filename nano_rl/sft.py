@@ -6,12 +6,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from random import Random
 
 from torch import Tensor, nn
 
 from nano_rl.batch import Batch, make_batches
 from nano_rl.config import GuardConfig, SftConfig
+from nano_rl.epochs import step_indices
 from nano_rl.guards import check_step
 from nano_rl.learner import Learner
 from nano_rl.logprob import token_logprobs
@@ -37,7 +37,8 @@ def train_sft(
     with MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
         while learner.step < end:
             started = time.monotonic()
-            chosen = [samples[i] for i in _indices(learner.step, len(samples), config)]
+            indices = step_indices(learner.step, size=len(samples), batch=config.batch, seed=config.seed)
+            chosen = [samples[i] for i in indices]
             batches = make_batches(chosen, max_tokens=config.max_tokens)
             values = learner.update(batches, _objective, lambda m: check_step(m, GuardConfig()))
             seconds = time.monotonic() - started
@@ -52,13 +53,3 @@ def train_sft(
 
 def _objective(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
     return sft_loss(token_logprobs(model, batch), batch)
-
-
-def _indices(step: int, size: int, config: SftConfig) -> list[int]:
-    """The samples of one step: a slice of the endless sequence of seeded permutations."""
-    wanted = range(step * config.batch, (step + 1) * config.batch)
-    orders: dict[int, list[int]] = {}
-    for epoch in {position // size for position in wanted}:
-        orders[epoch] = list(range(size))
-        Random(f"{config.seed} {epoch}").shuffle(orders[epoch])
-    return [orders[position // size][position % size] for position in wanted]

@@ -13,6 +13,8 @@ from torch import nn
 from nano_coder.runtime import OpenedWeights, Runtime, local_policy
 from nano_rl.config import TrainConfig
 from nano_rl.controls import controls_due, hack_metrics, roll_controls
+from nano_rl.critic import open_critic
+from nano_rl.demonstrations import open_demonstrations
 from nano_rl.gather import Sources, gather
 from nano_rl.group import group_metrics
 from nano_rl.learner import Learner
@@ -50,11 +52,15 @@ def train(
         )
     reference = Reference(model) if config.objective.beta > 0 else None
     learner = Learner(model, config.optimizer, steps=config.steps)
+    critic = open_critic(model, config)
+    demonstrations = open_demonstrations(config, sources.every_task, runtime, opened)
     state: dict[str, Any] = {"used": [], "history": []}
     if (folder / STATE).exists():
         state = learner.load(folder / STATE)
         if sources.curriculum is not None and "curriculum" in state:
             sources.curriculum.restore(state["curriculum"])
+        if critic is not None:
+            critic.restore(state["critic"])
     with MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
         while learner.step < config.steps:
             step, started = learner.step, time.monotonic()
@@ -69,7 +75,10 @@ def train(
             rolled = time.monotonic()
             values = {**group_metrics(groups), "step": float(step)}
             values |= hack_metrics([t for g in groups for t in g.trajectories], controls)
-            values |= learn(learner, reference, groups, values, config, version, state["history"], reward)
+            values |= learn(
+                learner, reference, groups, values, config, version, state["history"], reward, critic,
+                demonstrations,
+            )  # fmt: skip
             if sources.curriculum is not None:
                 sources.curriculum.record(groups)
                 values |= sources.curriculum.metrics()
@@ -80,5 +89,7 @@ def train(
             metrics.write(step, values)
             on_step(learner.step, config.steps, values)
             if learner.step % config.save_every == 0 or learner.step == config.steps:
+                if critic is not None:
+                    state["critic"] = critic.state()
                 learner.save(folder / STATE, state)
-    return list(state["used"])
+    return [*state["used"], *(demonstrations.run_ids if demonstrations else ())]
