@@ -58,7 +58,14 @@ class Critic:
     """A value model of its own with an optimizer of its own. It may use twice the memory of the policy."""
 
     def __init__(
-        self, policy: nn.Module, config: CriticConfig, *, steps: int, lora_rank: int, max_tokens: int, seed: int
+        self,
+        policy: nn.Module,
+        config: CriticConfig,
+        *,
+        steps: int,
+        lora_rank: int,
+        max_tokens: int,
+        seed: int,
     ) -> None:
         """Starts from the policy's weights; `steps` is the length of the learning-rate schedule and
         `max_tokens` bounds a micro-batch. A resumed run makes it first, then calls `restore`."""
@@ -147,7 +154,10 @@ class Critic:
     def _objective(self, model: nn.Module, batch: ValueBatch) -> tuple[Tensor, dict[str, float]]:
         values_N = value_of(model, batch.ids_BT, batch.attention_BT)[batch.mask_BT]
         loss_N, clipped_N = value_loss(
-            values_N, batch.returns_BT[batch.mask_BT], batch.old_BT[batch.mask_BT], clip=self.config.value_clip
+            values_N,
+            batch.returns_BT[batch.mask_BT],
+            batch.old_BT[batch.mask_BT],
+            clip=self.config.value_clip,
         )
         loss = loss_N.sum() / max(batch.num_tokens, 1)
         sums = {"tokens": float(values_N.numel()), "value_clipped": clipped_N.double().sum().item()}
@@ -170,7 +180,9 @@ def value_of(model: nn.Module, ids_BT: Tensor, attention_BT: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(after_BT[:, :1]), after_BT[:, :-1]], dim=1)
 
 
-def value_loss(values_N: Tensor, returns_N: Tensor, old_N: Tensor, *, clip: float | None) -> tuple[Tensor, Tensor]:
+def value_loss(
+    values_N: Tensor, returns_N: Tensor, old_N: Tensor, *, clip: float | None
+) -> tuple[Tensor, Tensor]:
     """[N] half the squared error, the larger of plain and clipped, and [N] where the clipped one was larger."""
     plain_N = (values_N - returns_N).square()
     if clip is None:

@@ -81,12 +81,16 @@ def chain_gae(
     return _spread(chain, places, advantages_N), _spread(chain, places, returns_N)
 
 
-def whitened(advantages: Sequence[Sequence[float]], masks: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+def whitened(
+    advantages: Sequence[Sequence[float]], masks: Sequence[Sequence[int]]
+) -> list[tuple[float, ...]]:
     """[rows][L] advantages with mean 0 and deviation 1 over the sampled tokens of all rows; 0 elsewhere.
 
     Advantages that are all equal become 0: there is nothing to prefer among them.
     """
-    flat = [a for row, mask in zip(advantages, masks, strict=True) for a, m in zip(row, mask, strict=True) if m]
+    flat = [
+        a for row, mask in zip(advantages, masks, strict=True) for a, m in zip(row, mask, strict=True) if m
+    ]
     mean = math.fsum(flat) / max(len(flat), 1)
     deviation = math.sqrt(math.fsum((a - mean) ** 2 for a in flat) / max(len(flat), 1))
     scale = 0.0 if not flat or min(flat) == max(flat) else 1 / (deviation + 1e-8)
@@ -96,7 +100,9 @@ def whitened(advantages: Sequence[Sequence[float]], masks: Sequence[Sequence[int
     ]
 
 
-def _spread(chain: Chain, places: Sequence[tuple[int, int]], numbers: Sequence[float]) -> list[tuple[float, ...]]:
+def _spread(
+    chain: Chain, places: Sequence[tuple[int, int]], numbers: Sequence[float]
+) -> list[tuple[float, ...]]:
     rows = [[0.0] * len(row.ids) for row in chain.rows]
     for (r, t), number in zip(places, numbers, strict=True):
         rows[r][t] = number

@@ -18,6 +18,7 @@ from random import Random
 import torch
 from torch import Tensor, nn
 
+from nano_rl.aggregation import token_weights
 from nano_rl.batch import Batch, make_batches
 from nano_rl.config import TrainConfig
 from nano_rl.credit import group_credit, has_signal, turn_rewards
@@ -26,7 +27,7 @@ from nano_rl.gae import reward_chain
 from nano_rl.group import Group
 from nano_rl.guards import check_step
 from nano_rl.imitation import Demonstrations, own_successes
-from nano_rl.learner import Learner
+from nano_rl.learner import Guard, Learner
 from nano_rl.logprob import score_tokens, token_logprobs
 from nano_rl.loss import policy_loss, sft_loss
 from nano_rl.reference import Reference
@@ -110,7 +111,9 @@ def learn(
     return {**learned, "stale": stale, "skipped": 0.0}
 
 
-def _update(learner: Learner, minibatch: Minibatch, config: TrainConfig, guard, ends_step: bool):  # type: ignore[no-untyped-def]
+def _update(
+    learner: Learner, minibatch: Minibatch, config: TrainConfig, guard: Guard, ends_step: bool
+) -> dict[str, float]:
     imitated = {id(batch) for batch in minibatch.imitated}
     sums = {"loss_sft": 0.0, "sft_tokens": 0.0}
 
@@ -131,7 +134,12 @@ def _update(learner: Learner, minibatch: Minibatch, config: TrainConfig, guard, 
     parts = {"policy": metrics["loss"] - sums["loss_sft"] - kl, "kl": kl, "sft": sums["loss_sft"]}
     whole = sum(map(abs, parts.values()))
     shares = {f"share_{name}": abs(part) / whole if whole else 0.0 for name, part in parts.items()}
-    return {**metrics, **{f"loss_{n}": p for n, p in parts.items()}, **shares, "sft_tokens": sums["sft_tokens"]}
+    return {
+        **metrics,
+        **{f"loss_{n}": p for n, p in parts.items()},
+        **shares,
+        "sft_tokens": sums["sft_tokens"],
+    }
 
 
 def _minibatches(
@@ -143,6 +151,7 @@ def _minibatches(
     step: int,
 ) -> list[Minibatch]:
     """Whole groups dealt out in a seeded order; as many parts as there are groups where those are fewer."""
+    objective = config.objective
     groups = list(range(len(samples_of)))
     count = max(1, min(config.minibatches, len(groups)))
     if count > 1:
@@ -150,7 +159,9 @@ def _minibatches(
     minibatches = []
     for part in range(count):
         chosen = groups[part::count]
-        batches = make_batches([s for g in chosen for s in samples_of[g]], max_tokens=config.max_tokens)
+        samples = [s for g in chosen for s in samples_of[g]]
+        weights = token_weights(samples, objective.aggregation, constant_length=objective.constant_length)
+        batches = make_batches(samples, max_tokens=config.max_tokens, weights=weights)
         minibatches.append(
             Minibatch(
                 batches=batches if reference is None else reference.score(batches),
