@@ -183,7 +183,7 @@ def value_of(model: nn.Module, ids_BT: Tensor, attention_BT: Tensor) -> Tensor:
 def value_loss(
     values_N: Tensor, returns_N: Tensor, old_N: Tensor, *, clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """[N] half the squared error, the larger of plain and clipped, and [N] where the clipped one was larger."""
+    """[N] half the squared error, the larger of plain and clipped, and [N] where the clipped one was it."""
     plain_N = (values_N - returns_N).square()
     if clip is None:
         return plain_N / 2, torch.zeros_like(plain_N, dtype=torch.bool)
@@ -226,6 +226,6 @@ def _finite(metrics: dict[str, float]) -> None:
     for name in ("loss", "grad_norm"):
         if not math.isfinite(metrics[name]):
             raise GuardTripped(
-                f"the critic's {name} is {metrics[name]}; lower critic.optimizer.learning_rate, or look at the"
-                " rewards of this step"
+                f"the critic's {name} is {metrics[name]}; lower critic.optimizer.learning_rate, or look at"
+                " the rewards of this step"
             )

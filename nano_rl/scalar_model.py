@@ -16,7 +16,7 @@ class ScalarModel(nn.Module):
     """A causal backbone and a linear head in float32, which starts at 0 and so says nothing at first."""
 
     def __init__(self, lm: nn.Module, *, bias: bool) -> None:
-        """`lm` is a causal LM (bare or under PEFT) whose own head is not used; it is taken over, not copied."""
+        """`lm` is a causal LM, bare or under PEFT; its own head is not used. It is taken over, not copied."""
         super().__init__()
         config: Any = lm.config
         self.lm = lm.eval()
@@ -58,8 +58,8 @@ def scalar_model(policy: Any, *, lora_rank: int, seed: int, bias: bool) -> Scala
 
 
 def by_budget(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """The indices of the rows of each micro-batch of at most `max_tokens` positions, padding included, longest
-    rows first; a row longer than that gets one of its own."""
+    """The indices of the rows of each micro-batch of at most `max_tokens` positions, padding included,
+    longest rows first; a row longer than that gets one of its own."""
     parts: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if not parts or (len(parts[-1]) + 1) * lengths[parts[-1][0]] > max_tokens:

@@ -1,7 +1,7 @@
 """One step of the policy: groups with a signal -> credit -> samples -> minibatches -> guarded updates.
 
-A step passes `updates_per_step` times over its rollouts, each time in `minibatches` parts of whole groups, and
-each part is one update of the weights with denominators of its own. The trainer's log-probs are taken once,
+A step passes `updates_per_step` times over its rollouts, each time in `minibatches` parts of whole groups,
+and each part is one update of the weights with denominators of its own. The trainer's log-probs are taken once,
 before the first update, so that the ratio of every later one is real; on the first it is exactly 1.
 
     L = L_RL + beta * L_KL + lambda_sft * L_SFT
@@ -134,12 +134,8 @@ def _update(
     parts = {"policy": metrics["loss"] - sums["loss_sft"] - kl, "kl": kl, "sft": sums["loss_sft"]}
     whole = sum(map(abs, parts.values()))
     shares = {f"share_{name}": abs(part) / whole if whole else 0.0 for name, part in parts.items()}
-    return {
-        **metrics,
-        **{f"loss_{n}": p for n, p in parts.items()},
-        **shares,
-        "sft_tokens": sums["sft_tokens"],
-    }
+    losses = {f"loss_{name}": part for name, part in parts.items()}
+    return {**metrics, **losses, **shares, "sft_tokens": sums["sft_tokens"]}
 
 
 def _minibatches(
