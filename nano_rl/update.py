@@ -1,8 +1,8 @@
 """One step of the policy: groups with a signal -> credit -> samples -> minibatches -> guarded updates.
 
 A step passes `updates_per_step` times over its rollouts, each time in `minibatches` parts of whole groups,
-and each part is one update of the weights with denominators of its own. The trainer's log-probs are taken once,
-before the first update, so that the ratio of every later one is real; on the first it is exactly 1.
+and each part is one update of the weights with denominators of its own. The trainer's log-probs are taken
+once, before the first update, so that the ratio of every later one is real; on the first it is exactly 1.
 
     L = L_RL + beta * L_KL + lambda_sft * L_SFT
 
