@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -25,18 +26,21 @@ Normalise = Literal["sum", "each"]
 
 
 class Config(BaseModel):
-    """A frozen config that refuses unknown names and non-finite numbers."""
+    """A frozen config that refuses unknown names and non-finite numbers. The docstring of a field is the help
+    of its command line option."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class ObjectiveConfig(Config):
     """What is maximised. Sources of the maths stand in `advantage.py` and `loss.py`."""
 
     baseline: Baseline = "mean"
+    """what a reward is compared with: the mean of its group, that of the others (rloo), or nothing"""
     std: Std = "none"
     """division of the advantages by the group's deviation: n-1 (sample) or n (population)"""
     std_eps: float = Field(1e-4, gt=0)
+    """added to the deviation before the division"""
     clip_low: float = Field(0.2, gt=0, lt=1)
     """the ratio is clipped below 1 - clip_low"""
     clip_high: float = Field(0.2, gt=0)
@@ -51,6 +55,7 @@ class ObjectiveConfig(Config):
     beta: float = Field(0.0, ge=0)
     """weight of the KL to the reference; 0 needs no reference model"""
     kl: KL = "k3"
+    """estimator of the KL to the reference"""
     normalise: Normalise = "sum"
     """the parts of a reward are summed and compared (sum), or each is compared and divided apart (each)"""
     discount: float | None = Field(None, ge=0, le=1)
@@ -99,8 +104,11 @@ class OptimizerConfig(Config):
     learning_rate: float = Field(1e-5, gt=0)
     """peak, reached after the warm-up"""
     schedule: Schedule = "constant"
+    """of the learning rate after the warm-up: constant, or down to 0 along a line or half a cosine"""
     warmup_steps: int = Field(0, ge=0)
+    """steps in which the learning rate rises to its peak"""
     weight_decay: float = Field(0.0, ge=0)
+    """AdamW's, of matrices alone"""
     grad_clip: float = Field(1.0, gt=0)
     """largest norm of the gradient over all trained weights"""
 
@@ -135,7 +143,9 @@ class TrainConfig(Config):
     """One training with policy gradients."""
 
     steps: int = Field(40, ge=1)
+    """rounds of gathering groups and learning from them"""
     prompts_per_step: int = Field(8, ge=1)
+    """tasks of one step, each with a group of its own"""
     group_size: int = Field(8, ge=0)
     """fresh rollouts of each task; 0 trains on logs alone"""
     temperature: float = Field(1.0, gt=0)
@@ -145,7 +155,9 @@ class TrainConfig(Config):
     lora_rank: int = Field(0, ge=0)
     """0 trains all weights"""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """of the frozen weights under an adapter; trained weights are float32"""
     seed: int = Field(0, ge=0)
+    """of tasks, rollouts and adapters: the same one repeats a training"""
     save_every: int = Field(10, ge=1)
     """steps between saved states"""
     shuffle_rewards: bool = False
@@ -196,6 +208,7 @@ class SftConfig(Config):
     """One training by imitation."""
 
     epochs: float = Field(1.0, gt=0)
+    """passes over the trajectories"""
     batch: int = Field(16, ge=1)
     """trajectories of one optimizer step"""
     stop_after: int | None = Field(None, ge=1)
@@ -207,7 +220,9 @@ class SftConfig(Config):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """of the frozen weights under an adapter; trained weights are float32"""
     seed: int = Field(0, ge=0)
+    """of the order of trajectories, and of the adapter"""
     save_every: int = Field(10, ge=1)
+    """steps between saved states"""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3, schedule="linear", warmup_steps=10)
 
 
@@ -219,15 +234,40 @@ def parse_config(kind: type[C], values: Mapping[str, Any]) -> C:
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
-        lines = [_line(e["loc"], e["msg"], e["input"], e["type"]) for e in error.errors()]
+        known = setting_names(kind)
+        lines = [_line(e["loc"], e["msg"], e["input"], e["type"], known) for e in error.errors()]
         raise ConfigError("\n".join(lines)) from error
 
 
-def _line(location: tuple[int | str, ...], message: str, value: object, kind: str) -> str:
+def setting_names(kind: type[Config]) -> list[str]:
+    """Every setting by its dotted name, sections after what is in them."""
+    names = []
+    for name, field in kind.model_fields.items():
+        for section in (field.annotation, *get_args(field.annotation)):
+            if isinstance(section, type) and issubclass(section, Config):
+                names += [f"{name}.{inner}" for inner in setting_names(section)]
+        names.append(name)
+    return names
+
+
+def _line(
+    location: tuple[int | str, ...], message: str, value: object, kind: str, known: Sequence[str]
+) -> str:
     name = ".".join(str(part) for part in location)
     message = message.removeprefix("Value error, ")
     if kind == "missing":
         return f"{name}: is required"
     if kind == "extra_forbidden":
-        return f"{name}: no such setting"
+        meant = _nearest(name, known)
+        return f"{name}: no such setting" + (f"; did you mean {meant}?" if meant else "")
     return f"{name} = {value!r}: {message}" if name else message
+
+
+def _nearest(name: str, known: Sequence[str]) -> str | None:
+    """The setting that was probably meant: the same word in another section, or the nearest spelling."""
+    last = name.rpartition(".")[2]
+    elsewhere = [k for k in known if k.rpartition(".")[2] == last]
+    spelt = get_close_matches(name, known, n=1, cutoff=0.7)
+    words = {k.rpartition(".")[2]: k for k in known}
+    near = get_close_matches(last, words, n=1, cutoff=0.7)
+    return next(iter([*elsewhere, *spelt, *(words[w] for w in near)]), None)
