@@ -80,7 +80,8 @@ def messages_sample(
     name: str, messages: Sequence[Message], trained: Sequence[bool], template: ChatTemplate, eos_id: int
 ) -> TrainSample:
     """A text conversation as one row, encoded here for the first time: the mask is 1 on the assistant
-    messages that are trained and on the end-of-turn tokens that close them. What follows the last is left out.
+    messages that are trained and on the end-of-turn tokens that close them. What follows the last is
+    left out.
 
     Raises ValueError where no assistant message is trained, or a trained message is another's.
     """
