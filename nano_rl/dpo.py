@@ -95,8 +95,8 @@ def side_scores(logprobs_BT: Tensor, batch: Batch, *, mean: bool) -> dict[str, T
 
 
 def pair_batches(pairs: Sequence[PairRows], indices: Sequence[int], max_tokens: int) -> list[Batch]:
-    """Micro-batches that hold both sides of each of their pairs. Rows are named by place in `indices` and side:
-    where one epoch ends and the next begins, a step may see a pair twice."""
+    """Micro-batches that hold both sides of each of their pairs. Rows are named by place in `indices` and
+    side: where one epoch ends and the next begins, a step may see a pair twice."""
     lengths = [max(len(row.ids) for row in _all(pairs[i])) * len(_all(pairs[i])) for i in indices]
     batches = []
     for part in by_budget(lengths, max_tokens):

@@ -1,4 +1,4 @@
-"""Preference pairs out of the log: a success against a failure of the same task, and what people preferred."""
+"""Preference pairs out of the log: a success against a failure of the same task, and what people said."""
 
 from __future__ import annotations
 

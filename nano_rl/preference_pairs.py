@@ -1,6 +1,6 @@
-"""Preference pairs: a JSON line each, with the exact tokens where they were logged, and texts always.
+"""Preference pairs: a JSON line each, with the exact tokens where they were logged and the texts always.
 
-A row needs `prompt`, `chosen` and `rejected`: texts, or lists of `{"role", "content"}` messages, as preference
+A row needs `prompt`, `chosen` and `rejected`: text, or lists of `{"role", "content"}` messages, as preference
 data is commonly published. Rows that nano wrote also name both runs and hold the rows of tokens that the
 policy read and sampled, under the hash of its template: such a pair is trained token for token.
 """

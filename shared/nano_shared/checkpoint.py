@@ -62,7 +62,7 @@ class TrainedOn(Value):
 class Manifest(Value):
     version: Literal[1] = 1
     name: str
-    kind: Literal["adapter", "full"]
+    kind: Literal["adapter", "full", "reward_model"]
     base_model: str
     """name or content hash of the weights that the adapter sits on, or that training began from"""
     parent: str | None = None
