@@ -213,7 +213,7 @@ class SftConfig(Config):
     """trajectories of one optimizer step"""
     stop_after: int | None = Field(None, ge=1)
     """steps after which to stop short of the schedule, which `epochs` alone sets"""
-    max_tokens: int = Field(4096, ge=1)
+    max_tokens: int = Field(1500, ge=1)
     """positions of one micro-batch, padding included"""
     lora_rank: int = Field(16, ge=0)
     """0 trains all weights"""

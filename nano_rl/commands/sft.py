@@ -51,7 +51,7 @@ def command(
     log: str | None,
     settings: Settings[SftConfig],
 ) -> int:
-    """Imitate and write checkpoint NAME. Several sources may be given; every row of all of them is one row."""
+    """Imitate and write checkpoint NAME. Several sources may be given: their rows are put together."""
     config = settings.config()
     if not (tasks_file or from_logs or messages_file):
         raise UsageError("name what to imitate: --tasks FILE, --from-logs or --messages FILE")

@@ -105,7 +105,7 @@ CRITIC = CriticConfig(optimizer=OptimizerConfig(learning_rate=1e-2), value_clip=
 
 
 def test_a_critic_learns_from_groups_that_comparison_cannot_use() -> None:
-    settings = config(critic=CRITIC, updates_per_step=2)
+    settings = config(critic=CRITIC.model_copy(update={"gae_lambda": 1.0}), updates_per_step=2)
     critic = open_critic(tiny_llama(torch.float32), settings)
     values, _ = step(settings, groups([[1.0, 1.0], [0.0, None]]), critic=critic)
     assert values["skipped"] == 0

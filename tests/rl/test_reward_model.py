@@ -1,4 +1,4 @@
-"""Reward models: their loss, their held-out accuracy under a known annotator, and what they score when served."""
+"""Reward models: their loss, calibration, and held-out accuracy under an annotator that is known."""
 
 from __future__ import annotations
 
