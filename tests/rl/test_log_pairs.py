@@ -41,7 +41,7 @@ def run(
                 observations=() if i else (seen,),
                 started=0.0,
                 ended=0.0,
-            )  # fmt: skip
+            )
         )
     return Trajectory(
         id=name, task=Task(key=key, prompt="Find it.", files={"a.py": ""}, **task), turns=tuple(turns),

@@ -124,7 +124,6 @@ def likes(model: str, good: str, bad: str) -> float:
     return scores[0] - scores[1]
 
 
-STRONG = ("--learning-rate", "1e-2", "--batch", "8", "--epochs", "6")
 FAST = ("--learning-rate", "1e-2", "--batch", "8")
 
 

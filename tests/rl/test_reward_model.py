@@ -50,7 +50,7 @@ def annotated(count: int, seed: int = 0) -> list[PairRows]:
                 rejected=(sample([*prompt, *rejected]),),
                 prompt_key=str(len(pairs) // 2),
                 encoded=False,
-            )  # fmt: skip
+            )
         )
     return pairs
 
