@@ -6,84 +6,19 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, get_args
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 
-from nano_rl.advantage import Baseline, Std
-from nano_rl.aggregation import Aggregation
+from nano_rl.frozen import Config as Config
+from nano_rl.objectives.config import ObjectiveConfig as ObjectiveConfig
 from nano_shared import ConfigError
 
-KL = Literal["k1", "k2", "k3"]
 Schedule = Literal["constant", "linear", "cosine"]
-Normalise = Literal["sum", "each"]
-
-
-class Config(BaseModel):
-    """A frozen config that refuses unknown names and non-finite numbers. The docstring of a field is the help
-    of its command line option."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
-
-
-class ObjectiveConfig(Config):
-    """What is maximised. Sources of the maths stand in `advantage.py` and `loss.py`."""
-
-    baseline: Baseline = "mean"
-    """what a reward is compared with: the mean of its group, that of the others (rloo), or nothing"""
-    std: Std = "none"
-    """division of the advantages by the group's deviation: n-1 (sample) or n (population)"""
-    std_eps: float = Field(1e-4, gt=0)
-    """added to the deviation before the division"""
-    clip_low: float = Field(0.2, gt=0, lt=1)
-    """the ratio is clipped below 1 - clip_low"""
-    clip_high: float = Field(0.2, gt=0)
-    """the ratio is clipped above 1 + clip_high"""
-    aggregation: Aggregation = "token"
-    """what the loss is a mean over: all trained tokens, trajectories and then their tokens, or trajectories
-    whose sums are divided by `constant_length`"""
-    constant_length: int = Field(1024, ge=1)
-    """tokens that constant aggregation divides each trajectory by"""
-    tis_cap: float | None = Field(2.0, gt=0)
-    """largest importance weight of a token; None ignores the difference between sampler and trainer"""
-    beta: float = Field(0.0, ge=0)
-    """weight of the KL to the reference; 0 needs no reference model"""
-    kl: KL = "k3"
-    """estimator of the KL to the reference"""
-    normalise: Normalise = "sum"
-    """the parts of a reward are summed and compared (sum), or each is compared and divided apart (each)"""
-    discount: float | None = Field(None, ge=0, le=1)
-    """of per-turn rewards, a turn: each turn is credited with its discounted return; None: with the reward"""
-
-    @property
-    def separable(self) -> bool:
-        """Whether each token's loss depends on that token alone, so that any slice of tokens can be
-        evaluated by itself."""
-        return True
-
-    @model_validator(mode="after")
-    def _std_needs_baseline(self) -> ObjectiveConfig:
-        if self.baseline == "none" and self.std != "none":
-            raise ValueError("`std` needs a baseline: set baseline to mean or rloo, or std to none")
-        if self.normalise == "each" and self.std == "none":
-            raise ValueError(
-                "`normalise` = each changes nothing where nothing is divided: set std to sample or population"
-            )
-        if self.discount is not None and (self.std != "none" or self.normalise == "each"):
-            raise ValueError("`discount` goes with std = none and normalise = sum")
-        return self
 
 
 class RewardConfig(Config):
     """What a reward is made of. The parts and their settings stand in `nano_rl/rewards/`."""
 
-    parts: dict[str, dict[str, JsonValue]] = {"tests": {"weight": 1.0}}
+    parts: dict[str, dict[str, JsonValue]] = Field({"tests": {"weight": 1.0}})
     """part -> its weight and settings; a bare number is its weight"""
     gate: float = Field(1.0, gt=0, le=1)
     """outcome from which shaping counts"""
@@ -173,8 +108,8 @@ class TrainConfig(Config):
     """passes over the rollouts of a step; the ratio to the weights before the first is clipped"""
     minibatches: int = Field(1, ge=1)
     """parts of a pass, of whole groups, with an update of the weights for each"""
-    critic: CriticConfig | None = None
-    """PPO with a learned critic; None compares the rollouts of a group"""
+    critic: CriticConfig = CriticConfig()
+    """what objective = ppo learns beside the policy"""
     lambda_sft: float = Field(0.0, ge=0)
     """weight of imitation in the mixed loss L_RL + lambda_sft * L_SFT + beta * L_KL"""
     imitate: Literal["own", "oracles", "log"] = "own"
@@ -182,10 +117,12 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _comparable(self) -> TrainConfig:
-        if self.group_size == 1 and self.critic is None:
+        if self.critic != CriticConfig() and self.objective.objective != "ppo":
+            raise ValueError("`critic` is read by objective = ppo alone: take that, or leave `critic` out")
+        if self.group_size == 1 and self.objective.objective != "ppo":
             raise ValueError(
                 "group_size = 1: a group of 1 has nothing to be compared with, so every advantage would be 0;"
-                " use at least 2 rollouts of each task, or a critic"
+                " use at least 2 rollouts of each task, or objective = ppo"
             )
         return self
 

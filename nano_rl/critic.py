@@ -68,7 +68,7 @@ class Critic:
         seed: int,
     ) -> None:
         """Starts from the policy's weights; `steps` is the length of the learning-rate schedule and
-        `max_tokens` bounds a micro-batch. A resumed run makes it first, then calls `restore`."""
+        `max_tokens` bounds a micro-batch. A resumed run makes it first, then calls `load_state_dict`."""
         self.config = config
         self.model: ScalarModel = scalar_model(policy, lora_rank=lora_rank, seed=seed, bias=True)
         self._learner = Learner(self.model, config.optimizer, steps=steps)
@@ -120,12 +120,12 @@ class Critic:
             "value_grad_norm": metrics["grad_norm"],
         }
 
-    def state(self) -> dict[str, Any]:
-        """Everything that resuming needs: weights, optimizer, step."""
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that resuming needs: weights, optimizer, step. Shares the live tensors."""
         return self._learner.state()
 
-    def restore(self, state: dict[str, Any]) -> None:
-        self._learner.restore(state)
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._learner.restore(state_dict)
 
     def _batches(self, lessons: Sequence[Lesson]) -> list[ValueBatch]:
         count = sum(lesson.sample.num_action_tokens for lesson in lessons)
@@ -165,8 +165,8 @@ class Critic:
 
 
 def open_critic(policy: nn.Module, config: TrainConfig) -> Critic | None:
-    """The critic that a training is configured with, if any, from the policy as it is."""
-    if config.critic is None:
+    """The critic that the objective wants, if any, from the policy as it is."""
+    if config.objective.objective != "ppo":
         return None
     return Critic(
         policy, config.critic, steps=config.steps, lora_rank=config.lora_rank, max_tokens=config.max_tokens,

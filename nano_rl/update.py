@@ -32,7 +32,7 @@ from nano_rl.logprob import score_tokens, token_logprobs
 from nano_rl.loss import policy_loss, sft_loss
 from nano_rl.reference import Reference
 from nano_rl.rewards import Reward
-from nano_rl.sample import TrainSample, group_samples
+from nano_rl.sample import TrainSample, group_samples, recent_samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +66,12 @@ def learn(
 ) -> dict[str, float]:
     """All updates of one step, and its metrics; none at all where there is nothing to learn.
 
-    Added to what the objective reports: `updates`, `stale`, `skipped`; with a critic `value_*`; and with a
+    Added to what the objective reports: `updates`, `stale`, `stale_dropped`, `skipped`; with a critic `value_*`; and with a
     mixed loss `loss_policy`, `loss_kl`, `loss_sft` as they are weighted, each one's `share_*` of the sum of
     their magnitudes, and `sft_tokens`.
     """
     objective = config.objective
-    learnable = _scored if critic else (lambda group: has_signal(group, objective, reward))
-    live = [group for group in groups if learnable(group)]
+    live = [group for group in groups if has_signal(group, objective, reward)]
     imitated = _imitated(groups, config, learner.step, demonstrations)
     if not live and not imitated:
         check_step(values, config.guards, earlier=history)
@@ -84,12 +83,18 @@ def learn(
         lessons_of: list[list[Lesson]] = [[] for _ in live]
         samples_of = [group_samples(g, advantages_G=group_credit(g, objective, reward)) for g in live]
     else:
-        lessons_of = _lessons(critic, live)
+        lessons_of = _lessons(critic, live, config)
         samples_of = [[lesson.sample for lesson in lessons] for lessons in lessons_of]
         # a critic compares with what it expected: groups whose rewards are equal do teach
         values = {**values, "frac_zero_std": 0.0}
+    samples_of, lessons_of, dropped = _recent(samples_of, lessons_of, version, objective.max_staleness)
+    samples = [sample for of_group in samples_of for sample in of_group]
+    if not samples and not imitated:
+        check_step(values, config.guards, earlier=history)
+        learner.step += 1
+        return {"skipped": 1.0, "stale_dropped": float(dropped)}
     minibatches = _minibatches(samples_of, lessons_of, imitated, config, reference, learner.step)
-    stale = _stale([s for samples in samples_of for s in samples], version)
+    stale = _stale(samples, version)
 
     def guard(update: int, metrics: dict[str, float]) -> None:
         judged = {**values, **metrics, "stale": stale, "update": float(update)}
@@ -108,7 +113,7 @@ def learn(
     learned = _over_updates(rows, passes=config.updates_per_step)
     if critic is not None:
         learned |= explained_variance([lesson for lessons in lessons_of for lesson in lessons])
-    return {**learned, "stale": stale, "skipped": 0.0}
+    return {**learned, "stale": stale, "stale_dropped": float(dropped), "skipped": 0.0}
 
 
 def _update(
@@ -186,13 +191,13 @@ def _imitated(
     return own_successes(groups) if demonstrations is None else demonstrations.draw(step)
 
 
-def _lessons(critic: Critic, groups: Sequence[Group]) -> list[list[Lesson]]:
+def _lessons(critic: Critic, groups: Sequence[Group], config: TrainConfig) -> list[list[Lesson]]:
     """[groups] the rows of each with advantages by GAE; rollouts without a reward leave."""
     chains = [
         [
             reward_chain(run, earned)
-            for run, reward in zip(group.trajectories, group.rewards_G, strict=True)
-            if (earned := turn_rewards(run, reward)) is not None
+            for run, earned in zip(group.trajectories, turn_rewards(group, config.objective), strict=True)
+            if earned is not None
         ]
         for group in groups
     ]
@@ -200,8 +205,23 @@ def _lessons(critic: Critic, groups: Sequence[Group]) -> list[list[Lesson]]:
     return [[lesson for _ in of_group for lesson in next(lessons)] for of_group in chains]
 
 
-def _scored(group: Group) -> bool:
-    return any(reward == reward for reward in group.rewards_G)  # NaN is unscored
+def _recent(
+    samples_of: list[list[TrainSample]], lessons_of: list[list[Lesson]], version: int, limit: int | None
+) -> tuple[list[list[TrainSample]], list[list[Lesson]], int]:
+    """Groups that have something left to train after tokens that are too old have left, and their number."""
+    dropped = 0
+    kept: list[tuple[list[TrainSample], list[Lesson]]] = []
+    for samples, lessons in zip(samples_of, lessons_of, strict=True):
+        recent, gone = recent_samples(samples, version, limit)
+        dropped += gone
+        taught = [
+            replace(lesson, sample=sample)
+            for lesson in lessons
+            for sample in recent_samples([lesson.sample], version, limit)[0]
+        ]
+        if recent:
+            kept.append((recent, taught))
+    return [samples for samples, _ in kept], [lessons for _, lessons in kept], dropped
 
 
 def _over_updates(rows: Sequence[dict[str, float]], *, passes: int) -> dict[str, float]:

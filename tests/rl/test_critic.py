@@ -9,7 +9,7 @@ import pytest
 import torch
 from builders import tiny_llama, trajectory, turn
 
-from nano_rl.config import CriticConfig, OptimizerConfig, TrainConfig
+from nano_rl.config import CriticConfig, ObjectiveConfig, OptimizerConfig, TrainConfig
 from nano_rl.critic import Critic, explained_variance, open_critic, value_loss
 from nano_rl.gae import Chain, reward_chain
 from nano_rl.guards import GuardTripped
@@ -140,8 +140,8 @@ def test_its_state_goes_on_as_if_nothing_had_happened() -> None:
     for _ in range(2):
         one.update(lessons, ends_step=True)
     file = io.BytesIO()
-    torch.save(one.state(), file)
-    two.restore(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
+    torch.save(one.state_dict(), file)
+    two.load_state_dict(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
     for c in (one, two):
         c.update(lessons, ends_step=True)
     for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
@@ -162,8 +162,10 @@ def test_a_critic_that_diverges_stops_the_run_and_keeps_its_weights() -> None:
 
 def test_no_critic_is_made_unless_one_is_configured() -> None:
     assert open_critic(tiny_llama(torch.float32), TrainConfig()) is None
-    assert open_critic(tiny_llama(torch.float32), TrainConfig(critic=FAST)) is not None
-    assert TrainConfig(group_size=1, critic=FAST).group_size == 1
+    ppo = TrainConfig(group_size=1, objective=ObjectiveConfig(objective="ppo"), critic=FAST)
+    assert open_critic(tiny_llama(torch.float32), ppo) is not None
+    with pytest.raises(ValueError, match="`critic` is read by objective = ppo alone"):
+        TrainConfig(critic=FAST)
 
 
 def test_rows_are_cut_by_budget_longest_first() -> None:

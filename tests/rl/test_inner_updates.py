@@ -101,11 +101,12 @@ def test_the_rate_is_set_once_a_step() -> None:
     assert rates == [1.0, 0.75]
 
 
+PPO = ObjectiveConfig(objective="ppo")
 CRITIC = CriticConfig(optimizer=OptimizerConfig(learning_rate=1e-2), value_clip=None)
 
 
 def test_a_critic_learns_from_groups_that_comparison_cannot_use() -> None:
-    settings = config(critic=CRITIC.model_copy(update={"gae_lambda": 1.0}), updates_per_step=2)
+    settings = config(critic=CRITIC.model_copy(update={"gae_lambda": 1.0}), objective=PPO, updates_per_step=2)
     critic = open_critic(tiny_llama(torch.float32), settings)
     values, _ = step(settings, groups([[1.0, 1.0], [0.0, None]]), critic=critic)
     assert values["skipped"] == 0
@@ -120,7 +121,7 @@ def test_a_critic_learns_from_groups_that_comparison_cannot_use() -> None:
 def test_a_critic_credits_tokens_by_what_it_expected() -> None:
     """With lambda 1 and a critic that knows nothing, the update is that of the raw rewards."""
     plain = CRITIC.model_copy(update={"whiten": False, "gae_lambda": 1.0})
-    settings = config(critic=plain)
+    settings = config(critic=plain, objective=PPO)
     critic = open_critic(tiny_llama(torch.float32), settings)
     _, with_critic = step(settings, groups(MIXED[:3]), critic=critic)
     raw = config(objective=ObjectiveConfig(baseline="none"))
@@ -183,6 +184,6 @@ def test_shuffled_rewards_take_no_turn_rewards_along() -> None:
         if t.verdict
     ]
     odd = Group(task_key="task-0", trajectories=tuple(scored))
-    settings = config(critic=CRITIC, shuffle_rewards=True)
+    settings = config(critic=CRITIC, objective=PPO, shuffle_rewards=True)
     critic = open_critic(tiny_llama(torch.float32), settings)
     assert step(settings, [odd, *of[1:]], critic=critic)[0]["updates"] == 1
