@@ -66,9 +66,9 @@ def learn(
 ) -> dict[str, float]:
     """All updates of one step, and its metrics; none at all where there is nothing to learn.
 
-    Added to what the objective reports: `updates`, `stale`, `stale_dropped`, `skipped`; with a critic `value_*`; and with a
-    mixed loss `loss_policy`, `loss_kl`, `loss_sft` as they are weighted, each one's `share_*` of the sum of
-    their magnitudes, and `sft_tokens`.
+    Added to what the objective reports: `updates`, `stale`, `stale_dropped`, `skipped`; with a critic
+    `value_*`; and with a mixed loss `loss_policy`, `loss_kl`, `loss_sft` as they are weighted, each one's
+    `share_*` of the sum of their magnitudes, and `sft_tokens`.
     """
     objective = config.objective
     live = [group for group in groups if has_signal(group, objective, reward)]
