@@ -41,10 +41,11 @@ def difference(saved: Identity, now: Identity, *, resume: bool) -> str | None:
             f" go on with {saved.code_version}, or start anew under another --name"
         )
     if saved.model != now.model:
-        return (
-            f"began from {saved.model_name or saved.model}, not from {now.model_name or now.model}; give the"
-            " same --model, or another --name"
+        names = (saved.model_name or saved.model, now.model_name or now.model)
+        began = (
+            f"{names[0]}, not from {names[1]}" if names[0] != names[1] else f"other weights than {names[1]}"
         )
+        return f"began from {began}; give the same --model, or another --name"
     if (saved.profile_hash, saved.template_hash) != (now.profile_hash, now.template_hash):
         return "began under another profile or chat template; start anew under another --name"
     if saved.tasks != now.tasks:

@@ -105,7 +105,12 @@ class Learner:
         """The state and the caller's own in one file that is replaced whole."""
         temporary = path.with_suffix(".partial")
         with full_disk_explained(path, CheckpointError):
-            torch.save({**self.state(), "extra": extra}, temporary)
+            try:
+                with temporary.open("wb") as file:
+                    torch.save({**self.state(), "extra": extra}, file)
+            except RuntimeError as error:
+                # torch's archive has an error of its own over that of the file
+                raise error.__context__ if isinstance(error.__context__, OSError) else error from None
             sync(temporary)
             temporary.replace(path)
 
