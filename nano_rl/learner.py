@@ -86,16 +86,10 @@ class Learner:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state()`. Raises CheckpointError for the state of a model of other weights."""
-        told = {name: tuple(value.shape) for name, value in state["weights"].items()}
-        ours = {name: tuple(p.shape) for name, p in self._trained.items()}
-        if told != ours or set(state["attached"]) != set(self._attached):
-            other = sorted(set(told.items()) ^ set(ours.items())) or sorted(state["attached"])
-            raise CheckpointError(
-                f"the saved state is of another model: {other[0]} differs; give the same --model and settings"
-            )
-        with torch.no_grad():
-            for name, value in state["weights"].items():
-                self._trained[name].copy_(value)
+        other = set(state["attached"]) ^ set(self._attached)
+        if other:
+            raise CheckpointError(f"the saved state has other parts: {sorted(other)}; give the same settings")
+        restore_weights(self.model, state["weights"])
         self._optimizer.load_state_dict(state["optimizer"])
         for name, part in self._attached.items():
             part.load_state_dict(state["attached"][name])
@@ -120,6 +114,22 @@ class Learner:
         self.restore(state)
         extra: dict[str, Any] = state["extra"]
         return extra
+
+
+def restore_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Put saved weights into the trained ones. Raises CheckpointError for those of another model."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    told = {name: tuple(value.shape) for name, value in weights.items()}
+    differing = set(told.items()) ^ {(name, tuple(p.shape)) for name, p in trained.items()}
+    if differing:
+        name, shape = min(differing)
+        raise CheckpointError(
+            f"the saved state is of another model: {name} {shape} is in one of the two alone; give the same"
+            " --model and settings"
+        )
+    with torch.no_grad():
+        for name, value in weights.items():
+            trained[name].copy_(value)
 
 
 def prepare(model: nn.Module, *, lora_rank: int, seed: int) -> nn.Module:

@@ -67,10 +67,10 @@ def tiny_model(folder: Path, seed: int = 0) -> Path:
     return build_tiny(folder, texts, hidden=32, layers=1, max_positions=256, vocab_size=300, seed=seed)
 
 
-def runtime_at(log: Path) -> Runtime:
+def runtime_at(log: Path, name: str = "tiny") -> Runtime:
     return Runtime(
         policy=ScriptedPolicy([]), sandbox=open_sandbox(), store=LogStore.open(log),
-        sampling=Sampling(max_tokens=8), policy_name="tiny",
+        sampling=Sampling(max_tokens=8), policy_name=name,
     )  # fmt: skip
 
 
@@ -92,13 +92,14 @@ class Loop:
         on_step: Callable[..., None] = lambda *_: None,
         on_run: Callable[[torch.nn.Module, Trajectory], None] = lambda *_: None,
         before: Callable[[torch.nn.Module], None] = lambda _: None,
+        name: str = "tiny",
         **changed: object,
     ) -> dict[str, torch.Tensor]:
         """The weights at the end. `before` may change the model that training begins from."""
         opened = open_weights(str(self.tiny))
         self.model = prepare(opened.loaded.model, lora_rank=config.lora_rank, seed=0)
         before(self.model)
-        runtime = runtime_at(self.folder / "log.db")
+        runtime = runtime_at(self.folder / "log.db", name)
         with runtime.store:
             self.used = train(
                 self.model, opened, runtime, sources or Sources(tasks=TASKS),

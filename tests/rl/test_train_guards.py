@@ -21,7 +21,7 @@ from nano_rl.gather import Sources
 from nano_rl.group import Group
 from nano_rl.guards import GuardTripped
 from nano_rl.states import States
-from nano_shared.types import Finish, Trajectory
+from nano_shared.types import Finish, StopReason, Trajectory
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def whole(run: Trajectory) -> Trajectory:
     """The run as if its last completion had ended by itself."""
     last = run.turns[-1]
     ended = last.model_copy(update={"completion": last.completion.model_copy(update={"finish": Finish.STOP})})
-    return run.model_copy(update={"turns": (*run.turns[:-1], ended), "stop": "finished"})
+    return run.model_copy(update={"turns": (*run.turns[:-1], ended), "stop": StopReason.FINISHED})
 
 
 def with_runs(groups: tuple[Group, ...], change: Callable[[int, int, Trajectory], Trajectory]) -> Sources:
@@ -162,12 +162,12 @@ def test_patience_outlives_a_restart(tiny: Path, tmp_path: Path, logged: tuple[G
 def test_ac_39_runs_that_failed_for_our_reasons_score_nothing(
     tiny: Path, tmp_path: Path, logged: tuple[Group, ...]
 ) -> None:
-    ours = with_runs(logged, lambda _, __, run: run.model_copy(update={"stop": "sandbox_error"}))
+    ours = with_runs(logged, lambda _, __, run: run.model_copy(update={"stop": StopReason.SANDBOX_ERROR}))
     trips(Loop(tiny, tmp_path), "step 2: no rollout of 3 steps has a reward", after=2, sources=ours, **STRICT)
 
 
 def test_everything_cut_off(tiny: Path, tmp_path: Path, logged: tuple[Group, ...]) -> None:
-    cut = with_runs(logged, lambda _, __, run: run.model_copy(update={"stop": "max_tokens"}))
+    cut = with_runs(logged, lambda _, __, run: run.model_copy(update={"stop": StopReason.MAX_TOKENS}))
     trips(
         Loop(tiny, tmp_path), "step 2: every rollout of 3 steps was cut off", after=2, sources=cut, **STRICT
     )

@@ -12,14 +12,18 @@ from pathlib import Path
 import pytest
 import torch
 from looping import CONFIG, TASKS, Loop, logged_groups, parity, same, tiny_model
+from looping import weights as weights_of
 
+from nano_coder.runtime import open_weights
 from nano_rl import train as loop_module
+from nano_rl.best import save_best
 from nano_rl.config import GuardConfig, OptimizerConfig
 from nano_rl.gather import Sources
 from nano_rl.metrics import read_metrics
 from nano_rl.states import States
 from nano_rl.used import read_used
 from nano_shared.errors import CheckpointError, UsageError
+from nano_shared.store import LogStore
 
 ROOT = Path(__file__).parents[2]
 
@@ -157,6 +161,27 @@ def test_the_last_states_are_kept_and_the_best(tiny: Path, tmp_path: Path) -> No
     # the weights after one step earned everything in the step that followed
     assert states.steps() == [1, 4, 5]
     assert states.read(5)[1]["best"] == {"step": 1, "level": 0.0, "reward": 1.0}
+
+
+def test_a_checkpoint_of_the_best_state(tiny: Path, tmp_path: Path) -> None:
+    loop = Loop(tiny, tmp_path / "training")
+    weights: list[dict[str, torch.Tensor]] = []
+    rewards = iter([0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 1])
+    loop.go(
+        score=lambda _: float(next(rewards)), name=str(tiny),
+        on_step=lambda *_: weights.append(weights_of(loop.model)),
+    )  # fmt: skip
+    target = tmp_path / "checkpoints" / "best"
+    with LogStore.open(loop.folder / "log.db") as store:
+        manifest = save_best(loop.folder, target, store)
+    assert (manifest.policy_version, manifest.metrics) == (1, {"reward_mean": 1.0})
+    assert manifest.trained_on.run_ids == tuple(sorted(loop.used[:4]))
+    assert same(weights_of(open_weights(str(target)).loaded.model), weights[0])
+    with (
+        LogStore.open(tmp_path / "none.db") as store,
+        pytest.raises(CheckpointError, match="no training has saved a state"),
+    ):
+        save_best(tmp_path / "none", tmp_path / "two", store)
 
 
 def test_a_damaged_state_is_named_and_the_one_before_it_serves(tiny: Path, tmp_path: Path) -> None:
