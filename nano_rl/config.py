@@ -56,7 +56,11 @@ class GuardConfig(Config):
     mismatch_mean: float = Field(0.02, gt=0)
     """largest mean of the same, nats, where the weights are bfloat16"""
     patience: int = Field(3, ge=1)
-    """steps in a row without any signal before the run stops"""
+    """steps in a row without any signal, all cut off or collapsed, before the run stops"""
+    entropy_min: float = Field(1e-3, ge=0)
+    """mean entropy of the trained tokens, nats, under which the policy has collapsed; 0 lets it"""
+    shift_max: float = Field(5.0, gt=0)
+    """largest mean change of a row's log-probs by one update, nats: beyond it the learning rate diverges"""
 
 
 class CriticConfig(Config):
@@ -93,8 +97,16 @@ class TrainConfig(Config):
     """of the frozen weights under an adapter; trained weights are float32"""
     seed: int = Field(0, ge=0)
     """of tasks, rollouts and adapters: the same one repeats a training"""
-    save_every: int = Field(10, ge=1)
-    """steps between saved states"""
+    save_every: int = Field(1, ge=1)
+    """steps between saved states; a process that is killed goes on from the last one"""
+    keep_states: int = Field(2, ge=1)
+    """saved states that stay, the newest ones; the best one stays beside them"""
+    resume: bool = False
+    """go on with a training of that name, or refuse where none is saved; settings that the steps done do not
+    depend on (steps, save_every, keep_states, max_tokens, guards) may then differ"""
+    refill: int = Field(0, ge=0)
+    """dynamic sampling: times that a step replaces groups whose rollouts all earned the same by groups of
+    other tasks; 0 by default, since each time costs a round of rollouts"""
     shuffle_rewards: bool = False
     """negative control: rewards are permuted over the step, so nothing can be learned"""
     reward: RewardConfig | None = None
@@ -131,6 +143,10 @@ class TrainConfig(Config):
         if self.dtype == "bfloat16" and self.lora_rank == 0:
             raise ValueError(
                 "bfloat16 weights lose updates this small; train an adapter (lora_rank > 0) or use float32"
+            )
+        if self.refill and not self.group_size:
+            raise ValueError(
+                "`refill` rolls out more tasks, and group_size = 0 rolls out none: set one of them"
             )
         if self.shuffle_rewards and self.objective.discount is not None:
             raise ValueError(

@@ -97,14 +97,20 @@ def training_folder(name: str) -> tuple[Path, Path]:
 
     Raises UsageError for a name that cannot be a folder's, or of a checkpoint that exists.
     """
+    target = checkpoint_target(name)
+    folder = trainings_dir() / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return target, folder
+
+
+def checkpoint_target(name: str) -> Path:
+    """The checkpoint to be. Raises UsageError for a name that cannot be a folder's, or that is taken."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise UsageError(f"--name {name!r}: use letters, digits, '.', '_' and '-'")
     target = checkpoints_dir() / name
     if target.exists():
         raise UsageError(f"checkpoint {name} exists already ({target}); choose another --name")
-    folder = trainings_dir() / name
-    folder.mkdir(parents=True, exist_ok=True)
-    return target, folder
+    return target
 
 
 def trainings_dir() -> Path:

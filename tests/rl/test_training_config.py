@@ -25,10 +25,10 @@ OPTIONS = {
     " constant_length tis_cap tis_mode tis_floor tis_level reject_drift beta kl kl_in entropy_bonus overlong"
     " overlong_limit overlong_buffer dead_groups max_staleness normalise discount",
     OptimizerConfig: "learning_rate schedule warmup_steps weight_decay grad_clip",
-    GuardConfig: "mismatch_max mismatch_mean patience",
+    GuardConfig: "mismatch_max mismatch_mean patience entropy_min shift_max",
     TrainConfig: "steps prompts_per_step group_size temperature max_tokens lora_rank dtype seed save_every"
-    " shuffle_rewards reward controls objective optimizer guards updates_per_step minibatches critic"
-    " lambda_sft imitate",
+    " keep_states resume refill shuffle_rewards reward controls objective optimizer guards updates_per_step"
+    " minibatches critic lambda_sft imitate",
     CriticConfig: "gae_lambda discount value_clip whiten optimizer",
     RewardConfig: "parts gate tie_break",
     SftConfig: "epochs batch stop_after max_tokens lora_rank dtype seed save_every optimizer",
@@ -81,6 +81,7 @@ def test_nested_plain_values_are_read() -> None:
         ({"reward": {"parts": {}}}, "name at least one part, for instance tests = 1"),
         ({"reward": {"tie_break": 1.0}}, "reward.tie_break = 1.0: Input should be less than 1"),
         ({"controls": 0.6}, "controls = 0.6: Input should be less than or equal to 0.5"),
+        ({"refill": 2, "group_size": 0}, "`refill` rolls out more tasks, and group_size = 0 rolls out none"),
         ({"dtype": "bfloat16"}, "bfloat16 weights lose updates this small"),
     ],
 )
