@@ -94,7 +94,7 @@ class TrainConfig(Config):
     lora_rank: int = Field(0, ge=0)
     """0 trains all weights"""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """of the frozen weights under an adapter; trained weights are float32"""
+    """of the weights; those that are trained keep a float32 copy, which takes the updates"""
     seed: int = Field(0, ge=0)
     """of tasks, rollouts and adapters: the same one repeats a training"""
     save_every: int = Field(1, ge=1)
@@ -140,10 +140,6 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _trainable(self) -> TrainConfig:
-        if self.dtype == "bfloat16" and self.lora_rank == 0:
-            raise ValueError(
-                "bfloat16 weights lose updates this small; train an adapter (lora_rank > 0) or use float32"
-            )
         if self.refill and not self.group_size:
             raise ValueError(
                 "`refill` rolls out more tasks, and group_size = 0 rolls out none: set one of them"
@@ -171,7 +167,7 @@ class SftConfig(Config):
     lora_rank: int = Field(16, ge=0)
     """0 trains all weights"""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """of the frozen weights under an adapter; trained weights are float32"""
+    """of the weights; those that are trained keep a float32 copy, which takes the updates"""
     seed: int = Field(0, ge=0)
     """of the order of trajectories, and of the adapter"""
     save_every: int = Field(10, ge=1)

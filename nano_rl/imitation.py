@@ -30,6 +30,7 @@ class Reader:
             run.has_tokens
             and run.template_hash == self.template.template_hash
             and self.speaks(run)
+            and self._shows(run)
             and all(self._spells(turn.completion) for turn in run.turns)
         )
 
@@ -47,6 +48,11 @@ class Reader:
     def messages(self, name: str, messages: Sequence[Message], trained: Sequence[bool]) -> TrainSample:
         """The row of a text conversation (`messages_sample`)."""
         return messages_sample(name, messages, trained, self.template, self.eos_id)
+
+    def _shows(self, run: Trajectory) -> bool:
+        """Whether the first prompt, as this vocabulary reads it, holds what was asked."""
+        tokens = run.turns[0].completion.tokens
+        return tokens is not None and run.task.prompt in self.template.encoder.decode(tokens.context_ids)
 
     def _spells(self, completion: Completion) -> bool:
         assert completion.tokens is not None

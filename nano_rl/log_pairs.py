@@ -141,12 +141,13 @@ def _pair(
 ) -> Iterator[PreferencePair]:
     prompt, answer = _conversation(chosen)
     _, other = _conversation(rejected)
-    if answer == other:
+    exact = _exact(chosen, rejected)
+    if answer == other or (exact is not None and exact.chosen == exact.rejected):
         refused["both runs say the same"] += 1
         return
     yield PreferencePair(
         prompt=prompt, chosen=answer, rejected=other, source=source, task=chosen.task.key,
-        chosen_run=chosen.id, rejected_run=rejected.id, exact=_exact(chosen, rejected),
+        chosen_run=chosen.id, rejected_run=rejected.id, exact=exact,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ class DpoConfig(Config):
     lora_rank: int = Field(16, ge=0)
     """rank of the adapter that is trained; 0 trains all weights"""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """of the frozen weights under an adapter; trained weights are float32"""
+    """of the weights; those that are trained keep a float32 copy, which takes the updates"""
     seed: int = Field(0, ge=0)
     """of the order of the pairs and of a fresh adapter"""
     save_every: int = Field(10, ge=1)
@@ -59,7 +59,7 @@ class RewardModelConfig(Config):
     lora_rank: int = Field(0, ge=0)
     """rank of the adapter that is trained and then merged; 0 trains all weights"""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """of the frozen weights under an adapter; trained weights are float32"""
+    """of the weights; those that are trained keep a float32 copy, which takes the updates"""
     seed: int = Field(0, ge=0)
     """of the order of the pairs, of what is held out and of a fresh adapter"""
     save_every: int = Field(10, ge=1)

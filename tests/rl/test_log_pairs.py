@@ -22,9 +22,10 @@ def run(
     exact: bool = True, **task: object,
 ) -> Trajectory:  # fmt: skip
     """A run of two turns with an observation between them."""
+    said_id = sum(map(ord, text or name))
     turns = []
     for i, said in enumerate([text or f"@search\n{name}", "@submit"]):
-        tokens = TurnTokens(context_ids=(1, 2, 3), sampled_ids=(10 + i, 2), logprobs=(-1.0, -0.5))
+        tokens = TurnTokens(context_ids=(1, 2, 3), sampled_ids=(10 + i, said_id), logprobs=(-1.0, -0.5))
         completion = Completion(
             text=said,
             finish=Finish.STOP,
@@ -72,7 +73,8 @@ def test_a_success_is_preferred_to_a_failure_of_the_same_task(tmp_path: Path) ->
     assert pair.chosen[0].content == "@search\ngood"
     assert pair.exact is not None
     # the tokens as they were logged, trained exactly where the policy sampled
-    assert pair.exact.chosen[0].ids == (1, 2, 3, 10, 2, 1, 2, 3, 11, 2)
+    good = sum(map(ord, "good"))
+    assert pair.exact.chosen[0].ids == (1, 2, 3, 10, good, 1, 2, 3, 11, good)
     assert pair.exact.chosen[0].mask == (0, 0, 0, 1, 1, 0, 0, 0, 1, 1)
     assert found.refused == {"graded: no other of its task to compare with": 1}
 

@@ -124,6 +124,8 @@ def likes(model: str, good: str, bad: str) -> float:
     return scores[0] - scores[1]
 
 
+OTHER_TEXTS = ["go stop please Say something."] * 9
+"""of a vocabulary in which the same words are other tokens"""
 FAST = ("--learning-rate", "1e-2", "--batch", "8")
 
 
@@ -169,7 +171,7 @@ def test_a_reward_model_refuses_tokens_that_it_does_not_read(
 ) -> None:
     pairs = pairs_file(tmp_path, rows(6))
     assert nano("reward-model", "--pairs", pairs, "--model", tiny, "--name", "judge", "--epochs", 1)[0] == 0
-    other = build_tiny(tmp_path / "other", ["another vocabulary altogether"] * 9, hidden=32, layers=1)
+    other = build_tiny(tmp_path / "other", OTHER_TEXTS, hidden=32, layers=1)
     foreign = run_of(reader_of(open_weights(str(other))), "foreign", "please go", None)
     model = open_reward_model("judge")
     assert model is not None
@@ -217,7 +219,7 @@ def test_pairs_of_a_log_are_built_and_trained_token_for_token(
     assert code == 0, said
 
     # another policy's tokens, and another template's
-    other = build_tiny(tmp_path / "other", ["another vocabulary altogether"] * 9, hidden=32, layers=1)
+    other = build_tiny(tmp_path / "other", OTHER_TEXTS, hidden=32, layers=1)
     code, said = nano("dpo", "--pairs", out, "--model", other, "--name", "foreign")
     assert code == 2
     assert "pair 1 holds tokens of another vocabulary than this policy's" in said

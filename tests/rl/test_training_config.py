@@ -82,7 +82,6 @@ def test_nested_plain_values_are_read() -> None:
         ({"reward": {"tie_break": 1.0}}, "reward.tie_break = 1.0: Input should be less than 1"),
         ({"controls": 0.6}, "controls = 0.6: Input should be less than or equal to 0.5"),
         ({"refill": 2, "group_size": 0}, "`refill` rolls out more tasks, and group_size = 0 rolls out none"),
-        ({"dtype": "bfloat16"}, "bfloat16 weights lose updates this small"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_in_a_sentence(values: dict[str, Any], sentence: str) -> None:
@@ -105,7 +104,3 @@ def test_every_wrong_value_has_its_line() -> None:
         "seed = -1: Input should be greater than or equal to 0",
         "model: no such setting",
     ]
-
-
-def test_bfloat16_is_for_adapters() -> None:
-    assert TrainConfig(dtype="bfloat16", lora_rank=8).lora_rank == 8
