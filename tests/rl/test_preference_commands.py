@@ -149,7 +149,7 @@ def test_a_reward_model_is_trained_saved_and_scores_runs(
     part = Preference(checkpoint="judge")
     part.prepare()
     scores = [score.value or 0.0 for score in part.score([kind, rude], None)]  # type: ignore[arg-type]
-    assert 0 < scores[1] < 0.5 < scores[0] < 1 or scores[0] - scores[1] > 0.2
+    assert 0 < scores[1] < scores[0] < 1
     nothing = kind.model_copy(update={"turns": ()})
     assert part.score([nothing], None)[0].value == 0  # type: ignore[arg-type]
 
@@ -160,6 +160,7 @@ def test_a_reward_model_is_trained_saved_and_scores_runs(
     ids = torch.tensor([reader.rows(kind)[-1].ids])
     opened = open_reward_model("judge")
     assert opened is not None
+    assert opened([kind])[0] > opened([rude])[0] + 1
     assert plain(input_ids=ids).logits.item() == pytest.approx(opened([kind])[0], abs=1e-5)
 
     with pytest.raises(CheckpointError, match="judge is a reward model, which scores runs and writes none"):
