@@ -1,4 +1,4 @@
-"""Padded micro-batches, each carrying the one denominator that all of them share."""
+"""Padded micro-batches, each carrying its tokens' shares of the one loss of the whole step."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from nano_rl.sample import TrainSample
+
+Weighted = tuple[TrainSample, float]
+"""a sample, and what each of its trained tokens weighs in the loss of the step"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,10 +30,12 @@ class Batch:
     """log-probs of the sampler, nats at the row's temperature; 0 where the mask is False"""
     advantages_BT: Tensor
     """the advantage of the row, or of its turn, on trained tokens; 0 elsewhere"""
+    weight_BT: Tensor
+    """each trained token's share of the loss, which is the sum of weight x token loss; 0 elsewhere"""
     temperature_B: Tensor
     """sampling temperature of each row"""
     num_action_tokens: int
-    """trained tokens of the whole step, over all micro-batches and ranks: the denominator of the loss"""
+    """trained tokens of the whole step, over all micro-batches and ranks: a count, already in the weights"""
     run_ids: tuple[str, ...]
     """[B]"""
     old_logprobs_BT: Tensor | None = None
@@ -58,16 +63,18 @@ def make_batches(
     samples: Sequence[TrainSample],
     *,
     max_tokens: int,
+    weights: Sequence[float] | None = None,
     num_action_tokens: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> list[Batch]:
     """Micro-batches of at most `max_tokens` positions, padding included, longest rows first.
 
-    A row longer than `max_tokens` gets a micro-batch of its own. `num_action_tokens` defaults to the trained
-    tokens of all samples; several ranks pass their common sum, and a constant gives Dr. GRPO's aggregation.
-    `dtype` is that of log-probs, advantages and temperatures. Ties keep the order of `samples`.
+    A row longer than `max_tokens` gets a micro-batch of its own. `weights` are [S] what every trained token
+    of each sample weighs (`aggregation.token_weights`); None is the token mean, 1 / `num_action_tokens`,
+    which defaults to the trained tokens of all samples: several ranks pass their common sum.
+    `dtype` is that of log-probs, advantages, weights and temperatures. Ties keep the order of `samples`.
 
-    Raises ValueError when a budget or the denominator is below 1.
+    Raises ValueError when a budget or the denominator is below 1, and unless there is a weight a sample.
     """
     if max_tokens < 1 or (num_action_tokens is not None and num_action_tokens < 1):
         raise ValueError(
@@ -75,13 +82,16 @@ def make_batches(
         )
     if num_action_tokens is None:
         num_action_tokens = sum(s.num_action_tokens for s in samples)
-    return [_collate(rows, num_action_tokens, dtype) for rows in _split(samples, max_tokens)]
+    if weights is None:
+        weights = [1 / max(num_action_tokens, 1)] * len(samples)
+    weighted = list(zip(samples, weights, strict=True))
+    return [_collate(rows, num_action_tokens, dtype) for rows in _split(weighted, max_tokens)]
 
 
-def _split(samples: Sequence[TrainSample], max_tokens: int) -> Iterator[list[TrainSample]]:
-    rows: list[TrainSample] = []
-    for sample in sorted(samples, key=lambda s: -len(s.ids)):
-        if rows and (len(rows) + 1) * len(rows[0].ids) > max_tokens:
+def _split(samples: Sequence[Weighted], max_tokens: int) -> Iterator[list[Weighted]]:
+    rows: list[Weighted] = []
+    for sample in sorted(samples, key=lambda s: -len(s[0].ids)):
+        if rows and (len(rows) + 1) * len(rows[0][0].ids) > max_tokens:
             yield rows
             rows = []
         rows.append(sample)
@@ -89,7 +99,8 @@ def _split(samples: Sequence[TrainSample], max_tokens: int) -> Iterator[list[Tra
         yield rows
 
 
-def _collate(rows: Sequence[TrainSample], num_action_tokens: int, dtype: torch.dtype) -> Batch:
+def _collate(weighted: Sequence[Weighted], num_action_tokens: int, dtype: torch.dtype) -> Batch:
+    rows = [sample for sample, _ in weighted]
     width = max(len(s.ids) for s in rows)
 
     def pad(arrays: Sequence[Sequence[float]], kind: torch.dtype) -> Tensor:
@@ -101,6 +112,7 @@ def _collate(rows: Sequence[TrainSample], num_action_tokens: int, dtype: torch.d
         mask_BT=pad([s.mask for s in rows], torch.bool),
         behaviour_logprobs_BT=pad([s.logprobs for s in rows], dtype),
         advantages_BT=pad([[m * a for m, a in zip(s.mask, s.advantages, strict=True)] for s in rows], dtype),
+        weight_BT=pad([[m * w for m in s.mask] for s, w in weighted], dtype),
         temperature_B=torch.tensor([s.temperature for s in rows], dtype=dtype),
         num_action_tokens=num_action_tokens,
         run_ids=tuple(s.run_id for s in rows),

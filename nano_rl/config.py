@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from nano_rl.advantage import Baseline, Std
+from nano_rl.aggregation import Aggregation
 from nano_shared import ConfigError
 
 KL = Literal["k1", "k2", "k3"]
@@ -40,6 +41,11 @@ class ObjectiveConfig(Config):
     """the ratio is clipped below 1 - clip_low"""
     clip_high: float = Field(0.2, gt=0)
     """the ratio is clipped above 1 + clip_high"""
+    aggregation: Aggregation = "token"
+    """what the loss is a mean over: all trained tokens, trajectories and then their tokens, or trajectories
+    whose sums are divided by `constant_length`"""
+    constant_length: int = Field(1024, ge=1)
+    """tokens that constant aggregation divides each trajectory by"""
     tis_cap: float | None = Field(2.0, gt=0)
     """largest importance weight of a token; None ignores the difference between sampler and trainer"""
     beta: float = Field(0.0, ge=0)
@@ -49,6 +55,12 @@ class ObjectiveConfig(Config):
     """the parts of a reward are summed and compared (sum), or each is compared and divided apart (each)"""
     discount: float | None = Field(None, ge=0, le=1)
     """of per-turn rewards, a turn: each turn is credited with its discounted return; None: with the reward"""
+
+    @property
+    def separable(self) -> bool:
+        """Whether each token's loss depends on that token alone, so that any slice of tokens can be
+        evaluated by itself."""
+        return True
 
     @model_validator(mode="after")
     def _std_needs_baseline(self) -> ObjectiveConfig:

@@ -1,6 +1,6 @@
-"""The PPO-clip surrogate over one global token denominator, truncated importance weights, optional KL.
+"""The PPO-clip surrogate over weights fixed for the whole step, truncated importance weights, optional KL.
 
-    loss = sum over trained tokens of ( -w * min(r * A, clip(r) * A) + beta * kl ) / num_action_tokens
+    loss = sum over trained tokens of ( -w * min(r * A, clip(r) * A) + beta * kl ) * weight
     r = new / old          both the trainer's: exactly 1 on the first update of a step
     w = min(old / behaviour, tis_cap)          what the sampler, or an older policy, did differently
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nano_rl.batch import Batch
 from nano_rl.config import KL, ObjectiveConfig
+from nano_rl.objectives.tokens import Tokens
 
 MAX_LOG_RATIO = 20.0
 """log-ratios are clamped to this before exp, in nats; the gradient beyond it is zero"""
@@ -34,37 +35,52 @@ def policy_loss(
     Raises ValueError when beta > 0 and the batch carries no reference log-probs.
     """
     mask = batch.mask_BT
-    new_N = logprobs_BT[mask]
+    entropy_N = None if entropy_BT is None else entropy_BT[mask]
+    return token_loss(logprobs_BT[mask], Tokens.of(batch), config, entropy_N=entropy_N)
+
+
+def token_loss(
+    new_N: Tensor, tokens: Tokens, config: ObjectiveConfig, *, entropy_N: Tensor | None = None
+) -> tuple[Tensor, dict[str, float]]:
+    """As `policy_loss`, on the trained tokens alone.
+
+    Where `config.separable`, any slice of a step's tokens will do, and the slices add up to the whole;
+    otherwise `tokens` must hold whole rows.
+    """
+    tokens = tokens.to(new_N)
     # the same tensor twice, so that the ratio is exactly 1 and its gradient that of REINFORCE
-    old_N = new_N.detach() if batch.old_logprobs_BT is None else batch.old_logprobs_BT[mask].to(new_N)
-    advantages_N = batch.advantages_BT[mask].to(new_N)
-    mismatch_N = old_N - batch.behaviour_logprobs_BT[mask].to(new_N)
+    old_N = new_N.detach() if tokens.old_N is None else tokens.old_N
+    mismatch_N = old_N - tokens.behaviour_N
     ratio_N = _exp(new_N - old_N)
     weight_N = _exp(mismatch_N)
 
     clipped_N = ratio_N.clamp(1 - config.clip_low, 1 + config.clip_high)
-    loss_N = -torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N)
+    loss_N = -torch.minimum(ratio_N * tokens.advantages_N, clipped_N * tokens.advantages_N)
     if config.tis_cap is not None:
         loss_N = loss_N * weight_N.clamp(max=config.tis_cap)
     sums: dict[str, Tensor] = {}
     if config.beta > 0:
-        kl_N = reference_kl(new_N, _reference(batch)[mask].to(new_N), config.kl)
+        if tokens.reference_N is None:
+            raise ValueError(
+                "beta > 0 needs reference_logprobs_BT in the batch; score it with the reference first"
+            )
+        kl_N = reference_kl(new_N, tokens.reference_N, config.kl)
         loss_N = loss_N + config.beta * kl_N
         sums["kl_reference"] = kl_N
-    loss = loss_N.sum() / max(batch.num_action_tokens, 1)
+    loss = (tokens.weight_N * loss_N).sum()
 
     with torch.no_grad():
-        sums |= _ratio_metrics(ratio_N, new_N - old_N, advantages_N, config)
+        sums |= _ratio_metrics(ratio_N, new_N - old_N, tokens.advantages_N, config)
         sums |= _mismatch_metrics(mismatch_N, weight_N, config)
-        if entropy_BT is not None:
-            sums["entropy"] = entropy_BT[mask]
+        if entropy_N is not None:
+            sums["entropy"] = entropy_N
     return loss, {"loss": loss.item(), "tokens": float(new_N.numel()), **_reduce(sums)}
 
 
 def sft_loss(logprobs_BT: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-    """Mean negative log-likelihood, nats per token, of the trained tokens over the global denominator."""
+    """Negative log-likelihood, nats, of the trained tokens by their weights: the token mean by default."""
     nll_N = -logprobs_BT[batch.mask_BT]
-    loss = nll_N.sum() / max(batch.num_action_tokens, 1)
+    loss = (batch.weight_BT[batch.mask_BT].to(nll_N) * nll_N).sum()
     return loss, {"loss": loss.item(), "tokens": float(nll_N.numel())}
 
 
@@ -105,14 +121,6 @@ def mean_metrics(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 def _exp(log_ratio_N: Tensor) -> Tensor:
     return log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-
-
-def _reference(batch: Batch) -> Tensor:
-    if batch.reference_logprobs_BT is None:
-        raise ValueError(
-            "beta > 0 needs reference_logprobs_BT in the batch; score it with the reference first"
-        )
-    return batch.reference_logprobs_BT
 
 
 def _ratio_metrics(

@@ -8,6 +8,7 @@ from random import Random
 
 from torch import Tensor, nn
 
+from nano_rl.aggregation import token_weights
 from nano_rl.batch import Batch, make_batches
 from nano_rl.config import TrainConfig
 from nano_rl.credit import group_credit, has_signal
@@ -41,7 +42,8 @@ def learn(
     if config.shuffle_rewards:
         live = shuffled(live, Random(f"shuffle {config.seed} {learner.step}"))
     samples = [s for g in live for s in group_samples(g, advantages_G=group_credit(g, objective, reward))]
-    batches = make_batches(samples, max_tokens=config.max_tokens)
+    weights = token_weights(samples, objective.aggregation, constant_length=objective.constant_length)
+    batches = make_batches(samples, max_tokens=config.max_tokens, weights=weights)
     if reference is not None:
         batches = reference.score(batches)
     stale = _stale(samples, version)

@@ -87,6 +87,7 @@ def flat_batch(
         return torch.tensor([[0.0, *values]], dtype=torch.float64)
 
     n = len(advantages)
+    count = n if num_action_tokens is None else num_action_tokens
     return Batch(
         ids_BT=torch.ones(1, n + 1, dtype=torch.int64),
         attention_BT=torch.ones(1, n + 1, dtype=torch.int64),
@@ -94,7 +95,8 @@ def flat_batch(
         behaviour_logprobs_BT=row(behaviour or [0.0] * n),
         advantages_BT=row(advantages),
         temperature_B=torch.ones(1, dtype=torch.float64),
-        num_action_tokens=n if num_action_tokens is None else num_action_tokens,
+        num_action_tokens=count,
+        weight_BT=row([1 / max(count, 1)] * n),
         run_ids=("run-0",),
         old_logprobs_BT=None if old is None else row(old),
         reference_logprobs_BT=None if reference is None else row(reference),

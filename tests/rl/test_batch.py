@@ -80,6 +80,7 @@ def test_denominator_is_that_of_the_whole_step_in_every_micro_batch() -> None:
     batches = make_batches(samples(LENGTHS), max_tokens=12)
     assert len(batches) > 1
     assert {b.num_action_tokens for b in batches} == {sum(sampled for _, sampled in LENGTHS)}
+    assert torch.cat([b.weight_BT[b.mask_BT] for b in batches]).tolist() == pytest.approx([1 / 27] * 27)
     assert make_batches(samples(LENGTHS), max_tokens=12, num_action_tokens=99)[0].num_action_tokens == 99
 
 

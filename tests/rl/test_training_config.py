@@ -20,7 +20,8 @@ from nano_rl.config import (
 from nano_shared import ConfigError
 
 OPTIONS = {
-    ObjectiveConfig: "baseline std std_eps clip_low clip_high tis_cap beta kl normalise discount",
+    ObjectiveConfig: "baseline std std_eps clip_low clip_high aggregation constant_length"
+    " tis_cap beta kl normalise discount",
     OptimizerConfig: "learning_rate schedule warmup_steps weight_decay grad_clip",
     GuardConfig: "mismatch_max mismatch_mean patience",
     TrainConfig: "steps prompts_per_step group_size temperature max_tokens lora_rank dtype seed save_every"
