@@ -13,7 +13,7 @@ from nano_rl.config import GuardConfig, SftConfig
 from nano_rl.epochs import step_indices
 from nano_rl.guards import check_step
 from nano_rl.learner import Learner
-from nano_rl.logprob import token_logprobs
+from nano_rl.logprob import TokenScores, can_share, loss_and_scores
 from nano_rl.loss import sft_loss
 from nano_rl.offline import OnStep, run_steps
 from nano_rl.sample import TrainSample
@@ -36,7 +36,7 @@ def train_sft(
     def do_step(step: int) -> dict[str, float]:
         indices = step_indices(step, size=len(samples), batch=config.batch, seed=config.seed)
         chosen = [samples[i] for i in indices]
-        batches = make_batches(chosen, max_tokens=config.max_tokens)
+        batches = make_batches(chosen, max_tokens=config.max_tokens, trees=can_share(model))
         values = learner.update(batches, _objective, lambda m: check_step(m, GuardConfig()))
         return {**values, "seen": float(sum(len(sample.ids) for sample in chosen))}
 
@@ -45,4 +45,7 @@ def train_sft(
 
 
 def _objective(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-    return sft_loss(token_logprobs(model, batch), batch)
+    def loss(scores: TokenScores, tokens: Batch) -> tuple[Tensor, dict[str, float]]:
+        return sft_loss(scores.logprobs_BT, tokens)
+
+    return loss_and_scores(model, batch, loss, separable=True, entropy=False)

@@ -28,7 +28,7 @@ from nano_rl.group import Group
 from nano_rl.guards import check_step
 from nano_rl.imitation import Demonstrations, own_successes
 from nano_rl.learner import Guard, Learner
-from nano_rl.logprob import score_tokens, token_logprobs
+from nano_rl.logprob import TokenScores, can_share, loss_and_scores, token_logprobs
 from nano_rl.loss import policy_loss, sft_loss
 from nano_rl.reference import Reference
 from nano_rl.rewards import Reward
@@ -93,7 +93,9 @@ def learn(
         check_step(values, config.guards, earlier=history)
         learner.step += 1
         return {"skipped": 1.0, "stale_dropped": float(dropped)}
-    minibatches = _minibatches(samples_of, lessons_of, imitated, config, reference, learner.step)
+    minibatches = _minibatches(
+        samples_of, lessons_of, imitated, config, reference, learner.step, trees=can_share(learner.model)
+    )
     stale = _stale(samples, version)
 
     def guard(update: int, metrics: dict[str, float]) -> None:
@@ -120,16 +122,29 @@ def _update(
     learner: Learner, minibatch: Minibatch, config: TrainConfig, guard: Guard, ends_step: bool
 ) -> dict[str, float]:
     imitated = {id(batch) for batch in minibatch.imitated}
+    objective = config.objective
     sums = {"loss_sft": 0.0, "sft_tokens": 0.0}
+
+    def reinforce(scores: TokenScores, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        return policy_loss(scores.logprobs_BT, batch, objective, entropy_BT=scores.entropy_BT)
+
+    def imitate(scores: TokenScores, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        nll, metrics = sft_loss(scores.logprobs_BT, batch)
+        return config.lambda_sft * nll, metrics
 
     def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         if id(batch) in imitated:
-            nll, metrics = sft_loss(token_logprobs(model, batch), batch)
+            weighted, metrics = loss_and_scores(model, batch, imitate, separable=True, entropy=False)
             sums["sft_tokens"] += metrics["tokens"]
             sums["loss_sft"] += config.lambda_sft * metrics["loss"]
-            return config.lambda_sft * nll, {"loss": config.lambda_sft * metrics["loss"]}
-        scores = score_tokens(model, batch)
-        return policy_loss(scores.logprobs_BT, batch, config.objective, entropy_BT=scores.entropy_BT)
+            return weighted, {"loss": config.lambda_sft * metrics["loss"]}
+        return loss_and_scores(
+            model,
+            batch,
+            reinforce,
+            separable=objective.separable,
+            entropy_gradient=objective.entropy_bonus > 0,
+        )
 
     batches = [*minibatch.batches, *minibatch.imitated]
     metrics = learner.update(batches, loss, guard, ends_step=ends_step)
@@ -150,6 +165,8 @@ def _minibatches(
     config: TrainConfig,
     reference: Reference | None,
     step: int,
+    *,
+    trees: bool,
 ) -> list[Minibatch]:
     """Whole groups dealt out in a seeded order; as many parts as there are groups where those are fewer."""
     objective = config.objective
@@ -162,11 +179,11 @@ def _minibatches(
         chosen = groups[part::count]
         samples = [s for g in chosen for s in samples_of[g]]
         weights = token_weights(samples, objective.aggregation, constant_length=objective.constant_length)
-        batches = make_batches(samples, max_tokens=config.max_tokens, weights=weights)
+        batches = make_batches(samples, max_tokens=config.max_tokens, weights=weights, trees=trees)
         minibatches.append(
             Minibatch(
                 batches=batches if reference is None else reference.score(batches),
-                imitated=make_batches(imitated[part::count], max_tokens=config.max_tokens),
+                imitated=make_batches(imitated[part::count], max_tokens=config.max_tokens, trees=trees),
                 lessons=[lesson for g in chosen for lesson in lessons_of[g]],
             )
         )
