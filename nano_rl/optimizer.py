@@ -2,7 +2,8 @@
 
 Weights below float32 are trained by way of a float32 copy, which takes the updates and is rounded into
 them after each: at RL learning rates an update is smaller than half a unit in the last place of bfloat16 and
-would be lost. With the copy they take the memory that float32 would; what is halved are activations and their traffic.
+would be lost. With the copy they take the memory that float32 would; what is halved are activations and
+their traffic.
 """
 
 from __future__ import annotations

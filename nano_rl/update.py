@@ -150,7 +150,7 @@ def _update(
     metrics = learner.update(batches, loss, guard, ends_step=ends_step)
     if config.lambda_sft == 0:
         return metrics
-    kl = config.objective.beta * metrics.get("kl_reference", 0.0)
+    kl = objective.beta * metrics.get("kl_reference", 0.0) if objective.kl_in == "loss" else 0.0
     parts = {"policy": metrics["loss"] - sums["loss_sft"] - kl, "kl": kl, "sft": sums["loss_sft"]}
     whole = sum(map(abs, parts.values()))
     shares = {f"share_{name}": abs(part) / whole if whole else 0.0 for name, part in parts.items()}
