@@ -72,13 +72,14 @@ def learn(
     """
     objective = config.objective
     live = [group for group in groups if has_signal(group, objective, reward)]
+    if config.shuffle_rewards:
+        # imitation is a control too: what it takes for successes must be shuffled with the rest
+        groups = live = shuffled(live, Random(f"shuffle {config.seed} {learner.step}"))
     imitated = _imitated(groups, config, learner.step, demonstrations)
     if not live and not imitated:
         check_step(values, config.guards, earlier=history)
         learner.step += 1
         return {"skipped": 1.0}
-    if config.shuffle_rewards:
-        live = shuffled(live, Random(f"shuffle {config.seed} {learner.step}"))
     if critic is None:
         lessons_of: list[list[Lesson]] = [[] for _ in live]
         samples_of = [group_samples(g, advantages_G=group_credit(g, objective, reward)) for g in live]
@@ -110,7 +111,7 @@ def learn(
         minibatch = minibatches[index] if update == 0 else later[index]
         ends_step = update == len(order) - 1
         rows.append(_update(learner, minibatch, config, lambda m, u=update: guard(u, m), ends_step))
-        if critic is not None:
+        if critic is not None and minibatch.lessons:
             rows[-1] |= critic.update(minibatch.lessons, ends_step=ends_step)
     learned = _over_updates(rows, passes=config.updates_per_step)
     if critic is not None:

@@ -187,3 +187,24 @@ def test_shuffled_rewards_take_no_turn_rewards_along() -> None:
     settings = config(critic=CRITIC, objective=PPO, shuffle_rewards=True)
     critic = open_critic(tiny_llama(torch.float32), settings)
     assert step(settings, [odd, *of[1:]], critic=critic)[0]["updates"] == 1
+
+
+def test_a_step_of_imitation_alone_leaves_the_critic_as_it_is() -> None:
+    settings = config(critic=CRITIC, objective=PPO, lambda_sft=0.1)
+    critic = open_critic(tiny_llama(torch.float32), settings)
+    assert critic is not None
+    rows = tuple(own_successes(groups([[1.0]])))
+    shown = Demonstrations(rows=rows, batch=1, seed=0)
+    values, _ = step(settings, groups([[None, None]]), critic=critic, demonstrations=shown)
+    assert values["sft_tokens"] == 4
+    assert "value_loss" not in values
+
+
+def test_shuffled_rewards_shuffle_what_is_imitated() -> None:
+    """The one success of a step is another rollout's under the control, for some seed."""
+    of = groups([[1.0, 0.0, 0.0, 0.0]])
+    tokens = {
+        seed: step(config(lambda_sft=0.1, shuffle_rewards=True, seed=seed), of)[0]["loss_sft"]
+        for seed in range(4)
+    }
+    assert len(set(tokens.values())) > 1
