@@ -46,7 +46,7 @@ def open_pairs(
     if pairs_file is not None:
         pairs = read_pairs(pairs_file)
     else:
-        found = log_pairs(LogStore.open(log), seed=seed)
+        found = log_pairs(LogStore.open(log, create=False), seed=seed)
         say(found.refused)
         if not found.pairs:
             raise UsageError(

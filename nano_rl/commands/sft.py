@@ -114,7 +114,7 @@ def _lessons(
     tasks = list(read_tasks(tasks_file)) if tasks_file else []
     runs = oracle_runs(tasks, replace(oracle_runtime(log), profile=opened.profile)) if tasks else []
     if from_logs:
-        successes, refused = logged_successes(LogStore.open(log), reader)
+        successes, refused = logged_successes(LogStore.open(log, create=False), reader)
         # the oracles of --tasks are in the log too by now
         known = {run.id for run in runs}
         successes = [run for run in successes if run.id not in known and (run.policy != ORACLE or not tasks)]

@@ -242,9 +242,14 @@ def test_bad_input_is_a_sentence(
     code, said = nano(command, "--pairs", bad, *model)
     assert code == 2
     assert f"{bad}:3: row: chosen and rejected are the same: nothing is preferred; leave the row out" in said
+    LogStore.open(tmp_path / "empty.db").close()
     code, said = nano(command, "--from-logs", "--log", tmp_path / "empty.db", *model)
     assert code == 2
     assert "the log holds no preference pair" in said
+    code, said = nano(command, "--from-logs", "--log", tmp_path / "none.db", *model)
+    assert code == 2
+    assert "none.db" in said
+    assert not (tmp_path / "none.db").exists()
     assert not (checkpoints_dir() / "none").exists()
 
 
