@@ -133,3 +133,10 @@ def test_non_finite_norm_is_returned() -> None:
     weight = nn.Parameter(torch.zeros(1))
     weight.grad = torch.tensor([math.nan])
     assert math.isnan(clip_gradients([weight], 1.0))
+
+
+def test_weights_of_two_precisions_are_clipped_together() -> None:
+    weights = [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))]
+    weights[0].grad, weights[1].grad = torch.tensor([3.0]), torch.tensor([4.0], dtype=torch.bfloat16)
+    assert clip_gradients(weights, 1.0) == 5.0
+    assert [w.grad.item() for w in weights if w.grad is not None] == pytest.approx([0.6, 0.8], abs=5e-3)
