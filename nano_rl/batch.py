@@ -1,4 +1,7 @@
-"""Padded micro-batches, each carrying its tokens' shares of the one loss of the whole step."""
+"""Micro-batches: rows that share prefixes stay together, and each token carries its share of the step's loss.
+
+The rows of a batch are padded, which costs a few bytes a position; the model runs over their token tree.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nano_rl.sample import TrainSample
+from nano_rl.tree import common_prefix
 
 Weighted = tuple[TrainSample, float]
 """a sample, and what each of its trained tokens weighs in the loss of the step"""
@@ -53,10 +57,17 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
-        tensors: dict[str, Any] = {
-            f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)
-        }
-        return replace(self, **{name: value.to(device) for name, value in tensors.items()})
+        return replace(self, **{name: value.to(device) for name, value in self._tensors().items()})
+
+    def tokens(self, rows_N: Tensor, positions_N: Tensor) -> Batch:
+        """N of its tokens as rows of one token each, with every column of theirs: all that an objective
+        needs which is separable over tokens."""
+        place = rows_N, positions_N
+        columns = {n: v[place][:, None] if v.ndim > 1 else v[rows_N] for n, v in self._tensors().items()}
+        return replace(self, run_ids=tuple(self.run_ids[row] for row in rows_N.tolist()), **columns)
+
+    def _tensors(self) -> dict[str, Any]:
+        return {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
 
 
 def make_batches(
@@ -66,10 +77,14 @@ def make_batches(
     weights: Sequence[float] | None = None,
     num_action_tokens: int | None = None,
     dtype: torch.dtype = torch.float32,
+    trees: bool = True,
 ) -> list[Batch]:
-    """Micro-batches of at most `max_tokens` positions, padding included, longest rows first.
+    """Micro-batches of at most `max_tokens` positions to forward, the most expensive first.
 
-    A row longer than `max_tokens` gets a micro-batch of its own. `weights` are [S] what every trained token
+    A shared prefix counts once, and rows that share one stay neighbours. No head runs on more than the
+    positions, so that they bound its work too. `trees` False counts what a model needs that cannot merge
+    rows (`logprob.can_share`): padded rows, longest first. A row longer than `max_tokens` gets a micro-batch
+    of its own. `weights` are [S] what every trained token
     of each sample weighs (`aggregation.token_weights`); None is the token mean, 1 / `num_action_tokens`,
     which defaults to the trained tokens of all samples: several ranks pass their common sum.
     `dtype` is that of log-probs, advantages, weights and temperatures. Ties keep the order of `samples`.
@@ -85,10 +100,25 @@ def make_batches(
     if weights is None:
         weights = [1 / max(num_action_tokens, 1)] * len(samples)
     weighted = list(zip(samples, weights, strict=True))
-    return [_collate(rows, num_action_tokens, dtype) for rows in _split(weighted, max_tokens)]
+    split = _split_trees if trees else _split_rows
+    return [_collate(rows, num_action_tokens, dtype) for rows in split(weighted, max_tokens)]
 
 
-def _split(samples: Sequence[Weighted], max_tokens: int) -> Iterator[list[Weighted]]:
+def _split_trees(samples: Sequence[Weighted], max_tokens: int) -> list[list[Weighted]]:
+    parts: list[tuple[int, list[Weighted]]] = []
+    for sample in sorted(samples, key=lambda s: s[0].ids):
+        ids = sample[0].ids
+        if parts:
+            cost, rows = parts[-1]
+            cost += len(ids) - common_prefix(rows[-1][0].ids, ids)
+            if cost <= max_tokens:
+                parts[-1] = cost, [*rows, sample]
+                continue
+        parts.append((len(ids), [sample]))
+    return [rows for _, rows in sorted(parts, key=lambda part: -part[0])]
+
+
+def _split_rows(samples: Sequence[Weighted], max_tokens: int) -> Iterator[list[Weighted]]:
     rows: list[Weighted] = []
     for sample in sorted(samples, key=lambda s: -len(s[0].ids)):
         if rows and (len(rows) + 1) * len(rows[0][0].ids) > max_tokens:

@@ -35,8 +35,7 @@ def _compared(
         "baseline": objective.baseline, "std": objective.std, "eps": objective.std_eps
     }  # fmt: skip
     if objective.discount is not None:
-        penalties = _penalties(group, objective)
-        turns_G = [_turn_rewards(t, r, p) for t, r, p in zip(runs, rewards_G, penalties, strict=True)]
+        turns_G = turn_rewards(group, objective)
         return turn_advantages(turns_G, discount=objective.discount, baseline=objective.baseline)
     if objective.normalise == "each" and reward is not None:
         parts: list[tuple[float, Sequence[float | None]]] = [*reward.objectives(runs)]
@@ -57,6 +56,15 @@ def has_signal(group: Group, objective: ObjectiveConfig, reward: Reward | None) 
         return not all(math.isnan(r) for r in _rewards(group, objective))
     credit = group_credit(group, objective, reward)
     return any(a != 0 for of in credit if of is not None for a in ([of] if isinstance(of, float) else of))
+
+
+def turn_rewards(group: Group, objective: ObjectiveConfig) -> list[Sequence[float] | None]:
+    """[G][T] what each turn earned, the punishment of length on the last; None for a rollout that leaves."""
+    rewards_G, penalties = _rewards(group, objective), _penalties(group, objective)
+    return [
+        _turn_rewards(run, reward, penalty)
+        for run, reward, penalty in zip(group.trajectories, rewards_G, penalties, strict=True)
+    ]
 
 
 def _rewards(group: Group, objective: ObjectiveConfig) -> list[float]:

@@ -32,7 +32,7 @@ class TrainSample:
     """of every token, where `turn_advantages` does not say otherwise"""
     temperature: float
     turn_advantages: tuple[float, ...] | None = None
-    """[L] advantage of each token's turn, where turns are credited apart"""
+    """[L] advantage of each token, where turns or tokens are credited apart"""
 
     def __post_init__(self) -> None:
         lengths = (len(self.ids), len(self.mask), len(self.logprobs), len(self.versions))

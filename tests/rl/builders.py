@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -122,7 +124,21 @@ def tiny_llama(dtype: torch.dtype = torch.float64, **settings: object) -> torch.
         num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.5,
         bos_token_id=0, eos_token_id=1, **settings,
     )  # fmt: skip
-    return LlamaForCausalLM(config).to(dtype).eval()
+    return exact(LlamaForCausalLM(config).to(dtype).eval())
+
+
+def exact(model: torch.nn.Module) -> torch.nn.Module:
+    """The same model with norms in its own precision. transformers computes them in float32 even where the
+    weights are float64, so that two orders of the same sum differ by 1e-7 in the gradient."""
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm") and module.weight.dtype is torch.float64:
+            module.forward = partial(_norm, module)  # type: ignore[method-assign]
+    return model
+
+
+def _norm(module: Any, hidden: torch.Tensor) -> torch.Tensor:
+    variance = hidden.square().mean(-1, keepdim=True)
+    return module.weight * hidden * torch.rsqrt(variance + module.variance_epsilon)
 
 
 def _ids(tokens: Sequence[int] | int, *, start: int) -> tuple[int, ...]:

@@ -8,11 +8,12 @@ from builders import tiny_llama, trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.batch import make_batches
+from nano_rl.batch import Batch, make_batches
 from nano_rl.config import ObjectiveConfig
 from nano_rl.logprob import score_tokens, token_logprobs
 from nano_rl.loss import mean_metrics, policy_loss, sft_loss
 from nano_rl.sample import TrainSample, to_samples
+from nano_rl.tree import build_tree
 
 
 def samples(lengths: list[tuple[int, int]]) -> list[TrainSample]:
@@ -125,12 +126,47 @@ def test_budget_below_one_is_refused(budget: dict[str, int]) -> None:
 def test_every_row_is_in_one_micro_batch_within_the_budget(
     lengths: list[tuple[int, int]], budget: int
 ) -> None:
-    batches = make_batches(samples(lengths), max_tokens=budget)
-    assert sorted(r for b in batches for r in b.run_ids) == sorted(f"run-{i}" for i in range(len(lengths)))
-    assert all(b.ids_BT.numel() <= budget or len(b.run_ids) == 1 for b in batches)
-    assert sum(int(b.mask_BT.sum()) for b in batches) == sum(sampled for _, sampled in lengths)
-    widths = [b.ids_BT.shape[1] for b in batches]
-    assert widths == sorted(widths, reverse=True)
+    for trees, cost in ((True, nodes), (False, lambda b: b.ids_BT.numel())):
+        batches = make_batches(samples(lengths), max_tokens=budget, trees=trees)
+        runs = sorted(r for b in batches for r in b.run_ids)
+        assert runs == sorted(f"run-{i}" for i in range(len(lengths)))
+        assert all(cost(b) <= budget or len(b.run_ids) == 1 for b in batches)
+        assert sum(int(b.mask_BT.sum()) for b in batches) == sum(sampled for _, sampled in lengths)
+        worst = [cost(b) if trees else b.ids_BT.shape[1] for b in batches]
+        assert worst == sorted(worst, reverse=True)
+
+
+def nodes(batch: Batch) -> int:
+    return build_tree(batch.ids_BT, batch.attention_BT.sum(1).tolist()).num_nodes
+
+
+def test_a_group_counts_its_prompt_once_and_stays_together() -> None:
+    groups = [
+        to_samples(trajectory(turn([group, *range(1, 10)], [rollout, 5]), run_id=f"{group}-{rollout}"), 1.0)[0]
+        for rollout in range(3)
+        for group in range(2)
+    ]
+    batches = make_batches(groups, max_tokens=10 + 3 * 2)
+    assert [b.run_ids for b in batches] == [("0-0", "0-1", "0-2"), ("1-0", "1-1", "1-2")]
+    # without trees the same budget holds one padded row
+    assert len(make_batches(groups, max_tokens=10 + 3 * 2, trees=False)) == 6
+
+
+def test_tokens_are_rows_of_one_token_with_every_column() -> None:
+    (batch,) = make_batches(samples([(2, 3), (1, 2)]), max_tokens=100)
+    batch = batch.with_old(batch.behaviour_logprobs_BT * 2)
+    rows_N, positions_N = batch.mask_BT.nonzero(as_tuple=True)
+    tokens = batch.tokens(rows_N, positions_N)
+    assert tokens.ids_BT.shape == tokens.old_logprobs_BT.shape == (5, 1)
+    assert tokens.mask_BT.all()
+    assert tokens.advantages_BT[:, 0].tolist() == batch.advantages_BT[batch.mask_BT].tolist()
+    assert tokens.run_ids == tuple(batch.run_ids[row] for row in rows_N.tolist())
+    assert tokens.temperature_B.shape == (5,)
+    config = ObjectiveConfig(beta=0.1)
+    tokens, batch = (b.with_reference(b.behaviour_logprobs_BT) for b in (tokens, batch))
+    assert policy_loss(tokens.old_logprobs_BT, tokens, config)[0] == pytest.approx(
+        float(policy_loss(batch.old_logprobs_BT, batch, config)[0]), rel=1e-6
+    )
 
 
 def test_moving_a_batch_moves_every_tensor_and_keeps_the_rest() -> None:

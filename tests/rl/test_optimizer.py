@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
 import torch
-from builders import tiny_llama
 from torch import nn
 
 from nano_rl.config import OptimizerConfig
@@ -52,9 +52,61 @@ def test_frozen_weights_are_left_out() -> None:
         make_optimizer(model.requires_grad_(False), OptimizerConfig())
 
 
-def test_low_precision_weights_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"weight is torch\.bfloat16: updates would be rounded away"):
-        make_optimizer(tiny_llama(torch.bfloat16), OptimizerConfig())
+def test_decay_is_decoupled_and_leaves_vectors_alone() -> None:
+    """Without a gradient's pull, a matrix shrinks by rate times decay and a bias stays."""
+    model = nn.Linear(2, 2)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = make_optimizer(model, OptimizerConfig(learning_rate=0.5, weight_decay=0.1))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    torch.testing.assert_close(model.weight.detach(), before["weight"] * (1 - 0.5 * 0.1))
+    assert torch.equal(model.bias, before["bias"])
+
+
+def bfloat16_weight(value: float = 1.0) -> nn.Linear:
+    model = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
+    nn.init.constant_(model.weight, value)
+    return model
+
+
+def test_low_precision_weights_keep_updates_that_they_cannot_show() -> None:
+    """1e-3 is lost beside 1 in bfloat16, whose next number is 1 + 2^-7 = 1.0078; eight of them are not."""
+    model = bfloat16_weight()
+    optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-3))
+    seen = []
+    for _ in range(8):
+        (-model(torch.ones(1, 1, dtype=torch.bfloat16))).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert model.weight.grad is None
+        seen.append(model.weight.item())
+    assert seen[0] == 1.0
+    assert seen[-1] == 1.0078125
+
+
+def test_the_float32_copy_is_part_of_the_state() -> None:
+    models = bfloat16_weight(), bfloat16_weight()
+    first, second = (make_optimizer(m, OptimizerConfig(learning_rate=1e-3)) for m in models)
+
+    def update(model: nn.Linear, optimizer: torch.optim.Optimizer) -> None:
+        (-model(torch.ones(1, 1, dtype=torch.bfloat16))).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(7):
+        update(models[0], first)
+    models[1].load_state_dict(models[0].state_dict())
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    update(models[1], second)
+    assert models[1].weight.item() == 1.0078125
+
+
+def test_float32_weights_are_trained_as_they_are() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = make_optimizer(model, OptimizerConfig())
+    assert optimizer.state_dict()["masters"] == []
+    assert {id(p) for g in optimizer.param_groups for p in g["params"]} == {id(p) for p in model.parameters()}
 
 
 def test_rate_is_set_and_moves_the_weights_by_it() -> None:
@@ -81,3 +133,10 @@ def test_non_finite_norm_is_returned() -> None:
     weight = nn.Parameter(torch.zeros(1))
     weight.grad = torch.tensor([math.nan])
     assert math.isnan(clip_gradients([weight], 1.0))
+
+
+def test_weights_of_two_precisions_are_clipped_together() -> None:
+    weights = [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))]
+    weights[0].grad, weights[1].grad = torch.tensor([3.0]), torch.tensor([4.0], dtype=torch.bfloat16)
+    assert clip_gradients(weights, 1.0) == 5.0
+    assert [w.grad.item() for w in weights if w.grad is not None] == pytest.approx([0.6, 0.8], abs=5e-3)
