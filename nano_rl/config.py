@@ -133,6 +133,8 @@ class TrainConfig(Config):
     """of tasks, rollouts and adapters: the same one repeats a training"""
     save_every: int = Field(10, ge=1)
     """steps between saved states"""
+    resume: bool = False
+    """go on with a training of that name, or refuse where none is saved"""
     shuffle_rewards: bool = False
     """negative control: rewards are permuted over the step, so nothing can be learned"""
     reward: RewardConfig | None = None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,22 @@ from nano_coder.runtime import OpenedWeights, Runtime, local_policy
 from nano_rl.config import TrainConfig
 from nano_rl.controls import controls_due, hack_metrics, roll_controls
 from nano_rl.gather import Sources, gather
-from nano_rl.group import group_metrics
+from nano_rl.group import Group, group_metrics
 from nano_rl.learner import Learner
 from nano_rl.metrics import METRICS, MetricsWriter
 from nano_rl.reference import Reference
 from nano_rl.rewards import Reward
 from nano_rl.rollout import OnRun
 from nano_rl.update import learn
+from nano_rl.watch.phases import Phases
+from nano_rl.watch.success import success_metrics
 from nano_shared.errors import UsageError
+from nano_shared.types import Trajectory
 
 OnStep = Callable[[int, int, dict[str, float]], None]
 """steps done, steps in all, metrics of the last one"""
+OnGroups = Callable[[int, Sequence[Group], Sequence[Trajectory]], None]
+"""step, its groups and its controls, before anything is learned from them"""
 STATE = "state.pt"
 
 
@@ -38,6 +42,7 @@ def train(
     on_step: OnStep,
     on_run: OnRun | None = None,
     reward: Reward | None = None,
+    on_groups: OnGroups | None = None,
 ) -> list[str]:
     """Train in place, going on from a state that lies under `folder`. Returns the ids of the runs used.
 
@@ -55,30 +60,38 @@ def train(
         state = learner.load(folder / STATE)
         if sources.curriculum is not None and "curriculum" in state:
             sources.curriculum.restore(state["curriculum"])
+    elif config.resume:
+        raise UsageError(f"no state is saved under {folder}, so there is nothing to resume; leave it out")
+    phases = Phases()
     with MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
         while learner.step < config.steps:
-            step, started = learner.step, time.monotonic()
+            step = learner.step
             version = opened.version + step
             policy = local_policy(replace(opened.loaded, model=model), opened.profile, version=version)
             live = replace(runtime, policy=policy)
-            groups = gather(sources, live, config, step, on_run, reward)
-            due = controls_due(step, len(groups) * config.group_size, config.controls)
-            controls = roll_controls(
-                sources.every_task, live, reward, step=step, due=due, seed=config.seed, on_run=on_run
-            )
-            rolled = time.monotonic()
-            values = {**group_metrics(groups), "step": float(step)}
-            values |= hack_metrics([t for g in groups for t in g.trajectories], controls)
-            values |= learn(learner, reference, groups, values, config, version, state["history"], reward)
+            with phases("rollout"):
+                groups = gather(sources, live, config, step, on_run, reward)
+                due = controls_due(step, len(groups) * config.group_size, config.controls)
+                controls = roll_controls(
+                    sources.every_task, live, reward, step=step, due=due, seed=config.seed, on_run=on_run
+                )
+            runs = [t for g in groups for t in g.trajectories]
+            if on_groups:
+                on_groups(step, groups, controls)
+            values = {**group_metrics(groups), **success_metrics(groups), "step": float(step)}
+            values |= hack_metrics(runs, controls)
+            with phases("train"):
+                values |= learn(learner, reference, groups, values, config, version, state["history"], reward)
             if sources.curriculum is not None:
                 sources.curriculum.record(groups)
                 values |= sources.curriculum.metrics()
                 state["curriculum"] = sources.curriculum.state()
-            values |= {"seconds_rollout": rolled - started, "seconds_train": time.monotonic() - rolled}
-            state["used"] += [t.id for group in groups for t in group.trajectories]
+            values |= phases.metrics([*runs, *controls], trained_tokens=values.get("tokens", 0.0))
+            state["used"] += [t.id for t in runs]
             state["history"] = [*state["history"], values][-config.guards.patience :]
             metrics.write(step, values)
             on_step(learner.step, config.steps, values)
             if learner.step % config.save_every == 0 or learner.step == config.steps:
-                learner.save(folder / STATE, state)
+                with phases("save"):
+                    learner.save(folder / STATE, state)
     return list(state["used"])
