@@ -1,0 +1,134 @@
+"""Plots as SVG that takes its colours and its font from the page, so that dark mode and print reach it.
+
+Matplotlib knows no CSS variables: it draws in placeholder colours, which are replaced afterwards.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from nano_rl.page.series import Series
+from nano_shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+INK, MUTED, GRID = "#0a0b01", "#0a0b02", "#0a0b03"
+CATEGORIES = tuple(f"#0a0b1{n}" for n in range(8))
+_VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)"} | {
+    colour: f"var(--c{n})" for n, colour in enumerate(CATEGORIES)
+}
+
+
+class Plotter:
+    """Draws plots for one page; the ids within each are its own."""
+
+    def __init__(self) -> None:
+        """Raises ConfigError where matplotlib is missing."""
+        try:
+            import matplotlib
+        except ModuleNotFoundError:
+            raise ConfigError(
+                "the page's plots need matplotlib: pip install matplotlib; or nano-rl report NAME --json"
+            ) from None
+        self._settings: dict[str, Any] = {
+            "svg.fonttype": "none",
+            "svg.hashsalt": "nano",
+            "text.parse_math": False,  # a name with two dollar signs is no formula
+            "font.size": 9,
+            "axes.edgecolor": GRID,
+            "axes.labelcolor": MUTED,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.prop_cycle": matplotlib.cycler(color=CATEGORIES),  # type: ignore[attr-defined]
+            "xtick.color": MUTED,
+            "ytick.color": MUTED,
+            "grid.color": GRID,
+            "text.color": INK,
+            "axes.grid": True,
+            "axes.grid.axis": "y",
+            "legend.frameon": False,
+            "legend.fontsize": 8,
+        }
+        self._drawn = 0
+
+    def curves(
+        self, curves: Sequence[Series], title: str, *, labels: Sequence[str] = (), small: bool = False
+    ) -> str:
+        """Curves of one axis with their bands, as an SVG element; `labels` names them in a legend."""
+
+        def draw(axes: Axes) -> None:
+            for n, curve in enumerate(curves):
+                colour = CATEGORIES[n % len(CATEGORIES)]
+                marker = "o" if len(curve.steps) == 1 else ""
+                if len(curves) == 1 and curve.line != curve.values:
+                    axes.plot(curve.steps, curve.values, color=colour, linewidth=0.6, alpha=0.45)
+                axes.plot(
+                    curve.steps, curve.line, color=colour, linewidth=1.6, marker=marker, markersize=4,
+                    label=labels[n] if labels else "_",
+                )  # fmt: skip
+                axes.fill_between(curve.steps, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0)
+
+        return self._figure(draw, title, legend=bool(labels), size=(3.4, 1.9) if small else (5.2, 2.6))
+
+    def stack(self, steps: Sequence[float], parts: dict[str, Sequence[float]], title: str) -> str:
+        """Parts of a whole over the steps, on top of each other."""
+
+        def draw(axes: Axes) -> None:
+            colours = CATEGORIES[: len(parts)]
+            if len(steps) == 1:
+                bottom = 0.0
+                for (label, values), colour in zip(parts.items(), colours, strict=True):
+                    axes.bar(steps, values, bottom=bottom, color=colour, label=label, width=0.5)
+                    bottom += values[0]
+            else:
+                axes.stackplot(steps, *parts.values(), labels=list(parts), colors=colours, alpha=0.85)
+
+        return self._figure(draw, title, legend=True, size=(5.2, 2.6))
+
+    def _figure(self, draw: Any, title: str, *, legend: bool, size: tuple[float, float]) -> str:
+        import matplotlib
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+
+        with matplotlib.rc_context(self._settings):
+            figure = Figure(figsize=size, layout="constrained")
+            FigureCanvasSVG(figure)
+            axes = figure.add_subplot()
+            draw(axes)
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
+            axes.tick_params(length=0)
+            axes.margins(x=0.01)
+            axes.set_xlabel("step", fontsize=8)
+            if legend:
+                axes.legend(loc="upper left", bbox_to_anchor=(0, 1.0), ncols=2)
+                low, high = axes.get_ylim()
+                axes.set_ylim(low, high + (high - low) * 0.12 * (1 + len(axes.lines) // 4))
+            written = io.StringIO()
+            figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+        self._drawn += 1
+        return inline_svg(written.getvalue(), title, f"p{self._drawn}-")
+
+
+def inline_svg(document: str, title: str, prefix: str) -> str:
+    """A matplotlib SVG document as an element for a page: colours of the page, ids of its own, a name."""
+    from markupsafe import escape
+
+    svg = document[document.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    # its style would hold for the whole page; the page has the same for plots
+    svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\bid="([^"]*)"', rf'id="{prefix}\1"', svg)
+    svg = re.sub(r"url\(#", f"url(#{prefix}", svg)
+    svg = re.sub(r'xlink:href="#', f'href="#{prefix}', svg)
+    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
+    for placeholder, variable in _VARIABLES.items():
+        svg = svg.replace(placeholder, variable)
+    box = re.search(r'viewBox="[^"]*"', svg)
+    head = f'<svg class="plot" role="img" aria-label="{escape(title)}" {box.group() if box else ""}>'
+    return head + svg[svg.index(">") + 1 :]
