@@ -153,6 +153,7 @@ def _train(asked: Asked, config: TrainConfig, *, log_to: list[str], quiet: bool)
         asked.model, asked.log, dtype=config.dtype, temperature=config.temperature
     )
 
+    from nano_coder.runtime import quiet_transformers
     from nano_rl.checkpoint import save_checkpoint
     from nano_rl.learner import prepare
     from nano_rl.metrics import METRICS, read_metrics
@@ -170,11 +171,12 @@ def _train(asked: Asked, config: TrainConfig, *, log_to: list[str], quiet: bool)
             trained, opened, runtime, sources, config, folder, watch.on_step, watch.on_run,
             reward=composed, on_groups=watch.on_groups,
         )  # fmt: skip
-    save_checkpoint(
-        target, trained, opened, parent=parent, config=config, steps=config.steps, run_ids=used,
-        tasks=sources.every_task,
-        metrics={k: v for k, v in watch.last.items() if k.startswith("reward")},
-    )  # fmt: skip
+    rewards = {k: v for k, v in watch.last.items() if k.startswith("reward")}
+    with quiet_transformers():
+        save_checkpoint(
+            target, trained, opened, parent=parent, config=config, steps=config.steps, run_ids=used,
+            tasks=sources.every_task, metrics=rewards,
+        )  # fmt: skip
     _tell(target, folder, watch, quiet=quiet)
 
 

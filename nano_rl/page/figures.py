@@ -32,6 +32,8 @@ MAIN: dict[str, tuple[tuple[str, ...], str]] = {
     ),
 }
 """title -> its metrics and what they are"""
+SHARES = {"frac_zero_std", "ess", f"{SUCCESS}all"}
+"""metrics whose plot goes from 0 to 1 however little they move"""
 _LEFT_OUT = ("step", GRADED)
 
 
@@ -41,6 +43,8 @@ class PlotOf:
     about: str
     band: str
     svg: str
+    labels: tuple[str, ...] = ()
+    """of its curves in the order of the page's colours, where there are several"""
 
 
 def main_plots(rows: Sequence[Row], plotter: Plotter) -> list[PlotOf]:
@@ -82,12 +86,13 @@ def _time(rows: Sequence[Row], plotter: Plotter) -> list[PlotOf]:
         return []
     steps = [float(row.get("step") or 0) for row in rows]
     svg = plotter.stack(steps, measured, "Seconds of each step by phase")
-    return [
-        PlotOf("Time by phase", "seconds of each step; generate, sandbox and grade are the rollout", "", svg)
-    ]
+    about = "seconds of each step; generate, sandbox and grade are the rollout"
+    return [PlotOf("Time by phase", about, "", svg, tuple(measured))]
 
 
 def _plot(title: str, about: str, found: list[Series], plotter: Plotter) -> PlotOf:
-    labels = [curve.name.removeprefix(SUCCESS).replace("_", " ") for curve in found] if len(found) > 1 else []
-    svg = plotter.curves(found, f"{title} over the steps", labels=labels)
-    return PlotOf(title, about, "; ".join(dict.fromkeys(curve.band for curve in found)), svg)
+    share = all(curve.name in SHARES or curve.name.startswith(SUCCESS) for curve in found)
+    svg = plotter.curves(found, f"{title} over the steps", share=share)
+    labels = tuple(curve.name.removeprefix(SUCCESS).replace("_", " ") for curve in found)
+    bands = "; ".join(dict.fromkeys(curve.band for curve in found if curve.band))
+    return PlotOf(title, about, bands, svg, labels if len(found) > 1 else ())

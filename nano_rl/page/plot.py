@@ -50,46 +50,47 @@ class Plotter:
             "text.color": INK,
             "axes.grid": True,
             "axes.grid.axis": "y",
-            "legend.frameon": False,
-            "legend.fontsize": 8,
         }
         self._drawn = 0
 
     def curves(
-        self, curves: Sequence[Series], title: str, *, labels: Sequence[str] = (), small: bool = False
+        self, curves: Sequence[Series], title: str, *, share: bool = False, small: bool = False
     ) -> str:
-        """Curves of one axis with their bands, as an SVG element; `labels` names them in a legend."""
+        """Curves of one axis with their bands, as an SVG element; a `share` is drawn from 0 to 1."""
 
         def draw(axes: Axes) -> None:
             for n, curve in enumerate(curves):
                 colour = CATEGORIES[n % len(CATEGORIES)]
-                marker = "o" if len(curve.steps) == 1 else ""
                 if len(curves) == 1 and curve.line != curve.values:
-                    axes.plot(curve.steps, curve.values, color=colour, linewidth=0.6, alpha=0.45)
-                axes.plot(
-                    curve.steps, curve.line, color=colour, linewidth=1.6, marker=marker, markersize=4,
-                    label=labels[n] if labels else "_",
-                )  # fmt: skip
-                axes.fill_between(curve.steps, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0)
+                    axes.plot(curve.steps, curve.values, color=colour, linewidth=0.6, alpha=0.5)
+                marker = "o" if len(curve.steps) == 1 else ""
+                axes.plot(curve.steps, curve.line, color=colour, linewidth=1.6, marker=marker, markersize=4)
+                if curve.band:
+                    axes.fill_between(
+                        curve.steps, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0
+                    )
+            if share:
+                axes.set_ylim(-0.02, 1.02)
+                axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
 
-        return self._figure(draw, title, legend=bool(labels), size=(3.4, 1.9) if small else (5.2, 2.6))
+        return self._figure(draw, title, size=(3.4, 1.9) if small else (5.2, 2.5))
 
     def stack(self, steps: Sequence[float], parts: dict[str, Sequence[float]], title: str) -> str:
         """Parts of a whole over the steps, on top of each other."""
 
         def draw(axes: Axes) -> None:
             colours = CATEGORIES[: len(parts)]
-            if len(steps) == 1:
-                bottom = 0.0
-                for (label, values), colour in zip(parts.items(), colours, strict=True):
-                    axes.bar(steps, values, bottom=bottom, color=colour, label=label, width=0.5)
-                    bottom += values[0]
-            else:
-                axes.stackplot(steps, *parts.values(), labels=list(parts), colors=colours, alpha=0.85)
+            if len(steps) > 1:
+                axes.stackplot(steps, *parts.values(), colors=colours, alpha=0.85)
+                return
+            bottom = 0.0
+            for values, colour in zip(parts.values(), colours, strict=True):
+                axes.bar(steps, values, bottom=bottom, color=colour, width=0.5)
+                bottom += values[0]
 
-        return self._figure(draw, title, legend=True, size=(5.2, 2.6))
+        return self._figure(draw, title, size=(5.2, 2.5))
 
-    def _figure(self, draw: Any, title: str, *, legend: bool, size: tuple[float, float]) -> str:
+    def _figure(self, draw: Any, title: str, *, size: tuple[float, float]) -> str:
         import matplotlib
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
@@ -99,16 +100,12 @@ class Plotter:
             figure = Figure(figsize=size, layout="constrained")
             FigureCanvasSVG(figure)
             axes = figure.add_subplot()
-            draw(axes)
             axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
             axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
+            draw(axes)
             axes.tick_params(length=0)
             axes.margins(x=0.01)
             axes.set_xlabel("step", fontsize=8)
-            if legend:
-                axes.legend(loc="upper left", bbox_to_anchor=(0, 1.0), ncols=2)
-                low, high = axes.get_ylim()
-                axes.set_ylim(low, high + (high - low) * 0.12 * (1 + len(axes.lines) // 4))
             written = io.StringIO()
             figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
         self._drawn += 1

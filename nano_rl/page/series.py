@@ -12,7 +12,9 @@ from nano_rl.watch.panel import interval_of
 AT_MOST = 400
 """points of a curve; longer ones are averaged in bins, so that a page stays small"""
 INTERVAL = "95 % interval of each step"
-SPREAD = "one standard deviation of the steps around"
+RANGE = "least to greatest of the steps around"
+FEW = 10
+"""steps under which nothing is smoothed, and there is no band but an interval"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,7 @@ class Series:
     low: tuple[float, ...]
     high: tuple[float, ...]
     band: str
-    """what the band is, in words"""
+    """what the band is, in words; empty where there is none"""
 
 
 def series(rows: Sequence[Row], name: str) -> Series | None:
@@ -47,10 +49,18 @@ def series(rows: Sequence[Row], name: str) -> Series | None:
         low = tuple(_mean([low for low, _ in b]) for b in intervals)
         high = tuple(_mean([high for _, high in b]) for b in intervals)
         return Series(name=name, steps=steps, values=values, line=values, low=low, high=high, band=INTERVAL)
-    line, spread = _smooth(values)
-    low = tuple(m - s for m, s in zip(line, spread, strict=True))
-    high = tuple(m + s for m, s in zip(line, spread, strict=True))
-    return Series(name=name, steps=steps, values=values, line=line, low=low, high=high, band=SPREAD)
+    if len(values) < FEW:
+        return Series(name=name, steps=steps, values=values, line=values, low=values, high=values, band="")
+    windows = _windows(values)
+    return Series(
+        name=name,
+        steps=steps,
+        values=values,
+        line=tuple(_mean(window) for window in windows),
+        low=tuple(min(window) for window in windows),
+        high=tuple(max(window) for window in windows),
+        band=RANGE,
+    )
 
 
 def _bins(items: Sequence[tuple[float, float, tuple[float, float] | None]], at_most: int):  # type: ignore[no-untyped-def]
@@ -58,16 +68,10 @@ def _bins(items: Sequence[tuple[float, float, tuple[float, float] | None]], at_m
     return [items[i : i + size] for i in range(0, len(items), size)]
 
 
-def _smooth(values: tuple[float, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation over a centred window, a twentieth of the curve and at least five steps."""
+def _windows(values: tuple[float, ...]) -> list[tuple[float, ...]]:
+    """The steps around each: centred, a twentieth of the curve and at least five."""
     half = max(2, len(values) // 40)
-    windows = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
-    line = tuple(_mean(window) for window in windows)
-    spread = tuple(
-        math.sqrt(_mean([(v - mean) ** 2 for v in window]))
-        for window, mean in zip(windows, line, strict=True)
-    )
-    return line, spread
+    return [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
 
 
 def _mean(values: Sequence[float]) -> float:
