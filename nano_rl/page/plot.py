@@ -49,6 +49,7 @@ class Plotter:
             "grid.color": GRID,
             "text.color": INK,
             "axes.grid": True,
+            "axes.axisbelow": True,
             "axes.grid.axis": "y",
         }
         self._drawn = 0
@@ -69,6 +70,9 @@ class Plotter:
                     axes.fill_between(
                         curve.steps, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0
                     )
+            ends = {end for curve in curves for end in (min(curve.low), max(curve.high))}
+            if len(ends) == 1 and min(ends) == 0:
+                axes.set_ylim(0, 1)  # around a flat zero matplotlib would show negative values
             if share:
                 axes.set_ylim(-0.02, 1.02)
                 axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])

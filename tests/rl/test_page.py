@@ -1,4 +1,4 @@
-"""The report's page: valid, self-contained, escaped against what a model writes, and fit for a real browser."""
+"""The report's page: valid, self-contained, escaped against what a model writes, fit for a real browser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from nano_rl.cli import cli
 from nano_rl.config import ObjectiveConfig, TrainConfig
-from nano_rl.group import form_groups
+from nano_rl.group import Group, form_groups
 from nano_rl.guards import GuardTripped
 from nano_rl.metrics import METRICS, MetricsWriter
 from nano_rl.page.choose import choose
@@ -80,6 +80,17 @@ def hostile_run(number: int, tokenizer: Path) -> Trajectory:
     )
 
 
+def _train(folder: Path, watch: Watcher, groups: list[Group]) -> None:
+    """Twelve steps, and a guard that stops the thirteenth."""
+    with MetricsWriter(folder / METRICS) as metrics, watch:
+        for step in range(12):
+            watch.on_groups(step, groups, [])
+            values = {"step": float(step), "reward_mean": step / 12, "entropy": 2.0 - step / 10, "ess": 1.0}
+            values |= {"seconds_generate": 1.0, "seconds_train": 2.0 + step, "controls_graded": 1.0}
+            metrics.write(step, {**values, **success_metrics(groups), f"tampering/{HOSTILE[:30]}": 1.0})
+        raise GuardTripped(f"step 12: {HOSTILE}")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a training of twelve steps, as `nano-rl train` leaves it."""
@@ -94,13 +105,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             log.append(run)
     groups = form_groups(runs)
     watch = Watcher(made, NoView(), [], done=0)
-    with MetricsWriter(made / METRICS) as metrics, pytest.raises(GuardTripped), watch:
-        for step in range(12):
-            watch.on_groups(step, groups, [])
-            values = {"step": float(step), "reward_mean": step / 12, "entropy": 2.0 - step / 10, "ess": 1.0}
-            values |= {"seconds_generate": 1.0, "seconds_train": 2.0 + step, "controls_graded": 1.0}
-            metrics.write(step, {**values, **success_metrics(groups), f"tampering/{HOSTILE[:30]}": 1.0})
-        raise GuardTripped(f"step 12: {HOSTILE}")
+    with pytest.raises(GuardTripped):
+        _train(made, watch, groups)
     config = TrainConfig(objective=ObjectiveConfig(beta=0.125))
     TrainingRecord(
         name="mine", model=HOSTILE, tasks=HOSTILE, log=str(home / "log.db"), started=0.0, nano="0",
@@ -117,7 +123,7 @@ def page(folder: Path) -> str:
 
 
 class Strict(HTMLParser):
-    """Refuses what the standard refuses and a browser mends in silence: tags that do not nest, doubled ids."""
+    """Refuses what the standard refuses and a browser mends in silence: bad nesting, doubled ids."""
 
     VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use"}  # noqa: RUF012
 

@@ -150,7 +150,8 @@ def test_the_time_left_is_that_of_the_middle_step() -> None:
 
 ROW = {
     "reward_mean": 0.625, "reward_error": 0.05, "success/all": 0.5, "graded/all": 8.0,
-    "success/level_2": 0.25, "graded/level_2": 4.0, "entropy": 0.7, "grad_norm": 1.5, "tokens_per_second_train": 1234.0,
+    "success/level_2": 0.25, "graded/level_2": 4.0, "entropy": 0.7, "grad_norm": 1.5,
+    "tokens_per_second_train": 1234.0,
     "seconds_rollout": 3.0, "seconds_train": 2.0, "stale": 0.0,
 }  # fmt: skip
 
