@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,18 @@ class TrackioSink:
         if self._run is None:
             import trackio
 
-            self._run = trackio.init(project=PROJECT, name=self._name, resume="allow", config=self._settings)
+            with redirect_stdout(sys.stderr):  # it announces the run, and our stdout is for results
+                self._run = trackio.init(
+                    project=PROJECT, name=self._name, resume="allow", config=self._settings
+                )
         self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
         if self._run is not None:
-            self._run.finish()
+            import trackio
+
+            with redirect_stdout(sys.stderr):
+                trackio.finish()
 
 
 def open_sink(name: str, folder: Path, settings: Mapping[str, Any]) -> TrackioSink:
