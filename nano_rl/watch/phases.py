@@ -11,6 +11,8 @@ from nano_shared.types import Trajectory
 
 Interval = tuple[float, float]
 """begin and end, unix seconds"""
+SHORTEST = 0.01
+"""seconds by which a rate is told: a tool that only hands in an answer reads at no speed"""
 
 
 class Phases:
@@ -42,7 +44,7 @@ class Phases:
         - `tokens_per_second_rollout`, `_generate`, `_sandbox`, `_train`: sampled tokens by the whole
           phase and by generation, observed tokens by the sandbox, trained tokens by the train phase.
 
-        A rate is absent where its time is 0.
+        A rate is absent where its time is too short to divide by.
         """
         fresh = [run for run in runs if run.started >= self._began]
         seconds = {f"seconds_{phase}": spent for phase, spent in self._seconds.items()}
@@ -64,7 +66,9 @@ class Phases:
             "train": (trained_tokens, seconds.get("seconds_train", 0.0)),
         }
         values = {**seconds, "tokens_rollout": sampled, "tokens_observed": observed}
-        return values | {f"tokens_per_second_{n}": tokens / s for n, (tokens, s) in rates.items() if s > 0}
+        return values | {
+            f"tokens_per_second_{n}": tokens / s for n, (tokens, s) in rates.items() if s >= SHORTEST
+        }
 
 
 def merge(intervals: Iterable[Interval]) -> list[Interval]:

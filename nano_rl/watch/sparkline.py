@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_NOISE = 1e-6
+"""relative spread that is drawn flat: the last digits of a constant are no course"""
 
 
 def sparkline(values: Sequence[float | None], *, width: int = 24) -> str:
@@ -15,7 +17,7 @@ def sparkline(values: Sequence[float | None], *, width: int = 24) -> str:
     if not known:
         return ""
     low, high = min(known), max(known)
-    if high == low:
+    if high / 2 - low / 2 <= _NOISE * max(abs(high), abs(low)):
         return "".join(" " if v is None else _BLOCKS[0] for v in shown)
     # halved before subtracting, so that the span of huge numbers stays finite
     span = high / 2 - low / 2

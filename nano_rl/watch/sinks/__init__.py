@@ -25,8 +25,8 @@ class Sink(Protocol):
     """Takes the metrics of one step after another."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The metrics of a step. The first call may go back to a step that an earlier process wrote; where the
-        library can, what was written from that step on is replaced."""
+        """The metrics of a step. The first call may go back to a step that an earlier process wrote: where
+        the library can, what was written from that step on is replaced."""
 
     def close(self) -> None:
         """No more rows; what was written is kept."""
