@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -51,6 +52,12 @@ def open_view(name: str, total: int, rows: list[Row], *, console: Console | None
     return LiveView(name, total, rows, console) if console.is_terminal else LinesView(name, total, rows)
 
 
+def _with(rows: list[Row], row: Mapping[str, float]) -> list[Row]:
+    """The rows and the new one, which replaces those of a process that was killed after its last state."""
+    step = row.get("step", math.inf)
+    return [*(r for r in rows if (r.get("step") or 0) < step), dict(row)][-KEPT:]
+
+
 class LiveView:
     """Panels that are redrawn in place, several times a second."""
 
@@ -80,7 +87,7 @@ class LiveView:
         self._running += 1
 
     def step_done(self, done: int, total: int, row: Mapping[str, float]) -> None:
-        self._rows = [*self._rows, dict(row)][-KEPT:]
+        self._rows = _with(self._rows, row)
         self._done, self._total, self._running = done, total, 0
         self._live.refresh()
 
@@ -138,7 +145,7 @@ class LinesView:
         pass
 
     def step_done(self, done: int, total: int, row: Mapping[str, float]) -> None:
-        self._rows = [*self._rows, dict(row)][-KEPT:]
+        self._rows = _with(self._rows, row)
         shown = [
             f"{line.label.strip()} {written(line, row)}"
             for panel in ("Reward", "Objective")
