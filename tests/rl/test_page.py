@@ -203,7 +203,7 @@ def test_the_page_loads_nothing_from_elsewhere(page: str, parsed: Strict) -> Non
 def test_the_page_tells_the_whole_story(parsed: Strict) -> None:
     text = parsed.text
     for part in (
-        "Best at the beginning", "Worst at the beginning", "Best at the end", "Tampering was found",
+        "Best at the beginning", "Worst at the beginning", "Best at the end",
         "beta0.125", "guard: step 12",
         "Success by level", "Time by phase", "level 1", "tampering, exit", "12 steps",
     ):  # fmt: skip
