@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any, Self
 
 from nano_shared import UsageError
 
@@ -16,13 +17,13 @@ METRICS = "metrics.jsonl"
 """the file's name in the folder of a training"""
 
 
-class MetricsWriter:
-    """Appends to `path`, creating it and its folder.
+class RowWriter:
+    """Appends JSON lines, each of one step, to `path`, creating it and its folder.
 
     `resume_at` is the first step that will be run: rows from that step on, written by a run that was killed
     after its last checkpoint, are dropped, and so is a torn last line. Without it the file must be new.
 
-    Raises UsageError when the file holds metrics and `resume_at` is not given.
+    Raises UsageError when the file holds rows and `resume_at` is not given.
     """
 
     def __init__(self, path: Path, *, resume_at: int | None = None) -> None:
@@ -33,17 +34,15 @@ class MetricsWriter:
             _truncate(path, resume_at)
         self._file = path.open("a", encoding="utf-8")
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One line, on disk when this returns. A number that JSON lacks (NaN, infinity) becomes null."""
-        row: Row = {"step": step}
-        row |= {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+    def write_row(self, row: Mapping[str, Any]) -> None:
+        """One line, on disk when this returns."""
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
         self._file.close()
 
-    def __enter__(self) -> MetricsWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -52,13 +51,28 @@ class MetricsWriter:
         self.close()
 
 
+class MetricsWriter(RowWriter):
+    """The metrics of a run, a row a step."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One line, on disk when this returns. A number that JSON lacks (NaN, infinity) becomes null."""
+        row: Row = {"step": step}
+        row |= {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self.write_row(row)
+
+
 def read_metrics(path: Path) -> list[Row]:
-    """All complete rows of a metrics file, in order; a torn last line is left out.
+    """The rows of a metrics file; see `read_rows`."""
+    return read_rows(path)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """All complete rows of a file of JSON lines, in order; a torn last line is left out.
 
     Raises UsageError for any other line that is not JSON.
     """
     lines = path.read_text(encoding="utf-8").split("\n")
-    rows: list[Row] = []
+    rows: list[dict[str, Any]] = []
     # what follows the last newline was never finished
     for number, line in enumerate(lines[:-1], start=1):
         try:
@@ -71,7 +85,7 @@ def read_metrics(path: Path) -> list[Row]:
 
 
 def _truncate(path: Path, resume_at: int) -> None:
-    kept = [row for row in read_metrics(path) if (row.get("step") or 0) < resume_at]
+    kept = [row for row in read_rows(path) if (row.get("step") or 0) < resume_at]
     scratch = path.with_name(path.name + ".new")
     with scratch.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in kept)

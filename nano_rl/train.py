@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from nano_rl.controls import controls_due, hack_metrics, roll_controls
 from nano_rl.critic import open_critic
 from nano_rl.demonstrations import open_demonstrations
 from nano_rl.gather import Gatherer, Sources
-from nano_rl.group import group_metrics
+from nano_rl.group import Group, group_metrics
 from nano_rl.guards import check_update
 from nano_rl.identity import Identity
 from nano_rl.interrupt import TrainingStopped, interruptible
@@ -31,11 +30,16 @@ from nano_rl.rollout import OnRun
 from nano_rl.states import STATES, States
 from nano_rl.update import learn
 from nano_rl.used import USED, UsedRuns
+from nano_rl.watch.phases import Phases
+from nano_rl.watch.success import success_metrics
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
+from nano_shared.types import Trajectory
 
 OnStep = Callable[[int, int, dict[str, float]], None]
 """steps done, steps in all, metrics of the last one"""
+OnGroups = Callable[[int, Sequence[Group], Sequence[Trajectory]], None]
+"""step, its groups and its controls, before anything is learned from them"""
 
 
 def train(
@@ -48,6 +52,7 @@ def train(
     on_step: OnStep,
     on_run: OnRun | None = None,
     reward: Reward | None = None,
+    on_groups: OnGroups | None = None,
 ) -> list[str]:
     """Train in place, going on from a state that lies under `folder`. Returns the ids of the runs used.
 
@@ -80,41 +85,36 @@ def train(
         else:
             seed_all(config.seed)
             progress.save()
-        used = UsedRuns(folder / USED, step=learner.step)
+        used, phases = UsedRuns(folder / USED, step=learner.step), Phases()
         with MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
             while learner.step < config.steps and not interrupt.asked:
-                step, started = learner.step, time.monotonic()
+                step = learner.step
                 version = opened.version + step
                 live = _live(runtime, model, opened, config, version)
-                gathered = gatherer.gather(live, step, on_run)
-                groups = gathered.groups
-                due = controls_due(step, len(groups) * config.group_size, config.controls)
-                controls = roll_controls(
-                    sources.every_task, live, reward, step=step, due=due, seed=config.seed, on_run=on_run
-                )
-                rolled = time.monotonic()
-                values = {**group_metrics(groups), **gathered.metrics, "step": float(step)}
-                values |= hack_metrics([t for g in groups for t in g.trajectories], controls)
-                states.join()
-                waited = time.monotonic()
-                progress.judge(values)
-                probe = Probe.of(groups, model)
-                values |= learn(
-                    learner,
-                    reference,
-                    groups,
-                    values,
-                    config,
-                    version,
-                    progress.history,
-                    reward,
-                    critic,
-                    demonstrations,
-                )
-                values |= _checked(values, probe, model, opened, config, version + 1)
-                values |= gatherer.record(groups)
-                values |= {"seconds_rollout": rolled - started, "seconds_save": waited - rolled}
-                values |= {"seconds_train": time.monotonic() - waited}
+                with phases("rollout"):
+                    gathered = gatherer.gather(live, step, on_run)
+                    groups = gathered.groups
+                    due = controls_due(step, len(groups) * config.group_size, config.controls)
+                    controls = roll_controls(
+                        sources.every_task, live, reward, step=step, due=due, seed=config.seed, on_run=on_run
+                    )
+                runs = [t for g in groups for t in g.trajectories]
+                if on_groups:
+                    on_groups(step, groups, controls)
+                values = {**group_metrics(groups), **success_metrics(groups), **gathered.metrics}
+                values |= {"step": float(step), **hack_metrics(runs, controls)}
+                with phases("save"):
+                    states.join()
+                with phases("train"):
+                    progress.judge(values)
+                    probe = Probe.of(groups, model)
+                    values |= learn(
+                        learner, reference, groups, values, config, version, progress.history, reward,
+                        critic, demonstrations,
+                    )  # fmt: skip
+                    values |= _checked(values, probe, model, opened, config, version + 1)
+                    values |= gatherer.record(groups)
+                values |= phases.metrics([*runs, *controls], trained_tokens=values.get("tokens", 0.0))
                 used.append(step, groups)
                 metrics.write(step, values)
                 progress.note(values, config.guards.patience)

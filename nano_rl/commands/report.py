@@ -1,4 +1,4 @@
-"""`nano-rl report`: how a training went; with --hacks, how much it hacked."""
+"""`nano-rl report`: how a training went, as a table and a page; with --hacks, how much it hacked."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from nano_rl.commands.options import log_option
 from nano_rl.commands.progress import print_metrics
 from nano_rl.commands.session import trainings_dir
 from nano_rl.hacks import HackRow, hack_row, hack_rows
@@ -20,35 +21,55 @@ from nano_shared.errors import UsageError
 @click.command("report")
 @click.argument("name")
 @click.option("--hacks", is_flag=True, help="Tampering by kind, and passes on impossible controls, by step.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
-def command(name: str, hacks: bool, as_json: bool) -> int:
-    """The training NAME, step by step."""
-    metrics = training_metrics(trainings_dir(), name)
-    if not hacks:
-        if as_json:
-            print(json.dumps(metrics))
-        else:
-            print_metrics(metrics, Console())
-        return 0
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="Where the page goes.")
+@log_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else; no page is written.")
+def command(name: str, hacks: bool, output: Path | None, log: str | None, as_json: bool) -> int:
+    """The training NAME: a table here, and a page of HTML with curves and sample rollouts.
+
+    NAME may be the folder of a training too. The page is report.html in that folder unless -o names another
+    file; it is one file that loads nothing from elsewhere.
+    """
+    folder, metrics = training_metrics(trainings_dir(), name)
+    if hacks:
+        _hacks(folder.name, metrics, as_json=as_json)
+    elif as_json:
+        print(json.dumps(metrics))
+    else:
+        from nano_rl.page.page import PAGE, write_page
+        from nano_rl.page.training import read_training
+
+        print_metrics(metrics, Console())
+        target = output or folder / PAGE
+        write_page(read_training(folder, log=log), target)
+        print(target)
+    return 0
+
+
+def _hacks(name: str, metrics: list[Row], *, as_json: bool) -> None:
     if as_json:
         steps = [_plain(hack_row([row])) for row in metrics]
         print(json.dumps({"name": name, "total": _plain(hack_row(metrics)), "steps": steps}))
     else:
         _print_hacks(hack_rows(metrics), hack_row(metrics))
-    return 0
 
 
-def training_metrics(folder: Path, name: str) -> list[Row]:
-    """The metrics of a training by name. Raises UsageError with the names there are."""
-    path = folder / name / METRICS
-    metrics = read_metrics(path) if Path(name).name == name and path.is_file() else []
+def training_metrics(trainings: Path, name: str) -> tuple[Path, list[Row]]:
+    """The folder and the metrics of a training, by its name or by its folder.
+
+    Raises UsageError with the names there are.
+    """
+    folder = trainings / name if Path(name).name == name else Path(name)
+    path = folder / METRICS
+    inside = folder.parent == trainings or len(Path(name).parts) > 1
+    metrics = read_metrics(path) if inside and path.is_file() else []
     if not metrics:
-        known = sorted(p.parent.name for p in folder.glob(f"*/{METRICS}"))
+        known = sorted(p.parent.name for p in trainings.glob(f"*/{METRICS}"))
         raise UsageError(
             f"no training {name!r} with metrics; "
             + (f"trainings: {', '.join(known)}" if known else "nano-rl train --name NAME makes one")
         )
-    return metrics
+    return folder, metrics
 
 
 def _plain(row: HackRow) -> dict[str, object]:

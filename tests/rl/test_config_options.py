@@ -141,7 +141,7 @@ def test_the_config_is_printed_without_what_the_command_needs_otherwise() -> Non
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[objective]\nclip_espilon = 0.1", "objective.clip_espilon: no such setting; did you mean objective."),
+        ("[objective]\nclip_hihg = 0.1", "clip_hihg: no such setting; did you mean objective.clip_high?"),
         ("learning_rate = 0.1", "learning_rate: no such setting; did you mean optimizer.learning_rate?"),
         ("groupsize = 2", "did you mean group_size?"),
         ("zzz = 2", "zzz: no such setting"),

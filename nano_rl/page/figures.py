@@ -1,0 +1,98 @@
+"""The plots of a page: the ones to look at first, and a small one for every other metric."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nano_rl.metrics import Row
+from nano_rl.page.plot import Plotter
+from nano_rl.page.series import Series, series
+from nano_rl.watch.success import GRADED, SUCCESS
+
+PHASES = {
+    "seconds_generate": "generate",
+    "seconds_sandbox": "sandbox",
+    "seconds_grade": "grade",
+    "seconds_train": "train",
+    "seconds_save": "save",
+}
+"""metric -> label of the phases that share a step's time; the first three are the rollout"""
+MAIN: dict[str, tuple[tuple[str, ...], str]] = {
+    "Reward": (("reward_mean",), "mean over the rollouts of a step"),
+    "KL": (("kl_reference", "approx_kl", "mismatch_kl"), "nats a token"),
+    "Entropy": (("entropy",), "nats a token"),
+    "Clipped tokens": (("clip_low", "clip_high"), "share of the trained tokens"),
+    "Gradient norm": (("grad_norm",), "before it is clipped"),
+    "Effective samples": (("ess",), "share of the tokens that the importance weights leave"),
+    "Groups without a signal": (("frac_zero_std",), "share of the groups of a step"),
+    "Tokens a second": (
+        ("tokens_per_second_generate", "tokens_per_second_rollout", "tokens_per_second_train"),
+        "sampled while generating, sampled in the whole rollout, trained",
+    ),
+}
+"""title -> its metrics and what they are"""
+SHARES = {"frac_zero_std", "ess", f"{SUCCESS}all"}
+"""metrics whose plot goes from 0 to 1 however little they move"""
+_LEFT_OUT = ("step", GRADED)
+
+
+@dataclass(frozen=True, slots=True)
+class PlotOf:
+    title: str
+    about: str
+    band: str
+    svg: str
+    labels: tuple[str, ...] = ()
+    """of its curves in the order of the page's colours, where there are several"""
+
+
+def main_plots(rows: Sequence[Row], plotter: Plotter) -> list[PlotOf]:
+    """Reward, success by level, what tells of the optimisation, and time; those that were measured."""
+    plots = []
+    for title, (metrics, about) in MAIN.items():
+        found = [curve for name in metrics if (curve := series(rows, name)) is not None]
+        if found:
+            plots.append(_plot(title, about, found, plotter))
+        if title == "Reward":
+            plots += _success(rows, plotter)
+    return [*plots, *_time(rows, plotter)]
+
+
+def other_plots(rows: Sequence[Row], plotter: Plotter) -> list[PlotOf]:
+    """A small plot of each metric that the main ones leave out, by name."""
+    shown = {metric for metrics, _ in MAIN.values() for metric in metrics} | set(PHASES)
+    names = sorted({name for row in rows for name in row} - shown)
+    plots = []
+    for name in names:
+        curve = series(rows, name)
+        if curve is None or name.startswith(_LEFT_OUT):
+            continue
+        svg = plotter.curves([curve], f"{name} over the steps", small=True)
+        plots.append(PlotOf(name, "", curve.band, svg))
+    return plots
+
+
+def _success(rows: Sequence[Row], plotter: Plotter) -> list[PlotOf]:
+    names = sorted({name for row in rows for name in row if name.startswith(SUCCESS)})
+    found = [curve for name in names if (curve := series(rows, name)) is not None]
+    return [_plot("Success by level", "share of the graded rollouts", found, plotter)] if found else []
+
+
+def _time(rows: Sequence[Row], plotter: Plotter) -> list[PlotOf]:
+    parts = {label: [row.get(name) or 0.0 for row in rows] for name, label in PHASES.items()}
+    measured = {label: values for label, values in parts.items() if any(values)}
+    if not measured:
+        return []
+    steps = [float(row.get("step") or 0) for row in rows]
+    svg = plotter.stack(steps, measured, "Seconds of each step by phase")
+    about = "seconds of each step; generate, sandbox and grade are the rollout"
+    return [PlotOf("Time by phase", about, "", svg, tuple(measured))]
+
+
+def _plot(title: str, about: str, found: list[Series], plotter: Plotter) -> PlotOf:
+    share = all(curve.name in SHARES or curve.name.startswith(SUCCESS) for curve in found)
+    svg = plotter.curves(found, f"{title} over the steps", share=share)
+    labels = tuple(curve.name.removeprefix(SUCCESS).replace("_", " ") for curve in found)
+    bands = "; ".join(dict.fromkeys(curve.band for curve in found if curve.band))
+    return PlotOf(title, about, bands, svg, labels if len(found) > 1 else ())

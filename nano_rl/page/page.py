@@ -1,0 +1,103 @@
+"""The page itself: a template filled with a training, escaped throughout, and written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from nano_rl.page.figures import main_plots, other_plots
+from nano_rl.page.plot import Plotter
+from nano_rl.page.tokens import CERTAINTIES
+from nano_rl.page.training import Training
+from nano_rl.page.transcript import cut
+from nano_rl.page.visible import visible
+from nano_rl.watch.panel import duration, interval_of, seconds_of
+from nano_rl.watch.sparkline import sparkline
+
+PAGE = "report.html"
+"""the file's name in the folder of a training"""
+_HERE = Path(__file__).parent
+
+
+def write_page(training: Training, path: Path) -> None:
+    """Write the report of a training to `path`. Raises ConfigError where matplotlib is missing."""
+    text = render(training)
+    scratch = path.with_name(f".{path.name}.new")
+    scratch.write_text(text, encoding="utf-8", newline="\n")
+    os.replace(scratch, path)
+
+
+def render(training: Training) -> str:
+    """The page as text."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "visible": visible, "cut": cut, "duration": duration, "when": _when, "percent": _percent,
+        "number": _number, "svg": Markup,
+    }  # fmt: skip
+    plotter = Plotter()
+    return environment.get_template("page.html.j2").render(
+        training=training,
+        style=Markup((_HERE / "style.css").read_text(encoding="utf-8")),
+        tiles=_tiles(training),
+        main=main_plots(training.rows, plotter),
+        others=other_plots(training.rows, plotter),
+        table=_table(training),
+        bounds=CERTAINTIES,
+        made=time.time(),
+    )
+
+
+def _tiles(training: Training) -> list[tuple[str, str, str]]:
+    """Label, value and remark of the figures at the top."""
+    rows, first, last = training.rows, training.rows[0], training.rows[-1]
+    tiles = [("steps", str(int(last.get("step") or 0) + 1), "")]
+    for label, name, form in (("reward", "reward_mean", ".3f"), ("success", "success/all", ".1%")):
+        begin, end = first.get(name), last.get(name)
+        if end is not None:
+            interval = interval_of(name, last)
+            told = "" if interval is None else "95 %: {} to {}".format(*(format(x, form) for x in interval))
+            since = "" if begin is None else f"{format(begin, form)} at first. "
+            tiles.append((f"{label} in the last step", format(end, form), since + told))
+    tokens = sum(row.get("tokens_rollout") or 0 for row in rows)
+    tiles.append(("time in the steps", duration(sum(seconds_of(row) for row in rows)), ""))
+    if tokens:
+        tiles.append(("tokens sampled", f"{tokens:,.0f}", ""))
+    total = training.hacks_total
+    tiles.append(("tampered rollouts", str(total.tampered), f"of {total.rollouts}"))
+    return tiles
+
+
+def _table(training: Training) -> list[tuple[str, str, str, str, str]]:
+    """Every metric: first, last, mean, and its course in a line of text."""
+    table = []
+    for name in sorted({name for row in training.rows for name in row} - {"step"}):
+        values = [row.get(name) for row in training.rows]
+        known = [value for value in values if value is not None]
+        if known:
+            mean = sum(known) / len(known)
+            ends = (_number(known[0]), _number(known[-1]), _number(mean))
+            table.append((name, *ends, sparkline(values, width=40)))
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _when(seconds: float) -> Any:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

@@ -1,0 +1,95 @@
+"""Everything a page tells of a training, read from its folder and its log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nano_rl.config import TrainConfig
+from nano_rl.hacks import HackRow, hack_row, hack_rows
+from nano_rl.metrics import METRICS, Row, read_metrics
+from nano_rl.page.choose import choose
+from nano_rl.page.families import Part, by_family, by_level
+from nano_rl.page.tokens import load_decoder
+from nano_rl.page.transcript import Sample, sample
+from nano_rl.watch.events import Event, read_events
+from nano_rl.watch.record import TOKENIZER, TrainingRecord, read_record
+from nano_rl.watch.rollouts import ROLLOUTS, read_rollouts
+from nano_shared.errors import LogError
+from nano_shared.store import LogStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A training as it lies on disk; parts that an earlier version did not write are empty."""
+
+    name: str
+    record: TrainingRecord | None
+    rows: list[Row]
+    """metrics, a row a step; at least one"""
+    events: list[Event]
+    levels: list[Part]
+    families: list[Part]
+    hacks: list[HackRow]
+    hacks_total: HackRow
+    samples: list[Sample]
+
+    @property
+    def settings(self) -> list[tuple[str, list[tuple[str, str, bool]]]]:
+        """Section -> its settings, each with its value and whether it is another than the default."""
+        if self.record is None:
+            return []
+        defaults = TrainConfig().model_dump(mode="json")
+        sections: dict[str, list[tuple[str, str, bool]]] = {"": []}
+        for name, value in self.record.config.items():
+            default = defaults.get(name)
+            if isinstance(value, dict):
+                before = default if isinstance(default, Mapping) else {}
+                sections[name] = [(n, _told(v), v != before.get(n)) for n, v in value.items()]
+            else:
+                sections[""].append((name, _told(value), value != default))
+        return list(sections.items())
+
+
+def read_training(folder: Path, *, log: str | None = None) -> Training:
+    """What lies under `folder`; `log` reads the runs from another log than the one recorded there.
+
+    A log that is missing costs the transcripts and nothing else. Raises UsageError where there are no
+    metrics.
+    """
+    rows = read_metrics(folder / METRICS)
+    record = read_record(folder)
+    steps = read_rollouts(folder / ROLLOUTS)
+    decode = load_decoder(folder / TOKENIZER)
+    opened = _log(log, record)
+    samples = [sample(choice, opened, decode) for choice in choose(steps)]
+    if isinstance(opened, LogStore):
+        opened.close()
+    return Training(
+        name=folder.name,
+        record=record,
+        rows=rows,
+        events=read_events(folder),
+        levels=by_level(steps),
+        families=by_family(steps),
+        hacks=hack_rows(rows),
+        hacks_total=hack_row(rows),
+        samples=samples,
+    )
+
+
+def _log(log: str | None, record: TrainingRecord | None) -> LogStore | str:
+    """The log, or the sentence why it cannot be read."""
+    url = log or (record.reachable_log if record else None)
+    if url is None:
+        return "the log is on a server; name it with --log"
+    try:
+        return LogStore.open(url, create=False)
+    except LogError as problem:
+        return str(problem)
+
+
+def _told(value: Any) -> str:
+    return "none" if value is None else str(value)

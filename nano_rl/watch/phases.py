@@ -1,0 +1,103 @@
+"""Seconds and tokens of a step by phase: from the clock around each phase, and the times in trajectories."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from nano_shared.types import Trajectory
+
+Interval = tuple[float, float]
+"""begin and end, unix seconds"""
+SHORTEST = 0.01
+"""seconds by which a rate is told: a tool that only hands in an answer reads at no speed"""
+
+
+class Phases:
+    """Times the phases of a step: `with phases("rollout"): ...`. Phases do not nest.
+
+    `metrics` gives what was measured since it was last called, so that a state saved after a step's row was
+    written is counted in the next row.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._began = time.time()
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[phase] += time.monotonic() - started
+
+    def metrics(self, runs: Sequence[Trajectory] = (), *, trained_tokens: float = 0.0) -> dict[str, float]:
+        """`seconds_<phase>` of each phase, and of the runs that began since the last call:
+
+        - `seconds_generate`: wall clock in which an agent waited for tokens and no tool ran;
+        - `seconds_sandbox`: wall clock in which a tool ran;
+        - `seconds_grade`: the rest of the rollout phase: grading, rewards and the log;
+        - `tokens_rollout`, `tokens_observed`: sampled by the policy, and read by it of what tools said;
+        - `tokens_per_second_rollout`, `_generate`, `_sandbox`, `_train`: sampled tokens by the whole
+          phase and by generation, observed tokens by the sandbox, trained tokens by the train phase.
+
+        A rate is absent where its time is too short to divide by.
+        """
+        fresh = [run for run in runs if run.started >= self._began]
+        seconds = {f"seconds_{phase}": spent for phase, spent in self._seconds.items()}
+        sampled = float(sum(run.num_sampled_tokens for run in fresh))
+        observed = float(sum(_observed_tokens(run) for run in fresh))
+        if fresh:
+            tools = merge(interval for run in fresh for interval in _tools(run))
+            either = merge([*tools, *(interval for run in fresh for interval in _completions(run))])
+            seconds["seconds_sandbox"] = length(tools)
+            seconds["seconds_generate"] = length(either) - length(tools)
+            within = seconds["seconds_sandbox"] + seconds["seconds_generate"]
+            seconds["seconds_grade"] = max(0.0, seconds.get("seconds_rollout", 0.0) - within)
+        self._seconds.clear()
+        self._began = time.time()
+        rates = {
+            "rollout": (sampled, seconds.get("seconds_rollout", 0.0)),
+            "generate": (sampled, seconds.get("seconds_generate", 0.0)),
+            "sandbox": (observed, seconds.get("seconds_sandbox", 0.0)),
+            "train": (trained_tokens, seconds.get("seconds_train", 0.0)),
+        }
+        values = {**seconds, "tokens_rollout": sampled, "tokens_observed": observed}
+        return values | {
+            f"tokens_per_second_{n}": tokens / s for n, (tokens, s) in rates.items() if s >= SHORTEST
+        }
+
+
+def merge(intervals: Iterable[Interval]) -> list[Interval]:
+    """The union of intervals, as disjoint ones in order."""
+    union: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if union and begin <= union[-1][1]:
+            union[-1] = (union[-1][0], max(end, union[-1][1]))
+        else:
+            union.append((begin, end))
+    return union
+
+
+def length(disjoint: Iterable[Interval]) -> float:
+    return sum(end - begin for begin, end in disjoint)
+
+
+def _tools(run: Trajectory) -> Iterator[Interval]:
+    for turn in run.turns:
+        for observation in turn.observations:
+            yield observation.started, max(observation.started, observation.ended)
+
+
+def _completions(run: Trajectory) -> Iterator[Interval]:
+    """From the begin of each turn to its first tool: the policy's wait, and the parsing."""
+    for turn in run.turns:
+        first = min((o.started for o in turn.observations), default=turn.ended)
+        yield turn.started, max(turn.started, first)
+
+
+def _observed_tokens(run: Trajectory) -> int:
+    return sum(len(t.completion.tokens.context_ids) for t in run.turns[1:] if t.completion.tokens)

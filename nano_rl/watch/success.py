@@ -1,0 +1,50 @@
+"""What a step's rollouts achieved: the reward with its error, and success by level."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+from nano_rl.group import Group
+from nano_rl.rewards import outcome
+
+SUCCESS = "success/"
+"""prefix of the share of rollouts that succeed; behind it `all` or `level_N`"""
+GRADED = "graded/"
+"""prefix of the number of rollouts that share is of"""
+
+
+def success_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """`success/...` and `graded/...` by level, and `reward_error`, the standard error of the mean reward.
+
+    A success is an outcome of 1: the tests', whatever a composed reward adds. The error is that of the mean
+    over groups, since rollouts of one task are no independent draws; absent below two scored groups.
+    """
+    outcomes: dict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        for run in group.trajectories:
+            value = outcome(run.verdict)
+            if value is not None:
+                outcomes["all"].append(value)
+                if run.task.level is not None:
+                    outcomes[f"level_{run.task.level}"].append(value)
+    metrics: dict[str, float] = {}
+    for name, values in sorted(outcomes.items()):
+        metrics[f"{SUCCESS}{name}"] = sum(value >= 1 for value in values) / len(values)
+        metrics[f"{GRADED}{name}"] = float(len(values))
+    error = _error([_mean(group) for group in groups])
+    return metrics if error is None else {**metrics, "reward_error": error}
+
+
+def _mean(group: Group) -> float:
+    scored = [r for r in group.rewards_G if not math.isnan(r)]
+    return math.fsum(scored) / len(scored) if scored else math.nan
+
+
+def _error(means: Sequence[float]) -> float | None:
+    known = [mean for mean in means if not math.isnan(mean)]
+    if len(known) < 2:
+        return None
+    centre = math.fsum(known) / len(known)
+    return math.sqrt(math.fsum((m - centre) ** 2 for m in known) / (len(known) - 1) / len(known))

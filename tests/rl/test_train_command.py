@@ -1,0 +1,98 @@
+"""`nano-rl train` as a user calls it: what it prints, what it leaves, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from nano_coder.runtime import COMPACT_1, first_messages
+from nano_rl.cli import cli
+from nano_rl.config import TrainConfig
+from nano_rl.metrics import METRICS, read_metrics
+from nano_rl.page.tokens import load_decoder
+from nano_rl.tasks import make_tasks
+from nano_rl.tiny import build_tiny
+from nano_rl.watch.events import EventKind, read_events
+from nano_rl.watch.record import TOKENIZER, read_record
+from nano_rl.watch.rollouts import ROLLOUTS, read_rollouts
+from nano_shared.errors import UsageError
+from nano_shared.types import Split
+
+TASKS = make_tasks(levels=[0], n=3, seed=1, split=Split.TRAIN, views=["copy"])
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A NANO_HOME with a task file and a random tiny model."""
+    torch.set_num_threads(1)
+    home = tmp_path_factory.mktemp("home")
+    (home / "tasks.jsonl").write_text("".join(task.model_dump_json() + "\n" for task in TASKS))
+    texts = [m.content for t in TASKS for m in first_messages(COMPACT_1, t, ())] + ["@submit\n1"]
+    build_tiny(home / "tiny", texts, hidden=32, layers=1, max_positions=200, vocab_size=300)
+    return home
+
+
+def train(home: Path, *arguments: str) -> tuple[str, str]:
+    result = CliRunner().invoke(cli, ["train", "--name", "mine", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout, result.stderr
+
+
+def test_a_training_is_recorded_watched_and_goes_on_from_its_name_alone(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANO_HOME", str(home))
+    folder = home / "trainings" / "mine"
+    settings = home / "run.toml"
+    settings.write_text('steps = 1\nsave_every = 1\n[optimizer]\nschedule = "linear"\n')
+    told, error = train(
+        home, "--model", str(home / "tiny"), "--tasks", str(home / "tasks.jsonl"), "--config", str(settings),
+        "--prompts", "1", "--group-size", "2", "--patience", "9", "--json", "--log-to", "tensorboard",
+    )  # fmt: skip
+    report = json.loads(told)
+    assert report["checkpoint"] == str(home / "checkpoints" / "mine")
+    assert report["metrics"]["rollouts"] == 2
+    assert error == ""
+
+    record = read_record(folder)
+    assert record is not None
+    config = TrainConfig.model_validate(record.config)
+    assert (config.steps, config.group_size, config.optimizer.schedule) == (1, 2, "linear")
+    assert config.optimizer.learning_rate == TrainConfig().optimizer.learning_rate
+    assert load_decoder(folder / TOKENIZER) is not None
+    assert list((folder / "tensorboard").iterdir())
+
+    shutil.rmtree(home / "checkpoints")
+    told, error = train(home, "--resume", "--steps", "2")
+    assert told.splitlines()[-1] == str(home / "checkpoints" / "mine")
+    assert "step 2/2" in error
+    assert [row["step"] for row in read_metrics(folder / METRICS)] == [0, 1]
+    assert {step: len(runs) for step, runs in read_rollouts(folder / ROLLOUTS).items()} == {0: 2, 1: 2}
+    kinds = [event.kind for event in read_events(folder)]
+    assert kinds == [EventKind.STARTED, EventKind.FINISHED, EventKind.RESUMED, EventKind.FINISHED]
+    row = read_metrics(folder / METRICS)[-1]
+    assert row["seconds_rollout"] >= (row["seconds_generate"] or 0) > 0
+    assert row["tokens_rollout"] > 0
+    assert row["seconds_train"] is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--tasks", "x", "--from-logs"], "give either --tasks FILE, or --from-logs"),
+        ([], "give either --tasks FILE, or --from-logs"),
+        (["--from-logs", "--curriculum"], "--curriculum chooses among tasks"),
+        (["--tasks", "x", "--group-size", "0"], "--group-size 0 leaves nothing to train on"),
+    ],
+)
+def test_arguments_that_contradict_each_other_are_refused(
+    home: Path, arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANO_HOME", str(home))
+    with pytest.raises(UsageError, match=said):
+        CliRunner().invoke(cli, ["train", "--name", "other", *arguments], catch_exceptions=False)
