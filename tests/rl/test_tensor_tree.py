@@ -34,13 +34,15 @@ def test_tensors_come_back_to_the_bit() -> None:
     weight = torch.tensor([[0.1, -0.0], [math.inf, 1e-45]])
     tree = {
         "state": {0: {"step": torch.tensor(3.0), "exp_avg": weight.t()}, 1: {}},
-        "rng": torch.get_rng_state(), "half": weight.to(torch.bfloat16), "loss": math.nan, "betas": (0.9, 0.95),
+        "rng": torch.get_rng_state(), "half": weight.to(torch.bfloat16), "loss": math.nan,
+        "betas": (0.9, 0.95), "weight": weight, "tied": {"weight": weight},
     }  # fmt: skip
     back = again(tree)
     assert torch.equal(back["state"][0]["exp_avg"], weight.t())
     assert str(back["state"][0]["exp_avg"].tolist()) == str(weight.t().tolist())  # the sign of zero too
     assert back["half"].dtype == torch.bfloat16
     assert torch.equal(back["rng"], tree["rng"])
+    assert torch.equal(back["tied"]["weight"], back["weight"])
     assert math.isnan(back["loss"])
     assert back["betas"] == [0.9, 0.95]
 
