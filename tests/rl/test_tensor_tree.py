@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nano_rl.tensor_tree import load_tree, save_tree
@@ -25,6 +25,7 @@ def again(tree: Any) -> Any:
         return load_tree(Path(folder), "tree")
 
 
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(TREES)
 def test_plain_values_come_back(tree: Any) -> None:
     assert again(tree) == tree
