@@ -157,6 +157,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{name}: {part} differ from the uninterrupted training's")
                 return 1
         same += 1
+        print(
+            f"{name}: the same weights, metrics, tasks and tokens; {kills.total()} kills so far", flush=True
+        )
         orphans += bench.runs_logged(name) - len(expected["tokens"])
         shutil.rmtree(home / name)
     print(
@@ -181,7 +184,7 @@ def _train_killed(
         if rng.random() < AIMED_SHARE:
             ended = _until_saving(child, states, rng)
         else:
-            ended = _until(child, rng.uniform(0, 4 * step_seconds))
+            ended = _until(child, rng.uniform(0, 2 * step_seconds))
         if ended:
             return None
         os.kill(child, signal.SIGKILL)
@@ -206,7 +209,7 @@ def _until(child: int, seconds: float) -> bool:
 
 def _until_saving(child: int, states: Path, rng: random.Random) -> bool:
     """Wait for one of the next states to be in the making; whether the child ended first."""
-    skipped = rng.randrange(3)
+    skipped = rng.randrange(2)
     seen: set[str] = set()
     while not _ended(child):
         seen |= {path.name for path in states.glob(".*.tmp-*")}

@@ -94,8 +94,8 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 def _cut_off(trajectory: Trajectory) -> bool:
     """Whether a limit ended the run or its last completion, by the reasons given for both."""
-    if trajectory.stop is not None and trajectory.stop.budget:
-        return True
+    if trajectory.stop is not None and (trajectory.stop.budget or trajectory.stop.ours):
+        return trajectory.stop.budget
     return bool(trajectory.turns) and trajectory.turns[-1].completion.finish is Finish.LENGTH
 
 

@@ -36,7 +36,7 @@ class Interrupt:
             os.write(2, b"\nfinishing this step, then saving; once more to stop at once\n")
             return
         # rollouts in flight may take minutes; a state is whole or absent, and a log too, so this is safe
-        self._end = threading.Timer(GRACE_SECONDS, os._exit, (INTERRUPTED,))
+        self._end = threading.Timer(GRACE_SECONDS, _end)
         self._end.daemon = True
         self._end.start()
         raise KeyboardInterrupt
@@ -44,6 +44,12 @@ class Interrupt:
     def forget(self) -> None:
         if self._end is not None:
             self._end.cancel()
+
+
+def _end() -> None:
+    if os.isatty(2):
+        os.write(2, b"\x1b[?25h")  # a progress bar hides the cursor
+    os._exit(INTERRUPTED)
 
 
 @contextmanager

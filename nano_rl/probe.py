@@ -18,8 +18,8 @@ from nano_rl.group import Group
 from nano_rl.logprob import token_logprobs
 from nano_rl.sample import to_samples
 
-TOKENS = 256
-"""of the row; two forward passes over it are cheap beside a step"""
+SAMPLED = 64
+"""positions of the row from its first sampled token on; forward passes over it are cheap beside a step"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,13 +33,14 @@ class Probe:
 
     @classmethod
     def of(cls, groups: Sequence[Group], model: nn.Module) -> Probe | None:
-        """The first row that has sampled tokens within its first TOKENS; None where there is none."""
+        """The start of the first row that has sampled tokens; None where there is none."""
         for run in (t for group in groups for t in group.trajectories if t.has_tokens):
             row = to_samples(run, 0.0, imitation=True)[0]
-            if not sum(row.mask[:TOKENS]):
+            if 1 not in row.mask:
                 continue
-            cut = {name: getattr(row, name)[:TOKENS] for name in ("ids", "mask", "logprobs", "versions")}
-            (batch,) = make_batches([replace(row, **cut)], max_tokens=TOKENS)
+            end = row.mask.index(1) + SAMPLED
+            cut = {name: getattr(row, name)[:end] for name in ("ids", "mask", "logprobs", "versions")}
+            (batch,) = make_batches([replace(row, **cut)], max_tokens=end)
             return cls(batch=batch, before_N=_score(model, batch))
         return None
 

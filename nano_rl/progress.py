@@ -29,6 +29,7 @@ class Progress:
         """`step`, `level` and `reward` of the saved weights whose fresh rollouts earned most"""
         self._learner, self._gatherer, self._sources = learner, gatherer, sources
         self._states, self._identity = states, identity
+        self._saved: int | None = None
 
     def judge(self, values: Mapping[str, float]) -> None:
         """Note whether the weights that sampled this step's groups are the best that are saved.
@@ -48,7 +49,13 @@ class Progress:
         self.history = [*self.history, values][-patience:]
 
     def save(self) -> None:
-        """Begin to write the state; the weights rest until `States.join`. Raises CheckpointError."""
+        """Begin to write the state, unless it is the last one written; the weights rest until `States.join`.
+
+        Raises CheckpointError where the one before could not be written.
+        """
+        if self._saved == self._learner.step:
+            return
+        self._saved = self._learner.step
         tree = {
             "learner": self._learner.state(),
             "gatherer": self._gatherer.state(),
@@ -63,6 +70,7 @@ class Progress:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on from a saved tree. Raises CheckpointError where it is of another model."""
         self._learner.restore(saved["learner"])
+        self._saved = self._learner.step
         self._gatherer.restore(saved["gatherer"])
         self.history, self.best = saved["history"], saved["best"]
         restore_random(saved["random"])

@@ -36,8 +36,12 @@ def load_tree(folder: Path, name: str) -> Any:
 def _split(tree: Any, tensors: dict[str, Tensor]) -> Any:
     """The tree as JSON: tensors become their names, dicts lists of pairs, since JSON's keys are text."""
     if isinstance(tree, Tensor):
-        name = str(len(tensors))
-        tensors[name] = tree.detach().contiguous()
+        value = tree.detach().contiguous()
+        # safetensors refuses memory that is shared, as by a weight that two parts of the tree hold
+        for name, other in tensors.items():
+            if value.data_ptr() == other.data_ptr() and value.numel() and value.shape == other.shape:
+                return {_TENSOR: name}
+        tensors[name := str(len(tensors))] = value
         return {_TENSOR: name}
     if isinstance(tree, dict):
         return {_DICT: [[key, _split(value, tensors)] for key, value in tree.items()]}

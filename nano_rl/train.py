@@ -118,9 +118,10 @@ def train(
                 used.append(step, groups)
                 metrics.write(step, values)
                 progress.note(values, config.guards.patience)
-                if learner.step % config.save_every == 0 or learner.step == config.steps or interrupt.asked:
+                if learner.step % config.save_every == 0:
                     progress.save()
                 on_step(learner.step, config.steps, values)
+        progress.save()
     if learner.step < config.steps:
         raise TrainingStopped(
             f"stopped after step {learner.step} of {config.steps}, which is saved under {folder}; the same"

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from looping import TASKS, Loop, same, tiny_model
 
@@ -24,6 +24,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(size=st.integers(1, 9), draws=st.lists(st.integers(1, 12), max_size=30), stop=st.integers(0, 30))
 def test_nothing_is_skipped_or_comes_early_whatever_is_drawn(size: int, draws: list[int], stop: int) -> None:
     keys = [str(i) for i in range(size)]
@@ -42,6 +43,7 @@ def test_nothing_is_skipped_or_comes_early_whatever_is_drawn(size: int, draws: l
             assert max(times) - min(times) <= 1
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(taken=st.sets(st.integers(0, 6)), count=st.integers(0, 9))
 def test_what_a_step_has_is_not_drawn_again(taken: set[int], count: int) -> None:
     order = Order([str(i) for i in range(7)], seed=0)

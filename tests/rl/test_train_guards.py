@@ -181,7 +181,7 @@ def test_entropy_that_collapses(tiny: Path, tmp_path: Path, logged: tuple[Group,
     sound = with_runs(logged, lambda _, place, run: rewarded(run, float(place)))
     settings = {
         **STRICT,
-        "guards": GuardConfig(patience=3, shift_max=1e9),
+        "guards": GuardConfig(patience=3, shift_max=1e9, mismatch_max=1e9),
         "optimizer": OptimizerConfig(learning_rate=1e-9),
     }
     trips(
