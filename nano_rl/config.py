@@ -20,6 +20,7 @@ from nano_shared import ConfigError
 
 KL = Literal["k1", "k2", "k3"]
 Schedule = Literal["constant", "linear", "cosine"]
+Scheduler = Literal["lockstep", "free"]
 Normalise = Literal["sum", "each"]
 
 
@@ -121,6 +122,9 @@ class TrainConfig(Config):
     seed: int = Field(0, ge=0)
     save_every: int = Field(10, ge=1)
     """steps between saved states"""
+    scheduler: Scheduler = "lockstep"
+    """of rollouts: lockstep decodes in rounds that a seed reproduces bit for bit; free decodes each request
+    when it comes"""
     shuffle_rewards: bool = False
     """negative control: rewards are permuted over the step, so nothing can be learned"""
     reward: RewardConfig | None = None

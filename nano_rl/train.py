@@ -59,7 +59,12 @@ def train(
         while learner.step < config.steps:
             step, started = learner.step, time.monotonic()
             version = opened.version + step
-            policy = local_policy(replace(opened.loaded, model=model), opened.profile, version=version)
+            policy = local_policy(
+                replace(opened.loaded, model=model),
+                opened.profile,
+                version=version,
+                scheduler=config.scheduler,
+            )
             live = replace(runtime, policy=policy)
             groups = gather(sources, live, config, step, on_run, reward)
             due = controls_due(step, len(groups) * config.group_size, config.controls)

@@ -30,7 +30,7 @@ def choose_decoder(
 ) -> ContinuousDecoder | PaddedDecoder:
     """The quickest decoder that is right for this model; says once on stderr if that is the model's own."""
     try:
-        forward = LlamaForward(model, context_limit)
+        forward = LlamaForward(model)
         if model not in _reasons:
             _reasons[model] = _disagreement(model, forward, context_limit)
             _say(_reasons[model])

@@ -66,8 +66,8 @@ class Layer:
 class LlamaForward:
     """N packed tokens through all layers; attention is the caller's."""
 
-    def __init__(self, model: nn.Module, positions: int) -> None:
-        """`positions`: how many a row may have. Raises Unsupported."""
+    def __init__(self, model: nn.Module) -> None:
+        """Raises Unsupported."""
         causal, config = _causal_lm(model)
         body = causal.model
         self.heads = int(config.num_attention_heads)
@@ -77,9 +77,7 @@ class LlamaForward:
         self._embedding: Tensor = _embedding(body.embed_tokens)
         self._norm = _norm(body.norm)
         self._head = _linear(causal.lm_head)
-        every = torch.arange(positions, device=self._embedding.device)[None]
-        cos, sin = body.rotary_emb(self._embedding[:1], position_ids=every)
-        self._cos_P1D, self._sin_P1D = cos[0][:, None], sin[0][:, None]
+        self._rotary: Any = body.rotary_emb
 
     @property
     def dtype(self) -> torch.dtype:
@@ -96,7 +94,7 @@ class LlamaForward:
     def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         """[N, hidden] states after the last norm."""
         x = F.embedding(ids_N, self._embedding)
-        cos, sin = self._cos_P1D[positions_N], self._sin_P1D[positions_N]
+        cos, sin = (part[0][:, None] for part in self._rotary(x, position_ids=positions_N[None]))
         scale = self.dim**-0.5
         for index, layer in enumerate(self.layers):
             h = layer.before_attention(x)
