@@ -45,14 +45,21 @@ class Trunks:
     ) -> None:
         """`trunks_B`: what each row stands on. `before`: those of the last batch, whose block of KV is used
         again where it holds all that is needed and not much else."""
-        distinct = list(dict.fromkeys(trunks_B))
-        if before is not None and set(distinct) <= set(before._distinct) and len(before._distinct) < 2 * len(distinct):
-            distinct = before._distinct
-        self._distinct = distinct
+        self._distinct: list[Trunk] = list(dict.fromkeys(trunks_B))
+        self._kv: Tensor
+        self._mask: Tensor | None
+        if before is not None and before._serves(self._distinct):
+            self._distinct, self._kv, self._mask = before._distinct, before._kv, before._mask
+        else:
+            self._gather_kv(keys)
         self._place_queries(trunks_B, heads, keys)
-        if before is not None and distinct is before._distinct:
-            self._kv, self._mask = before._kv, before._mask
-            return
+
+    def _serves(self, trunks: list[Trunk]) -> bool:
+        return set(trunks) <= set(self._distinct) and len(self._distinct) < 2 * len(trunks)
+
+    def _gather_kv(self, keys: int) -> None:
+        """One block of keys and values; a single trunk is read where it lies."""
+        distinct = self._distinct
         lengths = [len(trunk.ids) for trunk in distinct]
         first = distinct[0].kv
         self._mask = _length_mask(lengths, first)

@@ -91,7 +91,9 @@ def _disagreement(model: Any, forward: LlamaForward, context_limit: int) -> str:
             ids = torch.tensor([[*row.request.ids, *row.ids]], device=forward.device)
             logits = model(input_ids=ids, use_cache=False).logits[0, len(row.request.ids) - 1 : -1].float()
             ours = torch.stack([seen for drawn, seen in watched.seen if drawn is row]).float()
-            worst = max(worst, float((ours - logits).norm() / (logits - logits.mean(-1, keepdim=True)).norm()))
+            worst = max(
+                worst, float((ours - logits).norm() / (logits - logits.mean(-1, keepdim=True)).norm())
+            )
     if worst <= tolerance:
         return ""
     return f"our logits deviate from its own by {worst:.2g} of their spread, more than {tolerance:g}"

@@ -129,19 +129,21 @@ class ContinuousDecoder:
             return []
         new = self._prompts(Counter(row.request.ids for row, kept in rows if kept is None))
         first = len(self._seats)
-        seats = [self._seat(row, kept) for row, kept in rows]
+        unread = {trunk.ids: trunk for trunk, _ in new}
+        seats = [self._seat(row, kept, unread.get(row.request.ids)) for row, kept in rows]
         self._seats += seats
         self._arena.reserve(len(self._seats), max(seat.capacity for seat in self._seats), first)
         rest = []
         for slot, (seat, (_, kept)) in enumerate(zip(seats, rows, strict=True), start=first):
             if kept is not None:
                 self._arena.load(slot, kept.kv)
-            unread = seat.row.request.ids[seat.read :]
-            if unread:
-                rest.append((seat, Segment(unread, self._arena.slot(slot), seat.length, seat.trunk)))
+            ids = seat.row.request.ids[seat.read :]
+            if ids:
+                rest.append((seat, Segment(ids, self._arena.slot(slot), seat.length, seat.trunk)))
         logits = iter(self._read([segment for _, segment in [*new, *rest]]))
         for trunk, _ in new:
             trunk.logits_V = next(logits)
+            self.cache.add(trunk)
         for seat, segment in rest:
             seat.logits_V = next(logits)
             seat.length += len(segment.ids)
@@ -190,7 +192,6 @@ class ContinuousDecoder:
             trunk = Trunk(ids, self._shape.zeros(self._shape.keys, len(ids)))
             if near is not None:
                 trunk.kv[:, :, :, :start] = near.kv[:, :, :, :start]
-            self.cache.add(trunk)
             self.counts.reused += start
             new.append((trunk, Segment(ids[start:], trunk.kv, start)))
         return new
@@ -208,16 +209,16 @@ class ContinuousDecoder:
         self._read([Segment(stem.ids, stem.kv, 0)])
         self.cache.add(stem)
 
-    def _seat(self, row: Row, kept: Parked | None) -> Seat:
-        """A seat on what is kept of the row, or else on the trunk that it begins with."""
-        trunk = kept.trunk if kept is not None else self.cache.base(row.request.ids)
+    def _seat(self, row: Row, kept: Parked | None, prompt: Trunk | None) -> Seat:
+        """A seat on what is kept of the row, on the new trunk of its prompt, or on one that it begins with."""
+        owner, ids = row.request.owner, row.request.ids
+        if owner is not None:
+            self.cache.release(owner)
+        trunk = kept.trunk if kept is not None else prompt or self.cache.base(ids)
         assert trunk is not None, "no prompt joins without a trunk"
         trunk.users += 1
         seat = Seat(row, trunk, kept.kv.shape[3] if kept is not None else 0)
-        if row.request.owner is not None:
-            self.cache.release(row.request.owner)
-        if trunk.logits_V is not None or seat.length or len(trunk.ids) < len(row.request.ids):
-            self.counts.reused += seat.read
+        self.counts.reused += seat.read if prompt is None else 0
         return seat
 
     def _read(self, segments: Sequence[Segment]) -> list[Tensor]:

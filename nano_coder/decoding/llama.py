@@ -103,7 +103,8 @@ class LlamaForward:
             v = layer.value(h).view(-1, self.keys, self.dim)
             if layer.query_norm is not None and layer.key_norm is not None:
                 q, k = layer.query_norm(q), layer.key_norm(k)
-            q, k = _rotate(torch.cat([q, k], dim=1), cos, sin).split([self.heads, self.keys], dim=1)
+            both = _rotate(torch.cat([q, k], dim=1), cos, sin)
+            q, k = both[:, : self.heads], both[:, self.heads :]
             x = x + layer.output(attend(index, q, k, v, scale))
             h = layer.before_mlp(x)
             x = x + layer.down(F.silu(layer.gate(h)).mul_(layer.up(h)))
@@ -125,7 +126,7 @@ def _causal_lm(model: Any) -> tuple[Any, Any]:
         if model.active_peft_config.is_prompt_learning:
             raise Unsupported("a prompt-learning adapter changes what attention sees")
         model = model.get_base_model()
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     family = getattr(config, "model_type", type(model).__name__)
     if family not in _FAMILIES:
         raise Unsupported(f"{family} is not one of {', '.join(_FAMILIES)}")
