@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from nano_coder.sampler import uniforms
-from nano_shared import ContextFull, Finish, Sampling
+from nano_shared import ContextFull, Finish, Sampling, UsageError
 
 Decode = Callable[[Sequence[int]], str]
 """token ids -> text"""
@@ -65,6 +65,8 @@ class Row:
     """None while it is being decoded"""
 
     def __post_init__(self) -> None:
+        if self.request.sampling.stop and self.ends.decode is None:
+            raise UsageError("stop strings need an engine that can turn tokens into text: give it `decode`")
         self.limit = self.ends.limit(self.request)
         self.uniforms = uniforms(self.request.seed, self.limit)
 
@@ -93,9 +95,8 @@ class Row:
 
     def _says_stop(self) -> bool:
         stop = self.request.sampling.stop
-        if not stop:
+        if not stop or self.ends.decode is None:
             return False
-        assert self.ends.decode is not None, "an engine without `decode` cannot see stop strings"
         # a stop string may begin anywhere in a token, and no token but a control token is empty
         tail = max(len(text.encode()) for text in stop) + 1
         text = self.ends.decode(self.ids[-tail:])
