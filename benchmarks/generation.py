@@ -8,8 +8,8 @@ turns  the tiny one, 8 x 8, three turns of 64 with observations of 62 tokens: KV
        anew at each turn, and `generate` on the whole row
 step   SmolLM2-135M, bfloat16, 32 rows: a decoding step against its matrix products, measured in turn
 
-Lengths are forced, temperature 1, no top-k. Each side's peak memory is that of a process of its own, which runs
-the case once. `--shrink` divides all lengths, for a look at whether it runs.
+Lengths are forced, temperature 1, no top-k. Each side's peak memory is that of a process of its own, which
+runs the case once. `--shrink` divides all lengths, for a look at whether it runs.
 """
 
 from __future__ import annotations

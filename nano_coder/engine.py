@@ -65,7 +65,7 @@ class Engine:
         return [row.sampled() for row in rows]
 
     def admit(self, requests: Sequence[Request]) -> list[Row]:
-        """Queue requests, in this order. Raises ContextFull, before any is queued, if one cannot be served."""
+        """Queue requests, in this order. Raises ContextFull, and queues none, if one cannot be served."""
         rows = [Row(request, self._ends) for request in requests]
         if rows:
             self._current().admit(rows)

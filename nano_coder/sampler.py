@@ -46,20 +46,20 @@ def draw(
         rows = torch.tensor(cut, device=device)
         kept = _truncated(logits_BV[rows], [samplings[row] for row in cut])
         logits_BV = logits_BV.index_copy(0, rows, kept)
-    peak_B1 = logits_BV.amax(dim=-1, keepdim=True)
-    weights_BV = (logits_BV - peak_B1).exp_()
+    probs_BV = logits_BV.softmax(dim=-1)
     targets_B = torch.tensor(uniforms_B, dtype=torch.float64, device=device)
-    tokens_B1, totals_B1 = _invert(weights_BV, targets_B[:, None])
+    tokens_B1 = _invert(probs_BV, targets_B[:, None])
     greedy = [s.temperature == 0 for s in samplings]
     if any(greedy):
         likeliest_B1 = logits_BV.argmax(dim=-1, keepdim=True)
         tokens_B1 = torch.where(torch.tensor(greedy, device=device)[:, None], likeliest_B1, tokens_B1)
-    logprobs_B1 = (logits_BV.gather(1, tokens_B1) - peak_B1).double() - totals_B1.log()
-    return tokens_B1[:, 0].tolist(), logprobs_B1[:, 0].float().tolist()
+    # the logarithm of a float32 probability is as exact as a float32 log-softmax: to some 1e-7 of a nat
+    logprobs_B = probs_BV.gather(1, tokens_B1)[:, 0].log()
+    return tokens_B1[:, 0].tolist(), logprobs_B.tolist()
 
 
-def _invert(weights_BV: Tensor, uniforms_B1: Tensor) -> tuple[Tensor, Tensor]:
-    """[B, 1] tokens where the CDF passes the uniforms, and [B, 1] float64 sums of the weights.
+def _invert(weights_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
+    """[B, 1] tokens where the CDF passes the uniforms.
 
     Two searches: over sums of blocks, then inside the block found. Only these few are summed up in float64,
     in which, unlike float32, many partial sums do not swallow the tail. A token of weight 0 is never drawn:
@@ -77,7 +77,7 @@ def _invert(weights_BV: Tensor, uniforms_B1: Tensor) -> tuple[Tensor, Tensor]:
     inner_BK = blocks_BNK.gather(1, block_B1[..., None].expand(-1, 1, _BLOCK))[:, 0].double().cumsum(dim=-1)
     # the block's float32 sum and this float64 one differ by rounding, so the target may lie past its end
     inside_B1 = _below(targets_B1 - before_B1, inner_BK[:, -1:])
-    return block_B1 * _BLOCK + torch.searchsorted(inner_BK, inside_B1, right=True), totals_B1
+    return block_B1 * _BLOCK + torch.searchsorted(inner_BK, inside_B1, right=True)
 
 
 def _below(values: Tensor, ends: Tensor) -> Tensor:

@@ -211,8 +211,8 @@ class Scheduler:
             with self._lock:
                 self._fail(
                     PolicyError(
-                        f"the engine of {self._name} failed on a batch of {len(requests)} rows, the longest of"
-                        f" {max(len(r.ids) for r in requests)} tokens: {error}"
+                        f"the engine of {self._name} failed on a batch of {len(requests)} rows, the longest"
+                        f" of {max(len(r.ids) for r in requests)} tokens: {error}"
                     ),
                     joining,
                 )

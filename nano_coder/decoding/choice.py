@@ -1,4 +1,4 @@
-"""The choice of a decoder: ours, if the model is of a known family and our forward pass agrees with its own."""
+"""The choice of a decoder: ours, if the model is of a known family and our logits are those of its own."""
 
 from __future__ import annotations
 

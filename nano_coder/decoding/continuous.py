@@ -210,7 +210,7 @@ class ContinuousDecoder:
         self.cache.add(stem)
 
     def _seat(self, row: Row, kept: Parked | None, prompt: Trunk | None) -> Seat:
-        """A seat on what is kept of the row, on the new trunk of its prompt, or on one that it begins with."""
+        """A seat on what is kept of the row, on the new trunk of its prompt, or on one it begins with."""
         owner, ids = row.request.owner, row.request.ids
         if owner is not None:
             self.cache.release(owner)

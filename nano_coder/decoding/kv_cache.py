@@ -93,7 +93,7 @@ class Arena:
         self.kv[:, :, target, :, :length] = self.kv[:, :, source, :, :length]
 
     def places(self, lengths_B: Sequence[int]) -> Tensor:
-        """[B * K] where the next position of each row and head lies in a layer's [slots * K * capacity, D]."""
+        """[B * K] where each row's and head's next position lies in a layer's [slots * K * capacity, D]."""
         keys, capacity = self.shape.keys, self.kv.shape[4]
         heads_BK = torch.arange(len(lengths_B) * keys).view(len(lengths_B), keys) * capacity
         return (heads_BK + torch.tensor(lengths_B)[:, None]).flatten().to(self.kv.device)

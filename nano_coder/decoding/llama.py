@@ -107,7 +107,7 @@ class LlamaForward:
             q, k = both[:, : self.heads], both[:, self.heads :]
             x = x + layer.output(attend(index, q, k, v, scale))
             h = layer.before_mlp(x)
-            x = x + layer.down(F.silu(layer.gate(h)).mul_(layer.up(h)))
+            x = x + layer.down(F.silu(layer.gate(h), inplace=True).mul_(layer.up(h)))
         return self._norm(x)
 
     def logits(self, hidden_NH: Tensor) -> Tensor:

@@ -48,7 +48,9 @@ def finish(engine: Engine, rows: Sequence[Row]) -> None:
         engine.step()
 
 
-def turn(engine: Engine, row: Row, observation: tuple[int, ...], *, seed: int = 0, length: int = 4) -> Request:
+def turn(
+    engine: Engine, row: Row, observation: tuple[int, ...], *, seed: int = 0, length: int = 4
+) -> Request:
     """The request of the next turn: the row as it stands, and what its agent observed."""
     ids = (*row.request.ids, *row.ids, *observation)
     return Request(ids, Sampling(max_tokens=length), seed, row.request.owner)

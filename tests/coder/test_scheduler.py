@@ -82,7 +82,9 @@ def test_lockstep_decodes_the_same_steps_whatever_the_clock_does(loaded: LoadedM
 
 
 @SCHEDULERS
-def test_what_a_row_draws_does_not_depend_on_the_scheduler(kind: type[Scheduler], loaded: LoadedModel) -> None:
+def test_what_a_row_draws_does_not_depend_on_the_scheduler(
+    kind: type[Scheduler], loaded: LoadedModel
+) -> None:
     alone = Watched(loaded)
     scheduler = kind(Watched(loaded), "tiny")
     answers = run(scheduler, [lambda i=i: scheduler.call(request(i)) for i in range(6)])
@@ -156,9 +158,7 @@ def test_a_thread_without_a_seat_is_served_beside_seated_ones(
 
 
 @SCHEDULERS
-def test_a_leader_that_is_torn_down_leaves_nobody_waiting(
-    kind: type[Scheduler], loaded: LoadedModel
-) -> None:
+def test_a_leader_that_is_torn_down_leaves_nobody_waiting(kind: type[Scheduler], loaded: LoadedModel) -> None:
     class Interrupted(Watched):
         def step(self) -> list[Row]:
             if len(self.steps) == 2:
