@@ -15,6 +15,7 @@ from nano_shared.profile import InterfaceProfile
 
 if TYPE_CHECKING:
     from nano_coder.policies.local import LocalPolicy
+    from nano_coder.scheduler import Schedule
     from nano_coder.weights import Dtype, LoadedModel
 
 SHIPPED = Path(__file__).parent / "shipped"
@@ -95,17 +96,27 @@ def open_weights(
     )
 
 
-def local_policy(loaded: LoadedModel, profile: InterfaceProfile, *, version: int = 0) -> LocalPolicy:
+def local_policy(
+    loaded: LoadedModel,
+    profile: InterfaceProfile,
+    *,
+    version: int = 0,
+    scheduler: Schedule = "lockstep",
+) -> LocalPolicy:
     """A policy over weights in this process. The module stays live: what is trained is what samples."""
     from nano_coder.chat_template import ChatTemplate
     from nano_coder.engine import Engine
     from nano_coder.policies.local import LocalPolicy
 
-    engine = Engine(
-        loaded.model, eos_ids=loaded.eos_ids, pad_id=loaded.pad_id, context_limit=loaded.context_limit
-    )
     template = ChatTemplate(profile.chat_template or loaded.chat_template, loaded.tokenizer)
-    return LocalPolicy(engine, template, id=loaded.id, version=version)
+    engine = Engine(
+        loaded.model,
+        eos_ids=loaded.eos_ids,
+        pad_id=loaded.pad_id,
+        context_limit=loaded.context_limit,
+        decode=template.encoder.decode,
+    )
+    return LocalPolicy(engine, template, id=loaded.id, version=version, scheduler=scheduler)
 
 
 def _locate(name: str) -> str:

@@ -5,93 +5,98 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from nano_shared import Sampling
 
+_BLOCK = 128
+"""tokens of one block of the vocabulary: the CDF is searched over blocks, then inside one"""
 
-class Sampler:
-    """Inverse-CDF sampling for a batch. Suffix _B: one entry a live row.
 
-    Every row draws all its uniforms at the start from a CPU generator of its own seed: the numbers depend
-    neither on the batch nor on the device, and a step costs no call per row.
+def uniforms(seed: int | None, count: int) -> list[float]:
+    """[count] float64 in [0, 1) of one row's own seed: they depend neither on the batch nor on the device.
+
+    None draws a seed from the operating system.
     """
-
-    def __init__(
-        self,
-        rows: Sequence[tuple[Sampling, int | None]],
-        limits: Sequence[int],
-        device: torch.device,
-    ) -> None:
-        """`rows`: sampling and seed of each row; `limits`: how many tokens each may draw."""
-        samplings = [sampling for sampling, _ in rows]
-        self.greedy_B = torch.tensor([s.temperature == 0 for s in samplings], device=device)
-        self.temperature_B = torch.tensor([s.temperature or 1.0 for s in samplings], device=device)[:, None]
-        self.top_p_B = torch.tensor([s.top_p for s in samplings], device=device, dtype=torch.float64)[:, None]
-        self.top_k_B = torch.tensor([s.top_k for s in samplings], device=device)[:, None]
-        self.uniforms_BT = _uniforms([seed for _, seed in rows], limits).to(device)
-        self._survey()
-
-    def draw(self, logits_BV: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """[B] tokens and [B] float32 log-probs of the processed distribution, renormalised.
-
-        Temperature first, then top-k, then top-p. A greedy row takes the likeliest token, with log-probs
-        of temperature 1.
-        """
-        logits_BV = logits_BV.float()
-        if self._tempered:
-            logits_BV = logits_BV / self.temperature_B
-        logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
-        if self._truncated:
-            logprobs_BV = self._truncate(logprobs_BV)
-        tokens_B = self._invert(logprobs_BV, step)
-        return tokens_B, logprobs_BV.gather(1, tokens_B[:, None])[:, 0]
-
-    def keep(self, places: torch.Tensor) -> None:
-        """Forget all rows but those."""
-        for name in ("greedy_B", "temperature_B", "top_p_B", "top_k_B", "uniforms_BT"):
-            setattr(self, name, getattr(self, name)[places])
-        self._survey()
-
-    def _survey(self) -> None:
-        """Which stages any row needs, asked once and not at each step."""
-        self._any_greedy = bool(self.greedy_B.any())
-        self._all_greedy = bool(self.greedy_B.all())
-        self._tempered = bool((self.temperature_B != 1).any())
-        self._truncated = bool((self.top_p_B < 1).any() or (self.top_k_B > 0).any())
-
-    def _invert(self, logprobs_BV: torch.Tensor, step: int) -> torch.Tensor:
-        if self._all_greedy:
-            return logprobs_BV.argmax(dim=-1)
-        # float64: in float32 the rounding of 49k partial sums would swallow the tail
-        cdf_BV = logprobs_BV.exp().cumsum(dim=-1, dtype=torch.float64)
-        targets_B1 = self.uniforms_BT[:, step, None] * cdf_BV[:, -1:]
-        # right=True skips tokens of probability 0, whose CDF does not rise
-        tokens_B = torch.searchsorted(cdf_BV, targets_B1, right=True)[:, 0].clamp_(max=cdf_BV.shape[1] - 1)
-        if self._any_greedy:
-            tokens_B = torch.where(self.greedy_B, logprobs_BV.argmax(dim=-1), tokens_B)
-        return tokens_B
-
-    def _truncate(self, logprobs_BV: torch.Tensor) -> torch.Tensor:
-        ordered_BV, order_BV = logprobs_BV.sort(dim=-1, descending=True, stable=True)
-        rank_V = torch.arange(ordered_BV.shape[1], device=ordered_BV.device)
-        drop_BV = (self.top_k_B > 0) & (rank_V >= self.top_k_B)
-        probs_BV = ordered_BV.masked_fill(drop_BV, -torch.inf).softmax(dim=-1, dtype=torch.float64)
-        # nucleus: a token stays if the tokens before it do not reach top_p yet (Holtzman et al. 2020)
-        before_BV = probs_BV.cumsum(dim=-1) - probs_BV
-        drop_BV |= (self.top_p_B < 1) & (before_BV >= self.top_p_B)
-        drop_BV[:, 0] = False
-        kept_BV = ordered_BV.masked_fill(drop_BV, -torch.inf)
-        return torch.empty_like(kept_BV).scatter_(1, order_BV, kept_BV).log_softmax(dim=-1)
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    drawn: list[float] = torch.rand(count, generator=generator, dtype=torch.float64).tolist()
+    return drawn
 
 
-def _uniforms(seeds: Sequence[int | None], limits: Sequence[int]) -> torch.Tensor:
-    """[B, T] float64 in [0, 1), row by row from its own seed."""
-    uniforms = torch.zeros((len(seeds), max(limits)), dtype=torch.float64)
-    for row, (seed, limit) in enumerate(zip(seeds, limits, strict=True)):
-        generator = torch.Generator()
-        if seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(seed)
-        uniforms[row, :limit] = torch.rand(limit, generator=generator, dtype=torch.float64)
-    return uniforms
+def draw(
+    logits_BV: Tensor, samplings: Sequence[Sampling], uniforms_B: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    """[B] tokens by inverse CDF, and [B] log-probs of the processed distribution, renormalised.
+
+    Temperature first, then top-k, then top-p. A greedy row takes the likeliest token, with log-probs of
+    temperature 1. Does not modify the logits.
+    """
+    device = logits_BV.device
+    logits_BV = logits_BV.float()
+    if any(s.temperature not in (0, 1) for s in samplings):
+        temperature_B = torch.tensor([s.temperature or 1.0 for s in samplings], device=device)
+        logits_BV = logits_BV / temperature_B[:, None]
+    cut = [row for row, s in enumerate(samplings) if s.top_p < 1 or s.top_k > 0]
+    if cut:
+        rows = torch.tensor(cut, device=device)
+        kept = _truncated(logits_BV[rows], [samplings[row] for row in cut])
+        logits_BV = logits_BV.index_copy(0, rows, kept)
+    probs_BV = logits_BV.softmax(dim=-1)
+    targets_B = torch.tensor(uniforms_B, dtype=torch.float64, device=device)
+    tokens_B1 = _invert(probs_BV, targets_B[:, None])
+    greedy = [s.temperature == 0 for s in samplings]
+    if any(greedy):
+        likeliest_B1 = logits_BV.argmax(dim=-1, keepdim=True)
+        tokens_B1 = torch.where(torch.tensor(greedy, device=device)[:, None], likeliest_B1, tokens_B1)
+    # the logarithm of a float32 probability is as exact as a float32 log-softmax: to some 1e-7 of a nat
+    logprobs_B = probs_BV.gather(1, tokens_B1)[:, 0].log()
+    return tokens_B1[:, 0].tolist(), logprobs_B.tolist()
+
+
+def _invert(weights_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
+    """[B, 1] tokens where the CDF passes the uniforms.
+
+    Two searches: over sums of blocks, then inside the block found. Only these few are summed up in float64,
+    in which, unlike float32, many partial sums do not swallow the tail. A token of weight 0 is never drawn:
+    the CDF does not rise there, and the targets lie below its end.
+    """
+    size = weights_BV.shape[1]
+    if size % _BLOCK:
+        weights_BV = F.pad(weights_BV, (0, -size % _BLOCK))
+    blocks_BNK = weights_BV.view(weights_BV.shape[0], -1, _BLOCK)
+    cdf_BN = blocks_BNK.sum(dim=-1).double().cumsum(dim=-1)
+    totals_B1 = cdf_BN[:, -1:]
+    targets_B1 = _below(uniforms_B1 * totals_B1, totals_B1)
+    block_B1 = torch.searchsorted(cdf_BN, targets_B1, right=True)
+    before_B1 = torch.where(block_B1 > 0, cdf_BN.gather(1, (block_B1 - 1).clamp(min=0)), 0.0)
+    inner_BK = blocks_BNK.gather(1, block_B1[..., None].expand(-1, 1, _BLOCK))[:, 0].double().cumsum(dim=-1)
+    # the block's float32 sum and this float64 one differ by rounding, so the target may lie past its end
+    inside_B1 = _below(targets_B1 - before_B1, inner_BK[:, -1:])
+    return block_B1 * _BLOCK + torch.searchsorted(inner_BK, inside_B1, right=True)
+
+
+def _below(values: Tensor, ends: Tensor) -> Tensor:
+    """Values moved, if need be, to the largest float below the ends."""
+    return torch.minimum(values, torch.nextafter(ends, torch.zeros_like(ends)))
+
+
+def _truncated(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """[B, V] log-probs with the tokens outside top-k and top-p at minus infinity."""
+    device = logits_BV.device
+    top_k_B1 = torch.tensor([s.top_k for s in samplings], device=device)[:, None]
+    top_p_B1 = torch.tensor([s.top_p for s in samplings], device=device, dtype=torch.float64)[:, None]
+    ordered_BV, order_BV = logits_BV.sort(dim=-1, descending=True, stable=True)
+    rank_V = torch.arange(ordered_BV.shape[1], device=device)
+    drop_BV = (top_k_B1 > 0) & (rank_V >= top_k_B1)
+    probs_BV = ordered_BV.masked_fill(drop_BV, -torch.inf).softmax(dim=-1, dtype=torch.float64)
+    # nucleus: a token stays if the tokens before it do not reach top_p yet (Holtzman et al. 2020)
+    before_BV = probs_BV.cumsum(dim=-1) - probs_BV
+    drop_BV |= (top_p_B1 < 1) & (before_BV >= top_p_B1)
+    drop_BV[:, 0] = False
+    kept_BV = ordered_BV.masked_fill(drop_BV, -torch.inf)
+    return torch.empty_like(kept_BV).scatter_(1, order_BV, kept_BV).log_softmax(dim=-1)

@@ -13,6 +13,7 @@ from nano_rl.objectives.config import ObjectiveConfig as ObjectiveConfig
 from nano_shared import ConfigError
 
 Schedule = Literal["constant", "linear", "cosine"]
+Scheduler = Literal["lockstep", "free"]
 
 
 class RewardConfig(Config):
@@ -107,6 +108,9 @@ class TrainConfig(Config):
     refill: int = Field(0, ge=0)
     """dynamic sampling: times that a step replaces groups whose rollouts all earned the same by groups of
     other tasks; 0 by default, since each time costs a round of rollouts"""
+    scheduler: Scheduler = "lockstep"
+    """of rollouts: lockstep decodes in rounds that a seed reproduces bit for bit; free decodes each request
+    when it comes"""
     shuffle_rewards: bool = False
     """negative control: rewards are permuted over the step, so nothing can be learned"""
     reward: RewardConfig | None = None

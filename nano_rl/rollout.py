@@ -1,10 +1,10 @@
-"""Fresh rollouts: many executions through nano-coder's own runtime, in lockstep."""
+"""Fresh rollouts: many executions through nano-coder's own runtime, decoded together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 
 from nano_coder.runtime import Runtime, grade_run, run_task
@@ -15,8 +15,10 @@ from nano_shared.types import Task, Trajectory
 
 OnRun = Callable[[Trajectory], None]
 
-CONCURRENCY = 32
-"""agents at once; with a local policy, also the batch that it decodes"""
+CONCURRENCY = 64
+"""agents at once, a thread each; with a local policy, also the rows that are decoded together"""
+_GRADERS = 8
+"""runs graded at once"""
 
 
 def collect(
@@ -32,21 +34,26 @@ def collect(
     """Run each task `group_size` times and grade each run: [tasks * group_size] in task order, logged.
     With a `reward`, its composed verdicts are logged beside the grader's, and are those returned.
 
-    A wave of `concurrency` agents runs turn by turn together, so what is in a batch depends on the seed
-    alone, and the same seed gives the same trajectories.
+    All agents run, `concurrency` at a time: one that ends makes room for the next, one that waits for its
+    tools holds up nobody's decoding, and grading goes on beside both. Under a policy's lockstep scheduler
+    what is in a batch depends on the seed alone, and the same seed gives the same trajectories.
     """
     jobs = [(task, member) for task in tasks for member in range(group_size)]
+    if not jobs:
+        return []
+    at_once = min(concurrency, len(jobs))
+    seats = _seats(runtime.policy, len(jobs), at_once)
     done: list[Trajectory] = []
-    for start in range(0, len(jobs), concurrency):
-        wave = jobs[start : start + concurrency]
-        seats = [_seat(runtime.policy, index) for index in range(len(wave))]
-        with ThreadPoolExecutor(len(wave)) as pool:
-            futures = [
-                pool.submit(_episode, task, episode_seed(seed, task, member), runtime, seat)
-                for (task, member), seat in zip(wave, seats, strict=True)
-            ]
+    # grading has threads of its own: an agent's thread is needed for the next agent
+    with ThreadPoolExecutor(_GRADERS) as graders, ThreadPoolExecutor(at_once) as agents:
+        futures: list[Future[Future[Trajectory]]] = [
+            agents.submit(_episode, task, episode_seed(seed, task, member), runtime, seat, graders)
+            for (task, member), seat in zip(jobs, seats, strict=True)
+        ]
+        with ExitStack() as stack:
+            stack.callback(_give_up, futures, seats)
             for future in futures:
-                done.append(future.result())
+                done.append(future.result().result())
                 if on_run:
                     on_run(done[-1])
     return reward.apply(done, runtime) if reward else done
@@ -63,7 +70,7 @@ def execute(
     """Run each task once under a policy of its own (the oracles of a warm start), two at a time."""
     with ThreadPoolExecutor(2) as pool:
         futures = [
-            pool.submit(_episode, task, None, replace(runtime, policy=policy), nullcontext())
+            pool.submit(_run_and_grade, task, replace(runtime, policy=policy))
             for task, policy in zip(tasks, policies, strict=True)
         ]
         done = []
@@ -79,12 +86,32 @@ def episode_seed(seed: int, task: Task, member: int) -> int:
     return int(content_hash([seed, task.key, member]).removeprefix("sha256:")[:15], 16)
 
 
-def _seat(policy: Policy, index: int):  # type: ignore[no-untyped-def]
-    agent = getattr(policy, "agent", None)  # policies without local weights need no seat
-    return agent(index) if agent else nullcontext()
+def _seats(policy: Policy, count: int, at_once: int) -> list[AbstractContextManager[object]]:
+    agents = getattr(policy, "agents", None)  # policies without local weights need no seats
+    return list(agents(count, at_once)) if agents else [nullcontext() for _ in range(count)]
 
 
-def _episode(task: Task, seed: int | None, runtime: Runtime, seat) -> Trajectory:  # type: ignore[no-untyped-def]
+def _episode(
+    task: Task,
+    seed: int | None,
+    runtime: Runtime,
+    seat: AbstractContextManager[object],
+    graders: ThreadPoolExecutor,
+) -> Future[Trajectory]:
     with seat:
         trajectory = run_task(task, runtime, seed=seed)
-    return grade_run(trajectory, runtime)
+    return graders.submit(grade_run, trajectory, runtime)
+
+
+def _run_and_grade(task: Task, runtime: Runtime) -> Trajectory:
+    return grade_run(run_task(task, runtime), runtime)
+
+
+def _give_up(
+    futures: Sequence[Future[Future[Trajectory]]], seats: Sequence[AbstractContextManager[object]]
+) -> None:
+    """Begin no more agents, and hold no seat for them; where all are done this does nothing."""
+    for future, seat in zip(futures, seats, strict=True):
+        if future.cancel():
+            with seat:
+                pass

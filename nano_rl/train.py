@@ -147,7 +147,8 @@ def _live(
     runtime: Runtime, model: nn.Module, opened: OpenedWeights, config: TrainConfig, version: int
 ) -> Runtime:
     """The runtime that samples from the weights as they are, over the whole vocabulary."""
-    policy = local_policy(replace(opened.loaded, model=model), opened.profile, version=version)
+    loaded = replace(opened.loaded, model=model)
+    policy = local_policy(loaded, opened.profile, version=version, scheduler=config.scheduler)
     pinned = {"temperature": config.temperature, "top_p": 1.0, "top_k": 0}
     return replace(runtime, policy=policy, sampling=runtime.sampling.model_copy(update=pinned))
 

@@ -83,6 +83,8 @@ class EndpointPolicy:
         }
         if sampling.seed is not None:
             body["seed"] = sampling.seed
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)
         if sampling.top_k:
             body["top_k"] = sampling.top_k
         return body

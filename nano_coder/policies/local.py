@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 from nano_coder.chat_template import ChatTemplate
-from nano_coder.lockstep import Lockstep, Seat
-from nano_shared import Completion, ContextFull, Conversation, Finish, PolicyError, Sampling, TurnTokens
+from nano_coder.lockstep import Lockstep
+from nano_coder.scheduler import Schedule, Scheduler, Seat
+from nano_shared import Completion, ContextFull, Conversation, Sampling, TurnTokens
 
 if TYPE_CHECKING:
-    from nano_coder.engine import Engine, Request, Sampled
+    from nano_coder.engine import Engine, Sampled
 
 
 class LocalPolicy:
     """A Policy over an Engine. Thread-safe.
 
-    A thread that holds a seat (`agent`) is batched turn by turn with all other seats: the engine runs when
-    every seated agent waits for a completion, so that what is in a batch depends on the agents alone and
-    never on the clock, and seeds reproduce a rollout bit for bit. A thread without a seat is served at once
-    and alone.
+    A thread that holds a seat (`agent`) is batched with all other seats. Under the lockstep scheduler what is
+    in a batch depends on what the agents say and never on the clock, and seeds reproduce a rollout bit for
+    bit; under the free one a request is decoded when it comes, beside whatever is there. What a row draws is
+    the same under both, up to rounding.
     """
 
     def __init__(
@@ -29,14 +29,13 @@ class LocalPolicy:
         *,
         id: str,
         version: int = 0,
-        max_batch: int | None = None,
+        scheduler: Schedule = "lockstep",
     ) -> None:
         self.engine = engine
         self.template = template
         self.id = id
         self.version = version
-        self._engine_lock = threading.Lock()
-        self._lockstep: Lockstep[Request, Sampled] = Lockstep(self._generate, max_batch=max_batch)
+        self._scheduler = Lockstep(engine, id) if scheduler == "lockstep" else Scheduler(engine, id)
 
     @property
     def context_limit(self) -> int:
@@ -52,7 +51,11 @@ class LocalPolicy:
         Take the seats of a batch before starting its threads; a seat that is taken holds up the others
         until its agent waits too or leaves. Raises UsageError if the index is taken.
         """
-        return self._lockstep.seat(index)
+        return self._scheduler.seat(index)
+
+    def agents(self, count: int, at_once: int) -> list[Seat]:
+        """Seats for agents that begin in this order, `at_once` of them at a time."""
+        return self._scheduler.seats(count, at_once)
 
     def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
         """Sample the next turn. Does not modify the conversation.
@@ -71,7 +74,7 @@ class LocalPolicy:
                 f" {self.id} reads; shorten the task or end the run"
             )
         fitting = sampling.model_copy(update={"max_tokens": min(sampling.max_tokens, room)})
-        sampled = self._lockstep.call(Request(row, fitting, sampling.seed))
+        sampled = self._scheduler.call(Request(row, fitting, sampling.seed))
         return Completion(
             text=self._text(sampled),
             finish=sampled.finish,
@@ -91,15 +94,5 @@ class LocalPolicy:
         return len(self.template.encoder.text(text))
 
     def _text(self, sampled: Sampled) -> str:
-        ids = sampled.ids[:-1] if sampled.finish is Finish.STOP else sampled.ids
+        ids = sampled.ids[:-1] if sampled.ids[-1] in self.engine.eos_ids else sampled.ids
         return self.template.encoder.decode(ids)
-
-    def _generate(self, requests: list[Request]) -> list[Sampled]:
-        with self._engine_lock:
-            try:
-                return self.engine.generate(requests)
-            except (RuntimeError, ValueError, IndexError, TypeError, MemoryError) as error:
-                raise PolicyError(
-                    f"the engine of {self.id} failed on a batch of {len(requests)} rows, the longest of"
-                    f" {max(len(r.ids) for r in requests)} tokens: {error}"
-                ) from error

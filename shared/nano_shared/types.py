@@ -251,6 +251,8 @@ class Sampling(Value):
     max_tokens: int = Field(256, ge=1)
     """of one completion"""
     seed: int | None = None
+    stop: tuple[str, ...] = ()
+    """texts that end a completion besides the end of its turn; the text stays part of it"""
 
 
 class Finish(StrEnum):

@@ -12,7 +12,7 @@ import torch
 
 from nano_coder.engine import Engine, Request
 from nano_coder.weights import load_policy
-from nano_shared import ContextFull, Finish, Sampling
+from nano_shared import ContextFull, Finish, Sampling, UsageError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -255,3 +255,22 @@ def test_bfloat16_samples_and_scores(tiny_folder: Path) -> None:
 def test_nothing_asked_is_nothing_answered(model: Any) -> None:
     assert engine_of(model).generate([]) == []
     assert engine_of(model).score([]) == []
+
+
+def test_a_stop_string_ends_a_row_and_is_part_of_it(model: Any, tiny_folder: Path) -> None:
+    """Also one that spans tokens, and only where it was sampled: a prompt may hold it."""
+    encoder = load_policy(str(tiny_folder)).tokenizer
+    engine = Engine(model, eos_ids=frozenset(), pad_id=0, context_limit=1024, decode=encoder.decode)
+    (free,) = engine.generate(requests(12))
+    text = encoder.decode(free.ids[:6])
+    for stop in (text[-3:], encoder.decode(free.ids[4:6]), text[-1]):
+        first = next(n for n in range(1, 13) if stop in encoder.decode(free.ids[:n]))
+        (stopped,) = engine.generate(requests(12, stop=("never sampled by anyone", stop)))
+        assert stopped.ids == free.ids[:first]
+        assert stopped.logprobs == pytest.approx(free.logprobs[:first], abs=1e-5)
+        assert stopped.finish is (Finish.STOP if first < 12 or stop in text else Finish.LENGTH)
+
+
+def test_stop_strings_without_a_decoder_are_refused(model: Any) -> None:
+    with pytest.raises(UsageError, match="stop strings"):
+        engine_of(model).generate(requests(12, stop=("x",)))

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from nano_coder.chat_template import CHATML, ChatTemplate
-from nano_coder.engine import Engine, Request, Sampled
+from nano_coder.engine import Engine, Request, Row
 from nano_coder.policies.local import LocalPolicy
+from nano_coder.scheduler import Schedule
 from nano_coder.weights import LoadedModel, load_policy
 from nano_shared import (
     Completion,
@@ -32,13 +33,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class RecordingEngine(Engine):
-    """The real engine, noting the prompts of each batch."""
+    """The real engine, noting the prompts that were admitted together."""
 
     batches: list[list[tuple[int, ...]]]
 
-    def generate(self, requests: Any) -> list[Sampled]:
-        self.batches.append([request.ids for request in requests])
-        return super().generate(requests)
+    def admit(self, requests: Any) -> list[Row]:
+        if requests:
+            self.batches.append([request.ids for request in requests])
+        return super().admit(requests)
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +59,22 @@ def policy(loaded: LoadedModel, template: ChatTemplate) -> LocalPolicy:
 
 
 def policy_of(
-    loaded: LoadedModel, template: ChatTemplate, context: int = 1024, **options: Any
+    loaded: LoadedModel,
+    template: ChatTemplate,
+    context: int = 1024,
+    scheduler: Schedule = "lockstep",
+    **options: Any,
 ) -> LocalPolicy:
     engine = RecordingEngine(
-        loaded.model, eos_ids=loaded.eos_ids, pad_id=loaded.pad_id, context_limit=context
+        loaded.model,
+        eos_ids=loaded.eos_ids,
+        pad_id=loaded.pad_id,
+        context_limit=context,
+        decode=template.encoder.decode,
+        **options,
     )
     engine.batches = []
-    return LocalPolicy(engine, template, id=loaded.id, version=3, **options)
+    return LocalPolicy(engine, template, id=loaded.id, version=3, scheduler=scheduler)
 
 
 def batches(policy: LocalPolicy) -> list[list[tuple[int, ...]]]:
@@ -173,10 +184,17 @@ def test_a_batch_is_in_the_order_of_the_seats(loaded: LoadedModel, template: Cha
     assert [len(ids) for ids in batch] == sorted(len(ids) for ids in batch)
 
 
-def test_a_round_is_split_by_max_batch(loaded: LoadedModel, template: ChatTemplate) -> None:
-    policy = policy_of(loaded, template, max_batch=3)
-    run_agents(policy, [lambda i=i: agent(policy, i, turns=1) for i in range(8)])
-    assert [len(batch) for batch in batches(policy)] == [3, 3, 2]
+def test_a_batch_smaller_than_the_round_gives_the_same_rows(
+    loaded: LoadedModel, template: ChatTemplate
+) -> None:
+    """Rows join as others end; what each draws does not depend on it."""
+
+    def rollout(size: int) -> list[list[int]]:
+        policy = policy_of(loaded, template, max_batch=size)
+        agents = [lambda i=i: agent(policy, i, turns=1 + i % 2) for i in range(8)]
+        return [conversation.tokens for conversation in run_agents(policy, agents)]
+
+    assert rollout(3) == rollout(64)
 
 
 def test_an_agent_that_dies_blocks_nobody(policy: LocalPolicy) -> None:
@@ -227,7 +245,7 @@ def test_an_engine_that_fails_fails_every_agent_of_its_batch(
     loaded: LoadedModel, template: ChatTemplate
 ) -> None:
     class OutOfMemory(Engine):
-        def generate(self, requests: Any) -> list[Sampled]:
+        def step(self) -> list[Row]:
             raise RuntimeError("out of memory")
 
     engine = OutOfMemory(loaded.model, eos_ids=frozenset(), pad_id=0, context_limit=100)
@@ -240,7 +258,7 @@ def test_an_engine_that_fails_fails_every_agent_of_its_batch(
 
 def test_an_interrupted_batch_leaves_nobody_waiting(loaded: LoadedModel, template: ChatTemplate) -> None:
     class Interrupted(Engine):
-        def generate(self, requests: Any) -> list[Sampled]:
+        def step(self) -> list[Row]:
             raise ZeroDivisionError  # stands for whatever the policy does not expect
 
     engine = Interrupted(loaded.model, eos_ids=frozenset(), pad_id=0, context_limit=100)

@@ -1,0 +1,190 @@
+"""The forward pass of Llama-like models, on packed tokens, over parameters that live elsewhere.
+
+Reads the module's own parameters in place: what is trained is what decodes. The exception is a low-rank
+adapter of PEFT, whose product with the scaled factors is added to a copy of the weights that it adapts, once
+for each version of the weights. Rounds where the module rounds, so that bfloat16 log-probs stay near those of
+the trainer. Left out: sliding windows, and rotary embeddings that depend on the length of the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
+"""layer, [N, H, D] queries, [N, K, D] keys and values, scale -> [N, H * D]; stores keys and values"""
+
+_FAMILIES = ("llama", "qwen2", "qwen3")
+_ROPE = ("default", "linear", "llama3", "yarn")
+"""rotary embeddings that are a function of the position alone"""
+
+
+class Unsupported(Exception):
+    """This module is not one that we can decode by ourselves; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Linear:
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Norm:
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    before_attention: Norm
+    query: Linear
+    key: Linear
+    value: Linear
+    query_norm: Norm | None
+    key_norm: Norm | None
+    output: Linear
+    before_mlp: Norm
+    gate: Linear
+    up: Linear
+    down: Linear
+
+
+class LlamaForward:
+    """N packed tokens through all layers; attention is the caller's."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Raises Unsupported."""
+        causal, config = _causal_lm(model)
+        body = causal.model
+        self.heads = int(config.num_attention_heads)
+        self.keys = int(config.num_key_value_heads)
+        self.dim = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
+        self.layers = [_layer(layer, config) for layer in body.layers]
+        self._embedding: Tensor = _embedding(body.embed_tokens)
+        self._norm = _norm(body.norm)
+        self._head = _linear(causal.lm_head)
+        self._rotary: Any = body.rotary_emb
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._embedding.device
+
+    @property
+    def vocabulary(self) -> int:
+        return self._embedding.shape[0]
+
+    def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
+        """[N, hidden] states after the last norm."""
+        x = F.embedding(ids_N, self._embedding)
+        cos, sin = (part[0][:, None] for part in self._rotary(x, position_ids=positions_N[None]))
+        scale = self.dim**-0.5
+        for index, layer in enumerate(self.layers):
+            h = layer.before_attention(x)
+            q = layer.query(h).view(-1, self.heads, self.dim)
+            k = layer.key(h).view(-1, self.keys, self.dim)
+            v = layer.value(h).view(-1, self.keys, self.dim)
+            if layer.query_norm is not None and layer.key_norm is not None:
+                q, k = layer.query_norm(q), layer.key_norm(k)
+            both = _rotate(torch.cat([q, k], dim=1), cos, sin)
+            q, k = both[:, : self.heads], both[:, self.heads :]
+            x = x + layer.output(attend(index, q, k, v, scale))
+            h = layer.before_mlp(x)
+            x = x + layer.down(F.silu(layer.gate(h), inplace=True).mul_(layer.up(h)))
+        return self._norm(x)
+
+    def logits(self, hidden_NH: Tensor) -> Tensor:
+        """[N, V]"""
+        return self._head(hidden_NH)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding of [N, heads, D], halves paired as in Hugging Face's layout."""
+    low, high = x.chunk(2, dim=-1)
+    return (x * cos).add_(torch.cat([-high, low], dim=-1).mul_(sin))
+
+
+def _causal_lm(model: Any) -> tuple[Any, Any]:
+    if hasattr(model, "get_base_model"):
+        if model.active_peft_config.is_prompt_learning:
+            raise Unsupported("a prompt-learning adapter changes what attention sees")
+        model = model.get_base_model()
+    config: Any = getattr(model, "config", None)
+    family = getattr(config, "model_type", type(model).__name__)
+    if family not in _FAMILIES:
+        raise Unsupported(f"{family} is not one of {', '.join(_FAMILIES)}")
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope not in _ROPE:
+        raise Unsupported(f"its rotary embedding ({rope}) depends on more than the position")
+    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
+        raise Unsupported("some of its layers attend to a window")
+    if config.hidden_act != "silu":
+        raise Unsupported(f"its activation is {config.hidden_act}")
+    return model, config
+
+
+def _layer(layer: Any, config: Any) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    normed = hasattr(attention, "q_norm")
+    return Layer(
+        before_attention=_norm(layer.input_layernorm),
+        query=_linear(attention.q_proj),
+        key=_linear(attention.k_proj),
+        value=_linear(attention.v_proj),
+        query_norm=_norm(attention.q_norm) if normed else None,
+        key_norm=_norm(attention.k_norm) if normed else None,
+        output=_linear(attention.o_proj),
+        before_mlp=_norm(layer.post_attention_layernorm),
+        gate=_linear(mlp.gate_proj),
+        up=_linear(mlp.up_proj),
+        down=_linear(mlp.down_proj),
+    )
+
+
+def _norm(module: Any) -> Norm:
+    return Norm(module.weight.detach(), float(module.variance_epsilon))
+
+
+def _embedding(module: Any) -> Tensor:
+    if type(module) is not nn.Embedding:
+        raise Unsupported(f"its embedding is a {type(module).__name__}")
+    return module.weight.detach()
+
+
+def _linear(module: Any) -> Linear:
+    """The layer itself, or a copy with its adapter merged in. Raises Unsupported for any other kind."""
+    if type(module) is nn.Linear:
+        return Linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
+    base = getattr(module, "base_layer", None)
+    if type(base) is not nn.Linear or not hasattr(module, "get_delta_weight"):
+        raise Unsupported(f"one of its linear layers is a {type(module).__name__}")
+    adapters = [name for name in module.active_adapters if name in module.lora_A]
+    if any(getattr(module, "lora_variant", {}).get(name) for name in adapters) or any(
+        module.lora_B[name].bias is not None for name in adapters
+    ):
+        raise Unsupported("its adapter is more than a low-rank product")
+    plain = _linear(base)
+    if module.merged or module.disable_adapters or not adapters:
+        return plain
+    # summed in the adapter's float32 and rounded once
+    weight = plain.weight.float()
+    for name in adapters:
+        weight = weight + module.get_delta_weight(name).detach().float()
+    return Linear(weight.to(plain.weight.dtype), plain.bias)

@@ -1,0 +1,189 @@
+"""Both schedulers answer every thread, early and exactly; lockstep does not look at the clock."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nano_coder.engine import Engine, Request, Row
+from nano_coder.lockstep import Lockstep
+from nano_coder.scheduler import Scheduler
+from nano_coder.weights import LoadedModel, load_policy
+from nano_shared import PolicyError, Sampling
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SCHEDULERS = pytest.mark.parametrize("kind", [Scheduler, Lockstep])
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny_folder: Path) -> LoadedModel:
+    return load_policy(str(tiny_folder))
+
+
+class Watched(Engine):
+    """The real engine, noting which rows each step finished and how long the batch was."""
+
+    def __init__(self, loaded: LoadedModel, **options: Any) -> None:
+        super().__init__(loaded.model, eos_ids=frozenset(), pad_id=0, context_limit=1024, **options)
+        self.steps: list[list[tuple[int, ...]]] = []
+
+    def step(self) -> list[Row]:
+        finished = super().step()
+        decoding = self.decoder.decoding if self.decoder is not None else []
+        self.steps.append([(*row.request.ids, *row.ids) for row in decoding])
+        return finished
+
+
+def request(seed: int, *, length: int = 4) -> Request:
+    return Request(tuple(range(3, 13 + seed % 3)), Sampling(max_tokens=length), seed)
+
+
+def run(scheduler: Scheduler, agents: list[Callable[[], Any]], at_once: int | None = None) -> list[Any]:
+    """Each agent in a seat of its own, begun in order, some at a time."""
+    seats = scheduler.seats(len(agents), at_once or len(agents))
+
+    def live(index: int) -> Any:
+        with seats[index]:
+            return agents[index]()
+
+    with ThreadPoolExecutor(at_once or len(agents)) as pool:
+        return [f.result(timeout=60) for f in [pool.submit(live, i) for i in range(len(agents))]]
+
+
+def episode(scheduler: Scheduler, index: int, *, turns: int, pause: float) -> list[Any]:
+    answers: list[Any] = []
+    ids = request(index).ids
+    for number in range(turns):
+        time.sleep(pause * ((index * 7 + number * 3) % 5))
+        asked = Request(ids, Sampling(max_tokens=2 + index % 4), 100 * index + number)
+        answers.append(scheduler.call(asked))
+        ids = (*ids, *answers[-1].ids, 5, 6, 7)
+    return answers
+
+
+@pytest.mark.parametrize("at_once", [3, 10])
+def test_lockstep_decodes_the_same_steps_whatever_the_clock_does(loaded: LoadedModel, at_once: int) -> None:
+    """Ten agents of other lengths, three or ten at a time, little memory: steps, tokens, log-probs."""
+
+    def rollout(pause: float) -> tuple[Any, Any]:
+        engine = Watched(loaded, max_batch=4, kv_bytes=30_000)
+        lockstep = Lockstep(engine, "tiny")
+        agents = [lambda i=i: episode(lockstep, i, turns=1 + i % 3, pause=pause) for i in range(10)]
+        return run(lockstep, agents, at_once), engine.steps
+
+    first = rollout(0.0)
+    assert first == rollout(0.003) == rollout(0.001)
+
+
+@SCHEDULERS
+def test_what_a_row_draws_does_not_depend_on_the_scheduler(
+    kind: type[Scheduler], loaded: LoadedModel
+) -> None:
+    alone = Watched(loaded)
+    scheduler = kind(Watched(loaded), "tiny")
+    answers = run(scheduler, [lambda i=i: scheduler.call(request(i)) for i in range(6)])
+    assert [a.ids for a in answers] == [alone.generate([request(i)])[0].ids for i in range(6)]
+
+
+@SCHEDULERS
+def test_a_short_row_is_answered_while_a_long_one_is_decoded(
+    kind: type[Scheduler], loaded: LoadedModel
+) -> None:
+    scheduler = kind(Watched(loaded), "tiny")
+    ends: dict[str, float] = {}
+
+    def agent(name: str, length: int) -> None:
+        scheduler.call(request(1, length=length))
+        ends[name] = time.monotonic()
+
+    run(scheduler, [lambda: agent("long", 400), lambda: agent("short", 2)])
+    assert ends["short"] < ends["long"]
+
+
+def test_a_free_request_joins_rows_that_are_being_decoded(loaded: LoadedModel) -> None:
+    engine = Watched(loaded)
+    scheduler = Scheduler(engine, "tiny")
+
+    def late() -> None:
+        while len(engine.steps) < 3:
+            time.sleep(0.001)
+        scheduler.call(request(2, length=3))
+
+    run(scheduler, [lambda: scheduler.call(request(1, length=400)), late])
+    assert [len(step) for step in engine.steps[:3]] == [1, 1, 1]
+    assert 2 in [len(step) for step in engine.steps]
+
+
+def test_an_agent_at_its_tools_holds_no_slot_but_its_kv(loaded: LoadedModel) -> None:
+    engine = Watched(loaded, max_batch=1)
+    scheduler = Scheduler(engine, "tiny")
+    others = threading.Event()
+
+    def agent() -> int:
+        first = scheduler.call(request(1))
+        others.wait(20)  # its tools run; the only slot serves the other agent meanwhile
+        before = engine.decoder.counts.read  # type: ignore[union-attr]
+        scheduler.call(Request((*request(1).ids, *first.ids, 5, 6), Sampling(max_tokens=2), 3))
+        return int(engine.decoder.counts.read - before)  # type: ignore[union-attr]
+
+    def other() -> None:
+        scheduler.call(request(2))
+        others.set()
+
+    assert run(scheduler, [agent, other])[0] == 3, "the observation, and the last token sampled"
+
+
+@SCHEDULERS
+def test_the_last_to_leave_gives_the_memory_back(kind: type[Scheduler], loaded: LoadedModel) -> None:
+    engine = Watched(loaded)
+    scheduler = kind(engine, "tiny")
+    run(scheduler, [lambda i=i: scheduler.call(request(i)) for i in range(3)])
+    assert engine.decoder is None
+
+
+@SCHEDULERS
+def test_a_thread_without_a_seat_is_served_beside_seated_ones(
+    kind: type[Scheduler], loaded: LoadedModel
+) -> None:
+    scheduler = kind(Watched(loaded), "tiny")
+    waiting = scheduler.seat(0)
+    assert len(scheduler.call(request(1)).ids) == 4
+    waiting.leave()
+
+
+@SCHEDULERS
+def test_a_leader_that_is_torn_down_leaves_nobody_waiting(kind: type[Scheduler], loaded: LoadedModel) -> None:
+    class Interrupted(Watched):
+        def step(self) -> list[Row]:
+            if len(self.steps) == 2:
+                self.steps.append([])
+                raise KeyboardInterrupt
+            return super().step()
+
+    scheduler = kind(Interrupted(loaded), "tiny")
+
+    def agent(index: int) -> Any:
+        try:
+            return scheduler.call(request(index, length=30))
+        except (KeyboardInterrupt, PolicyError) as problem:
+            return type(problem)
+
+    kinds = run(scheduler, [lambda i=i: agent(i) for i in range(4)])
+    assert kinds.count(KeyboardInterrupt) == 1
+    assert run(scheduler, [lambda: scheduler.call(request(1))])[0].ids, "the next batch is served"
+
+
+@SCHEDULERS
+def test_many_agents_with_tools_of_any_length_all_come_home(
+    kind: type[Scheduler], loaded: LoadedModel
+) -> None:
+    scheduler = kind(Watched(loaded, max_batch=8), "tiny")
+    agents = [lambda i=i: episode(scheduler, i, turns=3, pause=0.001) for i in range(24)]
+    answers = run(scheduler, agents, at_once=12)
+    assert [len(a) for a in answers] == [3] * 24

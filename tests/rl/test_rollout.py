@@ -1,0 +1,90 @@
+"""Rollouts: every agent of a step runs, some at a time, and a seed reproduces them bit for bit."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from nano_coder.runtime import (
+    COMPACT_1,
+    OpenedWeights,
+    Runtime,
+    ScriptedPolicy,
+    first_messages,
+    local_policy,
+    open_sandbox,
+    open_weights,
+)
+from nano_rl.config import Scheduler
+from nano_rl.rollout import collect
+from nano_rl.tasks import make_tasks
+from nano_rl.tiny import build_tiny
+from nano_shared.errors import UsageError
+from nano_shared.store import LogStore
+from nano_shared.types import Sampling, Split, StopReason, TurnTokens
+
+TASKS = make_tasks(levels=[0], n=3, seed=1, split=Split.TRAIN, views=["copy"])
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> OpenedWeights:
+    torch.set_num_threads(1)
+    texts = [m.content for t in TASKS for m in first_messages(COMPACT_1, t, ())]
+    folder = tmp_path_factory.mktemp("tiny")
+    build_tiny(folder, texts, hidden=64, layers=2, max_positions=256, vocab_size=400)
+    return open_weights(str(folder))
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Runtime:
+    store = LogStore.open(tmp_path / "log.db")
+    sampling = Sampling(temperature=1.0, max_tokens=12)
+    return Runtime(policy=ScriptedPolicy([]), sandbox=open_sandbox(), store=store, sampling=sampling)
+
+
+def rolled(
+    opened: OpenedWeights, runtime: Runtime, *, concurrency: int, scheduler: Scheduler = "lockstep"
+) -> list[list[TurnTokens | None]]:
+    """The exact tokens of three groups of three."""
+    policy = local_policy(opened.loaded, opened.profile, scheduler=scheduler)
+    runs = collect(TASKS, replace(runtime, policy=policy), group_size=3, seed=7, concurrency=concurrency)
+    assert [run.task.key for run in runs] == [task.key for task in TASKS for _ in range(3)]
+    assert all(run.verdict is not None and run.verdict.reward is not None for run in runs)
+    assert not [run for run in runs if run.stop is StopReason.POLICY_ERROR]
+    return [[turn.completion.tokens for turn in run.turns] for run in runs]
+
+
+@pytest.mark.parametrize("concurrency", [2, 9])
+def test_a_seed_reproduces_tokens_and_logprobs_bit_for_bit(
+    opened: OpenedWeights, runtime: Runtime, concurrency: int
+) -> None:
+    first = rolled(opened, runtime, concurrency=concurrency)
+    assert first == rolled(opened, runtime, concurrency=concurrency)
+
+
+def test_the_free_scheduler_and_fewer_agents_at_once_draw_the_same_tokens(
+    opened: OpenedWeights, runtime: Runtime
+) -> None:
+    together = rolled(opened, runtime, concurrency=9)
+    for other in (
+        rolled(opened, runtime, concurrency=2),
+        rolled(opened, runtime, concurrency=4, scheduler="free"),
+    ):
+        assert [[t and t.sampled_ids for t in run] for run in together] == [
+            [t and t.sampled_ids for t in run] for run in other
+        ]
+
+
+def test_a_task_that_cannot_be_served_ends_the_collection_with_its_sentence(
+    opened: OpenedWeights, runtime: Runtime
+) -> None:
+    """And nobody is left waiting for its seat, or for those of the tasks behind it."""
+    policy = local_policy(opened.loaded, opened.profile)
+    broken = TASKS[0].model_copy(update={"tools": ("no_such_tool",)})
+    with pytest.raises(UsageError, match="no_such_tool"):
+        collect([TASKS[0], broken, *TASKS], replace(runtime, policy=policy), seed=1, concurrency=2)
+
+
+def test_no_task_is_no_run(runtime: Runtime) -> None:
+    assert collect([], runtime, group_size=4) == []
