@@ -155,10 +155,6 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _trainable(self) -> TrainConfig:
-        if self.dtype == "bfloat16" and self.lora_rank == 0:
-            raise ValueError(
-                "bfloat16 weights lose updates this small; train an adapter (lora_rank > 0) or use float32"
-            )
         if self.shuffle_rewards and self.objective.discount is not None:
             raise ValueError(
                 "`shuffle_rewards` moves verdicts between rollouts of other lengths: no `discount`"

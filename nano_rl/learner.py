@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nano_rl.batch import Batch
 from nano_rl.config import OptimizerConfig
 from nano_rl.loss import mean_metrics
+from nano_rl.masters import Masters
 from nano_rl.optimizer import clip_gradients, lr_at, make_optimizer, set_lr
 
 Objective = Callable[[nn.Module, Batch], tuple[Tensor, dict[str, float]]]
@@ -23,7 +24,8 @@ LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 
 
 class Learner:
-    """Trains a module in place: the very one that samples. Trainable weights are float32."""
+    """Trains a module in place: the very one that samples. Where its weights are bfloat16, they are the
+    rounded copy of float32 masters, which the optimizer moves and the state keeps."""
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, *, steps: int) -> None:
         """`steps` is the length of the learning-rate schedule."""
@@ -31,8 +33,9 @@ class Learner:
         self.step = 0
         self._config = config
         self._steps = steps
-        self._optimizer = make_optimizer(model, config)
-        self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._masters = Masters(model)
+        self._trained = self._masters.parameters
+        self._optimizer = make_optimizer(self._trained, config)
 
     def update(self, batches: Sequence[Batch], objective: Objective, guard: Guard) -> dict[str, float]:
         """One optimizer step over all micro-batches; its metrics. A guard that trips spares the weights."""
@@ -54,6 +57,7 @@ class Learner:
             guard(values)
             set_lr(self._optimizer, rate)
             self._optimizer.step()
+            self._masters.publish()
         finally:
             self._optimizer.zero_grad(set_to_none=True)
         self.step += 1
@@ -77,6 +81,7 @@ class Learner:
         with torch.no_grad():
             for name, value in state["weights"].items():
                 self._trained[name].copy_(value)
+        self._masters.publish()
         self._optimizer.load_state_dict(state["optimizer"])
         self.step = state["step"]
         extra: dict[str, Any] = state["extra"]

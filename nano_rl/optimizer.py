@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -12,13 +12,18 @@ from nano_rl.config import OptimizerConfig, Schedule
 from nano_shared import ConfigError
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+def make_optimizer(
+    model: nn.Module | Mapping[str, nn.Parameter], config: OptimizerConfig
+) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter 2019) over weights that require a gradient; only matrices decay.
+
+    `model` may be given as its trained weights by name (`masters.Masters.parameters`).
 
     Raises ConfigError when nothing is trainable, and for trainable weights below float32: at RL learning
     rates an update is smaller than half a unit in the last place of bfloat16 and would be rounded away.
     """
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    named = model.named_parameters() if isinstance(model, nn.Module) else model.items()
+    trainable = {name: p for name, p in named if p.requires_grad}
     if not trainable:
         raise ConfigError("no weight requires a gradient: nothing to train; attach an adapter or unfreeze")
     for name, p in trainable.items():

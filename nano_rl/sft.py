@@ -14,7 +14,7 @@ from nano_rl.batch import Batch, make_batches
 from nano_rl.config import GuardConfig, SftConfig
 from nano_rl.guards import check_step
 from nano_rl.learner import Learner
-from nano_rl.logprob import token_logprobs
+from nano_rl.logprob import can_share, loss_and_scores
 from nano_rl.loss import sft_loss
 from nano_rl.metrics import METRICS, MetricsWriter
 from nano_rl.sample import TrainSample
@@ -38,7 +38,7 @@ def train_sft(
         while learner.step < end:
             started = time.monotonic()
             chosen = [samples[i] for i in _indices(learner.step, len(samples), config)]
-            batches = make_batches(chosen, max_tokens=config.max_tokens)
+            batches = make_batches(chosen, max_tokens=config.max_tokens, trees=can_share(model))
             values = learner.update(batches, _objective, lambda m: check_step(m, GuardConfig()))
             seconds = time.monotonic() - started
             tokens = sum(len(sample.ids) for sample in chosen)
@@ -51,7 +51,9 @@ def train_sft(
 
 
 def _objective(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-    return sft_loss(token_logprobs(model, batch), batch)
+    return loss_and_scores(
+        model, batch, lambda scores, batch: sft_loss(scores.logprobs_BT, batch), separable=True, entropy=False
+    )
 
 
 def _indices(step: int, size: int, config: SftConfig) -> list[int]:

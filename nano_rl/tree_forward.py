@@ -48,6 +48,17 @@ def shares_prefixes(causal: nn.Module) -> bool:
     return _supported[causal]
 
 
+@contextmanager
+def independent_rows(causal: nn.Module) -> Iterator[None]:
+    """Rows apart even where the model could share prefixes: the other side of a comparison."""
+    before = shares_prefixes(causal)
+    _supported[causal] = False
+    try:
+        yield
+    finally:
+        _supported[causal] = before
+
+
 def _objection(causal: Any) -> str | None:
     config = getattr(causal, "config", None)
     # a window longer than the probe would not show on it

@@ -15,7 +15,7 @@ from nano_rl.credit import group_credit, has_signal
 from nano_rl.group import Group
 from nano_rl.guards import check_step
 from nano_rl.learner import Learner
-from nano_rl.logprob import score_tokens
+from nano_rl.logprob import TokenScores, can_share, loss_and_scores
 from nano_rl.loss import policy_loss
 from nano_rl.reference import Reference
 from nano_rl.rewards import Reward
@@ -43,20 +43,24 @@ def learn(
         live = shuffled(live, Random(f"shuffle {config.seed} {learner.step}"))
     samples = [s for g in live for s in group_samples(g, advantages_G=group_credit(g, objective, reward))]
     weights = token_weights(samples, objective.aggregation, constant_length=objective.constant_length)
-    batches = make_batches(samples, max_tokens=config.max_tokens, weights=weights)
+    trees = can_share(learner.model)
+    batches = make_batches(samples, max_tokens=config.max_tokens, weights=weights, trees=trees)
     if reference is not None:
         batches = reference.score(batches)
     stale = _stale(samples, version)
 
-    def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        scores = score_tokens(model, batch)
+    def of_scores(scores: TokenScores, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         return policy_loss(scores.logprobs_BT, batch, objective, entropy_BT=scores.entropy_BT)
+
+    def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        return loss_and_scores(model, batch, of_scores, separable=objective.separable)
 
     def guard(metrics: dict[str, float]) -> None:
         judged = {**values, **metrics, "stale": stale}
         check_step(judged, config.guards, earlier=history, bfloat16=config.dtype == "bfloat16")
 
-    return {**learner.update(batches, loss, guard), "stale": stale, "skipped": 0.0}
+    updated = learner.update(batches, loss, guard)
+    return {**updated, "stale": stale, "skipped": 0.0, "tree_fallback": float(not trees)}
 
 
 def _stale(samples: Sequence[TrainSample], version: int) -> float:

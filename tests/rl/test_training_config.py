@@ -73,7 +73,6 @@ def test_nested_plain_values_are_read() -> None:
         ({"reward": {"parts": {}}}, "name at least one part, for instance tests = 1"),
         ({"reward": {"tie_break": 1.0}}, "reward.tie_break = 1.0: Input should be less than 1"),
         ({"controls": 0.6}, "controls = 0.6: Input should be less than or equal to 0.5"),
-        ({"dtype": "bfloat16"}, "bfloat16 weights lose updates this small"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_in_a_sentence(values: dict[str, Any], sentence: str) -> None:
@@ -98,5 +97,6 @@ def test_every_wrong_value_has_its_line() -> None:
     ]
 
 
-def test_bfloat16_is_for_adapters() -> None:
-    assert TrainConfig(dtype="bfloat16", lora_rank=8).lora_rank == 8
+@pytest.mark.parametrize("lora_rank", [0, 8])
+def test_bfloat16_goes_with_adapters_and_with_all_weights(lora_rank: int) -> None:
+    assert TrainConfig(dtype="bfloat16", lora_rank=lora_rank).dtype == "bfloat16"
