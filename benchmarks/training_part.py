@@ -5,8 +5,8 @@
     python benchmarks/training_part.py tiny --memory           # peak memory, each side in its own process
     python benchmarks/training_part.py tiny --curve group      # also turns, prompt: cost against size
 
-Both sides do the same work in one run, alternating; the figures are medians after the warm-up. `share` is the
-arithmetic that is needed (2 FLOP a weight and token, forward and both gradients; attention not counted) at the
+Both sides do the same work in one run, alternating; the figures are medians after the warm-up. `share` is
+the arithmetic that is needed (2 FLOP a weight and token, forward and both gradients; attention not counted) at the
 matmul rate measured in the same run, as a share of the time taken. Random rows: nothing is learned.
 """
 
@@ -211,7 +211,9 @@ def measure(work: Work, sides: list[str], steps: int, warmup: int) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=2)

@@ -77,6 +77,11 @@ def open_weights(
         raise CheckpointError(
             f"{found} is no checkpoint: it holds no {MANIFEST}; nano-coder models lists some"
         )
+    if manifest is not None and manifest.kind == "reward_model":
+        raise CheckpointError(
+            f"{name} is a reward model, which scores runs and writes none; give it to"
+            f" --reward preference:{name}=1, and name a policy here"
+        )
     chosen = find_profile(profile or (manifest.profile if manifest else COMPACT_1.name))
     if manifest is not None and profile is None and manifest.profile_hash != chosen.hash:
         raise CheckpointError(

@@ -7,8 +7,11 @@ from nano_shared.command_line import LazyGroup, run_command
 COMMANDS = {
     "tasks": ("nano_rl.commands.tasks", "Make and list tasks."),
     "rollout": ("nano_rl.commands.rollout", "Run a policy on tasks and log every execution."),
-    "sft": ("nano_rl.commands.sft", "Warm start: imitate oracle trajectories."),
+    "sft": ("nano_rl.commands.sft", "Imitation: oracles, successes in the log, or conversations."),
     "train": ("nano_rl.commands.train", "Policy gradients, on fresh rollouts and on the log."),
+    "preferences": ("nano_rl.commands.preferences", "Pairs of runs, one of which is preferred."),
+    "reward-model": ("nano_rl.commands.reward_model", "A model of which run people would prefer."),
+    "dpo": ("nano_rl.commands.dpo", "From preference pairs straight to the policy."),
     "eval": ("nano_rl.commands.eval", "Success on tasks, with confidence intervals."),
     "grade": ("nano_rl.commands.grade", "Grade a folder, or logged runs without running them again."),
     "report": ("nano_rl.commands.report", "How a training went, and how much it hacked."),

@@ -2,83 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Literal, TypeVar, get_args
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 
-from nano_rl.advantage import Baseline, Std
-from nano_rl.aggregation import Aggregation
+from nano_rl.frozen import Config as Config
+from nano_rl.objectives.config import ObjectiveConfig as ObjectiveConfig
 from nano_shared import ConfigError
 
-KL = Literal["k1", "k2", "k3"]
 Schedule = Literal["constant", "linear", "cosine"]
-Normalise = Literal["sum", "each"]
-
-
-class Config(BaseModel):
-    """A frozen config that refuses unknown names and non-finite numbers."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class ObjectiveConfig(Config):
-    """What is maximised. Sources of the maths stand in `advantage.py` and `loss.py`."""
-
-    baseline: Baseline = "mean"
-    std: Std = "none"
-    """division of the advantages by the group's deviation: n-1 (sample) or n (population)"""
-    std_eps: float = Field(1e-4, gt=0)
-    clip_low: float = Field(0.2, gt=0, lt=1)
-    """the ratio is clipped below 1 - clip_low"""
-    clip_high: float = Field(0.2, gt=0)
-    """the ratio is clipped above 1 + clip_high"""
-    aggregation: Aggregation = "token"
-    """what the loss is a mean over: all trained tokens, trajectories and then their tokens, or trajectories
-    whose sums are divided by `constant_length`"""
-    constant_length: int = Field(1024, ge=1)
-    """tokens that constant aggregation divides each trajectory by"""
-    tis_cap: float | None = Field(2.0, gt=0)
-    """largest importance weight of a token; None ignores the difference between sampler and trainer"""
-    beta: float = Field(0.0, ge=0)
-    """weight of the KL to the reference; 0 needs no reference model"""
-    kl: KL = "k3"
-    normalise: Normalise = "sum"
-    """the parts of a reward are summed and compared (sum), or each is compared and divided apart (each)"""
-    discount: float | None = Field(None, ge=0, le=1)
-    """of per-turn rewards, a turn: each turn is credited with its discounted return; None: with the reward"""
-
-    @property
-    def separable(self) -> bool:
-        """Whether each token's loss depends on that token alone, so that any slice of tokens can be
-        evaluated by itself."""
-        return True
-
-    @model_validator(mode="after")
-    def _std_needs_baseline(self) -> ObjectiveConfig:
-        if self.baseline == "none" and self.std != "none":
-            raise ValueError("`std` needs a baseline: set baseline to mean or rloo, or std to none")
-        if self.normalise == "each" and self.std == "none":
-            raise ValueError(
-                "`normalise` = each changes nothing where nothing is divided: set std to sample or population"
-            )
-        if self.discount is not None and (self.std != "none" or self.normalise == "each"):
-            raise ValueError("`discount` goes with std = none and normalise = sum")
-        return self
 
 
 class RewardConfig(Config):
     """What a reward is made of. The parts and their settings stand in `nano_rl/rewards/`."""
 
-    parts: dict[str, dict[str, JsonValue]] = {"tests": {"weight": 1.0}}
+    parts: dict[str, dict[str, JsonValue]] = Field({"tests": {"weight": 1.0}})
     """part -> its weight and settings; a bare number is its weight"""
     gate: float = Field(1.0, gt=0, le=1)
     """outcome from which shaping counts"""
@@ -99,8 +39,11 @@ class OptimizerConfig(Config):
     learning_rate: float = Field(1e-5, gt=0)
     """peak, reached after the warm-up"""
     schedule: Schedule = "constant"
+    """of the learning rate after the warm-up: constant, or down to 0 along a line or half a cosine"""
     warmup_steps: int = Field(0, ge=0)
+    """steps in which the learning rate rises to its peak"""
     weight_decay: float = Field(0.0, ge=0)
+    """AdamW's, of matrices alone"""
     grad_clip: float = Field(1.0, gt=0)
     """largest norm of the gradient over all trained weights"""
 
@@ -113,14 +56,35 @@ class GuardConfig(Config):
     mismatch_mean: float = Field(0.02, gt=0)
     """largest mean of the same, nats, where the weights are bfloat16"""
     patience: int = Field(3, ge=1)
-    """steps in a row without any signal before the run stops"""
+    """steps in a row without any signal, all cut off or collapsed, before the run stops"""
+    entropy_min: float = Field(1e-3, ge=0)
+    """mean entropy of the trained tokens, nats, under which the policy has collapsed; 0 lets it"""
+    shift_max: float = Field(5.0, gt=0)
+    """largest mean change of a row's log-probs by one update, nats: beyond it the learning rate diverges"""
+
+
+class CriticConfig(Config):
+    """PPO's critic: advantages by generalised advantage estimation instead of by comparison in a group."""
+
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    """of generalised advantage estimation, a sampled token: 1 trusts the returns, 0 the critic"""
+    discount: float = Field(1.0, gt=0, le=1)
+    """of what follows, a sampled token"""
+    value_clip: float | None = Field(0.2, gt=0)
+    """how far a value may move in a step before its loss stops falling; None does not clip"""
+    whiten: bool = True
+    """advantages are brought to mean 0 and deviation 1 over the sampled tokens of a step"""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4)
+    """of the critic, which has a network of its own"""
 
 
 class TrainConfig(Config):
     """One training with policy gradients."""
 
     steps: int = Field(40, ge=1)
+    """rounds of gathering groups and learning from them"""
     prompts_per_step: int = Field(8, ge=1)
+    """tasks of one step, each with a group of its own"""
     group_size: int = Field(8, ge=0)
     """fresh rollouts of each task; 0 trains on logs alone"""
     temperature: float = Field(1.0, gt=0)
@@ -130,9 +94,19 @@ class TrainConfig(Config):
     lora_rank: int = Field(0, ge=0)
     """0 trains all weights"""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """of the weights; those that are trained keep a float32 copy, which takes the updates"""
     seed: int = Field(0, ge=0)
-    save_every: int = Field(10, ge=1)
-    """steps between saved states"""
+    """of tasks, rollouts and adapters: the same one repeats a training"""
+    save_every: int = Field(1, ge=1)
+    """steps between saved states; a process that is killed goes on from the last one"""
+    keep_states: int = Field(2, ge=1)
+    """saved states that stay, the newest ones; the best one stays beside them"""
+    resume: bool = False
+    """go on with a training of that name, or refuse where none is saved; settings that the steps done do not
+    depend on (steps, save_every, keep_states, max_tokens, guards) may then differ"""
+    refill: int = Field(0, ge=0)
+    """dynamic sampling: times that a step replaces groups whose rollouts all earned the same by groups of
+    other tasks; 0 by default, since each time costs a round of rollouts"""
     shuffle_rewards: bool = False
     """negative control: rewards are permuted over the step, so nothing can be learned"""
     reward: RewardConfig | None = None
@@ -142,19 +116,34 @@ class TrainConfig(Config):
     objective: ObjectiveConfig = ObjectiveConfig()
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4)
     guards: GuardConfig = GuardConfig()
+    updates_per_step: int = Field(1, ge=1)
+    """passes over the rollouts of a step; the ratio to the weights before the first is clipped"""
+    minibatches: int = Field(1, ge=1)
+    """parts of a pass, of whole groups, with an update of the weights for each"""
+    critic: CriticConfig = CriticConfig()
+    """what objective = ppo learns beside the policy"""
+    lambda_sft: float = Field(0.0, ge=0)
+    """weight of imitation in the mixed loss L_RL + lambda_sft * L_SFT + beta * L_KL"""
+    imitate: Literal["own", "oracles", "log"] = "own"
+    """what lambda_sft imitates: the step's own successes, the tasks' oracles, or successes in the log"""
 
-    @field_validator("group_size")
-    @classmethod
-    def _comparable(cls, value: int) -> int:
-        if value == 1:
+    @model_validator(mode="after")
+    def _comparable(self) -> TrainConfig:
+        if self.critic != CriticConfig() and self.objective.objective != "ppo":
+            raise ValueError("`critic` is read by objective = ppo alone: take that, or leave `critic` out")
+        if self.group_size == 1 and self.objective.objective != "ppo":
             raise ValueError(
-                "a group of 1 has nothing to be compared with, so every advantage would be 0;"
-                " use at least 2 rollouts of each task"
+                "group_size = 1: a group of 1 has nothing to be compared with, so every advantage would be 0;"
+                " use at least 2 rollouts of each task, or objective = ppo"
             )
-        return value
+        return self
 
     @model_validator(mode="after")
     def _trainable(self) -> TrainConfig:
+        if self.refill and not self.group_size:
+            raise ValueError(
+                "`refill` rolls out more tasks, and group_size = 0 rolls out none: set one of them"
+            )
         if self.shuffle_rewards and self.objective.discount is not None:
             raise ValueError(
                 "`shuffle_rewards` moves verdicts between rollouts of other lengths: no `discount`"
@@ -168,18 +157,21 @@ class SftConfig(Config):
     """One training by imitation."""
 
     epochs: float = Field(1.0, gt=0)
+    """passes over the trajectories"""
     batch: int = Field(16, ge=1)
     """trajectories of one optimizer step"""
     stop_after: int | None = Field(None, ge=1)
     """steps after which to stop short of the schedule, which `epochs` alone sets"""
-    max_tokens: int = Field(4096, ge=1)
+    max_tokens: int = Field(1500, ge=1)
     """positions of one micro-batch, padding included"""
     lora_rank: int = Field(16, ge=0)
     """0 trains all weights"""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """of the frozen weights under an adapter; trained weights are float32"""
+    """of the weights; those that are trained keep a float32 copy, which takes the updates"""
     seed: int = Field(0, ge=0)
+    """of the order of trajectories, and of the adapter"""
     save_every: int = Field(10, ge=1)
+    """steps between saved states"""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3, schedule="linear", warmup_steps=10)
 
 
@@ -191,15 +183,40 @@ def parse_config(kind: type[C], values: Mapping[str, Any]) -> C:
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
-        lines = [_line(e["loc"], e["msg"], e["input"], e["type"]) for e in error.errors()]
+        known = setting_names(kind)
+        lines = [_line(e["loc"], e["msg"], e["input"], e["type"], known) for e in error.errors()]
         raise ConfigError("\n".join(lines)) from error
 
 
-def _line(location: tuple[int | str, ...], message: str, value: object, kind: str) -> str:
+def setting_names(kind: type[Config]) -> list[str]:
+    """Every setting by its dotted name, sections after what is in them."""
+    names = []
+    for name, field in kind.model_fields.items():
+        for section in (field.annotation, *get_args(field.annotation)):
+            if isinstance(section, type) and issubclass(section, Config):
+                names += [f"{name}.{inner}" for inner in setting_names(section)]
+        names.append(name)
+    return names
+
+
+def _line(
+    location: tuple[int | str, ...], message: str, value: object, kind: str, known: Sequence[str]
+) -> str:
     name = ".".join(str(part) for part in location)
     message = message.removeprefix("Value error, ")
     if kind == "missing":
         return f"{name}: is required"
     if kind == "extra_forbidden":
-        return f"{name}: no such setting"
+        meant = _nearest(name, known)
+        return f"{name}: no such setting" + (f"; did you mean {meant}?" if meant else "")
     return f"{name} = {value!r}: {message}" if name else message
+
+
+def _nearest(name: str, known: Sequence[str]) -> str | None:
+    """The setting that was probably meant: the same word in another section, or the nearest spelling."""
+    last = name.rpartition(".")[2]
+    elsewhere = [k for k in known if k.rpartition(".")[2] == last]
+    spelt = get_close_matches(name, known, n=1, cutoff=0.7)
+    words = {k.rpartition(".")[2]: k for k in known}
+    near = get_close_matches(last, words, n=1, cutoff=0.7)
+    return next(iter([*elsewhere, *spelt, *(words[w] for w in near)]), None)

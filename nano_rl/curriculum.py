@@ -10,7 +10,7 @@ state and step draw the same tasks, and the state is plain JSON.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -112,20 +112,23 @@ class Curriculum:
             return self.config.floor
         return max(self.config.floor, 4 * rate * (1 - rate))
 
-    def draw(self, step: int, count: int) -> list[Task]:
-        """`count` tasks for one step, none twice unless the pool is that small."""
-        rng = Random(f"curriculum {self.seed} {step}")
+    def draw(self, step: int, count: int, *, taken: Collection[str] = ()) -> list[Task]:
+        """`count` tasks for one step, none twice and none of the keys `taken` before in that step; fewer
+        where the open cells hold no more."""
+        rng = Random(f"curriculum {self.seed} {step}" + (f" {len(taken)}" if taken else ""))
         weights = self.weights()
-        chosen: dict[str, Task] = {}
-        room = sum(len(self._cells[cell]) for cell in weights)
+        seen = set(taken)
+        chosen: list[Task] = []
+        room = sum(t.key not in seen for cell in weights for t in self._cells[cell])
         while len(chosen) < min(count, room):
-            left = {c: w for c, w in weights.items() if any(t.key not in chosen for t in self._cells[c])}
+            left = {c: w for c, w in weights.items() if any(t.key not in seen for t in self._cells[c])}
             cell = rng.choices(list(left), weights=list(left.values()))[0]
             task = self._next(cell)
-            while task.key in chosen:
+            while task.key in seen:
                 task = self._next(cell)
-            chosen[task.key] = task
-        return list(chosen.values())
+            chosen.append(task)
+            seen.add(task.key)
+        return chosen
 
     def _next(self, cell: Cell) -> Task:
         """The next task of a cell: its pool in an endless sequence of seeded permutations."""

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from random import Random
-from typing import TypeVar
+from typing import Any
 
 from nano_coder.runtime import Runtime
 from nano_rl.config import TrainConfig
+from nano_rl.credit import has_signal
 from nano_rl.curriculum import Curriculum
 from nano_rl.group import Group, form_groups
+from nano_rl.order import Order
 from nano_rl.rewards import Reward
 from nano_rl.rollout import OnRun, collect
+from nano_shared.errors import CheckpointError
+from nano_shared.hashing import content_hash
 from nano_shared.types import Task
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,48 +32,122 @@ class Sources:
     def every_task(self) -> tuple[Task, ...]:
         return self.tasks or tuple(g.trajectories[0].task for g in self.logged)
 
+    @property
+    def hash(self) -> str:
+        """Of the tasks in order; of a log it says no more than that it is one, since logs grow (`only`)."""
+        return content_hash("log" if self.logged else [task.id for task in self.tasks])
 
-def gather(
-    sources: Sources,
-    runtime: Runtime,
-    config: TrainConfig,
-    step: int,
-    on_run: OnRun | None,
-    reward: Reward | None = None,
-) -> list[Group]:
-    """The groups of one step: logged, topped up with fresh rollouts of the same tasks, or fresh alone."""
-    if sources.logged:
-        chosen = _slice(sources.logged, step, config.prompts_per_step, config.seed)
-        if not config.group_size:
+    def logged_runs(self) -> list[list[str]]:
+        """The ids of the runs of each logged group, to be found again by `only`."""
+        return [[t.id for t in group.trajectories] for group in self.logged]
+
+    def only(self, runs: Sequence[Sequence[str]]) -> Sources:
+        """The same, with those runs of the log alone: the log may have grown since, also by this training.
+
+        Raises CheckpointError where one of them is gone.
+        """
+        by_id = {t.id: t for group in self.logged for t in group.trajectories}
+        missing = [run for group in runs for run in group if run not in by_id]
+        if missing:
+            raise CheckpointError(
+                f"the training began with {sum(map(len, runs))} logged runs, of which the log admits"
+                f" {len(missing)} no longer ({missing[0]} is one); use the same log, or another --name"
+            )
+        groups = ([by_id[run] for run in group] for group in runs)
+        return replace(
+            self, logged=tuple(Group(task_key=g[0].task.key, trajectories=tuple(g)) for g in groups)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """The groups of one step, those without a signal too: a reward's mean is over all that were tried."""
+
+    groups: list[Group]
+    refill_rounds: int = 0
+    refill_groups: int = 0
+    """groups rolled out beyond the step's own, in place of some without a signal"""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """`refill_rounds` and `refill_groups`."""
+        return {"refill_rounds": float(self.refill_rounds), "refill_groups": float(self.refill_groups)}
+
+
+class Gatherer:
+    """Chooses what each step learns from. The same seed, weights and state gather the same groups."""
+
+    def __init__(self, sources: Sources, config: TrainConfig, reward: Reward | None = None) -> None:
+        self._sources = sources
+        self._config = config
+        self._reward = reward
+        items = [g.task_key for g in sources.logged] or [t.key for t in sources.tasks]
+        self._order = Order(items, config.seed)
+
+    def gather(self, runtime: Runtime, step: int, on_run: OnRun | None = None) -> Gathered:
+        """The groups of one step: logged, topped up with fresh rollouts of the same tasks, or fresh alone."""
+        if self._sources.logged:
+            return Gathered(groups=self._logged(runtime, step, on_run))
+        groups: list[Group] = []
+        wanted = self._config.prompts_per_step
+        rounds = 0
+        while rounds <= self._config.refill:
+            live = sum(has_signal(g, self._config.objective, self._reward) for g in groups)
+            tasks = self._draw(step, wanted - live, taken=[g.task_key for g in groups])
+            if not tasks:
+                break
+            groups += self._roll(tasks, runtime, step, on_run)
+            rounds += 1
+        return Gathered(
+            groups=groups, refill_rounds=max(0, rounds - 1), refill_groups=max(0, len(groups) - wanted)
+        )
+
+    def record(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Learn from the outcomes of a step which tasks to choose; metrics of the choice."""
+        curriculum = self._sources.curriculum
+        if curriculum is None:
+            return {}
+        curriculum.record(groups)
+        return curriculum.metrics()
+
+    def state(self) -> dict[str, Any]:
+        """Everything that going on needs, as plain JSON."""
+        curriculum = self._sources.curriculum
+        return {"order": self._order.state(), "curriculum": curriculum.state() if curriculum else None}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state()`. Raises CheckpointError where one had a curriculum and the other has none."""
+        self._order.restore(state["order"])
+        curriculum = self._sources.curriculum
+        if (curriculum is None) != (state["curriculum"] is None):
+            had = "without" if state["curriculum"] is None else "with"
+            raise CheckpointError(
+                f"the training began {had} --curriculum; give the same, or start anew under another --name"
+            )
+        if curriculum is not None:
+            curriculum.restore(state["curriculum"])
+
+    def _draw(self, step: int, count: int, *, taken: Collection[str]) -> list[Task]:
+        if self._sources.curriculum is not None:
+            return self._sources.curriculum.draw(step, count, taken=taken) if count else []
+        return [self._sources.tasks[place] for place in self._order.draw(count, taken=taken)]
+
+    def _logged(self, runtime: Runtime, step: int, on_run: OnRun | None) -> list[Group]:
+        chosen = [self._sources.logged[i] for i in self._order.draw(self._config.prompts_per_step)]
+        if not self._config.group_size:
             return chosen
-        fresh = _roll([g.trajectories[0].task for g in chosen], runtime, config, step, on_run, reward)
+        fresh = self._roll([g.trajectories[0].task for g in chosen], runtime, step, on_run)
         by_key = {group.task_key: group for group in fresh}
         return [replace(g, trajectories=(*g.trajectories, *by_key[g.task_key].trajectories)) for g in chosen]
-    if sources.curriculum is not None:
-        chosen_tasks = sources.curriculum.draw(step, config.prompts_per_step)
-    else:
-        chosen_tasks = _slice(sources.tasks, step, config.prompts_per_step, config.seed)
-    return _roll(chosen_tasks, runtime, config, step, on_run, reward)
 
-
-def _roll(
-    tasks: Sequence[Task],
-    runtime: Runtime,
-    config: TrainConfig,
-    step: int,
-    on_run: OnRun | None,
-    reward: Reward | None,
-) -> list[Group]:
-    seed = config.seed * 1_000_003 + step
-    size = config.group_size
-    return form_groups(collect(tasks, runtime, group_size=size, seed=seed, on_run=on_run, reward=reward))
-
-
-def _slice(items: Sequence[T], step: int, size: int, seed: int) -> list[T]:
-    """The items of one step, without repeats: a slice of the endless sequence of seeded permutations."""
-    size = min(size, len(items))
-    per_epoch = len(items) // size
-    order = list(items)
-    Random(f"{seed} {step // per_epoch}").shuffle(order)
-    start = step % per_epoch * size
-    return order[start : start + size]
+    def _roll(self, tasks: Sequence[Task], runtime: Runtime, step: int, on_run: OnRun | None) -> list[Group]:
+        """Fresh groups: the seed of each rollout is a function of the run's seed, the step and the task."""
+        runs = collect(
+            tasks,
+            runtime,
+            group_size=self._config.group_size,
+            seed=self._config.seed * 1_000_003 + step,
+            on_run=on_run,
+            reward=self._reward,
+        )
+        return form_groups(runs)

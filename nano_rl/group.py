@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from nano_rl.advantage import is_dead
-from nano_shared import Trajectory
+from nano_shared import Finish, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +73,8 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """What a step reports about its rewards; statistics count rollouts, never token rows.
 
     `frac_zero_std` counts groups without variation, `frac_singleton` those with fewer than two scored
-    rollouts (a part of the former), `frac_unscored` rollouts without a reward. The reward keys are absent
-    where nothing was scored.
+    rollouts (a part of the former), `frac_unscored` rollouts without a reward, `frac_truncated` those that
+    a limit cut off. The reward keys are absent where nothing was scored.
     """
     rewards = [r for group in groups for r in group.rewards_G]
     scored = [r for r in rewards if not math.isnan(r)]
@@ -84,11 +84,19 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "frac_zero_std": sum(g.dead for g in groups) / max(len(groups), 1),
         "frac_singleton": sum(g.singleton for g in groups) / max(len(groups), 1),
         "frac_unscored": 1 - len(scored) / max(len(rewards), 1),
+        "frac_truncated": sum(_cut_off(t) for g in groups for t in g.trajectories) / max(len(rewards), 1),
     }
     if scored:
         mean = math.fsum(scored) / len(scored)
         metrics |= {"reward_mean": mean, "reward_min": min(scored), "reward_max": max(scored)}
     return metrics
+
+
+def _cut_off(trajectory: Trajectory) -> bool:
+    """Whether a limit ended the run or its last completion, by the reasons given for both."""
+    if trajectory.stop is not None and trajectory.stop.budget:
+        return True
+    return bool(trajectory.turns) and trajectory.turns[-1].completion.finish is Finish.LENGTH
 
 
 def _reward(trajectory: Trajectory) -> float:

@@ -9,13 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 from nano_rl.config import GuardConfig
-from nano_shared import NanoError
+from nano_rl.errors import GuardTripped
+
+__all__ = ["GuardTripped", "check_step", "check_update"]
 
 Metrics = Mapping[str, float]
-
-
-class GuardTripped(NanoError):
-    """A step broke what training relies on; going on would waste the run or spoil the policy."""
 
 
 def check_step(
@@ -29,14 +27,29 @@ def check_step(
 
     Raises GuardTripped with a sentence that names the guard and the value.
     """
-    problem = (
+    steps = (*earlier, metrics)
+    _trip(
+        metrics,
         _empty_mask(metrics)
         or _non_finite(metrics)
         or _first_ratio(metrics)
         or _first_kl(metrics)
         or _mismatch(metrics, config, bfloat16)
-        or _no_signal((*earlier, metrics), config.patience)
+        or _cut_off(steps[-config.patience :], config.patience)
+        or _no_signal(steps[-config.patience :], config.patience)
+        or _collapsed(steps[-config.patience :], config),
     )
+
+
+def check_update(metrics: Metrics, config: GuardConfig, *, bfloat16: bool = False) -> None:
+    """Judge what the probe (`probe.py`) saw after an update, before its weights are kept or served.
+
+    Raises GuardTripped with a sentence that names the guard and the value.
+    """
+    _trip(metrics, _diverged(metrics, config) or _not_served(metrics, config, bfloat16))
+
+
+def _trip(metrics: Metrics, problem: str | None) -> None:
     if problem:
         where = f"step {int(metrics['step'])}: " if "step" in metrics else ""
         raise GuardTripped(where + problem)
@@ -87,16 +100,70 @@ def _mismatch(metrics: Metrics, config: GuardConfig, bfloat16: bool) -> str | No
     )
 
 
-def _no_signal(steps: Sequence[Metrics], patience: int) -> str | None:
-    last = steps[-patience:]
+def _cut_off(last: Sequence[Metrics], patience: int) -> str | None:
+    if len(last) < patience or any(step.get("frac_truncated", 0.0) < 1 for step in last):
+        return None
+    return (
+        f"every rollout of {patience} steps was cut off by a limit: raise the limits of the tasks (tokens,"
+        " turns) or the policy's context, or warm it up with nano-rl sft so that it learns to finish"
+    )
+
+
+def _no_signal(last: Sequence[Metrics], patience: int) -> str | None:
     if len(last) < patience:
         return None
+    if all(step.get("frac_unscored", 0.0) == 1 for step in last):
+        return (
+            f"no rollout of {patience} steps has a reward: policy, sandbox or grader fail;"
+            " nano-coder log list shows how each run ended"
+        )
     rewards = {step.get(name, math.nan) for step in last for name in ("reward_min", "reward_max")}
     if len(rewards) == 1 and not any(math.isnan(r) for r in rewards):
-        return f"every reward of {patience} steps is {rewards.pop():g}: the grader cannot tell runs apart"
+        return (
+            f"every reward of {patience} steps is {rewards.pop():g}: the grader cannot tell runs apart;"
+            " choose easier or harder tasks, or check the grader"
+        )
     if all(step.get("frac_zero_std", 0.0) == 1 for step in last):
         return (
             f"all groups of {patience} steps are dead, each with equal rewards: choose easier or harder"
             " tasks, larger groups, or a higher temperature"
         )
     return None
+
+
+def _collapsed(last: Sequence[Metrics], config: GuardConfig) -> str | None:
+    if len(last) < config.patience:
+        return None
+    entropies = [step.get("entropy", math.inf) for step in last]
+    if not all(entropy < config.entropy_min for entropy in entropies):
+        return None
+    return (
+        f"the policy has collapsed: its entropy was under {config.entropy_min:g} nats for {config.patience}"
+        f" steps ({entropies[-1]:.3g} now); go on from an earlier state with a lower learning rate, a wider"
+        " clip_high or a KL to the start (beta)"
+    )
+
+
+def _diverged(metrics: Metrics, config: GuardConfig) -> str | None:
+    shift = metrics.get("probe_shift", 0.0)
+    if shift <= config.shift_max:  # false for NaN
+        return None
+    rate = f" of {metrics['learning_rate']:g}" if "learning_rate" in metrics else ""
+    return (
+        f"one update moved the log-probs of a row by {shift:.3g} nats in the mean, more than"
+        f" {config.shift_max:g}: the learning rate{rate} diverges; lower it (the state before this update is"
+        " kept)"
+    )
+
+
+def _not_served(metrics: Metrics, config: GuardConfig, bfloat16: bool) -> str | None:
+    name, bound = "probe_mismatch_max", config.mismatch_max
+    if bfloat16:
+        name, bound = "probe_mismatch", config.mismatch_mean
+    gap = metrics.get(name, 0.0)
+    if gap <= bound:
+        return None
+    return (
+        f"after the update the served log-probs of a probe are {gap:.3g} away from the trainer's ({name}),"
+        f" more than {bound:g}: the sampler does not serve the weights that were trained"
+    )

@@ -240,7 +240,9 @@ def _agree(real: Tensor | None, expected: Tensor | None) -> bool:
 
 
 def _recomputed(head: nn.Module, hidden_SH: Tensor, plan: _Plan) -> tuple[Tensor, Tensor]:
-    def score(hidden_sH: Tensor, temperature_s: Tensor, local_n: Tensor, ids_n: Tensor) -> tuple[Tensor, Tensor]:
+    def score(
+        hidden_sH: Tensor, temperature_s: Tensor, local_n: Tensor, ids_n: Tensor
+    ) -> tuple[Tensor, Tensor]:
         logits_sV = head(hidden_sH)
         logits_sV = logits_sV.to(torch.promote_types(logits_sV.dtype, torch.float32))
         logs_sV = (logits_sV / temperature_s.to(logits_sV.dtype)[:, None]).log_softmax(dim=-1)

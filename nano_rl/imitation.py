@@ -1,12 +1,62 @@
-"""Logged trajectories as token rows to imitate: rendered once, exactly as the runtime would."""
+"""Rows to imitate: logged runs token for token where their tokens are ours, and rendered texts otherwise."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
 from nano_coder.runtime import ChatTemplate, first_messages, observation_messages, serving_profile
-from nano_rl.sample import TrainSample
+from nano_rl.epochs import step_indices
+from nano_rl.group import Group
+from nano_rl.rewards import outcome
+from nano_rl.sample import TrainSample, to_samples
+from nano_rl.tasks.impossible import is_control
 from nano_shared.conversation import Conversation
 from nano_shared.profile import InterfaceProfile
-from nano_shared.types import Completion, Trajectory, TurnTokens
+from nano_shared.types import Completion, Finish, Message, Role, Sampling, Trajectory, TurnTokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """What turns text into the tokens of one policy: its profile, its template, and what ends its turns."""
+
+    profile: InterfaceProfile
+    template: ChatTemplate
+    eos_id: int
+
+    def reads(self, run: Trajectory) -> bool:
+        """Whether the logged tokens of a run are this policy's: its template, profile and vocabulary."""
+        return (
+            run.has_tokens
+            and run.template_hash == self.template.template_hash
+            and self.speaks(run)
+            and self._shows(run)
+            and all(self._spells(turn.completion) for turn in run.turns)
+        )
+
+    def speaks(self, run: Trajectory) -> bool:
+        """Whether the run was made under the profile that would serve its task, so that its texts are ones
+        that this policy may write."""
+        return run.profile_hash == serving_profile(self.profile, run.task).hash
+
+    def rows(self, run: Trajectory) -> list[TrainSample]:
+        """The rows of a run with all it sampled trained: its own tokens, or its texts encoded here."""
+        if self.reads(run):
+            return to_samples(run, 1.0, imitation=True)
+        return [imitation_sample(run, self.profile, self.template, self.eos_id)]
+
+    def messages(self, name: str, messages: Sequence[Message], trained: Sequence[bool]) -> TrainSample:
+        """The row of a text conversation (`messages_sample`)."""
+        return messages_sample(name, messages, trained, self.template, self.eos_id)
+
+    def _shows(self, run: Trajectory) -> bool:
+        """Whether the first prompt, as this vocabulary reads it, holds what was asked."""
+        tokens = run.turns[0].completion.tokens
+        return tokens is not None and run.task.prompt in self.template.encoder.decode(tokens.context_ids)
+
+    def _spells(self, completion: Completion) -> bool:
+        assert completion.tokens is not None
+        return self.template.encoder.decode(completion.tokens.sampled_ids).startswith(completion.text)
 
 
 def imitation_sample(
@@ -17,32 +67,86 @@ def imitation_sample(
     The context is rendered by the very template that serves, turn by turn, so training sees what the
     runtime will show. For text-only runs: their completions are encoded here for the first time.
     """
+    messages = run_messages(trajectory, profile)
+    trained = [message.role is Role.ASSISTANT for message in messages]
+    return messages_sample(trajectory.id, messages, trained, template, eos_id)
+
+
+def run_messages(trajectory: Trajectory, profile: InterfaceProfile) -> list[Message]:
+    """The conversation of a run as its policy saw it under the profile that serves its task."""
     task = trajectory.task
-    conversation = Conversation(first_messages(serving_profile(profile, task), task, sorted(task.files)))
-    mask: list[int] = []
+    messages = list(first_messages(serving_profile(profile, task), task, sorted(task.files)))
     for turn in trajectory.turns:
-        context = template.delta(conversation)
-        written = (*template.encoder.text(turn.completion.text), eos_id)
-        tokens = TurnTokens(context_ids=context, sampled_ids=written, logprobs=(0.0,) * len(written))
-        conversation.record(
-            Completion(
-                text=turn.completion.text,
-                finish=turn.completion.finish,
-                tokens=tokens,
-                sampling=turn.completion.sampling,
-                policy_id=turn.completion.policy_id,
-            )
-        )
-        mask += [0] * len(context) + [1] * len(written)
-        for message in observation_messages(turn):
+        messages.append(Message(role=Role.ASSISTANT, content=turn.completion.text))
+        messages += observation_messages(turn)
+    return messages
+
+
+def messages_sample(
+    name: str, messages: Sequence[Message], trained: Sequence[bool], template: ChatTemplate, eos_id: int
+) -> TrainSample:
+    """A text conversation as one row, encoded here for the first time: the mask is 1 on the assistant
+    messages that are trained and on the end-of-turn tokens that close them. What follows the last is
+    left out.
+
+    Raises ValueError where no assistant message is trained, or a trained message is another's.
+    """
+    if any(t and m.role is not Role.ASSISTANT for m, t in zip(messages, trained, strict=True)):
+        raise ValueError(f"{name}: only assistant messages can be trained")
+    if not any(trained):
+        raise ValueError(f"{name}: no assistant message is left to train on")
+    last = max(i for i, train in enumerate(trained) if train)
+    conversation = Conversation()
+    mask: list[int] = []
+    for message, train in zip(messages[: last + 1], trained, strict=False):
+        if message.role is not Role.ASSISTANT:
             conversation.append(message)
-    length = len(mask)
+            continue
+        context = template.delta(conversation)
+        written = (*template.encoder.text(message.content), eos_id)
+        conversation.record(_completion(message.content, context, written))
+        mask += [0] * len(context) + [int(train)] * len(written)
+    zeros = (0,) * len(mask)
     return TrainSample(
-        run_id=trajectory.id,
-        ids=tuple(conversation.tokens),
-        mask=tuple(mask),
-        logprobs=(0.0,) * length,
-        versions=(0,) * length,
-        advantage=1.0,
-        temperature=1.0,
-    )
+        run_id=name, ids=tuple(conversation.tokens), mask=tuple(mask), logprobs=tuple(map(float, zeros)),
+        versions=zeros, advantage=1.0, temperature=1.0,
+    )  # fmt: skip
+
+
+def _completion(text: str, context: tuple[int, ...], written: tuple[int, ...]) -> Completion:
+    tokens = TurnTokens(context_ids=context, sampled_ids=written, logprobs=(0.0,) * len(written))
+    return Completion(text=text, finish=Finish.STOP, tokens=tokens, sampling=Sampling(), policy_id="text")
+
+
+def succeeded(run: Trajectory) -> bool:
+    """Whether a run may be imitated: it ended by itself and passed all that graded it, on a possible task."""
+    ended = run.stop is not None and not run.stop.ours
+    return ended and bool(run.turns) and not is_control(run.task) and outcome(run.verdict) == 1.0
+
+
+def own_successes(groups: Iterable[Group]) -> list[TrainSample]:
+    """What the rollouts of a step that succeeded sampled, as rows to imitate."""
+    runs = [run for group in groups for run in group.trajectories if succeeded(run)]
+    return [row for run in runs for row in to_samples(run, 1.0, imitation=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstrations:
+    """Rows that a training imitates beside its rollouts, some of them each step."""
+
+    rows: tuple[TrainSample, ...]
+    batch: int
+    """rows of one step"""
+    seed: int
+
+    def draw(self, step: int) -> list[TrainSample]:
+        """The rows of a step: every row comes once before any comes again."""
+        size = len(self.rows)
+        if size == 0:
+            return []
+        chosen = step_indices(step, size=size, batch=min(self.batch, size), seed=self.seed)
+        return [self.rows[i] for i in chosen]
+
+    @property
+    def run_ids(self) -> list[str]:
+        return sorted({row.run_id for row in self.rows})

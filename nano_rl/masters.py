@@ -7,7 +7,7 @@ copy: it trains and it samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -36,9 +36,16 @@ class Masters:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Round the masters into the model: after every step of the optimizer, and after loading them."""
+        """Round the masters into the model: after every step of the optimizer."""
         for weight, master in self._copies:
             weight.copy_(master)
+
+    @torch.no_grad()
+    def restore(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Set the masters, and the model with them, to values by name."""
+        for name, value in weights.items():
+            self.parameters[name].copy_(value)
+        self.publish()
 
 
 def _mover(master: nn.Parameter) -> Callable[[torch.Tensor], None]:

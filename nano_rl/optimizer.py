@@ -28,7 +28,7 @@ def make_optimizer(
         raise ConfigError("no weight requires a gradient: nothing to train; attach an adapter or unfreeze")
     for name, p in trainable.items():
         if torch.finfo(p.dtype).bits < 32:
-            raise ConfigError(f"{name} is {p.dtype}: updates would be rounded away; load it in float32")
+            raise ConfigError(f"{name} is {p.dtype}: updates would be rounded away; give float32 masters")
     matrices = [p for p in trainable.values() if p.ndim >= 2]
     vectors = [p for p in trainable.values() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}]

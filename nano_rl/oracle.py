@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from nano_coder.runtime import DIALECTS, ScriptedPolicy, offered_tools, serving_profile
+from collections.abc import Sequence
+
+from nano_coder.runtime import DIALECTS, Runtime, ScriptedPolicy, offered_tools, serving_profile
+from nano_rl.rollout import OnRun, execute
 from nano_shared.errors import UsageError
 from nano_shared.profile import InterfaceProfile
-from nano_shared.types import Task
+from nano_shared.types import Task, Trajectory
 
 ORACLE = "oracle"
 
@@ -19,3 +22,34 @@ def oracle_policy(task: Task, profile: InterfaceProfile) -> ScriptedPolicy:
     return ScriptedPolicy(
         [dialect.render(action.thought, (action,), tools) for action in task.oracle], id=ORACLE
     )
+
+
+def oracle_runs(tasks: Sequence[Task], runtime: Runtime, on_run: OnRun | None = None) -> list[Trajectory]:
+    """One successful oracle run a task, in task order: those in the log, and fresh ones for the rest.
+
+    Raises UsageError for a task whose oracle does not earn 1: it would teach a mistake.
+    """
+    found = {run.task.id: run for run in logged_oracles(tasks, runtime)}
+    missing = [task for task in tasks if task.id not in found]
+    if missing:
+        policies = [oracle_policy(task, runtime.profile) for task in missing]
+        found |= {run.task.id: run for run in execute(missing, policies, runtime, on_run=on_run)}
+    for task in tasks:
+        if found[task.id].reward != 1:
+            run = found[task.id]
+            raise UsageError(
+                f"the oracle of task {task.key!r} does not solve it (run {run.id}); leave it out"
+            )
+    return [found[task.id] for task in tasks]
+
+
+def logged_oracles(tasks: Sequence[Task], runtime: Runtime) -> list[Trajectory]:
+    """The successful oracle runs of these tasks that lie in the log already."""
+    wanted = {task.id for task in tasks}
+    return [
+        run
+        for run in runtime.store.trajectories(policy=ORACLE)
+        if run.task.id in wanted
+        and run.reward == 1
+        and run.profile_hash == serving_profile(runtime.profile, run.task).hash
+    ]

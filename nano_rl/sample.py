@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nano_rl.advantage import Baseline, Std, group_advantages
 from nano_rl.group import Group
@@ -32,7 +32,7 @@ class TrainSample:
     """of every token, where `turn_advantages` does not say otherwise"""
     temperature: float
     turn_advantages: tuple[float, ...] | None = None
-    """[L] advantage of each token's turn, where turns are credited apart"""
+    """[L] advantage of each token, where turns or tokens are credited apart"""
 
     def __post_init__(self) -> None:
         lengths = (len(self.ids), len(self.mask), len(self.logprobs), len(self.versions))
@@ -100,17 +100,42 @@ def group_samples(
     baseline: Baseline = "mean",
     std: Std = "none",
     eps: float = 1e-4,
-    advantages_G: Sequence[float | Sequence[float]] | None = None,
+    advantages_G: Sequence[float | Sequence[float] | None] | None = None,
 ) -> list[TrainSample]:
     """The samples of a group. A rollout without a reward leaves the loss as it leaves the baseline.
 
-    `advantages_G` are advantages of another making (`credit.py`), each one number or one for each turn.
+    `advantages_G` are advantages of another making (`credit.py`), each one number, one for each turn, or None
+    for a rollout that leaves the loss.
     """
     rewards_G = group.rewards_G
     if advantages_G is None:
         advantages_G = group_advantages(rewards_G, baseline=baseline, std=std, eps=eps)
     members = zip(group.trajectories, rewards_G, advantages_G, strict=True)
-    return [s for t, reward, a in members if not math.isnan(reward) for s in to_samples(t, a)]
+    return [
+        s for t, reward, a in members if not math.isnan(reward) and a is not None for s in to_samples(t, a)
+    ]
+
+
+def recent_samples(
+    samples: Sequence[TrainSample], version: int, max_staleness: int | None
+) -> tuple[list[TrainSample], int]:
+    """The samples without tokens of policies more than `max_staleness` versions before `version`, and the
+    number of tokens that were left out.
+
+    Such tokens stay in their rows as context; a row that has nothing left to train leaves.
+    """
+    if max_staleness is None:
+        return list(samples), 0
+    recent = [_recent(sample, version - max_staleness) for sample in samples]
+    before, after = (sum(s.num_action_tokens for s in rows) for rows in (samples, recent))
+    return [s for s in recent if s.num_action_tokens], before - after
+
+
+def _recent(sample: TrainSample, oldest: int) -> TrainSample:
+    mask = tuple(m * (v >= oldest) for m, v in zip(sample.mask, sample.versions, strict=True))
+    return replace(
+        sample, mask=mask, logprobs=tuple(p * m for p, m in zip(sample.logprobs, mask, strict=True))
+    )
 
 
 def _refuse_text_only(trajectory: Trajectory) -> None:

@@ -10,22 +10,32 @@ from typing import Any
 
 from torch import nn
 
-from nano_coder.runtime import OpenedWeights, Runtime, local_policy
+from nano_coder.runtime import OpenedWeights, Runtime, local_policy, runtime_version
 from nano_rl.config import TrainConfig
 from nano_rl.controls import controls_due, hack_metrics, roll_controls
-from nano_rl.gather import Sources, gather
+from nano_rl.critic import open_critic
+from nano_rl.demonstrations import open_demonstrations
+from nano_rl.gather import Gatherer, Sources
 from nano_rl.group import group_metrics
+from nano_rl.guards import check_update
+from nano_rl.identity import Identity
+from nano_rl.interrupt import TrainingStopped, interruptible
 from nano_rl.learner import Learner
 from nano_rl.metrics import METRICS, MetricsWriter
+from nano_rl.probe import Probe
+from nano_rl.progress import Progress, saved_progress
+from nano_rl.random_state import seed_all
 from nano_rl.reference import Reference
 from nano_rl.rewards import Reward
 from nano_rl.rollout import OnRun
+from nano_rl.states import STATES, States
 from nano_rl.update import learn
+from nano_rl.used import USED, UsedRuns
 from nano_shared.errors import UsageError
+from nano_shared.hashing import content_hash
 
 OnStep = Callable[[int, int, dict[str, float]], None]
 """steps done, steps in all, metrics of the last one"""
-STATE = "state.pt"
 
 
 def train(
@@ -41,8 +51,12 @@ def train(
 ) -> list[str]:
     """Train in place, going on from a state that lies under `folder`. Returns the ids of the runs used.
 
-    `runtime` says how rollouts are made; its policy is replaced by the live module at each step. `reward` is
-    what `config.reward` describes, opened; None takes the grader's own rewards.
+    `runtime` says how rollouts are made; its policy is replaced by the live module at each step, and its
+    sampling takes the temperature of `config` and the whole vocabulary. `reward` is what `config.reward`
+    describes, opened; None takes the grader's own rewards.
+
+    Raises CheckpointError for a state of another model, other tasks or settings; GuardTripped, with the
+    state before that step on disk; TrainingStopped when a signal asked for it, with the last step on disk.
     """
     if not (sources.tasks or sources.logged):
         raise UsageError(
@@ -50,35 +64,105 @@ def train(
         )
     reference = Reference(model) if config.objective.beta > 0 else None
     learner = Learner(model, config.optimizer, steps=config.steps)
-    state: dict[str, Any] = {"used": [], "history": []}
-    if (folder / STATE).exists():
-        state = learner.load(folder / STATE)
-        if sources.curriculum is not None and "curriculum" in state:
-            sources.curriculum.restore(state["curriculum"])
-    with MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
-        while learner.step < config.steps:
-            step, started = learner.step, time.monotonic()
-            version = opened.version + step
-            policy = local_policy(replace(opened.loaded, model=model), opened.profile, version=version)
-            live = replace(runtime, policy=policy)
-            groups = gather(sources, live, config, step, on_run, reward)
-            due = controls_due(step, len(groups) * config.group_size, config.controls)
-            controls = roll_controls(
-                sources.every_task, live, reward, step=step, due=due, seed=config.seed, on_run=on_run
-            )
-            rolled = time.monotonic()
-            values = {**group_metrics(groups), "step": float(step)}
-            values |= hack_metrics([t for g in groups for t in g.trajectories], controls)
-            values |= learn(learner, reference, groups, values, config, version, state["history"], reward)
-            if sources.curriculum is not None:
-                sources.curriculum.record(groups)
-                values |= sources.curriculum.metrics()
-                state["curriculum"] = sources.curriculum.state()
-            values |= {"seconds_rollout": rolled - started, "seconds_train": time.monotonic() - rolled}
-            state["used"] += [t.id for group in groups for t in group.trajectories]
-            state["history"] = [*state["history"], values][-config.guards.patience :]
-            metrics.write(step, values)
-            on_step(learner.step, config.steps, values)
-            if learner.step % config.save_every == 0 or learner.step == config.steps:
-                learner.save(folder / STATE, state)
-    return list(state["used"])
+    critic = open_critic(model, config)
+    if critic is not None:
+        learner.attach("critic", critic)
+    demonstrations = open_demonstrations(config, sources.every_task, runtime, opened)
+    identity = identify(opened, runtime, sources, config)
+    with States(folder / STATES, keep=config.keep_states).claimed() as states, interruptible() as interrupt:
+        saved = saved_progress(states, identity, resume=config.resume)
+        if saved:
+            sources = sources.only(saved["logged"])
+        gatherer = Gatherer(sources, config, reward)
+        progress = Progress(learner, gatherer, sources, states, identity)
+        if saved:
+            progress.restore(saved)
+        else:
+            seed_all(config.seed)
+            progress.save()
+        used = UsedRuns(folder / USED, step=learner.step)
+        with MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
+            while learner.step < config.steps and not interrupt.asked:
+                step, started = learner.step, time.monotonic()
+                version = opened.version + step
+                live = _live(runtime, model, opened, config, version)
+                gathered = gatherer.gather(live, step, on_run)
+                groups = gathered.groups
+                due = controls_due(step, len(groups) * config.group_size, config.controls)
+                controls = roll_controls(
+                    sources.every_task, live, reward, step=step, due=due, seed=config.seed, on_run=on_run
+                )
+                rolled = time.monotonic()
+                values = {**group_metrics(groups), **gathered.metrics, "step": float(step)}
+                values |= hack_metrics([t for g in groups for t in g.trajectories], controls)
+                states.join()
+                waited = time.monotonic()
+                progress.judge(values)
+                probe = Probe.of(groups, model)
+                values |= learn(
+                    learner,
+                    reference,
+                    groups,
+                    values,
+                    config,
+                    version,
+                    progress.history,
+                    reward,
+                    critic,
+                    demonstrations,
+                )
+                values |= _checked(values, probe, model, opened, config, version + 1)
+                values |= gatherer.record(groups)
+                values |= {"seconds_rollout": rolled - started, "seconds_save": waited - rolled}
+                values |= {"seconds_train": time.monotonic() - waited}
+                used.append(step, groups)
+                metrics.write(step, values)
+                progress.note(values, config.guards.patience)
+                if learner.step % config.save_every == 0 or learner.step == config.steps or interrupt.asked:
+                    progress.save()
+                on_step(learner.step, config.steps, values)
+    if learner.step < config.steps:
+        raise TrainingStopped(
+            f"stopped after step {learner.step} of {config.steps}, which is saved under {folder}; the same"
+            " command goes on from there"
+        )
+    return [*used.run_ids, *(demonstrations.run_ids if demonstrations else ())]
+
+
+def identify(opened: OpenedWeights, runtime: Runtime, sources: Sources, config: TrainConfig) -> Identity:
+    """What decides the steps of this training."""
+    return Identity(
+        code_version=runtime_version,
+        model=opened.loaded.id,
+        model_name=runtime.policy_name,
+        profile_hash=opened.profile.hash,
+        template_hash=content_hash(opened.profile.chat_template or opened.loaded.chat_template),
+        tasks=sources.hash,
+        config=config.model_dump(mode="json"),
+    )
+
+
+def _live(
+    runtime: Runtime, model: nn.Module, opened: OpenedWeights, config: TrainConfig, version: int
+) -> Runtime:
+    """The runtime that samples from the weights as they are, over the whole vocabulary."""
+    policy = local_policy(replace(opened.loaded, model=model), opened.profile, version=version)
+    pinned = {"temperature": config.temperature, "top_p": 1.0, "top_k": 0}
+    return replace(runtime, policy=policy, sampling=runtime.sampling.model_copy(update=pinned))
+
+
+def _checked(
+    values: dict[str, float],
+    probe: Probe | None,
+    model: nn.Module,
+    opened: OpenedWeights,
+    config: TrainConfig,
+    version: int,
+) -> dict[str, float]:
+    """What the probe saw of the update, judged. Raises GuardTripped."""
+    if probe is None or values.get("skipped"):
+        return {}
+    served: Any = local_policy(replace(opened.loaded, model=model), opened.profile, version=version)
+    seen = probe.metrics(model, served.engine)
+    check_update({**values, **seen}, config.guards, bfloat16=config.dtype == "bfloat16")
+    return seen

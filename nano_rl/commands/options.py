@@ -2,8 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import click
 
 jobs_option = click.option(
     "--jobs", type=click.IntRange(1), default=2, show_default=True, help="Processes that check tasks."
 )
+model_option = click.option(
+    "--model", help="Checkpoint name, folder, hub id, or openai:NAME with --base-url."
+)
+log_option = click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
+dtype_option = click.option(
+    "--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True
+)
+seed_option = click.option("--seed", type=int, default=0, show_default=True)
+tasks_option = click.option(
+    "--tasks", "tasks_file", type=click.Path(path_type=Path), help="JSON lines file of tasks."
+)
+reward_option = click.option(
+    "--reward",
+    help="Parts and weights, tests=1,process=0.2,safety=0.1, or a file of settings (docs/rewards.md).",
+)
+
+
+def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    text = "Name of the checkpoint; a training of that name that was stopped goes on."
+    return click.option("--name", required=True, help=text)(function)

@@ -1,13 +1,9 @@
-"""What the commands share: options, the runtime they roll out in, and where a training lives."""
+"""What the commands share: the runtime they roll out in, and where a training lives; options.py's too."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import click
 
 from nano_coder.runtime import (
     OpenedWeights,
@@ -18,39 +14,40 @@ from nano_coder.runtime import (
     open_sandbox,
     open_weights,
 )
+from nano_rl.commands.options import (
+    dtype_option,
+    log_option,
+    model_option,
+    name_option,
+    reward_option,
+    seed_option,
+    tasks_option,
+)  # fmt: skip
 from nano_rl.rewards import Reward, open_reward, parse_reward
 from nano_shared.checkpoint import checkpoints_dir
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling
 
-model_option = click.option(
-    "--model", help="Checkpoint name, folder, hub id, or openai:NAME with --base-url."
-)
-log_option = click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
-dtype_option = click.option(
-    "--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True
-)
-seed_option = click.option("--seed", type=int, default=0, show_default=True)
-tasks_option = click.option(
-    "--tasks", "tasks_file", type=click.Path(path_type=Path), help="JSON lines file of tasks."
-)
-
-
-reward_option = click.option(
-    "--reward",
-    help="Parts and weights, tests=1,process=0.2,safety=0.1, or a file of settings (docs/rewards.md).",
-)
+__all__ = [
+    "chosen_reward",
+    "dtype_option",
+    "log_option",
+    "model_option",
+    "name_option",
+    "policy_runtime",
+    "reward_option",
+    "seed_option",
+    "tasks_option",
+    "training_folder",
+    "training_runtime",
+    "trainings_dir",
+]
 
 
 def chosen_reward(text: str | None) -> Reward | None:
     """The reward that --reward describes; None without one. Raises UsageError or ConfigError."""
     return open_reward(parse_reward(text)) if text else None
-
-
-def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    text = "Name of the checkpoint; a training of that name that was stopped goes on."
-    return click.option("--name", required=True, help=text)(function)
 
 
 def policy_runtime(
@@ -100,14 +97,20 @@ def training_folder(name: str) -> tuple[Path, Path]:
 
     Raises UsageError for a name that cannot be a folder's, or of a checkpoint that exists.
     """
+    target = checkpoint_target(name)
+    folder = trainings_dir() / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return target, folder
+
+
+def checkpoint_target(name: str) -> Path:
+    """The checkpoint to be. Raises UsageError for a name that cannot be a folder's, or that is taken."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise UsageError(f"--name {name!r}: use letters, digits, '.', '_' and '-'")
     target = checkpoints_dir() / name
     if target.exists():
         raise UsageError(f"checkpoint {name} exists already ({target}); choose another --name")
-    folder = trainings_dir() / name
-    folder.mkdir(parents=True, exist_ok=True)
-    return target, folder
+    return target
 
 
 def trainings_dir() -> Path:

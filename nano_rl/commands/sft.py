@@ -1,74 +1,72 @@
-"""`nano-rl sft`: imitate the oracles of a task file."""
+"""`nano-rl sft`: imitate oracles, successes in the log, or conversations of a file."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from nano_rl.commands.oracles import oracle_runs
-from nano_rl.commands.progress import bar, print_metrics
-from nano_rl.commands.session import (
-    dtype_option,
-    log_option,
-    model_option,
-    name_option,
-    seed_option,
-    training_folder,
-    training_runtime,
-)  # fmt: skip
-from nano_rl.config import SftConfig, parse_config
-from nano_rl.metrics import METRICS, read_metrics
-from nano_rl.tasks import read_tasks
+from nano_rl.commands.config_options import ConfigCommand, Settings, config_options
+from nano_rl.commands.options import log_option, model_option, name_option
+from nano_rl.config import SftConfig
+from nano_shared.errors import UsageError
+
+if TYPE_CHECKING:
+    from nano_coder.runtime import OpenedWeights
+    from nano_rl.sample import TrainSample
+    from nano_shared.types import Task
+
+HEADINGS = {
+    "What to imitate": ("name", "model", "tasks_file", "from_logs", "messages_file", "log"),
+    "Optimizer": (
+        "optimizer", "epochs", "stop_after", "batch", "lora_rank", "dtype", "max_tokens", "seed",
+    ),
+    "Saving": ("save_every",),
+    "Settings": ("config_file", "print_config"),
+}  # fmt: skip
 
 
-@click.command("sft")
-@click.option("--tasks", "tasks_file", type=click.Path(path_type=Path), required=True)
+@click.command("sft", cls=ConfigCommand, headings=HEADINGS)
+@click.option("--tasks", "tasks_file", type=click.Path(path_type=Path), help="Tasks whose oracles are run.")
+@click.option("--from-logs", is_flag=True, help="The runs in the log that passed what graded them.")
+@click.option(
+    "--messages",
+    "messages_file",
+    type=click.Path(path_type=Path),
+    help='Conversations, a line each: {"messages": [{"role", "content"}, ...]}.',
+)
 @name_option
 @model_option
-@click.option("--epochs", type=float, default=1.0, show_default=True)
-@click.option("--stop-after", type=int, help="Steps after which to stop short of the schedule.")
-@click.option("--batch", type=int, default=16, show_default=True, help="Trajectories an optimizer step.")
-@click.option("--learning-rate", type=float, default=1e-3, show_default=True)
-@click.option("--lora-rank", type=int, default=16, show_default=True, help="0 trains all weights.")
-@click.option("--max-tokens", type=int, default=1500, show_default=True, help="Positions of a micro-batch.")
-@seed_option
-@dtype_option
 @log_option
+@config_options(SftConfig)
 def command(
-    tasks_file: Path, name: str, model: str | None, epochs: float, stop_after: int | None, batch: int,
-    learning_rate: float, lora_rank: int, max_tokens: int, seed: int, dtype: str, log: str | None,
-) -> int:  # fmt: skip
-    """Run the oracles of a task file through the runtime, imitate them, and write checkpoint NAME."""
-    optimizer = {"learning_rate": learning_rate, "schedule": "linear", "warmup_steps": 10}
-    config = parse_config(
-        SftConfig,
-        {
-            "epochs": epochs,
-            "stop_after": stop_after,
-            "batch": batch,
-            "lora_rank": lora_rank,
-            "max_tokens": max_tokens,
-            "seed": seed,
-            "dtype": dtype,
-            "optimizer": optimizer,
-        },
-    )
-    tasks = read_tasks(tasks_file)
-    target, folder = training_folder(name)
-    opened, parent, runtime = training_runtime(model, log, dtype=dtype, temperature=1.0)
-    runs = oracle_runs(tasks, replace(runtime, policy_name="oracle"))
-
-    from nano_coder.runtime import local_policy
+    tasks_file: Path | None,
+    from_logs: bool,
+    messages_file: Path | None,
+    name: str,
+    model: str | None,
+    log: str | None,
+    settings: Settings[SftConfig],
+) -> int:
+    """Imitate and write checkpoint NAME. Several sources may be given: their rows are put together."""
+    config = settings.config()
+    if not (tasks_file or from_logs or messages_file):
+        raise UsageError("name what to imitate: --tasks FILE, --from-logs or --messages FILE")
+    from nano_coder.runtime import default_model, open_weights
     from nano_rl.checkpoint import save_checkpoint
-    from nano_rl.imitation import imitation_sample
+    from nano_rl.commands.progress import bar, print_metrics
+    from nano_rl.commands.session import training_folder
     from nano_rl.learner import prepare
+    from nano_rl.metrics import METRICS, read_metrics
     from nano_rl.sft import train_sft
 
-    template = local_policy(opened.loaded, opened.profile).template
-    eos = opened.loaded.tokenizer.eos_token_id
-    samples = [imitation_sample(run, opened.profile, template, eos) for run in runs]
+    target, folder = training_folder(name)
+    parent = model or default_model()
+    opened = open_weights(parent, dtype=config.dtype, merge=False)
+    lessons = _lessons(opened, tasks_file, from_logs, messages_file, log)
     trained = prepare(opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed)
     last: dict[str, float] = {}
     with bar("imitation", 1) as progress:
@@ -79,11 +77,53 @@ def command(
                 done, total, f"loss {values['loss']:.3f}  {values['tokens_per_second']:.0f} tokens/s"
             )
 
-        steps = train_sft(trained, samples, config, folder, on_step)
+        steps = train_sft(trained, lessons.rows, config, folder, on_step)
     save_checkpoint(
         target, trained, opened, parent=parent, config=config, steps=steps,
-        run_ids=[run.id for run in runs], tasks=tasks, metrics={"loss": last.get("loss", 0.0)},
+        run_ids=lessons.run_ids, tasks=lessons.tasks, metrics={"loss": last.get("loss", 0.0)},
     )  # fmt: skip
     print_metrics(read_metrics(folder / METRICS))
     print(target)
     return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lessons:
+    rows: list[TrainSample]
+    run_ids: list[str]
+    tasks: list[Task]
+
+
+def _lessons(
+    opened: OpenedWeights,
+    tasks_file: Path | None,
+    from_logs: bool,
+    messages_file: Path | None,
+    log: str | None,
+) -> _Lessons:
+    """All rows to imitate. Raises UsageError for bad rows, oracles that fail and sources without any row."""
+    from nano_rl.commands.oracles import oracle_runs, oracle_runtime
+    from nano_rl.demonstrations import logged_successes, reader_of, why
+    from nano_rl.messages_file import read_messages
+    from nano_rl.oracle import ORACLE
+    from nano_rl.tasks import read_tasks
+    from nano_shared.store import LogStore
+
+    reader = reader_of(opened)
+    rows = read_messages(messages_file, reader) if messages_file else []
+    tasks = list(read_tasks(tasks_file)) if tasks_file else []
+    runs = oracle_runs(tasks, replace(oracle_runtime(log), profile=opened.profile)) if tasks else []
+    if from_logs:
+        successes, refused = logged_successes(LogStore.open(log, create=False), reader)
+        # the oracles of --tasks are in the log too by now
+        known = {run.id for run in runs}
+        successes = [run for run in successes if run.id not in known and (run.policy != ORACLE or not tasks)]
+        print(f"imitated from the log: {len(successes)} runs{why(refused)}", file=sys.stderr)
+        if not successes:
+            raise UsageError(f"the log holds no success that could be imitated{why(refused)}")
+        runs += successes
+        tasks += [run.task for run in successes]
+    encoded = sum(not reader.reads(run) for run in runs) + len(rows)
+    rows += [row for run in runs for row in reader.rows(run)]
+    print(f"rows: {len(rows)}, {encoded} of them texts, encoded here by the template", file=sys.stderr)
+    return _Lessons(rows=rows, run_ids=[run.id for run in runs], tasks=tasks)

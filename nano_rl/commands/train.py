@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
-from nano_rl.commands.progress import bar, print_metrics
-from nano_rl.commands.session import (
-    dtype_option,
-    log_option,
-    model_option,
-    name_option,
-    reward_option,
-    seed_option,
-    training_folder,
-    training_runtime,
-)  # fmt: skip
-from nano_rl.config import TrainConfig, parse_config
-from nano_rl.metrics import METRICS, read_metrics
-from nano_rl.rewards import open_reward, parse_reward
-from nano_rl.tasks import read_tasks
+from nano_rl.commands.config_options import ConfigCommand, Settings, config_options
+from nano_rl.commands.options import log_option, model_option, name_option, reward_option
+from nano_rl.config import TrainConfig
 from nano_shared.errors import UsageError
 
+HEADINGS = {
+    "What to train on": ("name", "model", "tasks_file", "from_logs", "fresh", "log"),
+    "Rollouts": ("steps", "prompts_per_step", "group_size", "temperature", "seed"),
+    "Objective": ("objective",),
+    "Optimizer": ("optimizer", "lora_rank", "dtype", "max_tokens"),
+    "Reward": ("reward", "shuffle_rewards", "controls"),
+    "Curriculum and refill": ("curriculum",),
+    "Guards": ("guards",),
+    "Saving": ("resume", "save_every"),
+    "Settings": ("config_file", "print_config"),
+}
+"""where fields and sections stand in the help; one that is not named here stands under its section's name"""
 
-@click.command("train")
+
+@click.command("train", cls=ConfigCommand, headings=HEADINGS)
 @name_option
 @model_option
 @click.option("--tasks", "tasks_file", type=click.Path(path_type=Path), help="Tasks to roll out afresh.")
 @click.option("--from-logs", is_flag=True, help="Train on the runs in the log.")
 @click.option(
     "--fresh",
-    type=int,
+    type=click.IntRange(0),
     default=0,
     show_default=True,
     help="With --from-logs: fresh rollouts added to each group.",
@@ -43,36 +42,10 @@ from nano_shared.errors import UsageError
     is_flag=True,
     help="With --tasks: draw levels and views by their success, which is held between 20 and 80 %.",
 )
-@click.option("--steps", type=int, default=40, show_default=True)
-@click.option("--prompts", type=int, default=8, show_default=True, help="Tasks a step.")
-@click.option("--group-size", type=int, default=8, show_default=True, help="Rollouts of each task.")
-@click.option("--learning-rate", type=float, default=1e-4, show_default=True)
-@click.option("--lora-rank", type=int, default=0, show_default=True, help="0 trains all weights.")
-@click.option("--temperature", type=float, default=1.0, show_default=True)
-@click.option("--max-tokens", type=int, default=16384, show_default=True, help="Positions of a micro-batch.")
-@click.option("--beta", type=float, default=0.0, show_default=True, help="Weight of the KL to the start.")
-@click.option("--std", type=click.Choice(["none", "sample", "population"]), default="none", show_default=True)
 @reward_option
-@click.option(
-    "--normalise",
-    type=click.Choice(["sum", "each"]),
-    default="sum",
-    show_default=True,
-    help="Compare the reward's parts summed, or each apart (with --std).",
-)
-@click.option("--discount", type=float, help="Credit each turn with its discounted return.")
-@click.option(
-    "--controls",
-    type=float,
-    default=0.0,
-    show_default=True,
-    help="Impossible rollouts for each ordinary one, to measure hacking.",
-)
-@click.option("--tis-cap", type=float, default=2.0, show_default=True, help="Largest importance weight.")
-@click.option("--shuffle-rewards", is_flag=True, help="Negative control: nothing can be learned.")
-@seed_option
-@dtype_option
+@click.option("--resume", is_flag=True, help="Go on with training NAME; an error where there is none.")
 @log_option
+@config_options(TrainConfig, aliases={"prompts_per_step": ("--prompts",)}, apart=("reward",))
 def command(
     name: str,
     model: str | None,
@@ -80,19 +53,25 @@ def command(
     from_logs: bool,
     fresh: int,
     curriculum: bool,
-    log: str | None,
     reward: str | None,
-    **flags: Any,
+    resume: bool,
+    log: str | None,
+    settings: Settings[TrainConfig],
 ) -> int:
     """Train and write checkpoint NAME: --tasks FILE rolls out afresh, --from-logs learns from the log."""
+    config = _config(settings, reward, fresh if from_logs else None)
     if from_logs == (tasks_file is not None):
         raise UsageError("give either --tasks FILE, or --from-logs (with --fresh G to add fresh rollouts)")
     if curriculum and from_logs:
         raise UsageError(
             "--curriculum chooses among tasks to roll out; give --tasks FILE instead of --from-logs"
         )
-    described = {"reward": parse_reward(reward)} if reward else {}
-    config = parse_config(TrainConfig, {**_settings(flags, from_logs, fresh), **described})
+    from nano_rl.commands.progress import bar, print_metrics
+    from nano_rl.commands.session import training_folder, training_runtime
+    from nano_rl.metrics import METRICS, read_metrics
+    from nano_rl.rewards import open_reward
+    from nano_rl.tasks import read_tasks
+
     composed = open_reward(config.reward) if config.reward else None
     tasks = tuple(read_tasks(tasks_file)) if tasks_file else ()
     target, folder = training_folder(name)
@@ -114,7 +93,7 @@ def command(
             local_policy(opened.loaded, opened.profile).template_hash,
             rescore=(lambda runs: composed.apply(runs, runtime)) if composed else None,
         )
-        print(report(admission), file=sys.stderr)
+        click.echo(report(admission), err=True)
         if not admission.groups:
             raise UsageError("the log holds no group that can train this policy; nano-rl rollout adds some")
         sources = Sources(logged=admission.groups)
@@ -137,18 +116,14 @@ def command(
     return 0
 
 
-def _settings(flags: dict[str, Any], from_logs: bool, fresh: int) -> dict[str, Any]:
-    names = ("beta", "std", "tis_cap", "normalise", "discount")
-    objective = {name: flags.pop(name) for name in names}
-    optimizer = {"learning_rate": flags.pop("learning_rate")}
-    prompts, group_size = flags.pop("prompts"), flags.pop("group_size")
-    size = fresh if from_logs else group_size
-    if not from_logs and size == 0:
+def _config(settings: Settings[TrainConfig], reward: str | None, fresh: int | None) -> TrainConfig:
+    """The settings; with --from-logs the group size is what is added to each logged group."""
+    from nano_rl.rewards import parse_reward
+
+    more = {"reward": parse_reward(reward).model_dump()} if reward else {}
+    if fresh is not None:
+        return settings.config({**more, "group_size": fresh})
+    config = settings.config(more)
+    if config.group_size == 0:
         raise UsageError("--group-size 0 leaves nothing to train on; use --from-logs, or 2 or more")
-    return {
-        **flags,
-        "prompts_per_step": prompts,
-        "group_size": size,
-        "objective": objective,
-        "optimizer": optimizer,
-    }
+    return config

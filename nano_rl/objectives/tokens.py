@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
 
 from torch import Tensor
 
@@ -41,16 +41,12 @@ class Tokens:
 
     def slice(self, start: int, stop: int) -> Tokens:
         """Some of the tokens: a separable objective can be evaluated on any slice, and the slices add up."""
-        return Tokens(**{n: None if v is None else v[start:stop] for n, v in self._tensors().items()})
+        return self._map(lambda _, values_N: values_N[start:stop])
 
     def to(self, like: Tensor) -> Tokens:
         """The same tokens in the dtype and on the device of `like`; row numbers stay whole."""
-        return Tokens(
-            **{
-                n: v if v is None else v.to(like.device) if n == "row_N" else v.to(like)
-                for n, v in self._tensors().items()
-            }
-        )
+        return self._map(lambda name, values_N: values_N.to(like.device if name == "row_N" else like))
 
-    def _tensors(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+    def _map(self, change: Callable[[str, Tensor], Tensor]) -> Tokens:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Tokens(**{n: None if v is None else change(n, v) for n, v in values.items()})  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from nano_coder.runtime import Runtime
 from nano_rl.rewards.part import SILENT, Part, Score
@@ -18,8 +19,17 @@ class Human(Part):
 
     def score_run(self, run: Trajectory, runtime: Runtime) -> Score:
         """The mean of what was said; silent where nobody said anything that has a value."""
-        values = [v for row in runtime.store.feedback(run.id) if (v := _value(run.id, row)) is not None]
-        return Score(value=math.fsum(values) / len(values)) if values else SILENT
+        value = opinion(run.id, runtime.store.feedback(run.id))
+        return SILENT if value is None else Score(value=value)
+
+
+def opinion(run: str, rows: Sequence[Feedback]) -> float | None:
+    """The mean of what was said of a run, between 0 and 1; None where nobody said anything with a value.
+
+    Raises UsageError for a value beyond its scale.
+    """
+    values = [v for row in rows if (v := _value(run, row)) is not None]
+    return math.fsum(values) / len(values) if values else None
 
 
 def _value(run: str, row: Feedback) -> float | None:

@@ -1,6 +1,6 @@
 """`preference`: a reward model's score, squashed to between 0 and 1.
 
-This module is the place where a reward model plugs in: `LOADERS` says how a checkpoint is opened.
+This module is the place where a reward model plugs in: `LOADERS` says how a checkpoint is opened, ours first.
 """
 
 from __future__ import annotations
@@ -12,14 +12,28 @@ from pydantic import PrivateAttr
 
 from nano_coder.runtime import Runtime
 from nano_rl.rewards.part import Part, Score
-from nano_shared.errors import ConfigError
+from nano_shared.checkpoint import resolve_checkpoint
+from nano_shared.errors import CheckpointError, ConfigError
 from nano_shared.types import Trajectory
 
 RewardModel = Callable[[Sequence[Trajectory]], Sequence[float]]
 """[G] trajectories to [G] scores: log-odds, as a model of pairwise preferences gives them"""
 Loader = Callable[[str], RewardModel | None]
 """opens a checkpoint by name; None where it is no reward model of this loader's kind"""
-LOADERS: list[Loader] = []
+
+
+def _ours(checkpoint: str) -> RewardModel | None:
+    """A checkpoint of `nano-rl reward-model`."""
+    try:
+        resolve_checkpoint(checkpoint)
+    except CheckpointError:
+        return None  # another loader may know the name
+    from nano_rl.reward_checkpoint import open_reward_model
+
+    return open_reward_model(checkpoint)
+
+
+LOADERS: list[Loader] = [_ours]
 
 
 class Preference(Part):

@@ -6,11 +6,7 @@ changed afterwards; `latest` is a pointer file beside the checkpoints, moved by 
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import secrets
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +15,8 @@ from typing import Literal
 from filelock import FileLock, Timeout
 from pydantic import Field, JsonValue, ValidationError, field_validator
 
+from nano_shared.durable import durable_folder, file_hash, sweep, write_text
 from nano_shared.errors import CheckpointError
-from nano_shared.full_disk import full_disk_explained
 from nano_shared.hashing import content_hash
 from nano_shared.home import nano_home
 from nano_shared.types import Task, Value
@@ -62,7 +58,7 @@ class TrainedOn(Value):
 class Manifest(Value):
     version: Literal[1] = 1
     name: str
-    kind: Literal["adapter", "full"]
+    kind: Literal["adapter", "full", "reward_model"]
     base_model: str
     """name or content hash of the weights that the adapter sits on, or that training began from"""
     parent: str | None = None
@@ -95,12 +91,12 @@ class Manifest(Value):
 def write_manifest(directory: Path, manifest: Manifest) -> Manifest:
     """Hash every file of the folder into the manifest, write it, and give it as written."""
     files = {
-        path.relative_to(directory).as_posix(): _file_hash(path)
+        path.relative_to(directory).as_posix(): file_hash(path)
         for path in sorted(directory.rglob("*"))
         if path.is_file() and path != directory / MANIFEST
     }
     complete = manifest.model_copy(update={"files": files})
-    _write_text(directory / MANIFEST, complete.model_dump_json(indent=2) + "\n")
+    write_text(directory / MANIFEST, complete.model_dump_json(indent=2) + "\n", CheckpointError)
     return complete
 
 
@@ -119,7 +115,7 @@ def read_checkpoint(directory: Path, *, verify: bool = True) -> Manifest:
         path = directory / name
         if not path.is_file():
             raise CheckpointError(f"checkpoint {directory}: {name} is missing; copy the folder again, whole")
-        if verify and _file_hash(path) != expected:
+        if verify and file_hash(path) != expected:
             raise CheckpointError(f"checkpoint {directory}: {name} is corrupt; copy the folder again")
     return manifest
 
@@ -142,19 +138,9 @@ def atomic_checkpoint(target: Path) -> Iterator[Path]:
 def _write_beside(target: Path) -> Iterator[Path]:
     if target.exists():
         raise CheckpointError(f"checkpoint {target} exists, and a checkpoint never changes; name another")
-    for remains in target.parent.glob(f".{target.name}.tmp-*"):
-        shutil.rmtree(remains)
-    temporary = target.parent / f".{target.name}.tmp-{secrets.token_hex(4)}"
-    temporary.mkdir()
-    try:
-        with full_disk_explained(target, CheckpointError):
-            yield temporary
-            _sync_tree(temporary)
-            os.rename(temporary, target)
-            _sync(target.parent)
-    finally:
-        if temporary.exists():
-            shutil.rmtree(temporary)
+    sweep(target.parent, target.name)
+    with durable_folder(target, CheckpointError) as temporary:
+        yield temporary
 
 
 def checkpoints_dir() -> Path:
@@ -204,7 +190,7 @@ def promote(name_or_path: str | Path) -> Path:
     folder = checkpoints_dir()
     folder.mkdir(parents=True, exist_ok=True)
     inside = target.parent == folder.absolute()
-    _write_text(folder / LATEST, f"{target.name if inside else target}\n")
+    write_text(folder / LATEST, f"{target.name if inside else target}\n", CheckpointError)
     return target
 
 
@@ -227,36 +213,3 @@ def _parse(path: Path) -> Manifest:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "it"
         raise CheckpointError(f"checkpoint {path.parent}: {MANIFEST}: {where}: {first['msg']}") from error
-
-
-def _file_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write_text(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with full_disk_explained(path, CheckpointError):
-        try:
-            with temporary.open("x") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def _sync_tree(directory: Path) -> None:
-    for folder, _, names in os.walk(directory, topdown=False):
-        for name in names:
-            _sync(Path(folder, name))
-        _sync(Path(folder))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

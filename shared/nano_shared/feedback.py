@@ -17,6 +17,8 @@ class FeedbackKind(StrEnum):
     NOTE = "note"
     OUTCOME = "outcome"
     """what became of the work later: merged, reverted, the build broke"""
+    PREFER = "prefer"
+    """this run rather than the one whose id is the text"""
 
 
 class Feedback(Value):
@@ -37,6 +39,8 @@ class Feedback(Value):
     def _span_of_a_turn(self) -> Feedback:
         if self.span is not None and self.turn is None:
             raise ValueError("a span needs the turn whose text it points into")
+        if self.kind is FeedbackKind.PREFER and not self.text:
+            raise ValueError("feedback that prefers a run names the other one's id in `text`")
         if self.span is not None and not 0 <= self.span[0] <= self.span[1]:
             raise ValueError(f"span {self.span} must be [start, end) with 0 <= start <= end")
         return self

@@ -142,7 +142,9 @@ def nodes(batch: Batch) -> int:
 
 def test_a_group_counts_its_prompt_once_and_stays_together() -> None:
     groups = [
-        to_samples(trajectory(turn([group, *range(1, 10)], [rollout, 5]), run_id=f"{group}-{rollout}"), 1.0)[0]
+        to_samples(trajectory(turn([group, *range(1, 10)], [rollout, 5]), run_id=f"{group}-{rollout}"), 1.0)[
+            0
+        ]
         for rollout in range(3)
         for group in range(2)
     ]

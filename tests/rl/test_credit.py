@@ -125,3 +125,39 @@ def test_equal_rewards_earned_in_other_turns_are_a_signal_only_for_turns() -> No
     )
     assert not has_signal(group, ObjectiveConfig(), None)
     assert has_signal(group, ObjectiveConfig(discount=0.9), None)
+
+
+def test_settings_of_the_objective_reach_the_advantages() -> None:
+    group = Group(
+        task_key="task-0",
+        trajectories=tuple(trajectory(turn(2, 3), run_id=f"r{i}", reward=float(i == 0)) for i in range(4)),
+    )
+    for settings in (
+        {"baseline": "rloo"},
+        {"baseline": "none"},
+        {"std": "sample"},
+        {"std": "population", "std_eps": 0.5},
+    ):
+        objective = ObjectiveConfig(**settings)
+        direct = group_advantages(
+            [1.0, 0.0, 0.0, 0.0], baseline=objective.baseline, std=objective.std, eps=objective.std_eps
+        )
+        assert group_credit(group, objective, None) == direct
+
+
+def test_each_part_is_normalised_apart_and_a_masked_rollout_leaves_every_part() -> None:
+    runs = [
+        trajectory(turn(2, 3), run_id=f"r{i}", reward=r, stop=s)
+        for i, (r, s) in enumerate([(1.0, StopReason.FINISHED), (0.0, StopReason.FINISHED),
+                                    (0.0, StopReason.MAX_TOKENS)])
+    ]  # fmt: skip
+
+    class Parts:
+        def objectives(self, runs: object) -> list[tuple[float, list[float | None]]]:
+            return [(1.0, [1.0, 0.0, 0.0]), (2.0, [0.0, 3.0, 9.0])]
+
+    group = Group(task_key="task-0", trajectories=tuple(runs))
+    objective = ObjectiveConfig(normalise="each", std="population", std_eps=1e-9, overlong="mask")
+    first, second, cut = group_credit(group, objective, Parts())  # type: ignore[arg-type]
+    assert (first, second) == (pytest.approx(-1.0), pytest.approx(1.0))
+    assert cut is None

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from builders import tiny_llama
 from torch import nn
 
 from nano_rl.config import OptimizerConfig
@@ -52,9 +51,22 @@ def test_frozen_weights_are_left_out() -> None:
         make_optimizer(model.requires_grad_(False), OptimizerConfig())
 
 
+def test_decay_is_decoupled_and_leaves_vectors_alone() -> None:
+    """Without a gradient's pull, a matrix shrinks by rate times decay and a bias stays."""
+    model = nn.Linear(2, 2)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = make_optimizer(model, OptimizerConfig(learning_rate=0.5, weight_decay=0.1))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    torch.testing.assert_close(model.weight.detach(), before["weight"] * (1 - 0.5 * 0.1))
+    assert torch.equal(model.bias, before["bias"])
+
+
 def test_low_precision_weights_are_refused() -> None:
+    model = nn.Linear(2, 2).to(torch.bfloat16)
     with pytest.raises(ConfigError, match=r"weight is torch\.bfloat16: updates would be rounded away"):
-        make_optimizer(tiny_llama(torch.bfloat16), OptimizerConfig())
+        make_optimizer(model, OptimizerConfig())
 
 
 def test_rate_is_set_and_moves_the_weights_by_it() -> None:
@@ -81,3 +93,10 @@ def test_non_finite_norm_is_returned() -> None:
     weight = nn.Parameter(torch.zeros(1))
     weight.grad = torch.tensor([math.nan])
     assert math.isnan(clip_gradients([weight], 1.0))
+
+
+def test_weights_of_two_precisions_are_clipped_together() -> None:
+    weights = [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))]
+    weights[0].grad, weights[1].grad = torch.tensor([3.0]), torch.tensor([4.0], dtype=torch.bfloat16)
+    assert clip_gradients(weights, 1.0) == 5.0
+    assert [w.grad.item() for w in weights if w.grad is not None] == pytest.approx([0.6, 0.8], abs=5e-3)

@@ -9,7 +9,7 @@ from builders import trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.sample import TrainSample, to_samples
+from nano_rl.sample import TrainSample, recent_samples, to_samples
 from nano_shared import Sampling, Trajectory
 
 
@@ -133,3 +133,24 @@ def test_row_that_returns_is_refused() -> None:
 def test_malformed_sample_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         sample(**changes)
+
+
+def versions_0_to_2() -> list[TrainSample]:
+    turns = [turn(2, 3, index=i, version=i) for i in range(3)]
+    return [*to_samples(trajectory(*turns), 1.0), *to_samples(trajectory(turn(2, 2), run_id="old"), 1.0)]
+
+
+@pytest.mark.parametrize(("max_staleness", "trained"), [(2, [9, 2]), (1, [6]), (0, [3])])
+def test_ac_22_stale_tokens_alone_are_left_out(max_staleness: int, trained: list[int]) -> None:
+    """At version 2. The tokens stay as context, and a row of which nothing is left to train goes."""
+    samples = versions_0_to_2()
+    recent, dropped = recent_samples(samples, 2, max_staleness)
+    assert [s.num_action_tokens for s in recent] == trained
+    assert dropped == 11 - sum(trained)
+    assert recent[0].ids == samples[0].ids
+    for version, m in zip(recent[0].versions, recent[0].mask, strict=True):
+        assert m == 0 or version >= 2 - max_staleness
+
+
+def test_ac_22_without_a_bound_every_token_stays() -> None:
+    assert recent_samples(versions_0_to_2(), 99, None) == (versions_0_to_2(), 0)

@@ -130,11 +130,11 @@ def test_ac_15_the_first_update_has_ratio_exactly_one(tiny: Path, runtime: Runti
 
 def test_a_stopped_training_continues_bit_for_bit(tiny: Path, runtime: Runtime, tmp_path: Path) -> None:
     def run(folder: Path, *stops: int) -> dict[str, torch.Tensor]:
-        for steps in stops:
+        for number, steps in enumerate(stops):
             opened = open_weights(str(tiny))
             model = prepare(opened.loaded.model, lora_rank=0, seed=0)
             folder.mkdir(exist_ok=True)
-            config = CONFIG.model_copy(update={"steps": steps, "group_size": 0})
+            config = CONFIG.model_copy(update={"steps": steps, "group_size": 0, "resume": number > 0})
             train(model, opened, runtime, Sources(logged=groups), config, folder, quiet)
         return weights(model)
 

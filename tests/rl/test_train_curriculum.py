@@ -41,7 +41,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def run(tiny: Path, log: Path, folder: Path, steps: int) -> tuple[dict[str, torch.Tensor], Curriculum]:
+def run(
+    tiny: Path, log: Path, folder: Path, steps: int, *, resume: bool = False
+) -> tuple[dict[str, torch.Tensor], Curriculum]:
     folder.mkdir(exist_ok=True)
     curriculum = Curriculum(TASKS, seed=5)
     opened = open_weights(str(tiny))
@@ -51,7 +53,7 @@ def run(tiny: Path, log: Path, folder: Path, steps: int) -> tuple[dict[str, torc
             policy=ScriptedPolicy([]), sandbox=open_sandbox(), store=store,
             sampling=Sampling(temperature=1.0, max_tokens=8),
         )  # fmt: skip
-        config = CONFIG.model_copy(update={"steps": steps})
+        config = CONFIG.model_copy(update={"steps": steps, "resume": resume})
         sources = Sources(tasks=tuple(TASKS), curriculum=curriculum)
         train(model, opened, runtime, sources, config, folder, lambda *_: None)
     return {name: p.detach().clone() for name, p in model.named_parameters()}, curriculum
@@ -62,7 +64,7 @@ def test_a_resumed_training_draws_the_same_tasks_and_ends_with_the_same_weights(
 ) -> None:
     whole, one = run(tiny, tmp_path / "a.db", tmp_path / "a", 3)
     run(tiny, tmp_path / "b.db", tmp_path / "b", 1)
-    resumed, other = run(tiny, tmp_path / "b.db", tmp_path / "b", 3)
+    resumed, other = run(tiny, tmp_path / "b.db", tmp_path / "b", 3, resume=True)
     assert one.state() == other.state()
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)

@@ -45,7 +45,9 @@ def alone(model: nn.Module, samples: list[TrainSample], batch: Batch) -> tuple[T
 def gradients(model: nn.Module, loss: Tensor) -> Tensor:
     parameters = [p for p in model.parameters() if p.requires_grad]
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return torch.cat([torch.zeros(p.numel()) if g is None else g.flatten() for g, p in zip(found, parameters, strict=True)])
+    return torch.cat(
+        [torch.zeros(p.numel()) if g is None else g.flatten() for g, p in zip(found, parameters, strict=True)]
+    )
 
 
 def assert_close(actual: Tensor, expected: Tensor, relative: float) -> None:

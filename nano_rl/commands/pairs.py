@@ -1,0 +1,72 @@
+"""What `dpo` and `reward-model` share: where their pairs come from, and what is said of them."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nano_shared.errors import UsageError
+
+if TYPE_CHECKING:
+    from nano_coder.runtime import OpenedWeights
+    from nano_rl.preference_pairs import PairRows
+
+PAIR_OPTIONS = ("pairs_file", "from_logs", "log")
+
+
+def pair_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    file = click.option(
+        "--pairs", "pairs_file", type=click.Path(path_type=Path), help="JSON lines file of preference pairs."
+    )
+    logs = click.option(
+        "--from-logs", is_flag=True, help="Pairs from the log, as `preferences build` makes them."
+    )
+    return file(logs(function))
+
+
+def open_pairs(
+    opened: OpenedWeights, pairs_file: Path | None, from_logs: bool, log: str | None, *, seed: int
+) -> list[PairRows]:
+    """The pairs as one policy reads them; says on stderr what was refused and what had to be encoded.
+
+    Raises UsageError for a bad row, a pair of another policy's tokens, and where there is no pair.
+    """
+    from nano_rl.demonstrations import reader_of
+    from nano_rl.log_pairs import log_pairs
+    from nano_rl.preference_pairs import pair_rows, read_pairs
+    from nano_shared.store import LogStore
+
+    if from_logs == (pairs_file is not None):
+        raise UsageError("give either --pairs FILE, or --from-logs")
+    if pairs_file is not None:
+        pairs = read_pairs(pairs_file)
+    else:
+        found = log_pairs(LogStore.open(log, create=False), seed=seed)
+        say(found.refused)
+        if not found.pairs:
+            raise UsageError(
+                "the log holds no preference pair: it needs a success and a failure of one task, or feedback;"
+                " nano-rl rollout --group-size 4 adds runs"
+            )
+        pairs = list(found.pairs)
+    vocabulary = int(opened.loaded.model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
+    rows = pair_rows(pairs, reader_of(opened), vocabulary=vocabulary)
+    encoded = sum(row.encoded for row in rows)
+    exact = f"{len(rows) - encoded} with the tokens that were logged"
+    print(f"pairs: {len(rows)}, {exact}, {encoded} text-only, encoded here by the template", file=sys.stderr)
+    return rows
+
+
+def say(refused: Counter[str]) -> None:
+    """What made no pair, a line a reason, on stderr."""
+    for reason, count in refused.most_common():
+        print(f"left out: {count} ({reason})", file=sys.stderr)
+
+
+def trained_runs(pairs: Iterable[PairRows]) -> list[str]:
+    return sorted({run for pair in pairs for run in pair.run_ids})

@@ -1,0 +1,62 @@
+"""Signals to a training: the first finishes the step and saves, the second stops at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from nano_shared.errors import NanoError
+
+GRACE_SECONDS = 2.0
+"""after the second signal, for jails and connections to be closed; then the process ends as it stands"""
+INTERRUPTED = 130
+
+
+class TrainingStopped(NanoError):
+    """A signal asked for an end, and the step in flight was finished and saved."""
+
+    exit_code = INTERRUPTED
+
+
+class Interrupt:
+    """Whether someone asked this training to stop."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._end: threading.Timer | None = None
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        if not self.asked:
+            self.asked = True
+            # not print: the signal may have come while something else was being printed
+            os.write(2, b"\nfinishing this step, then saving; once more to stop at once\n")
+            return
+        # rollouts in flight may take minutes; a state is whole or absent, and a log too, so this is safe
+        self._end = threading.Timer(GRACE_SECONDS, os._exit, (INTERRUPTED,))
+        self._end.daemon = True
+        self._end.start()
+        raise KeyboardInterrupt
+
+    def forget(self) -> None:
+        if self._end is not None:
+            self._end.cancel()
+
+
+@contextmanager
+def interruptible() -> Iterator[Interrupt]:
+    """Handle SIGINT and SIGTERM until the block ends; outside the main thread nothing is handled."""
+    interrupt = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupt
+        return
+    before = {number: signal.signal(number, interrupt.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interrupt
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        interrupt.forget()

@@ -1,0 +1,170 @@
+"""Preference pairs out of the log: a success against a failure of the same task, and what people said."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+from nano_coder.runtime import PROFILES, serving_profile
+from nano_rl.imitation import run_messages
+from nano_rl.preference_pairs import Exact, PreferencePair, TokenRow
+from nano_rl.rewards import outcome
+from nano_rl.rewards.human import opinion
+from nano_rl.sample import to_samples
+from nano_rl.tasks.impossible import is_control
+from nano_shared.errors import LogError
+from nano_shared.feedback import FeedbackKind
+from nano_shared.store import LogStore
+from nano_shared.types import Message, Role, Split, Trajectory, Trust
+
+Source = Literal["graded", "feedback"]
+SOURCES: tuple[Source, ...] = ("graded", "feedback")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPairs:
+    """The pairs of a log, and what made none, counted by its reason."""
+
+    pairs: tuple[PreferencePair, ...]
+    refused: Counter[str]
+
+
+def log_pairs(
+    store: LogStore, *, sources: Collection[Source] = SOURCES, per_task: int = 4, seed: int = 0
+) -> LogPairs:
+    """Pairs of runs of one task, read under one template and profile.
+
+    `graded`: a run that passed against one that did not, each run in one pair at most and at most `per_task`
+    pairs a task, in a seeded order. `feedback`: what a `prefer` row says, and runs that people liked (above
+    one half on the scale of the reward part `human`) against runs that they did not.
+    """
+    refused: Counter[str] = Counter()
+    runs = [run for run in store.trajectories() if _admitted(run, refused)]
+    pairs: list[PreferencePair] = []
+    if "feedback" in sources:
+        pairs += _preferred(store, runs, refused)
+        opinions = {run.id: opinion(run.id, store.feedback(run.id)) for run in runs}
+        pairs += _opposed(runs, opinions, "feedback", per_task, seed, refused)
+    if "graded" in sources:
+        graded = {run.id: outcome(run.verdict) if _trusted(run, refused) else None for run in runs}
+        pairs += _opposed(runs, graded, "graded", per_task, seed, refused)
+    kept: dict[tuple[str | None, str | None], PreferencePair] = {}
+    for pair in pairs:
+        # what people said comes first, and stands against what a grader says of the same two runs
+        if (pair.rejected_run, pair.chosen_run) not in kept:
+            kept.setdefault((pair.chosen_run, pair.rejected_run), pair)
+    return LogPairs(pairs=tuple(kept.values()), refused=refused)
+
+
+def _admitted(run: Trajectory, refused: Counter[str]) -> bool:
+    profile = PROFILES.get(run.profile)
+    reason = None
+    if run.stop is None or run.stop.ours:
+        reason = "unfinished, or a failure of ours"
+    elif not run.turns:
+        reason = "no turns"
+    elif run.task.split is Split.TEST:
+        reason = "of the test split"
+    elif is_control(run.task):
+        reason = "impossible control"
+    elif profile is None or serving_profile(profile, run.task).hash != run.profile_hash:
+        reason = "made under another profile of that name"
+    if reason:
+        refused[reason] += 1
+    return reason is None
+
+
+def _trusted(run: Trajectory, refused: Counter[str]) -> bool:
+    trusted = run.verdict is not None and run.verdict.trust not in (Trust.JUDGE, Trust.NONE)
+    if not trusted:
+        refused["no verdict that can be trusted"] += 1
+    return trusted
+
+
+def _preferred(
+    store: LogStore, runs: Sequence[Trajectory], refused: Counter[str]
+) -> Iterator[PreferencePair]:
+    by_id = {run.id: run for run in runs}
+    for run in runs:
+        for row in store.feedback(run.id):
+            if row.kind is not FeedbackKind.PREFER:
+                continue
+            try:
+                other = by_id.get(store.resolve(row.text or ""))
+            except LogError:
+                other = None
+            if other is None:
+                refused["preferred to a run that is not in the log, or refused"] += 1
+            elif other.task.key != run.task.key:
+                refused["preferred to a run of another task"] += 1
+            else:
+                yield from _pair(run, other, "feedback", refused)
+
+
+def _opposed(
+    runs: Iterable[Trajectory],
+    worth: dict[str, float | None],
+    source: Source,
+    per_task: int,
+    seed: int,
+    refused: Counter[str],
+) -> Iterator[PreferencePair]:
+    """Graded: runs that passed against those that did not. Otherwise: above one half against below it."""
+    groups: dict[tuple[str, str, str, bool], list[Trajectory]] = defaultdict(list)
+    for run in runs:
+        if worth[run.id] is not None:
+            groups[run.task.key, run.template_hash, run.profile_hash, run.has_tokens].append(run)
+    for key, members in groups.items():
+        passed = 1.0 if source == "graded" else 0.5
+        good = [r for r in members if _number(worth, r) > 0.5 and _number(worth, r) >= passed]
+        bad = [r for r in members if _number(worth, r) < passed]
+        if not (good and bad):
+            refused[f"{source}: no other of its task to compare with"] += len(members)
+            continue
+        for side in (good, bad):
+            Random(f"pairs {seed} {key[0]}").shuffle(side)
+        for chosen, rejected in list(zip(good, bad, strict=False))[:per_task]:
+            yield from _pair(chosen, rejected, source, refused)
+
+
+def _number(worth: dict[str, float | None], run: Trajectory) -> float:
+    value = worth[run.id]
+    assert value is not None  # `_opposed` has left the others out
+    return value
+
+
+def _pair(
+    chosen: Trajectory, rejected: Trajectory, source: Source, refused: Counter[str]
+) -> Iterator[PreferencePair]:
+    prompt, answer = _conversation(chosen)
+    _, other = _conversation(rejected)
+    exact = _exact(chosen, rejected)
+    if answer == other or (exact is not None and exact.chosen == exact.rejected):
+        refused["both runs say the same"] += 1
+        return
+    yield PreferencePair(
+        prompt=prompt, chosen=answer, rejected=other, source=source, task=chosen.task.key,
+        chosen_run=chosen.id, rejected_run=rejected.id, exact=exact,
+    )  # fmt: skip
+
+
+def _conversation(run: Trajectory) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """What the policy was asked, and all that followed up to its last word."""
+    messages = run_messages(run, PROFILES[run.profile])
+    first = next(i for i, m in enumerate(messages) if m.role is Role.ASSISTANT)
+    last = max(i for i, m in enumerate(messages) if m.role is Role.ASSISTANT)
+    return tuple(messages[:first]), tuple(messages[first : last + 1])
+
+
+def _exact(chosen: Trajectory, rejected: Trajectory) -> Exact | None:
+    """The logged tokens of both, where both have them under one template."""
+    if not (chosen.has_tokens and rejected.has_tokens and chosen.template_hash == rejected.template_hash):
+        return None
+    sides = [
+        tuple(TokenRow(ids=row.ids, mask=row.mask) for row in to_samples(run, 1.0, imitation=True))
+        for run in (chosen, rejected)
+    ]
+    return Exact(template_hash=chosen.template_hash, chosen=sides[0], rejected=sides[1])

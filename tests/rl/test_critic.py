@@ -1,0 +1,173 @@
+"""The critic: its loss by value, its start, masks and state, and that it learns what follows a prompt."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+import torch
+from builders import tiny_llama, trajectory, turn
+
+from nano_rl.config import CriticConfig, ObjectiveConfig, OptimizerConfig, TrainConfig
+from nano_rl.critic import Critic, explained_variance, open_critic, value_loss
+from nano_rl.gae import Chain, reward_chain
+from nano_rl.guards import GuardTripped
+from nano_rl.learner import prepare
+from nano_rl.scalar_model import by_budget, scalar_model
+
+FAST = CriticConfig(
+    optimizer=OptimizerConfig(learning_rate=0.02), whiten=False, value_clip=None, gae_lambda=1.0
+)
+
+
+def critic(config: CriticConfig = FAST, *, lora_rank: int = 0, max_tokens: int = 64) -> Critic:
+    model = prepare(tiny_llama(torch.float32), lora_rank=lora_rank, seed=0)
+    return Critic(model, config, steps=30, lora_rank=lora_rank, max_tokens=max_tokens, seed=0)
+
+
+def chains() -> list[Chain]:
+    """Whatever is sampled after a prompt of threes earns 1, after one of fives nothing."""
+    runs = []
+    for i, (token, reward) in enumerate([(3, 1.0), (5, 0.0), (3, 1.0), (5, 0.0)]):
+        run = trajectory(turn([token] * (2 + i), [7, 1]), turn([2], [8], index=1), run_id=f"run-{i}")
+        runs.append(reward_chain(run, [0.0, reward]))
+    return runs
+
+
+def test_value_loss_is_the_larger_of_plain_and_clipped() -> None:
+    values = torch.tensor([1.0, 0.1, -1.0], dtype=torch.float64)
+    returns = torch.tensor([1.0, 1.0, 0.5], dtype=torch.float64)
+    old = torch.tensor([0.0, 0.0, -0.9], dtype=torch.float64)
+    plain, none = value_loss(values, returns, old, clip=None)
+    assert plain.tolist() == pytest.approx([0.0, 0.405, 1.125])
+    assert not none.any()
+    # clipped to .2, .1 and -1 around the old values: only the first has moved too far
+    loss, clipped = value_loss(values, returns, old, clip=0.2)
+    assert loss.tolist() == pytest.approx([0.32, 0.405, 1.125])
+    assert clipped.tolist() == [True, False, False]
+
+
+def test_value_loss_gradient_is_that_of_finite_differences_and_zero_where_clipped() -> None:
+    values = torch.tensor([1.0, 0.1, -1.0], dtype=torch.float64, requires_grad=True)
+    returns = torch.tensor([1.0, 1.0, 0.5], dtype=torch.float64)
+    old = torch.tensor([0.0, 0.0, -0.9], dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda v: value_loss(v, returns, old, clip=0.2)[0].sum(), (values,))
+    value_loss(values, returns, old, clip=0.2)[0].sum().backward()
+    assert values.grad is not None
+    assert values.grad[0] == 0
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_a_critic_starts_from_the_policy_and_expects_nothing(lora_rank: int) -> None:
+    policy = prepare(tiny_llama(torch.float32), lora_rank=lora_rank, seed=0)
+    model = scalar_model(policy, lora_rank=lora_rank, seed=0, bias=True)
+    ids = torch.tensor([[1, 4, 2, 8]])
+    assert model(ids, torch.ones_like(ids)).tolist() == [[0.0] * 4]
+    inner = policy.get_base_model() if lora_rank else policy
+    hidden = inner.model(input_ids=ids).last_hidden_state
+    torch.testing.assert_close(model.backbone(input_ids=ids).last_hidden_state, hidden)
+    assert model.head.weight.dtype == torch.float32
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert {"head.weight", "head.bias"} <= trained
+    assert all("lora_" in n or n.startswith("head.") for n in trained) == bool(lora_rank)
+
+
+def test_values_stand_before_their_tokens_and_see_nothing_after_them() -> None:
+    one = critic()
+    torch.nn.init.normal_(one.model.head.weight, generator=torch.Generator().manual_seed(1))
+    full = reward_chain(trajectory(turn([3, 4], [7, 1])), [1.0]).rows[0]
+    other = reward_chain(trajectory(turn([3, 4], [7, 9])), [1.0]).rows[0]
+    (before, after), (same, changed) = (one.values([row])[0][2:] for row in (full, other))
+    # the value before a token does not know the token
+    assert (before, after) == (same, changed)
+    assert before != after
+    assert one.values([full])[0][:2] == (0, 0)
+
+
+def test_values_do_not_depend_on_the_micro_batches() -> None:
+    rows = [row for chain in chains() for row in chain.rows]
+    results = []
+    for max_tokens in (1, 1000):
+        one = critic(max_tokens=max_tokens)
+        torch.nn.init.ones_(one.model.head.weight)
+        results.append(one.values(rows))
+    for a, b in zip(*results, strict=True):
+        assert a == pytest.approx(b, abs=1e-5)
+
+
+def test_an_update_does_not_depend_on_the_micro_batches() -> None:
+    weights = []
+    for max_tokens in (1, 1000):
+        one = critic(max_tokens=max_tokens)
+        torch.nn.init.ones_(one.model.head.weight)
+        one.update([lesson for of in one.lessons(chains()) for lesson in of], ends_step=True)
+        weights.append(torch.cat([p.detach().flatten() for p in one.model.parameters()]))
+    # Adam divides by the gradient's own size, so rounding shows where a gradient is nearly 0
+    assert (weights[0] - weights[1]).abs().mean() < 1e-4
+
+
+def test_it_learns_which_prompts_pay() -> None:
+    one = critic()
+    losses = []
+    for _ in range(30):
+        lessons = [lesson for of in one.lessons(chains()) for lesson in of]
+        losses.append(one.update(lessons, ends_step=True)["value_loss"])
+    assert losses[0] == pytest.approx(0.25)  # half of the mean square of (1, 0, 1, 0)
+    assert losses[-1] < 0.02
+    lessons = [lesson for of in one.lessons(chains()) for lesson in of]
+    assert explained_variance(lessons)["value_explained"] > 0.8
+    # what was expected is no advantage
+    assert max(abs(a) for lesson in lessons for a in lesson.sample.advantages) < 0.5
+
+
+def test_before_it_knows_anything_the_advantage_is_the_return() -> None:
+    lessons = [lesson for of in critic().lessons(chains()) for lesson in of]
+    for lesson, reward in zip(lessons, [1.0, 0.0, 1.0, 0.0], strict=True):
+        assert lesson.sample.advantages == tuple(reward * m for m in lesson.sample.mask)
+
+
+def test_whitening_is_over_the_whole_step() -> None:
+    config = FAST.model_copy(update={"whiten": True})
+    lessons = [lesson for of in critic(config).lessons(chains()) for lesson in of]
+    flat = [a for x in lessons for a, m in zip(x.sample.advantages, x.sample.mask, strict=True) if m]
+    assert flat == pytest.approx([1.0, 1, 1, -1, -1, -1] * 2, abs=1e-6)
+
+
+def test_its_state_goes_on_as_if_nothing_had_happened() -> None:
+    one, two = critic(), critic()
+    lessons = [lesson for of in one.lessons(chains()) for lesson in of]
+    for _ in range(2):
+        one.update(lessons, ends_step=True)
+    file = io.BytesIO()
+    torch.save(one.state_dict(), file)
+    two.load_state_dict(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
+    for c in (one, two):
+        c.update(lessons, ends_step=True)
+    for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_critic_that_diverges_stops_the_run_and_keeps_its_weights() -> None:
+    one = critic()
+    (lesson,) = one.lessons(chains()[:1])[0]
+    broken = type(lesson)(
+        sample=lesson.sample, returns=tuple(math.inf for _ in lesson.returns), values=lesson.values
+    )
+    before = one.model.head.bias.item()
+    with pytest.raises(GuardTripped, match="the critic's loss is inf; lower critic"):
+        one.update([broken], ends_step=True)
+    assert one.model.head.bias.item() == before
+
+
+def test_no_critic_is_made_unless_one_is_configured() -> None:
+    assert open_critic(tiny_llama(torch.float32), TrainConfig()) is None
+    ppo = TrainConfig(group_size=1, objective=ObjectiveConfig(objective="ppo"), critic=FAST)
+    assert open_critic(tiny_llama(torch.float32), ppo) is not None
+    with pytest.raises(ValueError, match="`critic` is read by objective = ppo alone"):
+        TrainConfig(critic=FAST)
+
+
+def test_rows_are_cut_by_budget_longest_first() -> None:
+    assert by_budget([2, 5, 3, 1], 6) == [[1], [2, 0], [3]]
+    assert by_budget([9], 6) == [[0]]

@@ -1,0 +1,113 @@
+"""GAE runs along the tokens that were sampled, whatever stands between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from builders import trajectory, turn
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nano_rl.gae import Chain, chain_gae, gae, reward_chain, whitened
+from nano_shared import Trajectory
+
+numbers = st.floats(-3, 3, allow_nan=False)
+
+
+def by_definition(
+    rewards: Sequence[float], values: Sequence[float], discount: float, lam: float
+) -> list[float]:
+    """A_k = sum over l of (discount * lam)^l * d_(k+l), term by term."""
+    size = len(rewards)
+    following = [*values[1:], 0.0]
+    d = [rewards[k] + discount * following[k] - values[k] for k in range(size)]
+    return [sum((discount * lam) ** (j - k) * d[j] for j in range(k, size)) for k in range(size)]
+
+
+@given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=8), st.floats(0, 1), st.floats(0, 1))
+def test_equals_the_sum_that_defines_it(
+    pairs: list[tuple[float, float]], discount: float, lam: float
+) -> None:
+    rewards, values = [r for r, _ in pairs], [v for _, v in pairs]
+    advantages, returns = gae(rewards, values, discount=discount, lam=lam)
+    assert advantages == pytest.approx(by_definition(rewards, values, discount, lam), abs=1e-9)
+    assert returns == pytest.approx([a + v for a, v in zip(advantages, values, strict=True)])
+
+
+def test_lambda_one_is_the_return_less_the_value_and_lambda_zero_one_step() -> None:
+    rewards, values = [0.0, 1.0, 2.0], [0.5, -0.5, 1.0]
+    assert gae(rewards, values, discount=0.5, lam=1)[0] == pytest.approx([1.0 - 0.5, 2.0 + 0.5, 2.0 - 1.0])
+    assert gae(rewards, values, discount=0.5, lam=0)[0] == pytest.approx([-0.25 - 0.5, 1.5 + 0.5, 2.0 - 1.0])
+    assert gae(rewards, values, discount=0.5, lam=1)[1] == pytest.approx([1.0, 2.0, 2.0])
+
+
+def test_a_hand_computed_chain() -> None:
+    # d = (0 + .9*.4 - .2, 0 + .9*.6 - .4, 1 - .6) = (.16, .14, .4); A_2 = .4, A_1 = .14 + .72*.4, A_0 = ...
+    advantages, _ = gae([0.0, 0.0, 1.0], [0.2, 0.4, 0.6], discount=0.9, lam=0.8)
+    assert advantages == pytest.approx([0.16 + 0.72 * (0.14 + 0.72 * 0.4), 0.14 + 0.72 * 0.4, 0.4])
+
+
+def two_turns(context: int, *, row: int = 0) -> Trajectory:
+    return trajectory(turn(2, 2, index=0), turn(context, 3, index=1, row=row), reward=1.0)
+
+
+def sampled(chain: Chain, rows: Sequence[Sequence[float]]) -> list[float]:
+    return [
+        x for row, own in zip(chain.rows, rows, strict=True) for x, m in zip(own, row.mask, strict=True) if m
+    ]
+
+
+def laid(chain: Chain, values: Sequence[float], *, elsewhere: float) -> list[list[float]]:
+    """Values on sampled tokens in order, and a number on all others that must not matter."""
+    left = iter(values)
+    return [[next(left) if m else elsewhere for m in row.mask] for row in chain.rows]
+
+
+@pytest.mark.parametrize(("context", "row"), [(1, 0), (5, 0), (17, 0), (4, 1)])
+def test_multi_turn_gae_ignores_observation_positions(context: int, row: int) -> None:
+    """The value after a turn's last token is that of the next turn's first, across observations and rows."""
+    values = [0.3, -0.2, 0.7, 0.1, 0.4]
+    expected = by_definition([0, 0.25, 0, 0, 0.75], values, 0.9, 0.8)
+    chain = reward_chain(two_turns(context, row=row), [0.25, 0.75])
+    assert len(chain.rows) == row + 1
+    for elsewhere in (0.0, 99.0):
+        advantages, returns = chain_gae(
+            chain, laid(chain, values, elsewhere=elsewhere), discount=0.9, lam=0.8
+        )
+        assert sampled(chain, advantages) == pytest.approx(expected)
+        assert sampled(chain, returns) == pytest.approx(
+            [a + v for a, v in zip(expected, values, strict=True)]
+        )
+        outside = [
+            x
+            for own, r in zip(advantages, chain.rows, strict=True)
+            for x, m in zip(own, r.mask, strict=True)
+            if not m
+        ]
+        assert set(outside) == {0.0}
+
+
+def test_a_turn_is_rewarded_on_its_last_sampled_token() -> None:
+    chain = reward_chain(two_turns(3), [0.25, 0.75])
+    (row,) = chain.rows
+    assert row.mask == (0, 0, 1, 1, 0, 0, 0, 1, 1, 1)
+    assert chain.rewards == ((0, 0, 0, 0.25, 0, 0, 0, 0, 0, 0.75),)
+    with pytest.raises(ValueError, match="2 turns and 1 turn rewards"):
+        reward_chain(two_turns(3), [1.0])
+
+
+@given(st.lists(st.lists(st.tuples(numbers, st.booleans()), max_size=6), min_size=1, max_size=4))
+def test_whitened_advantages_have_mean_zero_and_deviation_one(rows: list[list[tuple[float, bool]]]) -> None:
+    masks = [[int(m) for _, m in row] for row in rows]
+    white = whitened([[a for a, _ in row] for row in rows], masks)
+    flat = [a for row, mask in zip(white, masks, strict=True) for a, m in zip(row, mask, strict=True) if m]
+    assert all(a == 0 for r, k in zip(white, masks, strict=True) for a, m in zip(r, k, strict=True) if not m)
+    given_flat = [a for row in rows for a, m in row if m]
+    if not flat or min(given_flat) == max(given_flat):
+        assert set(flat) <= {0.0}
+        return
+    assert sum(flat) == pytest.approx(0, abs=1e-6)
+    if max(given_flat) - min(given_flat) > 1e-3:
+        assert math.sqrt(sum(a * a for a in flat) / len(flat)) == pytest.approx(1, abs=1e-3)

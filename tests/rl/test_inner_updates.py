@@ -1,0 +1,210 @@
+"""Several updates a step: old log-probs, minibatches, PPO's credit, and the mixed loss with its shares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from builders import tiny_llama, trajectory, turn
+
+from nano_rl.batch import make_batches
+from nano_rl.config import CriticConfig, GuardConfig, ObjectiveConfig, OptimizerConfig, TrainConfig
+from nano_rl.critic import Critic, open_critic
+from nano_rl.group import Group
+from nano_rl.imitation import Demonstrations, own_successes
+from nano_rl.learner import Learner
+from nano_rl.logprob import token_logprobs
+from nano_rl.loss import sft_loss
+from nano_rl.sample import to_samples
+from nano_rl.update import learn
+
+LOOSE = GuardConfig(mismatch_max=1e9, patience=100)
+
+
+def config(**settings: Any) -> TrainConfig:
+    return TrainConfig(
+        steps=4, guards=LOOSE, optimizer=OptimizerConfig(learning_rate=1e-2), max_tokens=32, **settings
+    )
+
+
+def groups(rewards: list[list[float | None]]) -> list[Group]:
+    """A group for each list, every run of its own tokens and with an observation between two turns."""
+    made = []
+    for g, of_group in enumerate(rewards):
+        runs = [
+            trajectory(
+                turn([1, 2 + g], [3 + i, 4]), turn([5], [6 + g, 7 + i], index=1),
+                run_id=f"run-{g}-{i}", key=f"task-{g}", reward=reward,
+            )
+            for i, reward in enumerate(of_group)
+        ]  # fmt: skip
+        made.append(Group(task_key=f"task-{g}", trajectories=tuple(runs)))
+    return made
+
+
+def step(
+    settings: TrainConfig, of: list[Group], *, critic: Critic | None = None, **more: Any
+) -> tuple[dict[str, float], Learner]:
+    model = tiny_llama(torch.float32)
+    learner = Learner(model, settings.optimizer, steps=settings.steps)
+    values = learn(learner, None, of, {"step": 0.0}, settings, 0, [], None, critic, **more)
+    return values, learner
+
+
+MIXED = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
+
+
+def test_ac_15_the_first_of_several_updates_has_ratio_exactly_one_and_the_next_do_not() -> None:
+    once, _ = step(config(), groups(MIXED))
+    assert once["ratio_deviation_max"] == 0
+    assert once["updates"] == 1
+    several, learner = step(config(updates_per_step=2), groups(MIXED))
+    assert several["updates"] == 2
+    assert several["ratio_deviation_max"] > 0
+    # the mean over two updates, of which the first is exactly 0
+    assert 0 < several["ratio_deviation"] < several["ratio_deviation_max"]
+    assert several["tokens"] == once["tokens"]
+    assert learner.step == 1
+
+
+def test_the_log_probs_of_the_start_are_those_of_the_first_forward_pass() -> None:
+    """So leaving them out of the first update, where they are the new ones, changes nothing."""
+    model = tiny_llama(torch.float32)
+    rows = [row for group in groups(MIXED) for run in group.trajectories for row in to_samples(run, 1.0)]
+    for batch in make_batches(rows, max_tokens=32):
+        with torch.no_grad():
+            old = token_logprobs(model, batch)
+        assert torch.equal(old, token_logprobs(model, batch).detach())
+
+
+def test_minibatches_are_whole_groups_and_each_is_an_update() -> None:
+    values, learner = step(config(minibatches=3, updates_per_step=2), groups(MIXED))
+    assert values["updates"] == 6
+    assert learner.step == 1
+    # three of the four groups have a signal; two runs of four sampled tokens each
+    assert values["tokens"] == 3 * 2 * 4
+    # more parts than groups with a signal: one for each
+    assert step(config(minibatches=9), groups(MIXED))[0]["updates"] == 3
+
+
+def test_the_rate_is_set_once_a_step() -> None:
+    settings = config(updates_per_step=3).model_copy(
+        update={"optimizer": OptimizerConfig(learning_rate=1.0, schedule="linear")}
+    )
+    model = tiny_llama(torch.float32)
+    learner = Learner(model, settings.optimizer, steps=4)
+    rates = [
+        learn(learner, None, groups(MIXED), {"step": float(i)}, settings, 0, [], None)["learning_rate"]
+        for i in range(2)
+    ]
+    assert rates == [1.0, 0.75]
+
+
+PPO = ObjectiveConfig(objective="ppo")
+CRITIC = CriticConfig(optimizer=OptimizerConfig(learning_rate=1e-2), value_clip=None)
+
+
+def test_a_critic_learns_from_groups_that_comparison_cannot_use() -> None:
+    settings = config(critic=CRITIC.model_copy(update={"gae_lambda": 1.0}), objective=PPO, updates_per_step=2)
+    critic = open_critic(tiny_llama(torch.float32), settings)
+    values, _ = step(settings, groups([[1.0, 1.0], [0.0, None]]), critic=critic)
+    assert values["skipped"] == 0
+    # the run without a reward has left: three runs of four tokens
+    assert values["tokens"] == 3 * 4
+    assert values["return_mean"] == pytest.approx(2 / 3)
+    assert values["value_loss"] > 0
+    assert values["value_grad_norm"] > 0
+    assert step(config(), groups([[1.0, 1.0], [0.0, None]]))[0] == {"skipped": 1.0}
+
+
+def test_a_critic_credits_tokens_by_what_it_expected() -> None:
+    """With lambda 1 and a critic that knows nothing, the update is that of the raw rewards."""
+    plain = CRITIC.model_copy(update={"whiten": False, "gae_lambda": 1.0})
+    settings = config(critic=plain, objective=PPO)
+    critic = open_critic(tiny_llama(torch.float32), settings)
+    _, with_critic = step(settings, groups(MIXED[:3]), critic=critic)
+    raw = config(objective=ObjectiveConfig(baseline="none"))
+    _, without = step(raw, groups(MIXED[:3]))
+    for a, b in zip(with_critic.model.parameters(), without.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_ac_10_each_part_of_a_mixed_loss_has_its_own_denominator() -> None:
+    """L_SFT is a mean over demonstrations, however many rollouts stand beside them."""
+    rows = own_successes(groups([[1.0], [1.0]]))
+    (batch,) = make_batches(rows, max_tokens=1000)
+    expected = sft_loss(token_logprobs(tiny_llama(torch.float32), batch), batch)[1]["loss"]
+    shown = Demonstrations(rows=tuple(rows), batch=2, seed=0)
+    settings = config(lambda_sft=0.5)
+    alone, _ = step(config(), groups(MIXED))
+    for count in (1, 3):
+        of = groups(MIXED[:count])
+        values, _ = step(settings, of, demonstrations=shown)
+        assert values["loss_sft"] == pytest.approx(0.5 * expected, rel=1e-5)
+        assert values["sft_tokens"] == 8
+        assert values["tokens"] == count * 2 * 4
+        assert values["loss_policy"] == pytest.approx(step(config(), of)[0]["loss"], abs=1e-6)
+        assert values["loss"] == pytest.approx(values["loss_policy"] + values["loss_sft"], abs=1e-6)
+        shares = [values[f"share_{name}"] for name in ("policy", "kl", "sft")]
+        assert sum(shares) == pytest.approx(1)
+        assert shares[2] > 0.5
+    assert "loss_sft" not in alone
+
+
+def test_a_mixed_loss_imitates_the_steps_own_successes_even_where_no_group_has_a_signal() -> None:
+    of = groups([[1.0, 1.0], [0.0, 0.0]])
+    assert {row.run_id for row in own_successes(of)} == {"run-0-0", "run-0-1"}
+    model_before = tiny_llama(torch.float32)
+    values, learner = step(config(lambda_sft=0.1), of)
+    assert values["sft_tokens"] == 8
+    assert values["share_sft"] == 1
+    moved = [
+        not torch.equal(a, b)
+        for a, b in zip(model_before.parameters(), learner.model.parameters(), strict=True)
+    ]
+    assert any(moved)
+    assert step(config(lambda_sft=0.1), groups([[0.0, 0.0]]))[0] == {"skipped": 1.0}
+
+
+def test_demonstrations_come_round_once_before_any_comes_again() -> None:
+    rows = tuple(own_successes(groups([[1.0]] * 5)))
+    shown = Demonstrations(rows=rows, batch=2, seed=3)
+    drawn = [row.run_id for i in range(5) for row in shown.draw(i)]
+    assert sorted(drawn[:5]) == sorted(drawn[5:]) == sorted(row.run_id for row in rows)
+    assert Demonstrations(rows=(), batch=2, seed=0).draw(0) == []
+
+
+def test_shuffled_rewards_take_no_turn_rewards_along() -> None:
+    """A shuffled verdict may come from a rollout of another number of turns."""
+    of = groups(MIXED)
+    scored = [
+        t.model_copy(update={"verdict": t.verdict.model_copy(update={"turn_rewards": (0.0, 1.0, 0.0)})})
+        for t in of[0].trajectories
+        if t.verdict
+    ]
+    odd = Group(task_key="task-0", trajectories=tuple(scored))
+    settings = config(critic=CRITIC, objective=PPO, shuffle_rewards=True)
+    critic = open_critic(tiny_llama(torch.float32), settings)
+    assert step(settings, [odd, *of[1:]], critic=critic)[0]["updates"] == 1
+
+
+def test_a_step_of_imitation_alone_leaves_the_critic_as_it_is() -> None:
+    settings = config(critic=CRITIC, objective=PPO, lambda_sft=0.1)
+    critic = open_critic(tiny_llama(torch.float32), settings)
+    assert critic is not None
+    rows = tuple(own_successes(groups([[1.0]])))
+    shown = Demonstrations(rows=rows, batch=1, seed=0)
+    values, _ = step(settings, groups([[None, None]]), critic=critic, demonstrations=shown)
+    assert values["sft_tokens"] == 4
+    assert "value_loss" not in values
+
+
+def test_shuffled_rewards_shuffle_what_is_imitated() -> None:
+    """The one success of a step is another rollout's under the control, for some seed."""
+    of = groups([[1.0, 0.0, 0.0, 0.0]])
+    tokens = {
+        seed: step(config(lambda_sft=0.1, shuffle_rewards=True, seed=seed), of)[0]["loss_sft"]
+        for seed in range(4)
+    }
+    assert len(set(tokens.values())) > 1

@@ -1,0 +1,197 @@
+"""Pairs out of the log: successes against failures, what people said, and what makes no pair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from builders import verdict
+
+from nano_coder.runtime import COMPACT_1
+from nano_rl.log_pairs import log_pairs
+from nano_rl.preference_pairs import PreferencePair, read_pairs, write_pairs
+from nano_shared import Completion, Finish, Sampling, StopReason, Task, Trajectory, Turn, TurnTokens
+from nano_shared.errors import UsageError
+from nano_shared.feedback import Feedback, FeedbackKind
+from nano_shared.store import LogStore
+from nano_shared.types import Observation, Split, Trust
+
+
+def run(
+    name: str, reward: float | None, *, key: str = "task-0", text: str | None = None, template: str = "t",
+    exact: bool = True, **task: object,
+) -> Trajectory:  # fmt: skip
+    """A run of two turns with an observation between them."""
+    said_id = sum(map(ord, text or name))
+    turns = []
+    for i, said in enumerate([text or f"@search\n{name}", "@submit"]):
+        tokens = TurnTokens(context_ids=(1, 2, 3), sampled_ids=(10 + i, said_id), logprobs=(-1.0, -0.5))
+        completion = Completion(
+            text=said,
+            finish=Finish.STOP,
+            tokens=tokens if exact else None,
+            sampling=Sampling(),
+            policy_id="p",
+        )
+        seen = Observation(tool="search", ok=True, text="nothing found", started=0.0, ended=0.0)
+        turns.append(
+            Turn(
+                index=i,
+                completion=completion,
+                parser="compact",
+                observations=() if i else (seen,),
+                started=0.0,
+                ended=0.0,
+            )
+        )
+    return Trajectory(
+        id=name, task=Task(key=key, prompt="Find it.", files={"a.py": ""}, **task), turns=tuple(turns),
+        stop=StopReason.FINISHED, runtime_version="0", profile=COMPACT_1.name, profile_hash=COMPACT_1.hash,
+        template_hash=template, tools_hash=COMPACT_1.tools_hash, policy="p", started=0.0,
+        verdict=None if reward is None else verdict(reward),
+    )  # fmt: skip
+
+
+def logged(tmp_path: Path, *runs: Trajectory) -> LogStore:
+    store = LogStore.open(tmp_path / "log.db")
+    for one in runs:
+        store.append(one)
+    return store
+
+
+def named(pairs: tuple[PreferencePair, ...]) -> set[tuple[str | None, str | None]]:
+    return {(pair.chosen_run, pair.rejected_run) for pair in pairs}
+
+
+def test_a_success_is_preferred_to_a_failure_of_the_same_task(tmp_path: Path) -> None:
+    store = logged(tmp_path, run("good", 1.0), run("bad", 0.0), run("other", 0.0, key="task-1"))
+    found = log_pairs(store)
+    assert named(found.pairs) == {("good", "bad")}
+    (pair,) = found.pairs
+    assert [m.role for m in pair.prompt] == ["system", "user"]
+    assert [m.role for m in pair.chosen] == ["assistant", "tool", "assistant"]
+    assert pair.chosen[0].content == "@search\ngood"
+    assert pair.exact is not None
+    # the tokens as they were logged, trained exactly where the policy sampled
+    good = sum(map(ord, "good"))
+    assert pair.exact.chosen[0].ids == (1, 2, 3, 10, good, 1, 2, 3, 11, good)
+    assert pair.exact.chosen[0].mask == (0, 0, 0, 1, 1, 0, 0, 0, 1, 1)
+    assert found.refused == {"graded: no other of its task to compare with": 1}
+
+
+def test_a_run_is_in_one_graded_pair_at_most_and_tasks_are_bounded(tmp_path: Path) -> None:
+    runs = [run(f"run-{i}", float(i % 2)) for i in range(9)]
+    store = logged(tmp_path, *runs)
+    pairs = log_pairs(store, per_task=3).pairs
+    used = [name for pair in pairs for name in (pair.chosen_run, pair.rejected_run)]
+    assert (len(pairs), len(set(used))) == (3, 6)
+    assert named(pairs) == named(log_pairs(store, per_task=3).pairs)
+    assert named(pairs) != named(log_pairs(store, per_task=3, seed=1).pairs)
+
+
+def test_what_cannot_be_compared_is_counted_by_its_reason(tmp_path: Path) -> None:
+    ours = run("ours", 0.0).model_copy(update={"stop": StopReason.SANDBOX_ERROR, "verdict": None})
+    judged = run("judged", 0.0).model_copy(
+        update={"verdict": verdict(0.0).model_copy(update={"trust": Trust.JUDGE})}
+    )
+    foreign = run("foreign", 0.0).model_copy(update={"profile_hash": "another"})
+    store = logged(
+        tmp_path, run("good", 1.0), ours, judged, foreign, run("held out", 0.0, split=Split.TEST),
+        run("elsewhere", 0.0, template="u"),
+    )  # fmt: skip
+    found = log_pairs(store)
+    assert found.pairs == ()
+    assert found.refused == {
+        "unfinished, or a failure of ours": 1,
+        "no verdict that can be trusted": 1,
+        "made under another profile of that name": 1,
+        "of the test split": 1,
+        "graded: no other of its task to compare with": 2,
+    }
+
+
+def test_runs_that_say_the_same_prefer_nothing(tmp_path: Path) -> None:
+    store = logged(tmp_path, run("good", 1.0, text="same"), run("bad", 0.0, text="same"))
+    found = log_pairs(store)
+    assert found.pairs == ()
+    assert found.refused == {"both runs say the same": 1}
+
+
+def test_what_people_prefer_is_a_pair_and_stands_against_the_grader(tmp_path: Path) -> None:
+    store = logged(tmp_path, run("good", 1.0), run("bad", 0.0), run("lone", None, key="task-1"))
+    store.add_feedback("bad", Feedback(kind=FeedbackKind.PREFER, text="good", created=0.0))
+    store.add_feedback("bad", Feedback(kind=FeedbackKind.PREFER, text="lone", created=0.0))
+    store.add_feedback("bad", Feedback(kind=FeedbackKind.PREFER, text="nobody", created=0.0))
+    found = log_pairs(store)
+    assert named(found.pairs) == {("bad", "good")}
+    assert found.pairs[0].source == "feedback"
+    assert found.refused["preferred to a run of another task"] == 1
+    assert found.refused["preferred to a run that is not in the log, or refused"] == 1
+    assert named(log_pairs(store, sources=["graded"]).pairs) == {("good", "bad")}
+
+
+def test_runs_that_people_liked_are_preferred_to_those_that_they_did_not(tmp_path: Path) -> None:
+    store = logged(tmp_path, *(run(name, None) for name in ("liked", "disliked", "neither")))
+    for name, value in (("liked", 1.0), ("disliked", -1.0), ("neither", 0.0)):
+        store.add_feedback(name, Feedback(kind=FeedbackKind.THUMB, value=value, created=0.0))
+    assert named(log_pairs(store).pairs) == {("liked", "disliked")}
+
+
+def test_text_only_runs_make_pairs_of_text(tmp_path: Path) -> None:
+    store = logged(tmp_path, run("good", 1.0, exact=False), run("bad", 0.0, exact=False))
+    (pair,) = log_pairs(store).pairs
+    assert pair.exact is None
+
+
+def test_pairs_survive_their_file(tmp_path: Path) -> None:
+    store = logged(tmp_path, run("good", 1.0), run("bad", 0.0))
+    pairs = log_pairs(store).pairs
+    write_pairs(tmp_path / "pairs.jsonl", pairs)
+    assert tuple(read_pairs(tmp_path / "pairs.jsonl")) == pairs
+
+
+GOOD = '{"prompt": "Say hi.", "chosen": "hi", "rejected": "no"}'
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"prompt": "Say hi.", "chosen": "hi"}', r"pairs\.jsonl:2: rejected: Field required"),
+        (
+            '{"prompt": "Say hi.", "chosen": "hi", "rejected": "hi"}',
+            "2: row: chosen and rejected are the same",
+        ),
+        ('{"prompt": "Say hi.", "chosen": 3, "rejected": "no"}', "2: chosen: Input should be a valid tuple"),
+        (
+            '{"prompt": "", "chosen": "a", "rejected": "b", "score": 1}',
+            "2: score: Extra inputs are not permitted",
+        ),
+        ('{"prompt": [], "chosen": "a", "rejected": "b"}', "2: prompt: Tuple should have at least 1 item"),
+        (
+            '{"prompt": "p", "chosen": [{"role": "user", "content": "a"}], "rejected": "b"}',
+            "2: row: chosen holds no assistant message",
+        ),
+        (
+            '{"prompt": "p", "chosen": [{"role": "robot", "content": "a"}], "rejected": "b"}',
+            r"2: chosen\.0\.role: Input should be",
+        ),
+        (
+            '{"prompt": "p", "chosen": "a", "rejected": "b", "exact": {"template_hash": "t", "chosen":'
+            ' [{"ids": [1, 2], "mask": [0]}], "rejected": [{"ids": [1, 2], "mask": [0, 1]}]}}',
+            r"2: exact\.chosen\.0: ids and mask must be of one length",
+        ),
+        ("not json", "2: row: is not JSON"),
+        ("[1]", "2: row: must be a JSON object"),
+    ],
+)
+def test_a_bad_row_is_named_by_line_and_field(line: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(f"{GOOD}\n{line}\n")
+    with pytest.raises(UsageError, match=said):
+        read_pairs(path)
+
+
+def test_an_empty_file_of_pairs_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pairs.jsonl").write_text("")
+    with pytest.raises(UsageError, match="holds no preference pair"):
+        read_pairs(tmp_path / "pairs.jsonl")

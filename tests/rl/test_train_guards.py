@@ -1,0 +1,229 @@
+"""Guards, each provoked in the real loop: it stops with its sentence, and the saved weights are spared."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from looping import CONFIG, Loop, logged_groups, same, tiny_model, weights
+
+from nano_coder.runtime import local_policy
+from nano_rl import train as loop_module
+from nano_rl import update as update_module
+from nano_rl.batch import Batch
+from nano_rl.config import GuardConfig, ObjectiveConfig, OptimizerConfig
+from nano_rl.gather import Sources
+from nano_rl.group import Group
+from nano_rl.guards import GuardTripped
+from nano_rl.states import States
+from nano_shared.types import Finish, StopReason, Trajectory
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def logged(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Group, ...]:
+    """Two tasks, two runs each, one of them right."""
+    return logged_groups(tiny, tmp_path_factory.mktemp("log") / "log.db")
+
+
+def trips(loop: Loop, sentence: str, *, after: int = 0, **arguments: Any) -> None:
+    """The training stops with that sentence, and what is saved are the weights of `after` sound steps."""
+    started: list[dict[str, torch.Tensor]] = []
+    told = arguments.pop("before", lambda model: None)
+
+    def before(model: torch.nn.Module) -> None:
+        told(model)
+        started.append(weights(model))
+
+    with pytest.raises(GuardTripped, match=sentence):
+        loop.go(before=before, **arguments)
+    states = States(loop.folder / "states")
+    assert states.steps()[-1] == after
+    saved = states.read(after)[1]["learner"]["weights"]
+    assert all(bool(torch.isfinite(value).all()) for value in saved.values()) or "nan" in sentence
+    if after == 0:
+        assert all(torch.equal(saved[name], started[0][name]) or "nan" in sentence for name in saved)
+
+
+def nudge(model: torch.nn.Module, _: Trajectory) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.01)
+
+
+def test_weights_that_move_between_sampling_and_training(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        GuardTripped, match=r"step 0: sampler and trainer log-probs of fresh tokens differ by"
+    ):
+        Loop(tiny, tmp_path).go(on_run=nudge)
+
+
+def test_a_reference_that_is_not_the_start(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(GuardTripped, match=r"step 0: the KL to the reference is .* before any update"):
+        Loop(tiny, tmp_path).go(on_run=nudge, objective=ObjectiveConfig(beta=0.1))
+
+
+def patched_batches(monkeypatch: pytest.MonkeyPatch, change: Callable[[Batch], Batch]) -> None:
+    real = update_module.make_batches
+    monkeypatch.setattr(update_module, "make_batches", lambda *a, **k: [change(b) for b in real(*a, **k)])
+
+
+def test_old_log_probs_that_are_not_the_trainers_own(
+    tiny: Path, tmp_path: Path, logged: tuple[Group, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patched_batches(monkeypatch, lambda b: b.with_old(b.behaviour_logprobs_BT - 0.1))
+    sentence = r"step 0: the trainer's ratio is .* away from 1 on the first update"
+    trips(Loop(tiny, tmp_path), sentence, sources=Sources(logged=logged), score=None, group_size=0)
+
+
+def test_an_empty_mask(
+    tiny: Path, tmp_path: Path, logged: tuple[Group, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patched_batches(monkeypatch, lambda b: replace(b, mask_BT=torch.zeros_like(b.mask_BT)))
+    trips(
+        Loop(tiny, tmp_path), "step 0: the mask is empty", sources=Sources(logged=logged), score=None,
+        group_size=0,
+    )  # fmt: skip
+
+
+def test_a_loss_that_is_not_finite(tiny: Path, tmp_path: Path, logged: tuple[Group, ...]) -> None:
+    def poison(model: torch.nn.Module) -> None:
+        with torch.no_grad():
+            next(model.parameters())[0, 0] = torch.nan
+
+    sources = Sources(logged=logged)
+    trips(
+        Loop(tiny, tmp_path), "step 0: loss is nan; lower the learning rate", sources=sources, score=None,
+        group_size=0, before=poison,
+    )  # fmt: skip
+
+
+def test_a_learning_rate_that_diverges(tiny: Path, tmp_path: Path, logged: tuple[Group, ...]) -> None:
+    trips(
+        Loop(tiny, tmp_path), "step 0: one update moved .* the learning rate of 50 diverges; lower it",
+        sources=Sources(logged=logged), score=None, group_size=0, optimizer=OptimizerConfig(learning_rate=50),
+    )  # fmt: skip
+
+
+def whole(run: Trajectory) -> Trajectory:
+    """The run as if its last completion had ended by itself."""
+    last = run.turns[-1]
+    ended = last.model_copy(update={"completion": last.completion.model_copy(update={"finish": Finish.STOP})})
+    return run.model_copy(update={"turns": (*run.turns[:-1], ended), "stop": StopReason.FINISHED})
+
+
+def with_runs(groups: tuple[Group, ...], change: Callable[[int, int, Trajectory], Trajectory]) -> Sources:
+    """The groups with each run changed; `change` is told the places of group and run."""
+    return Sources(
+        logged=tuple(
+            replace(g, trajectories=tuple(change(i, j, run) for j, run in enumerate(g.trajectories)))
+            for i, g in enumerate(groups)
+        )
+    )
+
+
+def rewarded(run: Trajectory, reward: float | None) -> Trajectory:
+    assert run.verdict is not None
+    return whole(run).model_copy(update={"verdict": run.verdict.model_copy(update={"reward": reward})})
+
+
+STRICT: dict[str, Any] = {"score": None, "group_size": 0, "steps": 9, "guards": GuardConfig(patience=3)}
+
+
+def test_groups_that_are_all_dead(tiny: Path, tmp_path: Path, logged: tuple[Group, ...]) -> None:
+    dead = with_runs(logged, lambda group, _, run: rewarded(run, float(group)))
+    trips(Loop(tiny, tmp_path), "step 2: all groups of 3 steps are dead", after=2, sources=dead, **STRICT)
+
+
+def test_a_reward_that_is_constant(tiny: Path, tmp_path: Path, logged: tuple[Group, ...]) -> None:
+    constant = with_runs(logged, lambda _, __, run: rewarded(run, 0.5))
+    trips(
+        Loop(tiny, tmp_path), "step 2: every reward of 3 steps is 0.5: the grader cannot", after=2,
+        sources=constant, **STRICT,
+    )  # fmt: skip
+
+
+def test_patience_outlives_a_restart(tiny: Path, tmp_path: Path, logged: tuple[Group, ...]) -> None:
+    constant = with_runs(logged, lambda _, __, run: rewarded(run, 0.5))
+    loop = Loop(tiny, tmp_path)
+    loop.go(**{**STRICT, "steps": 2, "sources": constant})
+    trips(loop, "step 2: every reward of 3 steps", after=2, sources=constant, resume=True, **STRICT)
+
+
+def test_ac_39_runs_that_failed_for_our_reasons_score_nothing(
+    tiny: Path, tmp_path: Path, logged: tuple[Group, ...]
+) -> None:
+    ours = with_runs(logged, lambda _, __, run: run.model_copy(update={"stop": StopReason.SANDBOX_ERROR}))
+    trips(Loop(tiny, tmp_path), "step 2: no rollout of 3 steps has a reward", after=2, sources=ours, **STRICT)
+
+
+def test_everything_cut_off(tiny: Path, tmp_path: Path, logged: tuple[Group, ...]) -> None:
+    cut = with_runs(logged, lambda _, __, run: run.model_copy(update={"stop": StopReason.MAX_TOKENS}))
+    trips(
+        Loop(tiny, tmp_path), "step 2: every rollout of 3 steps was cut off", after=2, sources=cut, **STRICT
+    )
+
+
+def test_entropy_that_collapses(tiny: Path, tmp_path: Path, logged: tuple[Group, ...]) -> None:
+    def sharpen(model: torch.nn.Module) -> None:
+        with torch.no_grad():
+            dict(model.named_parameters())["model.norm.weight"].mul_(1e4)
+
+    sound = with_runs(logged, lambda _, place, run: rewarded(run, float(place)))
+    settings = {
+        **STRICT,
+        "guards": GuardConfig(patience=3, shift_max=1e9),
+        "optimizer": OptimizerConfig(learning_rate=1e-9),
+    }
+    trips(
+        Loop(tiny, tmp_path), "step 2: the policy has collapsed: its entropy was under 0.001", after=2,
+        sources=sound, before=sharpen, **settings,
+    )  # fmt: skip
+
+
+def test_ac_41_a_sampler_that_serves_older_weights(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[torch.nn.Module] = []
+
+    def stale(loaded: Any, *arguments: Any, **named: Any) -> Any:
+        copies.append(copies[0] if copies else copy.deepcopy(loaded.model))
+        return local_policy(replace(loaded, model=copies[-1]), *arguments, **named)
+
+    monkeypatch.setattr(loop_module, "local_policy", stale)
+    trips(
+        Loop(tiny, tmp_path),
+        r"step \d: after the update the served log-probs of a probe are",
+        score=alternate(),
+    )
+
+
+def test_ac_41_a_sound_update_is_served_as_it_is_trained(tiny: Path, tmp_path: Path) -> None:
+    seen: list[dict[str, float]] = []
+    Loop(tiny, tmp_path).go(steps=1, score=alternate(), on_step=lambda _, __, values: seen.append(values))
+    assert seen[0]["probe_mismatch_max"] <= CONFIG.guards.mismatch_max
+    assert seen[0]["probe_shift"] > 0
+
+
+def alternate() -> Callable[[Trajectory], float]:
+    """Rewards of which every group of two has both."""
+    rewards = iter([0.0, 1.0] * 999)
+    return lambda _: next(rewards)
+
+
+def test_ac_21_what_samples_is_set_by_the_config_alone(tiny: Path, tmp_path: Path) -> None:
+    def tempted(model: Any) -> None:
+        model.generation_config.update(temperature=0.1, top_p=0.5, top_k=3, do_sample=True)
+
+    assert same(
+        Loop(tiny, tmp_path / "a").go(steps=1, before=tempted), Loop(tiny, tmp_path / "b").go(steps=1)
+    )
