@@ -5,9 +5,9 @@
     python benchmarks/training_part.py tiny --memory           # peak memory, each side in its own process
     python benchmarks/training_part.py tiny --curve group      # also turns, prompt: cost against size
 
-Both sides do the same work in one run, alternating; the figures are medians after the warm-up. `share` is
-the arithmetic that is needed (2 FLOP a weight and token, forward and both gradients; attention not counted) at the
-matmul rate measured in the same run, as a share of the time taken. Random rows: nothing is learned.
+Both sides do the same work in one run, alternating; figures are medians after the warm-up. `share` is the
+arithmetic that is needed (2 FLOP a weight and token, forward and both gradients; attention not counted) at
+the matmul rate measured in the same run, as a share of the time taken. Random rows: nothing is learned.
 """
 
 from __future__ import annotations
@@ -118,9 +118,8 @@ def rows(work: Work, vocabulary: int) -> list[TrainSample]:
 class Side:
     """One way of doing the step: `tree` or `rows`."""
 
-    def __init__(self, name: str, work: Work, model: nn.Module, samples: list[TrainSample]) -> None:
-        self.name, self._model = name, model
-        self._learner = Learner(model, OptimizerConfig(learning_rate=1e-6), steps=1000)
+    def __init__(self, name: str, work: Work, learner: Learner, samples: list[TrainSample]) -> None:
+        self.name, self._model, self._learner = name, learner.model, learner
         self._batches = make_batches(samples, max_tokens=work.budget, trees=name == "tree")
         self.tokens = sum(map(_nodes, self._batches))
         self.positions = self.tokens if name == "tree" else sum(b.ids_BT.numel() for b in self._batches)
@@ -175,7 +174,8 @@ def measure(work: Work, sides: list[str], steps: int, warmup: int) -> dict[str, 
     assert can_share(model)
     config: Any = model.config
     samples = rows(work, config.vocab_size)
-    runs = [Side(name, work, model, samples) for name in sides]
+    learner = Learner(model, OptimizerConfig(learning_rate=1e-6), steps=1000)
+    runs = [Side(name, work, learner, samples) for name in sides]
     predicted = sum(sum(s.mask) for s in samples)
     rates = []
     for step in range(warmup + steps):
