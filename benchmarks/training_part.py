@@ -68,9 +68,9 @@ CURVES = {
 
 def load(work: Work) -> nn.Module:
     if work.model == "smollm2":
-        from nano_coder.runtime import open_weights
+        from nano_coder.runtime import BASE, open_weights
 
-        model = open_weights(dtype=work.dtype).loaded.model
+        model = open_weights(BASE, dtype=work.dtype).loaded.model
     else:
         from transformers import LlamaConfig, LlamaForCausalLM
 
