@@ -38,7 +38,8 @@ def _lean(module: Any) -> Callable[..., Tensor] | None:
     kind = type(module).__name__
     if kind.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
         return None if module.weight.dtype is torch.float64 else partial(_norm, module)
-    if kind.endswith("MLP") and isinstance(getattr(module, "act_fn", None), nn.SiLU):
+    act = type(getattr(module, "act_fn", None)).__name__
+    if kind.endswith("MLP") and act in ("SiLU", "SiLUActivation"):
         parts = {"gate_proj", "up_proj", "down_proj", "act_fn"}
         return partial(_gated, module) if {name for name, _ in module.named_children()} == parts else None
     return None
