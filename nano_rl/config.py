@@ -91,7 +91,7 @@ class TrainConfig(Config):
     temperature: float = Field(1.0, gt=0)
     """of the sampler, and of the trainer's softmax; top-p and top-k are off in training"""
     max_tokens: int = Field(16384, ge=1)
-    """positions of one micro-batch, padding included"""
+    """tokens of one micro-batch, a prefix that rows share counted once (without trees: padded positions)"""
     lora_rank: int = Field(0, ge=0)
     """0 trains all weights"""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -167,7 +167,7 @@ class SftConfig(Config):
     stop_after: int | None = Field(None, ge=1)
     """steps after which to stop short of the schedule, which `epochs` alone sets"""
     max_tokens: int = Field(1500, ge=1)
-    """positions of one micro-batch, padding included"""
+    """tokens of one micro-batch, a prefix that rows share counted once (without trees: padded positions)"""
     lora_rank: int = Field(16, ge=0)
     """0 trains all weights"""
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-CHUNK_LOGITS = 2**25
-"""logits that exist at once, in elements"""
+CHUNK_LOGITS = 2**26
+"""logits that exist at once, in elements of the weights' precision"""
+BLOCK_LOGITS = 2**20
+"""logits that are worked on at once in float32, in elements"""
 
 Anticipate = Callable[[Tensor, Tensor, slice], Tensor]
 """log-probs and entropies [n] of a slice of the tokens -> their share of the loss"""
@@ -93,7 +95,11 @@ Derivative = Callable[[Tensor, Tensor, slice], tuple[Tensor, Tensor | None]]
 
 
 class _Pass:
-    """One walk over the chunks; the gradients it forms stand in `d_hidden`, `d_weight` and `d_bias`."""
+    """One walk over the chunks; the gradients it forms stand in `d_hidden`, `d_weight` and `d_bias`.
+
+    The logits of a chunk are one product, in the weights' precision. Softmax and derivative are taken a block
+    of rows at a time, small enough for the caches, and the derivative replaces the logits where they lie.
+    """
 
     def __init__(self, hidden_SH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, plan: _Plan) -> None:
         self._hidden, self._weight, self._bias, self._plan = hidden_SH, weight_VH, bias_V, plan
@@ -107,70 +113,85 @@ class _Pass:
         targets = self._plan.targets
         logprobs_N = self._hidden.new_zeros(targets.ids_N.shape, dtype=self._wide)
         entropy_N = torch.zeros_like(logprobs_N)
-        if derivative is not None:
-            self._make_room(trained)
+        if derivative is not None and trained[0]:
+            self.d_hidden = torch.empty_like(self._hidden)
         for sites, tokens in self._plan.chunks:
-            local_n, ids_n = targets.site_N[tokens] - sites.start, targets.ids_N[tokens]
-            temperature_s = targets.temperature_S[sites, None].to(self._wide)
-            logs_sV = self._log_distribution(sites, temperature_s)
-            logprobs_N[tokens] = logs_sV[local_n, ids_n]
-            if self._plan.entropy:
-                probs_sV = logs_sV.exp()
-                entropy_s = -torch.linalg.vecdot(probs_sV, logs_sV)
-                entropy_N[tokens] = entropy_s[local_n]
-            else:
-                probs_sV = logs_sV.exp_() if derivative else logs_sV
-                entropy_s = None
-            if derivative is None:
-                continue
-            by_logprob_n, by_entropy_n = derivative(logprobs_N[tokens], entropy_N[tokens], tokens)
-            sums_s = probs_sV.new_zeros(probs_sV.shape[0]).index_add_(0, local_n, by_logprob_n)[:, None]
-            if by_entropy_n is None:
-                d_sV = probs_sV.mul_(-sums_s / temperature_s)
-            else:
-                assert entropy_s is not None  # a derivative by entropy is asked for with the entropy
-                bonus_s = probs_sV.new_zeros(sums_s.shape[0]).index_add_(0, local_n, by_entropy_n)[:, None]
-                logs_sV.add_(entropy_s[:, None]).mul_(-bonus_s).sub_(sums_s)
-                d_sV = logs_sV.mul_(probs_sV).div_(temperature_s)
-            each_n = by_logprob_n / temperature_s[local_n, 0]
-            d_sV.index_put_((local_n, ids_n), each_n, accumulate=True)
-            self._accumulate(sites, d_sV)
+            logits_sV = nn.functional.linear(self._hidden[sites], self._weight, self._bias)
+            rows = max(1, BLOCK_LOGITS // logits_sV.shape[1])
+            starts = range(0, logits_sV.shape[0], rows)
+            bounds = torch.searchsorted(
+                targets.site_N[tokens] - sites.start,
+                torch.tensor([*starts, logits_sV.shape[0]], device=targets.site_N.device),
+            ).tolist()
+            for i, start in enumerate(starts):
+                block = logits_sV[start : start + rows]
+                at = slice(sites.start + start, sites.start + start + block.shape[0])
+                own = slice(tokens.start + bounds[i], tokens.start + bounds[i + 1])
+                self._block(block, at, own, logprobs_N, entropy_N, derivative)
+            if derivative is not None:
+                self._accumulate(sites, logits_sV, trained)
         return logprobs_N, entropy_N
 
-    def _log_distribution(self, sites: slice, temperature_s: Tensor) -> Tensor:
-        logits_sV = nn.functional.linear(self._hidden[sites], self._weight, self._bias).to(self._wide)
+    def _block(
+        self,
+        logits_sV: Tensor,
+        sites: slice,
+        tokens: slice,
+        logprobs_N: Tensor,
+        entropy_N: Tensor,
+        derivative: Derivative | None,
+    ) -> None:
+        """Scores of the tokens at a few sites; with `derivative`, its product with the softmax in place."""
+        targets = self._plan.targets
+        local_n, ids_n = targets.site_N[tokens] - sites.start, targets.ids_N[tokens]
+        temperature_s = targets.temperature_S[sites, None].to(self._wide)
+        logs_sV = logits_sV.to(self._wide)
         if bool((temperature_s != 1).any()):
-            logits_sV.div_(temperature_s)
-        return logits_sV.log_softmax(dim=-1)
-
-    def _make_room(self, trained: tuple[bool, ...]) -> None:
-        hidden, weight, bias = trained
-        if hidden:
-            self.d_hidden = torch.empty_like(self._hidden)
-        if weight:
-            self.d_weight = torch.zeros_like(self._weight, dtype=self._wide)
-        if bias and self._bias is not None:
-            self.d_bias = torch.zeros_like(self._bias, dtype=self._wide)
-
-    def _accumulate(self, sites: slice, d_sV: Tensor) -> None:
-        narrow_sV = d_sV.to(self._weight.dtype)
-        if self.d_hidden is not None:
-            torch.mm(narrow_sV, self._weight, out=self.d_hidden[sites])
-        if self.d_bias is not None:
-            self.d_bias += d_sV.sum(0)
-        if self.d_weight is None:
+            logs_sV = logs_sV / temperature_s
+        logs_sV = logs_sV.log_softmax(dim=-1)
+        logprobs_N[tokens] = logs_sV[local_n, ids_n]
+        entropy_s = None
+        if self._plan.entropy or derivative is not None:
+            probs_sV = logs_sV.exp()
+            if self._plan.entropy:
+                entropy_s = -torch.linalg.vecdot(probs_sV, logs_sV)
+                entropy_N[tokens] = entropy_s[local_n]
+        if derivative is None:
             return
-        if self.d_weight.dtype == narrow_sV.dtype:
-            self.d_weight.addmm_(narrow_sV.t(), self._hidden[sites])
+        by_logprob_n, by_entropy_n = derivative(logprobs_N[tokens], entropy_N[tokens], tokens)
+        sums_s = probs_sV.new_zeros(probs_sV.shape[0]).index_add_(0, local_n, by_logprob_n)[:, None]
+        if by_entropy_n is None:
+            d_sV = probs_sV.mul_(-sums_s / temperature_s)
         else:
-            self.d_weight += narrow_sV.t() @ self._hidden[sites]
+            assert entropy_s is not None  # a derivative by entropy is asked for with the entropy
+            bonus_s = probs_sV.new_zeros(sums_s.shape[0]).index_add_(0, local_n, by_entropy_n)[:, None]
+            logs_sV.add_(entropy_s[:, None]).mul_(-bonus_s).sub_(sums_s)
+            d_sV = logs_sV.mul_(probs_sV).div_(temperature_s)
+        each_n = by_logprob_n / temperature_s[local_n, 0]
+        d_sV.index_put_((local_n, ids_n), each_n, accumulate=True)
+        logits_sV.copy_(d_sV)
 
-    def gradients(self, scale: Tensor | None = None) -> tuple[Tensor | None, ...]:
+    def _accumulate(self, sites: slice, d_sV: Tensor, trained: tuple[bool, ...]) -> None:
+        _, weight, bias = trained
+        hidden_sH = self._hidden[sites]
+        if self.d_hidden is not None:
+            torch.mm(d_sV, self._weight, out=self.d_hidden[sites])
+        if bias and self._bias is not None:
+            share_V = d_sV.sum(0, dtype=self._wide)
+            self.d_bias = share_V if self.d_bias is None else self.d_bias + share_V
+        if not weight:
+            return
+        if self.d_weight is None:
+            self.d_weight = d_sV.t() @ hidden_sH
+        elif self._wide == d_sV.dtype:
+            self.d_weight.addmm_(d_sV.t(), hidden_sH)
+        else:  # chunks add up in float32
+            self.d_weight = self.d_weight.to(self._wide).add_(d_sV.t() @ hidden_sH)
+
+    def gradients(self) -> tuple[Tensor | None, ...]:
         """Of hidden states, weight and bias, in the type of each."""
         made = (self.d_hidden, self.d_weight, self.d_bias)
         given = (self._hidden, self._weight, self._bias)
-        if scale is not None:
-            made = tuple(None if g is None else g.mul_(scale) for g in made)
         return tuple(
             None if g is None or x is None else g.to(x.dtype) for g, x in zip(made, given, strict=True)
         )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nano_rl.batch import Batch
 from nano_rl.config import OptimizerConfig
 from nano_rl.loss import mean_metrics
+from nano_rl.masters import Masters
 from nano_rl.optimizer import clip_gradients, lr_at, make_optimizer, set_lr
 from nano_shared.durable import sync
 from nano_shared.errors import CheckpointError
@@ -34,7 +35,8 @@ class Stateful(Protocol):
 
 
 class Learner:
-    """Trains a module in place: the very one that samples. Trainable weights are float32."""
+    """Trains a module in place: the very one that samples. Where its weights are bfloat16, they are the
+    rounded copy of float32 masters, which the optimizer moves and the state keeps."""
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, *, steps: int) -> None:
         """`steps` is the length of the learning-rate schedule."""
@@ -42,8 +44,9 @@ class Learner:
         self.step = 0
         self._config = config
         self._steps = steps
-        self._optimizer = make_optimizer(model, config)
-        self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._masters = Masters(model)
+        self._trained = self._masters.parameters
+        self._optimizer = make_optimizer(self._trained, config)
         self._attached: dict[str, Stateful] = {}
 
     def update(
@@ -72,6 +75,7 @@ class Learner:
             guard(values)
             set_lr(self._optimizer, rate)
             self._optimizer.step()
+            self._masters.publish()
         finally:
             self._optimizer.zero_grad(set_to_none=True)
         self.step += ends_step
@@ -96,6 +100,7 @@ class Learner:
         if other:
             raise CheckpointError(f"the saved state has other parts: {sorted(other)}; give the same settings")
         restore_weights(self.model, state["weights"])
+        self._masters.restore(state["weights"])
         self._optimizer.load_state_dict(state["optimizer"])
         for name, part in self._attached.items():
             part.load_state_dict(state["attached"][name])

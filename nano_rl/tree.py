@@ -55,7 +55,7 @@ class TokenTree:
 
 
 def build_tree(ids_BT: Tensor, lengths: Sequence[int]) -> TokenTree:
-    """The tree of B rows, row b being `ids_BT[b, :lengths[b]]`. Rows without a common first token are apart."""
+    """The tree of B rows, row b being `ids_BT[b, :lengths[b]]`; without a common first token, several."""
     rows = [row[:length] for row, length in zip(ids_BT.tolist(), lengths, strict=True)]
     order = sorted(range(len(rows)), key=rows.__getitem__)
     nodes = torch.zeros(ids_BT.shape, dtype=torch.int64)

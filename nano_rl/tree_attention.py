@@ -26,7 +26,7 @@ class TreeUnsupported(ValueError):
 
 
 def register() -> None:
-    """Make the attention known to transformers. Without a tree it is SDPA, so other callers notice nothing."""
+    """Make the attention known to transformers. Without a tree it is SDPA: other callers notice nothing."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from nano_rl.lean import lean_forwards
 from nano_rl.tree import TokenTree, build_tree
 from nano_rl.tree_attention import NAME, TreeUnsupported, register
 
@@ -22,7 +23,7 @@ _supported: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 def tree_hidden(causal: Any, tree: TokenTree) -> Tensor:
     """[N, H] last hidden states of the nodes under a Llama-like causal LM (`.model`)."""
-    with _tree_attention(causal):
+    with _tree_attention(causal), lean_forwards(causal):
         hidden: Tensor = causal.model(
             input_ids=tree.ids_N[None],
             position_ids=tree.positions_N[None],
@@ -46,6 +47,17 @@ def shares_prefixes(causal: nn.Module) -> bool:
                 stacklevel=2,
             )
     return _supported[causal]
+
+
+@contextmanager
+def independent_rows(causal: nn.Module) -> Iterator[None]:
+    """Rows apart even where the model could share prefixes: the other side of a comparison."""
+    before = shares_prefixes(causal)
+    _supported[causal] = False
+    try:
+        yield
+    finally:
+        _supported[causal] = before
 
 
 def _objection(causal: Any) -> str | None:

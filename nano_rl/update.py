@@ -66,7 +66,8 @@ def learn(
 ) -> dict[str, float]:
     """All updates of one step, and its metrics; none at all where there is nothing to learn.
 
-    Added to what the objective reports: `updates`, `stale`, `stale_dropped`, `skipped`; with a critic
+    Added to what the objective reports: `updates`, `stale`, `stale_dropped`, `tree_fallback`
+    (1 where the model runs on independent rows), `skipped`; with a critic
     `value_*`; and with a mixed loss `loss_policy`, `loss_kl`, `loss_sft` as they are weighted, each one's
     `share_*` of the sum of their magnitudes, and `sft_tokens`.
     """
@@ -94,9 +95,8 @@ def learn(
         check_step(values, config.guards, earlier=history)
         learner.step += 1
         return {"skipped": 1.0, "stale_dropped": float(dropped)}
-    minibatches = _minibatches(
-        samples_of, lessons_of, imitated, config, reference, learner.step, trees=can_share(learner.model)
-    )
+    trees = can_share(learner.model)
+    minibatches = _minibatches(samples_of, lessons_of, imitated, config, reference, learner.step, trees=trees)
     stale = _stale(samples, version)
 
     def guard(update: int, metrics: dict[str, float]) -> None:
@@ -116,7 +116,8 @@ def learn(
     learned = _over_updates(rows, passes=config.updates_per_step)
     if critic is not None:
         learned |= explained_variance([lesson for lessons in lessons_of for lesson in lessons])
-    return {**learned, "stale": stale, "stale_dropped": float(dropped), "skipped": 0.0}
+    counts = {"stale": stale, "stale_dropped": float(dropped), "tree_fallback": float(not trees)}
+    return {**learned, **counts, "skipped": 0.0}
 
 
 def _update(
