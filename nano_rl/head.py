@@ -72,7 +72,8 @@ def selected_scores(
         return _recomputed(head, hidden_SH, plan)
     plan.chunks = _chunks(targets, chunk_tokens or max(1, CHUNK_LOGITS // head.out_features))
     if torch.is_grad_enabled() and (hidden_SH.requires_grad or head.weight.requires_grad):
-        logprobs_N, entropy_N = _Selected.apply(hidden_SH, head.weight, head.bias, plan)
+        apply: Callable[..., tuple[Tensor, Tensor]] = _Selected.apply
+        logprobs_N, entropy_N = apply(hidden_SH, head.weight, head.bias, plan)
     else:
         logprobs_N, entropy_N = _Pass(hidden_SH, head.weight, head.bias, plan).run(None)
     return logprobs_N, entropy_N if entropy_gradient else entropy_N.detach()

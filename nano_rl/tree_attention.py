@@ -60,8 +60,8 @@ def tree_attention(
     query_HND: Tensor, key_KND: Tensor, value_KND: Tensor, tree: TokenTree, scale: float
 ) -> Tensor:
     """[N, H, D] with H query heads over K key heads, H a multiple of K."""
-    out: Tensor = _TreeAttention.apply(query_HND, key_KND, value_KND, tree, scale)
-    return out
+    apply: Callable[..., Tensor] = _TreeAttention.apply
+    return apply(query_HND, key_KND, value_KND, tree, scale)
 
 
 class _TreeAttention(torch.autograd.Function):
@@ -148,11 +148,12 @@ class _TreeAttention(torch.autograd.Function):
 def _grouped(query_HND: Tensor, key_KND: Tensor, value_KND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     groups = query_HND.shape[0] // key_KND.shape[0]
     key, value = (x[:, None].expand(-1, groups, -1, -1) for x in (key_KND, value_KND))
-    return query_HND.unflatten(0, (-1, groups)), key, value
+    return query_HND.view(-1, groups, *query_HND.shape[1:]), key, value
 
 
 def _view(values_NHD: Tensor, key_heads: int) -> Tensor:
-    return values_NHD.unflatten(1, (key_heads, -1)).permute(1, 2, 0, 3)
+    nodes, heads, width = values_NHD.shape
+    return values_NHD.view(nodes, key_heads, heads // key_heads, width).permute(1, 2, 0, 3)
 
 
 def _slices(cross: Any) -> tuple[slice, slice]:
@@ -164,9 +165,9 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """Output [K, G, n, D] and log-sum-exp [K, G, n]."""
     if query.device.type == "cpu":
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, causal, scale=scale
-        )
+        flash: Callable[..., tuple[Tensor, Tensor]]
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return flash(query, key, value, 0.0, causal, scale=scale)
     scores = _scores(query, key, causal, scale)
     lse = scores.logsumexp(-1)
     return (scores - lse[..., None]).exp_().to(value.dtype) @ value, lse
@@ -178,9 +179,9 @@ def _attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of query, key and value, each [K, G, n, D], of the softmax that `lse` normalises."""
     if query.device.type == "cpu":
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, query, key, value, out, lse.contiguous(), 0.0, causal, scale=scale
-        )
+        flash: Callable[..., tuple[Tensor, Tensor, Tensor]]
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        return flash(grad, query, key, value, out, lse.contiguous(), 0.0, causal, scale=scale)
     weights = (_scores(query, key, causal, scale) - lse[..., None]).exp_()
     inner = (grad @ value.transpose(-1, -2)) - (grad * out).sum(-1, keepdim=True)
     d_scores = inner.mul_(weights).mul_(scale)
