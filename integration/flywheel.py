@@ -45,7 +45,7 @@ from nano_rl.oracle import ORACLE, oracle_policy
 from nano_rl.rollout import collect, execute
 from nano_rl.sft import train_sft
 from nano_rl.source import admit, report
-from nano_rl.tasks import make_tasks
+from nano_rl.tasks import draw_tasks, make_tasks
 from nano_rl.tiny import build_tiny
 from nano_rl.train import train
 from nano_shared.store import LogStore
@@ -137,12 +137,13 @@ class Flywheel:
     def make_tasks(self) -> TaskSets:
         scale = self.scale
         levels, views = scale.levels, scale.views
-        train_tasks = make_tasks(levels=levels, n=scale.tasks, seed=self.seed, split=Split.TRAIN, views=views)
-        seen = {task.program_hash for task in train_tasks}
-        pool = make_tasks(
-            levels=levels, n=5 * scale.held_out, seed=self.seed + 1000, split=Split.TRAIN, views=views
-        )
-        held_out = [task for task in pool if task.program_hash not in seen][: scale.held_out]
+        drawn = draw_tasks(levels=levels, seed=self.seed, split=Split.TRAIN, views=views)
+        train_tasks: list[Task] = []
+        held_out: list[Task] = []
+        while len(train_tasks) < scale.tasks or len(held_out) < scale.held_out:
+            task = next(drawn)
+            (held_out if _is_held_out(task) else train_tasks).append(task)
+        train_tasks, held_out = train_tasks[: scale.tasks], held_out[: scale.held_out]
         families = make_tasks(
             levels=levels, n=scale.held_out, seed=self.seed + 2000, split=Split.TEST, views=views
         )
@@ -315,6 +316,11 @@ def _every(n: int, key: str):  # type: ignore[no-untyped-def]
             print(f"   step {done}/{total}  {key} {values.get(key, float('nan')):.3f}", flush=True)
 
     return on_step
+
+
+def _is_held_out(task: Task) -> bool:
+    """One program in five, by its hash: held out are as common and as long ones as those of training."""
+    return int(str(task.program_hash)[-8:], 16) % 5 == 0
 
 
 def say(started: float, text: str) -> None:

@@ -126,7 +126,10 @@ class Bench:
             "steps": [line["step"] for line in used],
             "tasks": [[g["task"] for g in line["groups"]] for line in used],
             "tokens": tokens,
-            "metrics": [{k: v for k, v in row.items() if not k.startswith("seconds")} for row in rows],
+            "metrics": [
+                {k: v for k, v in row.items() if not k.startswith(("seconds", "tokens_per_second"))}
+                for row in rows
+            ],
         }
 
     def runs_logged(self, name: str) -> int:

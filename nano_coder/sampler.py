@@ -13,6 +13,9 @@ from nano_shared import Sampling
 _BLOCK = 128
 """tokens of one block of the vocabulary: the CDF is searched over blocks, then inside one"""
 
+_SUBNORMAL = 1.2e-38
+"""below this a float32 has lost digits"""
+
 
 def uniforms(seed: int | None, count: int) -> list[float]:
     """[count] float64 in [0, 1) of one row's own seed: they depend neither on the batch nor on the device.
@@ -54,8 +57,11 @@ def draw(
         likeliest_B1 = logits_BV.argmax(dim=-1, keepdim=True)
         tokens_B1 = torch.where(torch.tensor(greedy, device=device)[:, None], likeliest_B1, tokens_B1)
     # the logarithm of a float32 probability is as exact as a float32 log-softmax: to some 1e-7 of a nat
-    logprobs_B = probs_BV.gather(1, tokens_B1)[:, 0].log()
-    return tokens_B1[:, 0].tolist(), logprobs_B.tolist()
+    drawn_B1 = probs_BV.gather(1, tokens_B1)
+    logprobs_B1 = drawn_B1.log()
+    if bool((drawn_B1 < _SUBNORMAL).any()):
+        logprobs_B1 = logits_BV.log_softmax(dim=-1).gather(1, tokens_B1)
+    return tokens_B1[:, 0].tolist(), logprobs_B1[:, 0].tolist()
 
 
 def _invert(weights_BV: Tensor, uniforms_B1: Tensor) -> Tensor:

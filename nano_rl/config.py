@@ -90,7 +90,7 @@ class TrainConfig(Config):
     """fresh rollouts of each task; 0 trains on logs alone"""
     temperature: float = Field(1.0, gt=0)
     """of the sampler, and of the trainer's softmax; top-p and top-k are off in training"""
-    max_tokens: int = Field(16384, ge=1)
+    max_tokens: int = Field(4096, ge=1)
     """tokens of one micro-batch, a prefix that rows share counted once (without trees: padded positions)"""
     lora_rank: int = Field(0, ge=0)
     """0 trains all weights"""

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 HEADINGS = {
     "What to train on": ("name", "model", "tasks_file", "from_logs", "fresh", "log"),
-    "Rollouts": ("steps", "prompts_per_step", "group_size", "temperature", "seed"),
-    "Objective": ("objective",),
+    "Rollouts": ("steps", "prompts_per_step", "group_size", "temperature", "scheduler", "seed"),
+    "Objective": ("objective", "updates_per_step", "minibatches"),
+    "Imitation beside it": ("lambda_sft", "imitate"),
     "Optimizer": ("optimizer", "lora_rank", "dtype", "max_tokens"),
     "Reward": ("reward", "shuffle_rewards", "controls"),
     "Curriculum and refill": ("curriculum", "refill"),

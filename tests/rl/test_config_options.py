@@ -184,7 +184,7 @@ def test_help_groups_the_options_and_answers_without_torch() -> None:
     assert places == sorted(places)
     objective = done.stdout[done.stdout.index("\nObjective:") : done.stdout.index("\nOptimizer:")]
     assert "--clip-low" in objective
-    assert "0<x<1" in objective
+    assert "0<x<=1" in objective
 
 
 # --------------------------------------------------------------------------------- the round trip

@@ -49,7 +49,7 @@ def test_a_training_is_recorded_watched_and_goes_on_from_its_name_alone(
     monkeypatch.setenv("NANO_HOME", str(home))
     folder = home / "trainings" / "mine"
     settings = home / "run.toml"
-    settings.write_text('steps = 1\nsave_every = 1\n[optimizer]\nschedule = "linear"\n')
+    settings.write_text("steps = 1\nsave_every = 1\n[optimizer]\nwarmup_steps = 1\n")
     told, error = train(
         home, "--model", str(home / "tiny"), "--tasks", str(home / "tasks.jsonl"), "--config", str(settings),
         "--prompts", "1", "--group-size", "2", "--patience", "9", "--json", "--log-to", "tensorboard",
@@ -62,7 +62,7 @@ def test_a_training_is_recorded_watched_and_goes_on_from_its_name_alone(
     record = read_record(folder)
     assert record is not None
     config = TrainConfig.model_validate(record.config)
-    assert (config.steps, config.group_size, config.optimizer.schedule) == (1, 2, "linear")
+    assert (config.steps, config.group_size, config.optimizer.warmup_steps) == (1, 2, 1)
     assert config.optimizer.learning_rate == TrainConfig().optimizer.learning_rate
     assert load_decoder(folder / TOKENIZER) is not None
     assert list((folder / "tensorboard").iterdir())
