@@ -26,8 +26,8 @@ from nano_rl.evaluate import paired, table
 from nano_shared.types import Task, Trajectory
 
 SCALE = Scale(
-    levels=(1, 2), views=("choose", "replace"), tasks=1200, oracles=600, held_out=200, sft_epochs=4.2,
-    fresh_steps=120, keep_every=20, max_tokens=32, learning_rate=1.5e-4,
+    levels=(1, 2), views=("choose", "replace"), tasks=1200, oracles=600, held_out=200, sft_epochs=3.0,
+    fresh_steps=140, keep_every=35, max_tokens=32, learning_rate=1.5e-4,
 )  # fmt: skip
 RESULT = "result.json"
 

@@ -213,7 +213,8 @@ def _line(
     if kind == "extra_forbidden":
         meant = _nearest(name, known)
         return f"{name}: no such setting" + (f"; did you mean {meant}?" if meant else "")
-    return f"{name} = {value!r}: {message}" if name else message
+    # several settings together: the message names them
+    return message if not name or isinstance(value, Mapping) else f"{name} = {value!r}: {message}"
 
 
 def _nearest(name: str, known: Sequence[str]) -> str | None:

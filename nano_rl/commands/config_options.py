@@ -27,6 +27,7 @@ from nano_rl.config_file import (
     takes_none,
     to_toml,
 )
+from nano_shared.errors import ConfigError, UsageError
 
 C = TypeVar("C", bound=Config)
 PRINT = "--print-config"
@@ -55,9 +56,14 @@ class Settings(Generic[C]):
         """The config, with what the command itself decides on top.
 
         With --print-config this prints it as TOML and ends the command. Raises ConfigError for values that
-        cannot work.
+        cannot work, and UsageError where flags were among them.
         """
-        config = parse_config(self.kind, over_defaults(self.kind, merged(self.values, more or {})))
+        try:
+            config = parse_config(self.kind, over_defaults(self.kind, merged(self.values, more or {})))
+        except ConfigError as error:
+            if self.flags:
+                raise UsageError(str(error)) from error
+            raise
         if self.shown:
             click.echo(to_toml(config), nl=False)
             raise click.exceptions.Exit(0)
