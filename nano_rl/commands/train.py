@@ -115,6 +115,8 @@ def _resumed(asked: Asked, settings: Settings[TrainConfig]) -> tuple[Asked, Sett
 
     record = read_record(trainings_dir() / asked.name)
     if record is None:
+        if asked.tasks is None and not asked.from_logs:
+            raise UsageError(f"there is no training {asked.name} to resume; leave --resume out to start one")
         return asked, settings
     filled = replace(asked, model=asked.model or record.model, log=asked.log or record.reachable_log)
     if asked.tasks is None and not asked.from_logs:

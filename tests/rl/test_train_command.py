@@ -88,6 +88,7 @@ def test_a_training_is_recorded_watched_and_goes_on_from_its_name_alone(
         ([], "give either --tasks FILE, or --from-logs"),
         (["--from-logs", "--curriculum"], "--curriculum chooses among tasks"),
         (["--tasks", "x", "--group-size", "0"], "--group-size 0 leaves nothing to train on"),
+        (["--resume"], "there is no training other to resume"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(
