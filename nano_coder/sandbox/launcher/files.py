@@ -125,7 +125,7 @@ def pack(top: str, out: IO[bytes], left_out: frozenset[str] = LEFT_OUT) -> int:
     Returns how many entries there are.
 
     The stream depends on names, contents, link targets and permissions only. Hard links become files. A name
-    that is listed and not there is skipped: overlays list some that were moved away.
+    that is gone between being listed and being read is skipped.
     """
     count = 0
     for name, entry in _walk(top, left_out):
