@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
@@ -105,13 +104,8 @@ def _walk(top: str, left_out: frozenset[str]) -> Iterator[tuple[str, os.DirEntry
 
 def _entries(path: str, before: str, left_out: frozenset[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """What a folder holds, last name first."""
-    try:
-        with os.scandir(path) as listed:
-            children = sorted(
-                ((each.name, each) for each in listed if each.name not in left_out), reverse=True
-            )
-    except FileNotFoundError:
-        return  # see `pack`
+    with os.scandir(path) as listed:
+        children = sorted(((each.name, each) for each in listed if each.name not in left_out), reverse=True)
     for child, entry in children:
         name = before + child
         # bytes are counted only where there may be too many of them
@@ -124,29 +118,21 @@ def pack(top: str, out: IO[bytes], left_out: frozenset[str] = LEFT_OUT) -> int:
 
     Returns how many entries there are.
 
-    The stream depends on names, contents, link targets and permissions only. Hard links become files. A name
-    that is gone between being listed and being read is skipped.
+    The stream depends on names, contents, link targets and permissions only. Hard links become files.
     """
     count = 0
     for name, entry in _walk(top, left_out):
-        try:
-            _pack_entry(out, name, entry, f"{top}/{name}")
-        except FileNotFoundError:
-            continue
         count += 1
+        if entry.is_symlink():
+            target = os.readlink(f"{top}/{name}")
+            archive.write_member(out, Member(name, archive.SYMLINK, 0o777, target=target))
+        elif entry.is_dir():
+            permissions = entry.stat(follow_symlinks=False).st_mode & 0o777
+            archive.write_member(out, Member(name, archive.DIRECTORY, permissions))
+        elif entry.is_file():
+            _pack_file(out, name, f"{top}/{name}")
     archive.write_end(out)
     return count
-
-
-def _pack_entry(out: IO[bytes], name: str, entry: os.DirEntry[str], path: str) -> None:
-    if entry.is_symlink():
-        target = os.readlink(path)
-        archive.write_member(out, Member(name, archive.SYMLINK, 0o777, target=target))
-    elif entry.is_dir():
-        permissions = entry.stat(follow_symlinks=False).st_mode & 0o777
-        archive.write_member(out, Member(name, archive.DIRECTORY, permissions))
-    elif entry.is_file():
-        _pack_file(out, name, path)
 
 
 def pack_small(top: str) -> bytes | None:
@@ -264,13 +250,13 @@ def clear(top: str) -> None:
     unused = (f"removed-{number}" for number in itertools.count())
     while pending:
         path = os.path.join(top, pending.pop())
-        if not _is_directory(path):
-            _unlink(path)
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            os.unlink(path)
             continue
         os.chmod(path, 0o700)
         for child in os.listdir(path):
             inner = os.path.join(path, child)
-            if _is_directory(inner):
+            if stat.S_ISDIR(os.lstat(inner).st_mode):
                 # up to the top, so that no path is ever longer than the system takes
                 os.chmod(inner, 0o700)
                 up = next(name for name in unused if not os.path.lexists(os.path.join(top, name)))
@@ -284,17 +270,5 @@ def clear(top: str) -> None:
                     clear(inner)
                     os.rmdir(inner)
             else:
-                _unlink(inner)
+                os.unlink(inner)
         os.rmdir(path)
-
-
-def _is_directory(path: str) -> bool:
-    try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
-    except FileNotFoundError:
-        return False  # see `pack`
-
-
-def _unlink(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
