@@ -92,7 +92,7 @@ def test_a_jail_that_speaks_nonsense_is_given_up(jail: NsJail, monkeypatch: pyte
         monkeypatch.setattr(jail._process, "_control", ours)
         theirs.sendall(b"\xff" * word.SIZE)
         with pytest.raises(SandboxError, match="nonsense"):
-            jail.run_python("print(1)")
+            jail.run_python("import time; time.sleep(30)")  # its own end is not what is heard first
     with pytest.raises(SandboxError, match="closed"):
         jail.run_python("print(1)")
 
@@ -234,7 +234,9 @@ def test_what_a_background_writer_adds_for_ever_does_not_hold_up_the_end(jail: N
     code = """
         import os, time
         if os.fork() == 0:
-            while True: os.write(1, b"y" * 4096)
+            while True:
+                os.write(1, b"y" * 4096)
+                time.sleep(0.0002)  # slower than a flood, which would be a reason to kill
         time.sleep(0.05)
     """
     result = jail.run_python(textwrap.dedent(code))
