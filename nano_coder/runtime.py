@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -36,6 +35,7 @@ from nano_shared.conversation import Conversation
 from nano_shared.errors import ContextFull, PolicyError, SandboxError, UsageError
 from nano_shared.policy import Policy
 from nano_shared.profile import InterfaceProfile
+from nano_shared.scratch import scratch_folder
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import Sampling, StopReason, Task, Trajectory, Turn
 
@@ -234,9 +234,9 @@ def _starting_snapshot(task: Task, blobs: BlobStore) -> str:
     """The task's starting workspace in the blob store."""
     if task.snapshot is not None:
         return task.snapshot
-    with tempfile.TemporaryDirectory(prefix="nano-start-") as folder:
-        _lay_down(task, Path(folder))
-        return snapshot.snapshot_directory(Path(folder), blobs)
+    with scratch_folder("start") as folder:
+        _lay_down(task, folder)
+        return snapshot.snapshot_directory(folder, blobs)
 
 
 @contextmanager
@@ -244,8 +244,8 @@ def _jail(snapshot_id: str, task: Task, runtime: Runtime) -> Iterator[Jail]:
     """A jail on a snapshot, opened when the first tool needs it."""
 
     def opener() -> Jail:
-        with tempfile.TemporaryDirectory(prefix="nano-start-") as folder:
-            start = Path(folder) / "work"
+        with scratch_folder("start") as folder:
+            start = folder / "work"
             snapshot.materialise(snapshot_id, runtime.store.blobs, start)
             return runtime.sandbox.open(start, task.limits)
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import re
 import secrets
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from nano_coder.grading.protected import protected
 from nano_coder.grading.version import GRADER
@@ -21,6 +19,7 @@ from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.hashing import content_hash
 from nano_shared.printable import printable
+from nano_shared.scratch import scratch_folder
 from nano_shared.snapshot import Entry, Kind, Snapshot
 from nano_shared.types import Limits, Tampering, Trust, Verdict
 
@@ -84,8 +83,8 @@ def check_patience(limits: Limits) -> float:
 @contextmanager
 def workspace_jail(tree: Snapshot, blobs: BlobStore, sandbox: Sandbox, limits: Limits) -> Iterator[Jail]:
     """A fresh jail that holds a tree. Raises SandboxError where it cannot be opened."""
-    with tempfile.TemporaryDirectory(prefix="nano-check-") as folder:
-        work = Path(folder) / "work"
+    with scratch_folder("check") as folder:
+        work = folder / "work"
         snapshot.materialise(tree, blobs, work)
         with closing(sandbox.open(work, limits)) as jail:
             yield jail

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 
 from nano_coder.sandbox.bwrap import BwrapSandbox
 from nano_coder.sandbox.none import NoSandbox
@@ -16,6 +14,7 @@ from nano_coder.sandbox.ns import NsSandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_coder.sandbox.remedy import cannot_isolate
 from nano_shared.errors import SandboxError, UsageError
+from nano_shared.scratch import scratch_folder
 from nano_shared.types import Limits
 
 _proved: set[tuple[str, str]] = set()
@@ -64,12 +63,12 @@ def _proven(sandbox: NsSandbox | BwrapSandbox) -> Sandbox:
 def prove(sandbox: NsSandbox | BwrapSandbox) -> None:
     """Try to escape from a jail, and run its interpreter. Raises SandboxError naming what did not hold."""
     with (
-        tempfile.NamedTemporaryFile(prefix="nano-canary-") as canary,
+        scratch_folder("canary") as outside,
         closing(sandbox.open(None, Limits())) as jail,
     ):
-        canary.write(b"secret")
-        canary.flush()
-        for layer, held in jail.probe(Path(canary.name)).items():
+        canary = outside / "canary"
+        canary.write_bytes(b"secret")
+        for layer, held in jail.probe(canary).items():
             if not held:
                 raise cannot_isolate(layer, None, "a trial escape succeeded")
         result = jail.run([sandbox.python, "-c", "print(1)"])

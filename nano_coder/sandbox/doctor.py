@@ -6,13 +6,13 @@ import json
 import os
 import secrets
 import socket
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from nano_coder.sandbox.protocol import Jail, Sandbox
+from nano_shared.scratch import scratch_folder
 from nano_shared.types import Limits
 
 _PROGRAM = Path(__file__).with_name("escapes.py").read_text(encoding="utf-8")
@@ -77,9 +77,8 @@ def examine(sandbox: Sandbox) -> list[Finding]:
 def host_bait() -> Iterator[dict[str, str]]:
     """Things of the host that a jail must not reach: a file, a key, a server, a socket."""
     with ExitStack() as stack:
-        canary = stack.enter_context(tempfile.NamedTemporaryFile(prefix="nano-canary-"))
-        canary.write(b"secret")
-        canary.flush()
+        canary = stack.enter_context(scratch_folder("canary")) / "canary"
+        canary.write_bytes(b"secret")
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         name = f"nano-{secrets.token_hex(8)}"
         abstract = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -88,7 +87,7 @@ def host_bait() -> Iterator[dict[str, str]]:
         os.environ[_CANARY] = secrets.token_hex(16)
         stack.callback(os.environ.pop, _CANARY)
         yield {
-            "file": canary.name,
+            "file": str(canary),
             "secret": os.environ[_CANARY],
             "port": str(server.getsockname()[1]),
             "abstract": name,

@@ -26,6 +26,7 @@ from nano_coder.sandbox.request import check_run, minimal_environment, python_pr
 from nano_coder.sandbox.sealed import seal
 from nano_coder.sandbox.workspace import pack_workspace
 from nano_shared.errors import SandboxError, UsageError
+from nano_shared.scratch import ScratchFolder
 from nano_shared.types import Limits
 
 
@@ -71,9 +72,10 @@ class FolderJail(abc.ABC):
         self._state = threading.Lock()
         self._kill: Callable[[], None] | None = None
         self._closed = False
-        self._folder = tempfile.mkdtemp(prefix="nano-jail-")
+        scratch = ScratchFolder("jail")
+        self._folder = scratch.path
         # at the latest when we end; not when a fork of us does
-        self._remove = weakref.finalize(self, _remove, self._folder, os.getpid())
+        self._remove = weakref.finalize(self, scratch.remove)
         self._work = os.path.join(self._folder, "work")
         os.mkdir(self._work, 0o755)
         if owner is not None:
@@ -221,12 +223,6 @@ class FolderJail(abc.ABC):
                 self._kill()
         with self._request:
             self._remove()
-
-
-def _remove(folder: str, owner: int) -> None:
-    if os.getpid() == owner:
-        files.clear(folder)
-        os.rmdir(folder)
 
 
 @contextlib.contextmanager

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from nano_rl.exchange.refusal import Refused
+from nano_shared.scratch import scratch_folder
 
 _FILE, _EXECUTABLE, _LINK = 0o100644, 0o100755, 0o120000
 _SECONDS = 120
@@ -47,20 +47,20 @@ def read_commit(repo: Path, commit: str) -> dict[str, Blob]:
 def patched(tree: Mapping[str, Blob], patch: str, field: str) -> dict[str, Blob]:
     """The files that a patch changes or adds, as it leaves them. Raises Refused where it does not apply."""
     text = patch if patch.endswith("\n") else f"{patch}\n"
-    with tempfile.TemporaryDirectory(prefix="nano-patch-") as folder:
-        stat = _git(Path(folder), "apply", "--numstat", "-z", "-", stdin=text.encode(), field=field)
+    with scratch_folder("patch") as folder:
+        stat = _git(folder, "apply", "--numstat", "-z", "-", stdin=text.encode(), field=field)
         names = [os.fsdecode(part.split(b"\t", 2)[2]) for part in stat.split(b"\0") if part.count(b"\t") == 2]
         if not names or "" in names:
             raise Refused(field, "renames files or changes none; give it as plain additions and changes")
         for name in names:
             if name in tree:
-                path = Path(folder) / name
+                path = folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(tree[name].data)
-        _git(Path(folder), "apply", "--whitespace=nowarn", "-", stdin=text.encode(), field=field)
-        if gone := [name for name in names if not (Path(folder) / name).is_file()]:
+        _git(folder, "apply", "--whitespace=nowarn", "-", stdin=text.encode(), field=field)
+        if gone := [name for name in names if not (folder / name).is_file()]:
             raise Refused(field, f"deletes {gone[0]!r}, which the grader cannot do")
-        return {name: Blob(_FILE, (Path(folder) / name).read_bytes()) for name in names}
+        return {name: Blob(_FILE, (folder / name).read_bytes()) for name in names}
 
 
 def as_text(path: str, blob: Blob) -> str:

@@ -11,7 +11,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 
@@ -22,6 +21,7 @@ from nano_rl.rewards.changes import changes
 from nano_rl.rewards.length import falling
 from nano_rl.rewards.part import SILENT, Part, Score
 from nano_shared.errors import ConfigError
+from nano_shared.scratch import scratch_folder
 from nano_shared.types import Trajectory
 
 _SECONDS = 20.0
@@ -63,7 +63,7 @@ def findings(text: str, select: Sequence[str]) -> Counter[str] | None:
         *_ruff(), "check", "--isolated", "--no-cache", "--ignore-noqa", "--output-format", "json",
         "--select", ",".join(select), "--stdin-filename", "changed.py", "-",
     ]  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="nano-lint-") as empty:
+    with scratch_folder("lint") as empty:
         try:
             done = subprocess.run(
                 command, input=text.encode("utf-8", "replace"), capture_output=True, cwd=empty,

@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 from nano_coder.runtime import Runtime
 from nano_rl.tasks.check import Finding, check_task
-from nano_rl.tasks.scratch import scratch_folder, scratch_runtime
+from nano_rl.tasks.scratch import log_folder, scratch_runtime
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.types import Split, Task
@@ -28,7 +29,7 @@ _runtime: Runtime | None = None
 """of this worker process"""
 
 
-def _start(folder: str) -> None:
+def _start(folder: Path) -> None:
     global _runtime
     _runtime = scratch_runtime(folder)
 
@@ -43,7 +44,7 @@ def check_tasks(tasks: Iterable[Task], *, jobs: int = 2) -> Iterator[tuple[Task,
 
     One job runs in this process, more in processes of their own.
     """
-    with scratch_folder() as folder:
+    with log_folder() as folder:
         if jobs == 1:
             runtime = scratch_runtime(folder)
             with runtime.store:

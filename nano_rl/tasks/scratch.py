@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 from nano_coder.runtime import COMPACT_1, Runtime, Sandbox, ScriptedPolicy, open_sandbox
 from nano_rl.oracle import ORACLE
+from nano_shared.scratch import scratch_folder
 from nano_shared.store import LogStore
 from nano_shared.types import Limits
 
@@ -25,11 +26,9 @@ _ROOM = 2 << 30
 _ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
-@contextmanager
-def scratch_folder() -> Iterator[str]:
+def log_folder() -> AbstractContextManager[Path]:
     """A folder for logs, removed in the end; in memory where there is room."""
-    with tempfile.TemporaryDirectory(prefix="nano-check-", dir=_in_memory()) as folder:
-        yield folder
+    return scratch_folder("check", _in_memory())
 
 
 def _in_memory() -> str | None:
@@ -39,7 +38,7 @@ def _in_memory() -> str | None:
     return None
 
 
-def scratch_runtime(folder: str) -> Runtime:
+def scratch_runtime(folder: Path) -> Runtime:
     """A runtime with a log of its own under `folder`."""
     log = tempfile.mkdtemp(prefix=f"check-{os.getpid()}-", dir=folder)
     store = LogStore.open(Path(log) / "log.db")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nano_rl.tasks import scratch
-from nano_rl.tasks.scratch import scratch_folder, scratch_runtime
+from nano_rl.tasks.scratch import log_folder, scratch_runtime
 from nano_shared.types import Limits
 
 Usage = namedtuple("Usage", "total used free")
@@ -30,12 +30,12 @@ def test_logs_lie_in_memory_where_there_is_room(
 ) -> None:
     monkeypatch.setattr(scratch, "_IN_MEMORY", tmp_path)
     monkeypatch.setattr(scratch.shutil, "disk_usage", lambda _: Usage(free, 0, free))
-    with scratch_folder() as folder:
+    with log_folder() as folder:
         assert (Path(folder).parent == tmp_path) is there
     assert not Path(folder).exists()
 
 
 def test_a_machine_without_such_a_place_uses_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch, "_IN_MEMORY", Path("/nowhere"))
-    with scratch_folder() as folder:
+    with log_folder() as folder:
         assert Path(folder).is_dir()
