@@ -74,8 +74,14 @@ class Steps:
         seats = [policy.agent(i) for i in range(self.case.prompts * self.case.rollouts)]
         places = [(task, g) for task in self.tasks for g in range(self.case.rollouts)]
         self._tools = 0.0
-        with ThreadPoolExecutor(len(seats)) as pool:
-            runs = list(pool.map(lambda one: self._rollout(policy, *one), zip(seats, places, strict=True)))
+        with ThreadPoolExecutor(len(seats)) as pool, policy.hosted() as lead:
+            agents = [
+                pool.submit(self._rollout, policy, seat, place)
+                for seat, place in zip(seats, places, strict=True)
+            ]
+            for agent in agents:
+                lead(agent)
+            runs = [agent.result() for agent in agents]
         rolled = time.perf_counter()
         groups = form_groups(runs)
         values = learn(self.learner, None, groups, group_metrics(groups), self.config, self.step, [], None)

@@ -1,17 +1,19 @@
 """The scheduler: calls of many threads become rows of one engine, stepped by whichever thread waits.
 
 There is no thread of its own. One of the callers leads: it steps the engine until its own row has ended, then
-hands over to another. An answer goes out when its row ends, so that the agent's tools run while the rest of
-the batch is decoded.
+hands over to another; where a thread is the host, it alone leads. An answer goes out when its row ends, so
+that the agent's tools run while the rest of the batch is decoded.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from nano_shared import NanoError, PolicyError, UsageError
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from nano_coder.decoding.row import Request, Row, Sampled
 
 Schedule = Literal["lockstep", "free"]
+Lead = Callable[["Future[Any]"], None]
+"""steps the engine until the future is done"""
 
 
 class Stepper(Protocol):
@@ -77,7 +81,10 @@ class Scheduler:
         self._engine = engine
         self._name = name
         self._lock = threading.Lock()
-        self._leader: Call | None = None
+        self._leader: Call | threading.Event | None = None
+        """a call of that thread, or the host"""
+        self._host: threading.Event | None = None
+        """set when the host has something to do"""
         self._waiting: list[Call] = []
         """in the order of their arrival"""
         self._live: dict[Row, Call] = {}
@@ -130,6 +137,8 @@ class Scheduler:
             with self._lock:
                 self._waiting.append(call)
                 leading = self._take_lead(call)
+                if not leading:
+                    self._wake_leader()
             while not call.done:
                 if leading:
                     self._lead(call)
@@ -147,6 +156,45 @@ class Scheduler:
         assert call.answer is not None
         return call.answer
 
+    @contextmanager
+    def hosted(self) -> Iterator[Lead]:
+        """Make this thread the host: it alone steps the engine, whenever it waits for a future as given here.
+
+        A second thread that computes finds OpenMP's workers asleep: small matrix products take twice as long
+        there as in the thread that trains. Calls of the host itself would wait for ever; one host at a time.
+        """
+        with self._lock:
+            self._host = threading.Event()
+        try:
+            yield self._lead_until
+        finally:
+            with self._lock:
+                self._host = None
+                self._wake_leader()
+
+    def _lead_until(self, ended: Future[Any]) -> None:
+        host = self._host
+        assert host is not None
+        ended.add_done_callback(lambda _: host.set())
+        try:
+            while not ended.done():
+                with self._lock:
+                    ready = self._leader in (None, host) and self._ready()
+                    if ready:
+                        self._leader = host
+                if ready:
+                    self._advance()
+                    with self._lock:
+                        self._leader = None
+                else:
+                    host.wait()
+                    host.clear()
+        finally:
+            with self._lock:
+                if self._leader is host:  # torn down in the middle of a step
+                    self._leader = None
+                    self._fail(PolicyError("the thread that served this batch was interrupted; run it again"))
+
     def _joinable(self) -> list[Call]:
         """The waiting calls that may join the batch now, in the order in which they do. Under the lock."""
         return self._waiting
@@ -156,14 +204,16 @@ class Scheduler:
 
     def _take_lead(self, call: Call) -> bool:
         """Make this call's thread the leader, if there is none and there is something to do."""
-        if self._leader is not None or not self._ready():
+        if self._host is not None or self._leader is not None or not self._ready():
             return False
         self._leader = call
         return True
 
     def _wake_leader(self) -> None:
-        """Wake a thread that can lead, if none does and there is something to do."""
-        if self._leader is None and self._ready():
+        """Wake the host, or a thread that can lead if none does and there is something to do."""
+        if self._host is not None:
+            self._host.set()
+        elif self._leader is None and self._ready():
             call = next(iter(self._live.values()), None) or self._joinable()[0]
             call.wake.set()
 

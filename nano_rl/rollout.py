@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
+from typing import Any
 
 from nano_coder.runtime import Runtime, grade_run, run_task
 from nano_rl.rewards import Reward
@@ -45,17 +46,23 @@ def collect(
     seats = _seats(runtime.policy, len(jobs), at_once)
     done: list[Trajectory] = []
     # grading has threads of its own: an agent's thread is needed for the next agent
-    with ThreadPoolExecutor(_GRADERS) as graders, ThreadPoolExecutor(at_once) as agents:
+    with (
+        ThreadPoolExecutor(_GRADERS) as graders,
+        ThreadPoolExecutor(at_once) as agents,
+        _hosted(runtime.policy) as lead,
+        ExitStack() as stack,
+    ):
         futures: list[Future[Future[Trajectory]]] = [
             agents.submit(_episode, task, episode_seed(seed, task, member), runtime, seat, graders)
             for (task, member), seat in zip(jobs, seats, strict=True)
         ]
-        with ExitStack() as stack:
-            stack.callback(_give_up, futures, seats)
-            for future in futures:
-                done.append(future.result().result())
-                if on_run:
-                    on_run(done[-1])
+        stack.callback(_give_up, futures, seats)
+        for future in futures:
+            lead(future)
+            lead(future.result())
+            done.append(future.result().result())
+            if on_run:
+                on_run(done[-1])
     return reward.apply(done, runtime) if reward else done
 
 
@@ -89,6 +96,12 @@ def episode_seed(seed: int, task: Task, member: int) -> int:
 def _seats(policy: Policy, count: int, at_once: int) -> list[AbstractContextManager[object]]:
     agents = getattr(policy, "agents", None)  # policies without local weights need no seats
     return list(agents(count, at_once)) if agents else [nullcontext() for _ in range(count)]
+
+
+def _hosted(policy: Policy) -> AbstractContextManager[Callable[[Future[Any]], object]]:
+    """What waits for an agent: with local weights this thread decodes meanwhile."""
+    hosted = getattr(policy, "hosted", None)
+    return hosted() if hosted else nullcontext(lambda future: None)
 
 
 def _episode(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from nano_coder.chat_template import ChatTemplate
 from nano_coder.lockstep import Lockstep
-from nano_coder.scheduler import Schedule, Scheduler, Seat
+from nano_coder.scheduler import Lead, Schedule, Scheduler, Seat
 from nano_shared import Completion, ContextFull, Conversation, Sampling, TurnTokens
 
 if TYPE_CHECKING:
@@ -52,6 +53,10 @@ class LocalPolicy:
         until its agent waits too or leaves. Raises UsageError if the index is taken.
         """
         return self._scheduler.seat(index)
+
+    def hosted(self) -> AbstractContextManager[Lead]:
+        """Make the calling thread the one that computes, while it waits for agents: `Scheduler.hosted`."""
+        return self._scheduler.hosted()
 
     def agents(self, count: int, at_once: int) -> list[Seat]:
         """Seats for agents that begin in this order, `at_once` of them at a time."""

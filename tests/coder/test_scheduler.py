@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +188,49 @@ def test_many_agents_with_tools_of_any_length_all_come_home(
     agents = [lambda i=i: episode(scheduler, i, turns=3, pause=0.001) for i in range(24)]
     answers = run(scheduler, agents, at_once=12)
     assert [len(a) for a in answers] == [3] * 24
+
+
+@SCHEDULERS
+def test_a_host_leads_alone_and_changes_no_token(loaded: LoadedModel, kind: type[Scheduler]) -> None:
+    """Agents get what they get when they lead themselves, and no thread but the host's computes."""
+
+    def rollout(hosted: bool) -> tuple[list[Any], set[int]]:
+        computed: set[int] = set()
+
+        class Traced(Engine):
+            def step(self) -> list[Row]:
+                computed.add(threading.get_ident())
+                return super().step()
+
+        scheduler = kind(Traced(loaded.model, eos_ids=frozenset(), pad_id=0, context_limit=1024), "tiny")
+        seats = scheduler.seats(6, 3)
+
+        def live(index: int) -> Any:
+            with seats[index]:
+                return [sampled.ids for sampled in episode(scheduler, index, turns=3, pause=0.002)]
+
+        with ThreadPoolExecutor(3) as pool, ExitStack() as stack:
+            lead = stack.enter_context(scheduler.hosted()) if hosted else None
+            futures = [pool.submit(live, index) for index in range(6)]
+            for future in futures:
+                if lead is not None:
+                    lead(future)
+            return [future.result(timeout=60) for future in futures], computed
+
+    hosted, computed = rollout(True)
+    assert computed == {threading.get_ident()}
+    assert hosted == rollout(False)[0]
+
+
+def test_agents_go_on_by_themselves_when_their_host_has_left(loaded: LoadedModel) -> None:
+    scheduler = Lockstep(Engine(loaded.model, eos_ids=frozenset(), pad_id=0, context_limit=1024), "tiny")
+    seats = scheduler.seats(2, 2)
+
+    def live(index: int) -> Any:
+        with seats[index]:
+            return episode(scheduler, index, turns=2, pause=0.01)
+
+    with ThreadPoolExecutor(2) as pool:
+        with scheduler.hosted():
+            futures = [pool.submit(live, index) for index in range(2)]
+        assert [len(future.result(timeout=60)) for future in futures] == [2, 2]
