@@ -11,6 +11,7 @@ from nano_coder.decoding.continuous import ContinuousDecoder
 from nano_coder.decoding.padded import PaddedDecoder, evaluating
 from nano_coder.decoding.row import Decode, Ends, Request, Row, Sampled
 from nano_coder.decoding.stamp import Stamp, counter_stamp, weight_stamp
+from nano_shared.allocator import keep_freed_memory
 
 __all__ = ["Engine", "Request", "Row", "Sampled"]
 
@@ -42,6 +43,7 @@ class Engine:
     ) -> None:
         """`decode` turns ids into text, for stop strings. `kv_bytes` bounds the KV of the rows being decoded
         and, once more, that of the rows and prompts that wait."""
+        keep_freed_memory()
         self.model = model
         self.eos_ids = eos_ids
         self.pad_id = pad_id

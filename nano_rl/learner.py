@@ -14,6 +14,7 @@ from nano_rl.config import OptimizerConfig
 from nano_rl.loss import mean_metrics
 from nano_rl.masters import Masters
 from nano_rl.optimizer import clip_gradients, lr_at, make_optimizer, set_lr
+from nano_shared.allocator import keep_freed_memory
 from nano_shared.durable import sync
 from nano_shared.errors import CheckpointError
 from nano_shared.full_disk import full_disk_explained
@@ -40,6 +41,7 @@ class Learner:
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, *, steps: int) -> None:
         """`steps` is the length of the learning-rate schedule."""
+        keep_freed_memory()
         self.model = model
         self.step = 0
         self._config = config

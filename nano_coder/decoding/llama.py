@@ -1,9 +1,10 @@
 """The forward pass of Llama-like models, on packed tokens, over parameters that live elsewhere.
 
-Reads the module's own parameters in place: what is trained is what decodes. The exception is a low-rank
-adapter of PEFT, whose product with the scaled factors is added to a copy of the weights that it adapts, once
-for each version of the weights. Rounds where the module rounds, so that bfloat16 log-probs stay near those of
-the trainer. Left out: sliding windows, and rotary embeddings that depend on the length of the row.
+Reads the module's own parameters: what is trained is what decodes. In place, with two exceptions, made once
+for each version of the weights: the product of a low-rank adapter of PEFT is added to a copy of what it
+adapts, and bfloat16 weights on a CPU are laid out for its matrix products. Rounds where the module rounds, so
+that bfloat16 log-probs stay near those of the trainer. Left out: sliding windows, and rotary embeddings that
+depend on the length of the row.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nano_coder.decoding.linear import Joined, Linear, Weights
+
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """layer, [N, H, D] queries, [N, K, D] keys and values, scale -> [N, H * D]; stores keys and values"""
 
@@ -26,15 +29,6 @@ _ROPE = ("default", "linear", "llama3", "yarn")
 
 class Unsupported(Exception):
     """This module is not one that we can decode by ourselves; the message says why."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Linear:
-    weight: Tensor
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,15 +45,12 @@ class Norm:
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
     before_attention: Norm
-    query: Linear
-    key: Linear
-    value: Linear
+    queries_keys_values: Joined
     query_norm: Norm | None
     key_norm: Norm | None
     output: Linear
     before_mlp: Norm
-    gate: Linear
-    up: Linear
+    gate_up: Joined
     down: Linear
 
 
@@ -76,7 +67,7 @@ class LlamaForward:
         self.layers = [_layer(layer, config) for layer in body.layers]
         self._embedding: Tensor = _embedding(body.embed_tokens)
         self._norm = _norm(body.norm)
-        self._head = _linear(causal.lm_head)
+        self._head = Linear(_weights(causal.lm_head))
         self._rotary: Any = body.rotary_emb
 
     @property
@@ -95,19 +86,18 @@ class LlamaForward:
         """[N, hidden] states after the last norm."""
         x = F.embedding(ids_N, self._embedding)
         cos, sin = (part[0][:, None] for part in self._rotary(x, position_ids=positions_N[None]))
+        sin = torch.cat([-sin[..., : self.dim // 2], sin[..., self.dim // 2 :]], dim=-1)
         scale = self.dim**-0.5
         for index, layer in enumerate(self.layers):
             h = layer.before_attention(x)
-            q = layer.query(h).view(-1, self.heads, self.dim)
-            k = layer.key(h).view(-1, self.keys, self.dim)
-            v = layer.value(h).view(-1, self.keys, self.dim)
+            q, k, v = (part.view(len(h), -1, self.dim) for part in layer.queries_keys_values(h))
             if layer.query_norm is not None and layer.key_norm is not None:
                 q, k = layer.query_norm(q), layer.key_norm(k)
             both = _rotate(torch.cat([q, k], dim=1), cos, sin)
             q, k = both[:, : self.heads], both[:, self.heads :]
             x = x + layer.output(attend(index, q, k, v, scale))
-            h = layer.before_mlp(x)
-            x = x + layer.down(F.silu(layer.gate(h), inplace=True).mul_(layer.up(h)))
+            gate, up = layer.gate_up(layer.before_mlp(x))
+            x = x + layer.down(F.silu(gate).mul_(up))
         return self._norm(x)
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
@@ -116,9 +106,11 @@ class LlamaForward:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding of [N, heads, D], halves paired as in Hugging Face's layout."""
-    low, high = x.chunk(2, dim=-1)
-    return (x * cos).add_(torch.cat([-high, low], dim=-1).mul_(sin))
+    """Rotary position embedding of [N, heads, D], halves paired as in Hugging Face's layout.
+
+    The first half of `sin` is negated: it is what the second half of `x` is multiplied by.
+    """
+    return (x * cos).add_(x.roll(x.shape[-1] // 2, dims=-1).mul_(sin))
 
 
 def _causal_lm(model: Any) -> tuple[Any, Any]:
@@ -142,19 +134,17 @@ def _causal_lm(model: Any) -> tuple[Any, Any]:
 
 def _layer(layer: Any, config: Any) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
+    inputs = (attention.q_proj, attention.k_proj, attention.v_proj)
     normed = hasattr(attention, "q_norm")
     return Layer(
         before_attention=_norm(layer.input_layernorm),
-        query=_linear(attention.q_proj),
-        key=_linear(attention.k_proj),
-        value=_linear(attention.v_proj),
+        queries_keys_values=Joined([_weights(part) for part in inputs]),
         query_norm=_norm(attention.q_norm) if normed else None,
         key_norm=_norm(attention.k_norm) if normed else None,
-        output=_linear(attention.o_proj),
+        output=Linear(_weights(attention.o_proj)),
         before_mlp=_norm(layer.post_attention_layernorm),
-        gate=_linear(mlp.gate_proj),
-        up=_linear(mlp.up_proj),
-        down=_linear(mlp.down_proj),
+        gate_up=Joined([_weights(mlp.gate_proj), _weights(mlp.up_proj)]),
+        down=Linear(_weights(mlp.down_proj)),
     )
 
 
@@ -168,10 +158,10 @@ def _embedding(module: Any) -> Tensor:
     return module.weight.detach()
 
 
-def _linear(module: Any) -> Linear:
-    """The layer itself, or a copy with its adapter merged in. Raises Unsupported for any other kind."""
+def _weights(module: Any) -> Weights:
+    """Of the layer itself, or a copy with its adapter merged in. Raises Unsupported for any other kind."""
     if type(module) is nn.Linear:
-        return Linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
+        return Weights(module.weight.detach(), None if module.bias is None else module.bias.detach())
     base = getattr(module, "base_layer", None)
     if type(base) is not nn.Linear or not hasattr(module, "get_delta_weight"):
         raise Unsupported(f"one of its linear layers is a {type(module).__name__}")
@@ -180,11 +170,11 @@ def _linear(module: Any) -> Linear:
         module.lora_B[name].bias is not None for name in adapters
     ):
         raise Unsupported("its adapter is more than a low-rank product")
-    plain = _linear(base)
+    plain = _weights(base)
     if module.merged or module.disable_adapters or not adapters:
         return plain
     # summed in the adapter's float32 and rounded once
-    weight = plain.weight.float()
+    weight = plain.matrix.float()
     for name in adapters:
         weight = weight + module.get_delta_weight(name).detach().float()
-    return Linear(weight.to(plain.weight.dtype), plain.bias)
+    return Weights(weight.to(plain.matrix.dtype), plain.bias)

@@ -134,7 +134,7 @@ def test_full_weights_are_read_in_place() -> None:
     assert isinstance(engine.decoder, ContinuousDecoder)
     addresses = {parameter.data_ptr() for parameter in model.parameters()}
     for layer in engine.decoder._forward.layers:
-        assert {layer.query.weight.data_ptr(), layer.down.weight.data_ptr()} <= addresses
+        assert {part.matrix.data_ptr() for part in (*layer.gate_up.layers, layer.down)} <= addresses
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,60 @@
+"""Weights that are laid out anew give the products that they gave before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from nano_coder.decoding.linear import Joined, Linear, Weights, packs
+
+DTYPES = [torch.bfloat16, torch.float32]
+
+
+def drawn(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def weights(out: int, inputs: int, dtype: torch.dtype, *, bias: bool, seed: int = 1) -> Weights:
+    return Weights(drawn(out, inputs, dtype=dtype, seed=seed), drawn(out, dtype=dtype) if bias else None)
+
+
+def close(left: Tensor, right: Tensor) -> bool:
+    # another kernel may sum in another order: the last bit of a bfloat16 at the size of the largest value
+    return bool((left.float() - right.float()).abs().max() <= 2**-7 * right.float().abs().max())
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.sampled_from(DTYPES),
+    st.integers(1, 70),
+    st.sampled_from([8, 24, 64, 192]),
+    st.integers(1, 80),
+    st.booleans(),
+)
+def test_a_layer_is_the_linear_function(
+    dtype: torch.dtype, rows: int, inputs: int, out: int, bias: bool
+) -> None:
+    layer = weights(out, inputs, dtype, bias=bias)
+    x = drawn(rows, inputs, dtype=dtype, seed=2)
+    assert close(Linear(layer)(x), F.linear(x, *layer))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("biased", [(False, False, False), (True, True, True), (True, False, True)])
+def test_joined_layers_are_those_layers(dtype: torch.dtype, biased: tuple[bool, ...]) -> None:
+    parts = [weights(out, 64, dtype, bias=bias) for out, bias in zip((48, 16, 16), biased, strict=True)]
+    x = drawn(5, 64, dtype=dtype, seed=2)
+    joined = Joined(parts)(x)
+    assert [part.shape for part in joined] == [(5, 48), (5, 16), (5, 16)]
+    for part, layer in zip(joined, parts, strict=True):
+        assert close(part, F.linear(x, *layer))
+
+
+def test_only_bfloat16_is_laid_out_anew() -> None:
+    assert not packs(drawn(8, 8, dtype=torch.float32))
+    layer = weights(8, 8, torch.float32, bias=False)
+    assert Linear(layer).matrix is layer.matrix
