@@ -25,11 +25,12 @@ run: $(INSTALLED)
 	@dir="$(DIR)"; if [ -z "$$dir" ]; then dir="$$(mktemp -d)/buggy_stats"; cp -r $(EXAMPLE) "$$dir"; fi; \
 	$(BIN)/nano-coder run "$(TASK)" -C "$$dir" --check "$(CHECK)"
 
+# The workers of pytest share the cores: with two threads each they would wait for each other.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-all: $(INSTALLED) exchange-examples
-	NANO_EXCHANGE_EXAMPLES=$(EXAMPLES_DIR) $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 NANO_EXCHANGE_EXAMPLES=$(EXAMPLES_DIR) $(BIN)/python -m pytest -n 2
 
 # Example files of other projects, out of their wheels, which are read and never installed.
 exchange-examples: $(EXAMPLES_DIR)/.fetched

@@ -16,8 +16,8 @@ def keep_freed_memory() -> None:
     """Have freed memory used again by this process, where glibc would give it back to the kernel.
 
     A large tensor is mapped when it is made and unmapped when it is freed, so that each one meets a page
-    fault every 4 KiB. On two cores that was a third of a training step of a model of 135 M parameters. The
-    peak of resident memory stays what it was. Elsewhere than on glibc this does nothing.
+    fault every 4 KiB. On two cores that was a third of a training step of a model of 135 M parameters, whose
+    peak of resident memory did not grow. Elsewhere than on glibc this does nothing.
     """
     with suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
