@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from nano_coder import __version__
 from nano_coder.agent import Agent, observation_messages, spill_path
@@ -35,7 +34,7 @@ from nano_shared.conversation import Conversation
 from nano_shared.errors import ContextFull, PolicyError, SandboxError, UsageError
 from nano_shared.policy import Policy
 from nano_shared.profile import InterfaceProfile
-from nano_shared.scratch import scratch_folder
+from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import Sampling, StopReason, Task, Trajectory, Turn
 
@@ -234,9 +233,10 @@ def _starting_snapshot(task: Task, blobs: BlobStore) -> str:
     """The task's starting workspace in the blob store."""
     if task.snapshot is not None:
         return task.snapshot
-    with scratch_folder("start") as folder:
-        _lay_down(task, folder)
-        return snapshot.snapshot_directory(folder, blobs)
+    try:
+        return snapshot.snapshot_texts(task.files, blobs)
+    except snapshot.SnapshotError as problem:
+        raise UsageError(f"task {task.key!r}: its files cannot be written: {problem}") from None
 
 
 @contextmanager
@@ -244,7 +244,7 @@ def _jail(snapshot_id: str, task: Task, runtime: Runtime) -> Iterator[Jail]:
     """A jail on a snapshot, opened when the first tool needs it."""
 
     def opener() -> Jail:
-        with scratch_folder("start") as folder:
+        with scratch_folder("start", in_memory()) as folder:
             start = folder / "work"
             snapshot.materialise(snapshot_id, runtime.store.blobs, start)
             return runtime.sandbox.open(start, task.limits)
@@ -254,16 +254,6 @@ def _jail(snapshot_id: str, task: Task, runtime: Runtime) -> Iterator[Jail]:
         yield jail
     finally:
         jail.close()
-
-
-def _lay_down(task: Task, start: Path) -> None:
-    """Raises UsageError for files that cannot lie in one folder, or that are no text."""
-    for name, text in task.files.items():
-        try:
-            (start / name).parent.mkdir(parents=True, exist_ok=True)
-            (start / name).write_text(text, encoding="utf-8", newline="")
-        except (OSError, UnicodeEncodeError) as problem:
-            raise UsageError(f"task {task.key!r}: file {name!r} cannot be written: {problem}") from None
 
 
 def _agent(trajectory: Trajectory, runtime: Runtime, jail: Jail, workspace: Workspace) -> Agent:

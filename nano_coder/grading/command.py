@@ -19,7 +19,7 @@ from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.hashing import content_hash
 from nano_shared.printable import printable
-from nano_shared.scratch import scratch_folder
+from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.snapshot import Entry, Kind, Snapshot
 from nano_shared.types import Limits, Tampering, Trust, Verdict
 
@@ -83,7 +83,7 @@ def check_patience(limits: Limits) -> float:
 @contextmanager
 def workspace_jail(tree: Snapshot, blobs: BlobStore, sandbox: Sandbox, limits: Limits) -> Iterator[Jail]:
     """A fresh jail that holds a tree. Raises SandboxError where it cannot be opened."""
-    with scratch_folder("check") as folder:
+    with scratch_folder("check", in_memory()) as folder:
         work = folder / "work"
         snapshot.materialise(tree, blobs, work)
         with closing(sandbox.open(work, limits)) as jail:

@@ -7,35 +7,24 @@ and the tests that an oracle runs are those of a task, so plugins of whatever el
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from nano_coder.runtime import COMPACT_1, Runtime, Sandbox, ScriptedPolicy, open_sandbox
 from nano_rl.oracle import ORACLE
-from nano_shared.scratch import scratch_folder
+from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.store import LogStore
 from nano_shared.types import Limits
 
-_IN_MEMORY = Path("/dev/shm")
-_ROOM = 2 << 30
-"""free bytes there from which on it is used: a log of 5,000 tasks takes a fraction of it"""
 _ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 def log_folder() -> AbstractContextManager[Path]:
     """A folder for logs, removed in the end; in memory where there is room."""
-    return scratch_folder("check", _in_memory())
-
-
-def _in_memory() -> str | None:
-    with suppress(OSError):
-        if os.access(_IN_MEMORY, os.W_OK) and shutil.disk_usage(_IN_MEMORY).free > _ROOM:
-            return str(_IN_MEMORY)
-    return None
+    return scratch_folder("check", in_memory())
 
 
 def scratch_runtime(folder: Path) -> Runtime:

@@ -212,7 +212,7 @@ def test_a_task_that_cannot_be_served_is_refused_before_it_is_logged(tmp_path: P
     with pytest.raises(UsageError, match="allows 'fly', which profile compact-1 does not have"):
         run_task(a_task(tools=("fly",)), runtime)
     for files in ({"a": "", "a/b": ""}, {"a": "\ud800"}, {"n" * 300: ""}):
-        with pytest.raises(UsageError, match=r"task 't': file '.*' cannot be written"):
+        with pytest.raises(UsageError, match=r"task 't': its files cannot be written: .*'"):
             run_task(a_task(files=files), runtime)
     assert runtime.store.runs() == []
 

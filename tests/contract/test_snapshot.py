@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from workspaces import read_tree, trees, write_tree
 
 from nano_shared import snapshot
@@ -65,6 +66,40 @@ def test_materialised_snapshot_has_the_same_id(tree):
         assert read_tree(there) == tree
         assert snapshot.snapshot_directory(there, blobs) == taken
         assert snapshot.snapshot_tar(packed(there), blobs) == taken
+
+
+NAMES = st.sampled_from(["a", "b/c", "b/d.py", "./e", "f//g", "é", ".git/config", "h.pyc"])
+
+
+@given(texts=st.dictionaries(NAMES, st.text(st.characters(exclude_categories=["Cs"]), max_size=20)))
+@settings(max_examples=50, deadline=None)
+def test_texts_are_the_files_that_they_name(texts):
+    with tempfile.TemporaryDirectory() as folder:
+        blobs = BlobStore(Path(folder) / "blobs")
+        work = Path(folder) / "work"
+        work.mkdir()
+        for name, text in texts.items():
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            (work / name).parent.chmod(0o755)
+            (work / name).write_bytes(text.encode())
+            (work / name).chmod(0o644)
+        assert snapshot.snapshot_texts(texts, blobs) == snapshot.snapshot_directory(work, blobs)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ({"a": "", "a/b": ""}, "passes through 'a'"),
+        ({"a": "\ud800"}, "'a' holds no text"),
+        ({"n" * 300: ""}, "longer than a file system takes"),
+        ({"../a": ""}, "leads outside"),
+        ({"a/": ""}, "the name of a folder"),
+        ({"a": "x" * 40}, "over the 0 MB"),
+    ],
+)
+def test_texts_that_cannot_lie_in_a_folder(blobs, texts, message):
+    with pytest.raises(snapshot.SnapshotError, match=message):
+        snapshot.snapshot_texts(texts, blobs, max_bytes=30)
 
 
 @given(before=trees, after=trees)

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from nano_rl.tasks import scratch
 from nano_rl.tasks.scratch import log_folder, scratch_runtime
+from nano_shared import scratch
 from nano_shared.types import Limits
 
 Usage = namedtuple("Usage", "total used free")
 
 
 def test_programs_see_that_plugins_stay_out_and_what_they_are_given(tmp_path: Path) -> None:
-    runtime = scratch_runtime(str(tmp_path))
+    runtime = scratch_runtime(tmp_path)
     with runtime.store, closing(runtime.sandbox.open(None, Limits())) as jail:
         asked = ["sh", "-c", "echo $PYTEST_DISABLE_PLUGIN_AUTOLOAD $OWN"]
         assert jail.run(asked).stdout == b"1\n"
@@ -28,7 +28,7 @@ def test_programs_see_that_plugins_stay_out_and_what_they_are_given(tmp_path: Pa
 def test_logs_lie_in_memory_where_there_is_room(
     free: int, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scratch, "_IN_MEMORY", tmp_path)
+    monkeypatch.setattr(scratch, "_MEMORY", tmp_path)
     monkeypatch.setattr(scratch.shutil, "disk_usage", lambda _: Usage(free, 0, free))
     with log_folder() as folder:
         assert (Path(folder).parent == tmp_path) is there
@@ -36,6 +36,6 @@ def test_logs_lie_in_memory_where_there_is_room(
 
 
 def test_a_machine_without_such_a_place_uses_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "_IN_MEMORY", Path("/nowhere"))
+    monkeypatch.setattr(scratch, "_MEMORY", Path("/nowhere"))
     with log_folder() as folder:
         assert Path(folder).is_dir()

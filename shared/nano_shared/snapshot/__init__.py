@@ -6,7 +6,7 @@ takes one back from whichever of its stages the folder is at.
 """
 
 from nano_shared.snapshot.apply import apply
-from nano_shared.snapshot.capture import snapshot_directory, snapshot_tar
+from nano_shared.snapshot.capture import snapshot_directory, snapshot_tar, snapshot_texts
 from nano_shared.snapshot.materialise import materialise
 from nano_shared.snapshot.tree import (
     DEFAULT_EXCLUDES,
@@ -39,5 +39,6 @@ __all__ = [
     "materialise",
     "snapshot_directory",
     "snapshot_tar",
+    "snapshot_texts",
     "undo",
 ]

@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from nano_shared.snapshot.tree import (
 # Waiting for the disk to confirm each new blob is most of the time: let several wait at once.
 _WRITERS = 8
 _MB = 2**20
+_FILE_MODE = 0o644
 _CHANGED_MEANWHILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
@@ -88,6 +89,40 @@ def snapshot_tar(
     with ThreadPoolExecutor(_WRITERS) as pool:
         list(pool.map(blobs.put, pending.values()))
     return save(make_snapshot(entries.values()), blobs)
+
+
+def snapshot_texts(
+    texts: Mapping[str, str],
+    blobs: BlobStore,
+    exclude: Iterable[str] = DEFAULT_EXCLUDES,
+    *,
+    max_bytes: int = MAX_BYTES,
+) -> str:
+    """Snapshot plain files, given as text by name, and give its id.
+
+    Raises SnapshotError for a name that leads outside, a file below a file, a text that no encoding can hold,
+    or more than `max_bytes`.
+    """
+    excluded = name_filter(exclude)
+    entries = []
+    left = max_bytes
+    for name, text in texts.items():
+        path = clean_path(name)
+        if any(excluded.match(part) for part in path.split("/")):
+            continue
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as problem:
+            raise SnapshotError(f"file {name!r} holds no text: {problem}") from None
+        left -= len(data)
+        if not path or name.endswith("/") or left < 0:
+            raise SnapshotError(
+                f"file {name!r} goes over the {max_bytes // _MB} MB that a workspace may hold"
+                if left < 0
+                else f"file {name!r} has the name of a folder"
+            )
+        entries.append(Entry(path, Kind.FILE, _FILE_MODE, blobs.put(data)))
+    return save(make_snapshot(entries), blobs)
 
 
 def _walk(root: str, excluded: re.Pattern[str]) -> Iterator[tuple[str, os.stat_result]]:
