@@ -135,17 +135,25 @@ def attempt_task(
     seed: int | None = None,
     on_turn: OnTurn | None = None,
     on_start: Callable[[Trajectory], None] | None = None,
+    on_end: Callable[[Trajectory], None] | None = None,
 ) -> tuple[Trajectory, ...]:
     """Run a task and grade it; while it fails, up to `reflect` more attempts that read why: [attempts].
 
-    Each attempt is a run of its own with its own verdict; raises as `run_task` does.
+    Each attempt is a run of its own with its own verdict, `on_end` sees it before it is graded; raises as
+    `run_task` does. Where the check itself cannot be run again, the attempts so far stand.
     """
     run = run_task(task, runtime, seed=seed, on_turn=on_turn, on_start=on_start)
-    attempts = [grade_run(run, runtime)]
-    while len(attempts) <= reflect and second_chance(attempts[-1]):
-        run = reflect_run(attempts[-1], runtime, seed=seed, on_turn=on_turn, on_start=on_start)
+    attempts: list[Trajectory] = []
+    while True:
+        if on_end:
+            on_end(run)
         attempts.append(grade_run(run, runtime))
-    return tuple(attempts)
+        if len(attempts) > reflect or not second_chance(run := attempts[-1]):
+            return tuple(attempts)
+        try:
+            run = reflect_run(run, runtime, seed=seed, on_turn=on_turn, on_start=on_start)
+        except SandboxError:
+            return tuple(attempts)
 
 
 def reflect_run(

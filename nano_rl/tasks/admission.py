@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 from nano_coder.runtime import Runtime
 from nano_rl.tasks.check import Finding, check_task
@@ -28,9 +29,9 @@ _runtime: Runtime | None = None
 """of this worker process"""
 
 
-def _start(folder: str) -> None:
+def _start(folder: str, blobs: Path | None) -> None:
     global _runtime
-    _runtime = scratch_runtime(folder)
+    _runtime = scratch_runtime(folder, blobs)
 
 
 def _work(task: Task) -> Finding:
@@ -38,20 +39,22 @@ def _work(task: Task) -> Finding:
     return check_task(task, _runtime)
 
 
-def check_tasks(tasks: Iterable[Task], *, jobs: int = 2) -> Iterator[tuple[Task, Finding]]:
+def check_tasks(
+    tasks: Iterable[Task], *, jobs: int = 2, blobs: Path | None = None
+) -> Iterator[tuple[Task, Finding]]:
     """Each task with its finding, in order; `tasks` may be endless, and is read a little ahead.
 
-    One job runs in this process, more in processes of their own.
+    `blobs` is the folder of the log whose snapshots tasks start from. One job runs in this process, more in processes of their own.
     """
     with scratch_folder() as folder:
         if jobs == 1:
-            runtime = scratch_runtime(folder)
+            runtime = scratch_runtime(folder, blobs)
             with runtime.store:
                 for task in tasks:
                     yield task, check_task(task, runtime)
             return
         context = multiprocessing.get_context("spawn")  # a fork would share launchers and connections
-        pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=(folder,))
+        pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=(folder, blobs))
         waiting: deque[tuple[Task, Future[Finding]]] = deque()
         source = iter(tasks)
         try:
