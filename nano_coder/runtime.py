@@ -164,14 +164,15 @@ def reflect_run(
     on_turn: OnTurn | None = None,
     on_start: Callable[[Trajectory], None] | None = None,
 ) -> Trajectory:
-    """Go on from the end of a run that failed its check, in a fork that reads its diff and the check's output.
+    """Go on from the end of a run that failed its check, in a fork that reads its diff and what the
+    check said.
 
     It has as much left of every limit as the attempt before it had. Raises UsageError for a run that passed,
     that was not graded or that did not end by itself, and SandboxError where the check cannot be run.
     """
     if not second_chance(failed):
         raise UsageError(
-            f"run {failed.id} has nothing to reflect on: only a run that ended by itself and failed its check has"
+            f"run {failed.id} has nothing to reflect on; a run that ended by itself and failed its check has"
         )
     turns, limits = criticised(failed, runtime)
     task = failed.task.model_copy(update={"limits": limits})

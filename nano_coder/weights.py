@@ -96,7 +96,7 @@ def load_policy(name: str | None = None, *, dtype: Dtype = "float32", merge: boo
 
 
 def load_tokenizer(name: str | None = None) -> tuple[Any, str]:
-    """The tokenizer of a model by name and its chat template, without the weights; raises as `load_policy`."""
+    """The tokenizer of a model by name and its chat template, no weights; raises as `load_policy`."""
     folder = base_folder() if name is None or name == BASE else Path(name).expanduser()
     if (folder / "adapter_config.json").is_file():
         tokenizer, template = load_tokenizer(_base_of(folder))

@@ -34,9 +34,9 @@ def command(
 ) -> int:
     """Sample N continuations of RUN (an id, the beginning of one, or `last`) from after STEP.
 
-    Files and tokens are restored exactly: the first tokens of each fork are those of the log. Each is a run of
-    its own that names its parent and the step; forks of one step form a group that can be trained on. Without
-    --temperature they are sampled at 1. Exit code 0 where one succeeds, 1 where none does.
+    Files and tokens are restored exactly: the first tokens of each fork are those of the log. Each is a run
+    of its own that names its parent and the step; forks of one step form a group that can be trained on.
+    Without --temperature they are sampled at 1. Exit code 0 where one succeeds, 1 where none does.
     """
     from nano_coder.fork import fork_run, refuse_step
 

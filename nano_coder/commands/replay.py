@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -27,9 +26,9 @@ _SHOWN = 60
 
 @click.command("replay")
 @click.argument("runs", metavar="RUN...", nargs=-1)
-@click.option("--view", "way", flag_value="view", help="Look at it, step by step.")
-@click.option("--execute", "way", flag_value="execute", help="Execute its actions again and report drift.")
-@click.option("--refeed", "way", flag_value="refeed", help="Prove its prompts token-identical today.")
+@click.option("--view", is_flag=True, help="Look at it, step by step.")
+@click.option("--execute", is_flag=True, help="Execute its actions again and report drift.")
+@click.option("--refeed", is_flag=True, help="Prove its prompts token-identical today.")
 @click.option("--all", "every", is_flag=True, help="Every run of the log.")
 @click.option("--step", type=click.IntRange(1), help="With --view: this step alone, as `log show` counts.")
 @click.option("--model", help="With --refeed: whose tokenizer, where the run's own model lies elsewhere now.")
@@ -37,8 +36,8 @@ _SHOWN = 60
 @click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(
-    runs: tuple[str, ...], way: str | None, every: bool, step: int | None, model: str | None,
-    sandbox: str | None, log: str | None, as_json: bool,
+    runs: tuple[str, ...], view: bool, execute: bool, refeed: bool, every: bool, step: int | None,
+    model: str | None, sandbox: str | None, log: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Replay RUN (an id, the beginning of one, or `last`) in one of three ways.
 
@@ -49,6 +48,7 @@ def command(
     --refeed feeds the recorded samples through today's runtime and compares every prompt with the log, token
     by token. Exit code 1 where one differs. Neither writes to the log.
     """
+    way = _way({"view": view, "execute": execute, "refeed": refeed})
     _refuse_contradictions(runs, way, every, {"step": step, "model": model, "sandbox": sandbox})
     store = LogStore.open(log, create=False)
     chosen = store.trajectories() if every else (store.get(run) for run in runs)
@@ -59,14 +59,18 @@ def command(
     return _refeed(chosen, store, model, as_json, every)
 
 
-def _refuse_contradictions(
-    runs: tuple[str, ...], way: str | None, every: bool, options: dict[str, object]
-) -> None:
-    if way is None:
+def _way(flags: dict[str, bool]) -> str:
+    """The one kind of replay that is asked for. Raises UsageError for none and for several."""
+    given = [way for way, on in flags.items() if on]
+    if not given:
         raise UsageError("say how to replay: --view, --execute or --refeed")
-    given = [flag for flag in ("--view", "--execute", "--refeed") if flag in sys.argv[1:]]
     if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} are replays of different kinds; give one of them")
+        asked = " and ".join(f"--{way}" for way in given)
+        raise UsageError(f"{asked} are different kinds of replay; give one of them")
+    return given[0]
+
+
+def _refuse_contradictions(runs: tuple[str, ...], way: str, every: bool, options: dict[str, object]) -> None:
     if every == bool(runs):
         raise UsageError("name the runs to replay, or give --all for every run of the log, not both")
     for option, belongs in (("step", "view"), ("model", "refeed"), ("sandbox", "execute")):
@@ -179,9 +183,8 @@ def _reader(run: Trajectory, model: str | None, known: dict[tuple[str, ...], Rea
 
 def _refed_lines(result: Refed) -> Iterator[str]:
     tokens = sum(prompt.tokens for prompt in result.prompts if prompt.identical)
-    yield (
-        f"run {result.run}: {result.proved} of {len(result.prompts)} prompts token-identical ({tokens} tokens)"
-    )
+    prompts = f"{result.proved} of {len(result.prompts)} prompts token-identical"
+    yield f"run {result.run}: {prompts} ({tokens} tokens)"
     first = result.first_difference
     if first is not None:
         yield (

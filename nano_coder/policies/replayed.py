@@ -43,7 +43,7 @@ class Prompt:
 
 
 class ReplayedPolicy:
-    """A Policy that samples nothing. Without a reader its prompts are not compared, and no text is counted."""
+    """A Policy that samples nothing. Without a reader no prompt is compared, and no text is counted."""
 
     def __init__(self, run: Trajectory, reader: Reader | None) -> None:
         self.run = run

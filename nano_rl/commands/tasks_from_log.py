@@ -55,7 +55,8 @@ def command(
         solved = "the run solves it" if logged.task.oracle else "no run is known to solve it"
         where = "" if logged.portable else "; its files stay in the blobs of this log"
         lines.append(
-            f"{logged.task.key} from run {logged.run}: trust {logged.trust}, reward {logged.reward}; {solved}{where}"
+            f"{logged.task.key} from run {logged.run}: trust {logged.trust},"
+            f" reward {logged.reward}; {solved}{where}"
         )
     if as_json:
         rows = [

@@ -44,7 +44,8 @@ def check_tasks(
 ) -> Iterator[tuple[Task, Finding]]:
     """Each task with its finding, in order; `tasks` may be endless, and is read a little ahead.
 
-    `blobs` is the folder of the log whose snapshots tasks start from. One job runs in this process, more in processes of their own.
+    `blobs` is the folder of the log whose snapshots tasks start from. One job runs in this process,
+    more in processes of their own.
     """
     with scratch_folder() as folder:
         if jobs == 1:

@@ -1,4 +1,4 @@
-"""Tasks of logged runs: the workspace that a run started in, its prompt, and a check that is graded afresh."""
+"""Tasks of logged runs: the workspace that a run started in, its prompt, and a check graded afresh."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def task_from_run(
 ) -> LoggedTask:
     """A task that begins where the run began. Its check is `check`, which no agent sees, or the run's own.
 
-    A run that passes it gives its actions as the oracle. Raises UsageError for a run without a snapshot of its
-    start, for one whose blobs are gone and for one without any check.
+    A run that passes it gives its actions as the oracle. Raises UsageError for a run without a snapshot of
+    its start, for one whose blobs are gone and for one without any check.
     """
     if run.snapshot is None:
         raise UsageError(
