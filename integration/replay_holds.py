@@ -2,8 +2,8 @@
 
     python integration/replay_holds.py --runs 200 [--model NAME] [--home FOLDER]
 
-Half of the runs are sampled by a local policy (a tiny random one unless --model names another), the others
-are the oracles of function tasks and of the other domains, with byte tokens. Exit code 1 where a prompt
+Half of the runs are sampled by a local policy (a tiny random one unless --model names another), a tenth ask
+the clock or draw at random, and the others are the oracles of function tasks and of the other domains. Exit code 1 where a prompt
 differs, or where something drifted that is neither time nor randomness.
 """
 
@@ -32,9 +32,18 @@ from nano_rl.tasks.suites import SUITES
 from nano_rl.tiny import build_tiny
 from nano_shared.profile import InterfaceProfile
 from nano_shared.store import LogStore
-from nano_shared.types import Sampling, Split, Task, Trajectory
+from nano_shared.types import Sampling, Split, Task, ToolCall, Trajectory
 
 DOMAINS = ("shell", "sql", "data", "logic", "workplace")
+CLOCKS = (
+    "date",
+    "python -m pytest -q test_a.py",
+    "python -c 'import uuid; print(uuid.uuid4())'",
+    "head -c 8 /dev/urandom | od -An -tx1 > noise; cat noise",
+    "touch b; ls -l --time-style=full-iso",
+    "python -c 'import random; print(random.random())'",
+)
+SUBMIT = "submit"
 ROOT = Path(__file__).parents[1]
 
 
@@ -43,7 +52,13 @@ def main() -> int:
     with _home(arguments.home) as home, LogStore.open(home / "log.db") as store:
         runtime = Runtime(policy=ScriptedPolicy([]), sandbox=open_sandbox(), store=store)
         model = arguments.model or str(_tiny(home))
-        runs = [*_sampled(arguments.runs // 2, model, runtime), *_oracles(arguments.runs, runtime)]
+        sampled = _sampled(arguments.runs // 2, model, runtime)
+        clocks = arguments.runs // 10
+        runs = [
+            *sampled,
+            *_oracles(arguments.runs - len(sampled) - clocks, runtime),
+            *_clocks(clocks, runtime),
+        ]
         print(f"{len(runs)} runs: {dict(Counter(str(run.stop) for run in runs))}", flush=True)
         logged = [store.get(run.id) for run in runs]  # as the log gives them back, not as they were made
         prompts = _refed(logged, store)
@@ -99,10 +114,23 @@ def _sampled(n: int, model: str, runtime: Runtime) -> list[Trajectory]:
 
 
 def _oracles(n: int, runtime: Runtime) -> Iterator[Trajectory]:
-    """One run each of `n - n // 2` oracles, whose texts are byte tokens."""
-    for task in _tasks(n - n // 2):
-        policy = ScriptedPolicy(_texts(task, runtime.profile), tokens=True)
-        yield grade_run(run_task(task, replace(runtime, policy=policy, policy_name="scripted")), runtime)
+    """One run each of `n` oracles, whose texts are byte tokens."""
+    for task in _tasks(n):
+        yield _scripted(task, _texts(task, runtime.profile), runtime)
+
+
+def _clocks(n: int, runtime: Runtime) -> Iterator[Trajectory]:
+    """Runs that ask the clock or draw at random, in turn."""
+    task = Task(key="clocks", prompt="Ask the clock.", files={"test_a.py": "def test_a():\n    pass\n"})
+    tools = offered_tools(runtime.profile, task)
+    for command in itertools.islice(itertools.cycle(CLOCKS), n):
+        call = ToolCall(name="shell", arguments={"command": command})
+        yield _scripted(task, [DIALECTS[runtime.profile.dialect].render("", (call,), tools), SUBMIT], runtime)
+
+
+def _scripted(task: Task, texts: list[str], runtime: Runtime) -> Trajectory:
+    policy = ScriptedPolicy(texts, tokens=True)
+    return grade_run(run_task(task, replace(runtime, policy=policy, policy_name="scripted")), runtime)
 
 
 def _texts(task: Task, profile: InterfaceProfile) -> list[str]:

@@ -1,4 +1,4 @@
-"""Replay: what was logged is looked at, executed again with every drift named, and fed again token by token."""
+"""Replay: a logged run is looked at, executed again with every drift named, and fed again token by token."""
 
 from __future__ import annotations
 
