@@ -3,8 +3,8 @@
     python integration/replay_holds.py --runs 200 [--model NAME] [--home FOLDER]
 
 Half of the runs are sampled by a local policy (a tiny random one unless --model names another), a tenth ask
-the clock or draw at random, and the others are the oracles of function tasks and of the other domains. Exit code 1 where a prompt
-differs, or where something drifted that is neither time nor randomness.
+the clock or draw at random, and the others are the oracles of function tasks and of the other domains. Exit
+code 1 where a prompt differs, or where something drifted that is neither time nor randomness.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CLOCKS = (
     "touch b; ls -l --time-style=full-iso",
     "python -c 'import random; print(random.random())'",
 )
-SUBMIT = "submit"
+SUBMIT = "@submit"
 ROOT = Path(__file__).parents[1]
 
 

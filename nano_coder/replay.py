@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nano_coder.agent import Agent, spill_path
@@ -74,8 +74,10 @@ _Key = tuple[int, int | None, str]
 class _Execution:
     """What was logged and what came now, by place."""
 
-    logged: dict[_Key, str]
-    now: dict[_Key, str]
+    logged: dict[_Key, str] = field(default_factory=dict)
+    now: dict[_Key, str] = field(default_factory=dict)
+    files: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """path -> what a file that drifted was last, logged and now: it drifts once, not in every later turn"""
 
 
 def _seen(key: _Key, execution: _Execution) -> bool:
@@ -94,7 +96,7 @@ def _drift(run: Trajectory, key: _Key, executions: list[_Execution]) -> Drift:
 
 def _execution(run: Trajectory, sandbox: Sandbox, blobs: BlobStore) -> _Execution:
     layered = _Layered(blobs)
-    found = _Execution({}, {})
+    found = _Execution()
     start = str(run.snapshot)
     with workspace_jail(snapshot.load(start, blobs), blobs, sandbox, run.task.limits) as jail:
         workspace = Workspace(jail, layered, start=start, snapshot=start)
@@ -143,8 +145,10 @@ def _compare_files(found: _Execution, turn: Turn, now: str, blobs: BlobStore) ->
         return
     trees = snapshot.load(str(turn.snapshot), blobs), snapshot.load(now, blobs)
     for path in snapshot.changed_paths(*trees):
-        key = (turn.index, None, path)
-        found.logged[key], found.now[key] = (_content(tree, path, blobs) for tree in trees)
+        logged, again = (_content(tree, path, blobs) for tree in trees)
+        if found.files.get(path) != (logged, again):
+            key = (turn.index, None, path)
+            found.logged[key], found.now[key] = found.files[path] = logged, again
 
 
 def _content(tree: snapshot.Snapshot, path: str, blobs: BlobStore) -> str:
