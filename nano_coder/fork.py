@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 from nano_coder.policies.replayed import Reader
 from nano_coder.profiles import serving_profile
@@ -52,13 +52,23 @@ def fork_run(
                 run, run.turns[:at], runtime, task=task, seed=fork_seed(base, run.id, at, member)
             )
 
-    with ThreadPoolExecutor(at_once) as pool:
-        forks = []
-        for fork in pool.map(one, range(n)):
-            forks.append(grade_run(fork, runtime))
+    forks = []
+    with ThreadPoolExecutor(at_once) as pool, ExitStack() as stack:
+        futures = [pool.submit(one, member) for member in range(n)]
+        stack.callback(_give_up, futures, seats)
+        for future in futures:
+            forks.append(grade_run(future.result(), runtime))
             if on_run:
                 on_run(forks[-1])
     return forks
+
+
+def _give_up(futures: Sequence[Future[Trajectory]], seats: Sequence[AbstractContextManager[object]]) -> None:
+    """Begin no more forks, and hold no seat for them; where all are done this does nothing."""
+    for future, seat in zip(futures, seats, strict=True):
+        if future.cancel():
+            with seat:
+                pass
 
 
 def fork_seed(seed: int, run: str, at: int, member: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from executions import SUBMIT, a_runtime, a_task, act, limits
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nano_coder.cli import cli
@@ -116,6 +116,7 @@ def test_causes_that_the_texts_show(logged: str, now: str, cause: Cause) -> None
     assert cause_of(logged, [now, now], "{}") is cause
 
 
+@settings(deadline=None)
 @given(st.text(), st.text())
 def test_equal_executions_of_today_never_count_as_chance(logged: str, now: str) -> None:
     assert cause_of(logged, [now, now, now], "") is not Cause.RANDOMNESS
@@ -145,6 +146,7 @@ def changed(run: Trajectory, turn: int, place: int) -> Trajectory:
     return run.model_copy(update={"turns": (*run.turns[:turn], damaged, *run.turns[turn + 1 :])})
 
 
+@settings(deadline=None)
 @given(turn=st.integers(0, 5), place=st.integers(0, 9))
 def test_the_first_token_that_differs_is_named(
     turn: int, place: int, tmp_path_factory: pytest.TempPathFactory
