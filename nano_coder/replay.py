@@ -81,7 +81,8 @@ class _Execution:
 
 
 def _seen(key: _Key, execution: _Execution) -> bool:
-    return explained(execution.logged[key], execution.now.get(key, "")) is not None
+    late = _late(key[0], key[1], execution)
+    return late or explained(execution.logged[key], execution.now.get(key, "")) is not None
 
 
 def _drift(run: Trajectory, key: _Key, executions: list[_Execution]) -> Drift:
@@ -89,9 +90,15 @@ def _drift(run: Trajectory, key: _Key, executions: list[_Execution]) -> Drift:
     logged, now = executions[0].logged[key], [e.now.get(key, "") for e in executions]
     calls = run.turns[turn].calls
     action = json.dumps([c.arguments for c in (calls if call is None else calls[call : call + 1])])
-    cause = Cause.TIME if what == "timed out" else cause_of(logged, now, action)
+    cause = Cause.TIME if _late(turn, call, executions[0]) else cause_of(logged, now, action)
     before, after = excerpts(logged, now[0])
     return Drift(turn=turn, call=call, what=what, cause=cause, logged=before, now=after)
+
+
+def _late(turn: int, call: int | None, execution: _Execution) -> bool:
+    """Whether a call ran out of time in one of log and today, which explains whatever else it gave."""
+    key = (turn, call, "timed out")
+    return execution.logged.get(key) != execution.now.get(key)
 
 
 def _execution(run: Trajectory, sandbox: Sandbox, blobs: BlobStore) -> _Execution:

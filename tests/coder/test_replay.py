@@ -78,6 +78,19 @@ def test_drift_by_time_and_randomness_is_named_and_expected(
     assert result.holds
 
 
+def test_a_call_that_runs_out_of_time_only_once_drifted_by_time(tmp_path: Path) -> None:
+    late = a_task(limits=limits(tool_seconds=1.0))
+    runtime = a_runtime(tmp_path, [act("shell", command="echo begun; sleep 60"), SUBMIT])
+    run = run_task(late, runtime, seed=1)
+    assert run.turns[0].observations[0].timed_out
+    quick = run.turns[0].calls[0].model_copy(update={"arguments": {"command": "echo begun; sleep 0"}})
+    turn = run.turns[0].model_copy(update={"calls": (quick,)})
+    run = run.model_copy(update={"turns": (turn, *run.turns[1:])})
+    result = execute(run, runtime.sandbox, runtime.store.blobs)
+    assert {drift.cause for drift in result.drifts} == {Cause.TIME}
+    assert result.holds
+
+
 def with_output(run: Trajectory, text: str) -> Trajectory:
     """The run as if its first action had shown something else."""
     turn = run.turns[0]
