@@ -18,6 +18,7 @@ from nano_shared.policy import Policy
 from nano_shared.profile import InterfaceProfile
 from nano_shared.snapshot import SnapshotError
 from nano_shared.types import (
+    Completion,
     Message,
     Observation,
     Role,
@@ -63,10 +64,9 @@ class Agent:
 
     def step(self) -> Turn:
         started = time.time()
-        completion = self.policy.complete(self.conversation, self._sampling())
-        self.conversation.record(completion)
-        parsed = DIALECTS[self.profile.dialect].parse(completion.text, self.tools)
-        observations = [self._execute(*numbered) for numbered in enumerate(parsed.calls)]
+        completion = self.complete()
+        parsed = self.parse(completion)
+        observations = [self.execute(*numbered) for numbered in enumerate(parsed.calls)]
         observations = observations or [self._refuse(parsed)]
         turn = Turn(
             index=len(self.turns),
@@ -84,15 +84,27 @@ class Agent:
         self.take(turn)
         return turn
 
+    def complete(self) -> Completion:
+        completion = self.policy.complete(self.conversation, self._sampling())
+        self.conversation.record(completion)
+        return completion
+
+    def parse(self, completion: Completion) -> Parsed:
+        return DIALECTS[self.profile.dialect].parse(completion.text, self.tools)
+
+    def inherit(self, turn: Turn) -> None:
+        """Append a turn of the run that this one goes on from; what ended that one ends nothing here."""
+        self.turns.append(turn)
+        for message in observation_messages(turn):
+            self.conversation.append(message)
+
     def take(self, turn: Turn) -> None:
         """Append a turn, fresh or logged: its observations become messages, the limits are looked at."""
-        self.turns.append(turn)
+        self.inherit(turn)
         for call, observation in zip(turn.calls, turn.observations, strict=False):
             if call.name == submit.spec.name and observation.ok:
                 answer = call.arguments.get("answer")
                 self.stop, self.answer = StopReason.FINISHED, None if answer is None else str(answer)
-        for message in observation_messages(turn):
-            self.conversation.append(message)
         self.stop = self.stop or self._limit()
 
     def _sampling(self) -> Sampling:
@@ -104,7 +116,8 @@ class Agent:
             }
         )
 
-    def _execute(self, number: int, call: ToolCall) -> Observation:
+    def execute(self, number: int, call: ToolCall) -> Observation:
+        """Carry out one call of the turn under way."""
         started = time.time()
         try:
             result = self._tool(call)
@@ -169,7 +182,7 @@ class Agent:
         return None
 
     def _sampled_tokens(self) -> int:
-        return sum(_length(turn, self.policy.count) for turn in self.turns)
+        return sum(turn_length(turn, self.policy.count) for turn in self.turns)
 
 
 def spill_path(turn: int, call: int) -> str:
@@ -182,7 +195,8 @@ def observation_messages(turn: Turn) -> list[Message]:
     return [Message(role=Role.TOOL, content=observation.text) for observation in turn.observations]
 
 
-def _length(turn: Turn, count: Callable[[str], int]) -> int:
+def turn_length(turn: Turn, count: Callable[[str], int]) -> int:
+    """Sampled tokens of a turn, counted where the log has none."""
     tokens = turn.completion.tokens
     return len(tokens.sampled_ids) if tokens else count(turn.completion.text)
 

@@ -70,6 +70,10 @@ class ChatTemplate:
             suffix = suffix.removeprefix(last)
         return tuple(self.encoder.rendered(suffix, mark))
 
+    def count(self, text: str) -> int:
+        """Number of tokens in a plain text."""
+        return len(self.encoder.text(text))
+
     def render(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
         """The text of the messages, exactly as the template writes it."""
         try:

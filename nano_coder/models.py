@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nano_coder.policies.scripted import ScriptedPolicy
 from nano_coder.profiles import COMPACT_1, HERMES_1, find_profile
 from nano_shared.checkpoint import MANIFEST, Manifest, checkpoints_dir, latest_checkpoint, read_checkpoint
 from nano_shared.errors import CheckpointError, ConfigError, UsageError
 from nano_shared.policy import Policy
 from nano_shared.profile import InterfaceProfile
+from nano_shared.types import Trajectory
 
 if TYPE_CHECKING:
     from nano_coder.policies.local import LocalPolicy
+    from nano_coder.policies.replayed import Reader
     from nano_coder.scheduler import Schedule
     from nano_coder.weights import Dtype, LoadedModel
 
@@ -117,6 +120,26 @@ def local_policy(
         decode=template.encoder.decode,
     )
     return LocalPolicy(engine, template, id=loaded.id, version=version, scheduler=scheduler)
+
+
+def open_reader(run: Trajectory, model: str | None = None) -> Reader | None:
+    """What rendered the prompts of a logged run, without its weights; None where it logged no tokens.
+
+    `model` takes the place of the one that the run names. Raises UsageError where it is not at hand.
+    """
+    if not any(turn.completion.tokens for turn in run.turns):
+        return None
+    if model is None and run.template_hash == ScriptedPolicy.template_hash:
+        return ScriptedPolicy([])
+    profile = find_profile(run.profile)
+    from nano_coder.chat_template import ChatTemplate
+    from nano_coder.weights import load_tokenizer
+
+    try:
+        tokenizer, template = load_tokenizer(_locate(model or run.policy))
+    except UsageError as problem:
+        raise UsageError(f"run {run.id} was sampled by a model that is not at hand: {problem}") from None
+    return ChatTemplate(profile.chat_template or template, tokenizer)
 
 
 def _locate(name: str) -> str:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -22,6 +22,7 @@ from nano_coder.models import OpenedWeights, default_model, local_policy, open_p
 from nano_coder.policies.scripted import ScriptedPolicy
 from nano_coder.profiles import COMPACT_1, PROFILES, find_profile, serving_profile
 from nano_coder.prompt import first_messages, offered_tools
+from nano_coder.reflect import criticised, second_chance
 from nano_coder.sandbox import Jail, Sandbox, open_sandbox
 from nano_coder.sandbox.lazy import LazyJail
 from nano_coder.tools import ToolContext
@@ -52,6 +53,8 @@ __all__ = [
     "Runtime",
     "Sandbox",
     "ScriptedPolicy",
+    "attempt_task",
+    "branch_run",
     "default_model",
     "find_grader",
     "find_profile",
@@ -69,6 +72,7 @@ __all__ = [
     "open_weights",
     "quiet_transformers",
     "regrade_run",
+    "reflect_run",
     "refuse_ended",
     "resume_run",
     "run_task",
@@ -122,6 +126,87 @@ def run_task(
         return _drive(_agent(trajectory, runtime, jail, workspace), trajectory, runtime, on_turn)
 
 
+def attempt_task(
+    task: Task,
+    runtime: Runtime,
+    *,
+    reflect: int = 0,
+    seed: int | None = None,
+    on_turn: OnTurn | None = None,
+    on_start: Callable[[Trajectory], None] | None = None,
+    on_end: Callable[[Trajectory], None] | None = None,
+) -> tuple[Trajectory, ...]:
+    """Run a task and grade it; while it fails, up to `reflect` more attempts that read why: [attempts].
+
+    Each attempt is a run of its own with its own verdict, `on_end` sees it before it is graded; raises as
+    `run_task` does. Where the check itself cannot be run again, the attempts so far stand.
+    """
+    run = run_task(task, runtime, seed=seed, on_turn=on_turn, on_start=on_start)
+    attempts: list[Trajectory] = []
+    while True:
+        if on_end:
+            on_end(run)
+        attempts.append(grade_run(run, runtime))
+        if len(attempts) > reflect or not second_chance(run := attempts[-1]):
+            return tuple(attempts)
+        try:
+            run = reflect_run(run, runtime, seed=seed, on_turn=on_turn, on_start=on_start)
+        except SandboxError:
+            return tuple(attempts)
+
+
+def reflect_run(
+    failed: Trajectory,
+    runtime: Runtime,
+    *,
+    seed: int | None = None,
+    on_turn: OnTurn | None = None,
+    on_start: Callable[[Trajectory], None] | None = None,
+) -> Trajectory:
+    """Go on from the end of a run that failed its check, in a fork that reads its diff and what the
+    check said.
+
+    It has as much left of every limit as the attempt before it had. Raises UsageError for a run that passed,
+    that was not graded or that did not end by itself, and SandboxError where the check cannot be run.
+    """
+    if not second_chance(failed):
+        raise UsageError(
+            f"run {failed.id} has nothing to reflect on; a run that ended by itself and failed its check has"
+        )
+    turns, limits = criticised(failed, runtime)
+    task = failed.task.model_copy(update={"limits": limits})
+    return branch_run(failed, turns, runtime, task=task, seed=seed, on_turn=on_turn, on_start=on_start)
+
+
+def branch_run(
+    parent: Trajectory,
+    turns: Sequence[Turn],
+    runtime: Runtime,
+    *,
+    task: Task | None = None,
+    seed: int | None = None,
+    on_turn: OnTurn | None = None,
+    on_start: Callable[[Trajectory], None] | None = None,
+) -> Trajectory:
+    """Go on from the first turns of a logged run in a run of its own, with the files and tokens of the log.
+
+    `task` takes the place of the parent's where limits or checks are others. Raises as `run_task` does, and
+    UsageError for a run without a workspace.
+    """
+    task = task or parent.task
+    runtime = _serving(runtime, task)
+    offered_tools(runtime.profile, task)
+    if parent.snapshot is None:
+        raise UsageError(f"run {parent.id} never got a workspace; run the task again")
+    fork = _new_trajectory(task, runtime, parent.snapshot, seed, parent.id)
+    fork = fork.model_copy(update={"turns": tuple(turns), "parent_step": len(turns)})
+    with runtime.store.claim(fork.id):
+        runtime.store.begin(fork)
+        if on_start:
+            on_start(fork)
+        return _go_on(fork, runtime, parent.snapshot, str(fork.last_snapshot), on_turn)
+
+
 def untouched(task: Task, runtime: Runtime) -> Trajectory:
     """What a run is in which nothing is done: for checks of tasks, and not logged."""
     start = _starting_snapshot(task, runtime.store.blobs)
@@ -141,14 +226,22 @@ def resume_run(run_id: str, runtime: Runtime, *, on_turn: OnTurn | None = None) 
         start, newest = _check_resumable(trajectory, runtime)
         runtime.store.reopen(trajectory.id)
         trajectory = trajectory.model_copy(update={"stop": None, "stop_detail": None, "ended": None})
-        with _jail(newest, trajectory.task, runtime) as jail:
-            workspace = Workspace(jail, runtime.store.blobs, start=start, snapshot=newest)
-            agent = _agent(trajectory, runtime, jail, workspace)
-            for turn in trajectory.turns:
-                agent.conversation.record(turn.completion)
-                agent.take(turn)
-                _restore_spills(turn, jail, runtime)
-            return _drive(agent, trajectory, runtime, on_turn)
+        return _go_on(trajectory, runtime, start, newest, on_turn)
+
+
+def _go_on(
+    trajectory: Trajectory, runtime: Runtime, start: str, newest: str, on_turn: OnTurn | None
+) -> Trajectory:
+    """Drive a run on from its logged turns: `newest` is the workspace that they left."""
+    with _jail(newest, trajectory.task, runtime) as jail:
+        workspace = Workspace(jail, runtime.store.blobs, start=start, snapshot=newest)
+        agent = _agent(trajectory, runtime, jail, workspace)
+        for turn in trajectory.turns:
+            agent.conversation.record(turn.completion)
+            take = agent.inherit if turn.index < trajectory.inherited else agent.take
+            take(turn)
+            _restore_spills(turn, jail, runtime)
+        return _drive(agent, trajectory, runtime, on_turn)
 
 
 def grade_run(trajectory: Trajectory, runtime: Runtime) -> Trajectory:

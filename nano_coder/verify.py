@@ -46,7 +46,7 @@ def _finished(trajectory: Trajectory) -> Iterator[Finding]:
 
 
 def _tokens(trajectory: Trajectory) -> Iterator[Finding]:
-    if not trajectory.turns:
+    if not trajectory.own_turns:
         yield Finding(True, "no turns", "no turn was logged")
         return
     bare = [turn.index for turn in trajectory.turns if turn.completion.tokens is None]
@@ -71,6 +71,8 @@ def _tokens(trajectory: Trajectory) -> Iterator[Finding]:
                 f"turn {turn.index} has no {'context' if tokens.sampled_ids else 'sampled'} ids",
             )
             return
+        if turn.index < trajectory.inherited:  # context, however it was sampled
+            continue
         if turn.completion.sampling.top_p < 1 or turn.completion.sampling.top_k:
             yield Finding(
                 True,

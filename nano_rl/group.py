@@ -20,6 +20,7 @@ class Group:
     """
 
     task_key: str
+    """the task's, or for forks of one step the task's with run and step (`Trajectory.group_key`)"""
     trajectories: tuple[Trajectory, ...]
     """[G]"""
 
@@ -29,7 +30,7 @@ class Group:
         run, count = Counter(t.id for t in self.trajectories).most_common(1)[0]
         if count > 1:
             raise ValueError(f"group {self.task_key!r} holds run {run!r} {count} times; a run counts once")
-        strangers = {t.task.key for t in self.trajectories} - {self.task_key}
+        strangers = {t.group_key for t in self.trajectories} - {self.task_key}
         if strangers:
             raise ValueError(f"group {self.task_key!r} holds rollouts of other tasks: {sorted(strangers)}")
         contents = {t.task.id for t in self.trajectories}
@@ -51,6 +52,11 @@ class Group:
         return tuple(sorted(versions))
 
     @property
+    def forked(self) -> bool:
+        """Whether its rollouts began at a step of another run, where no fresh rollout of the task does."""
+        return self.task_key != self.trajectories[0].task.key
+
+    @property
     def singleton(self) -> bool:
         """Whether fewer than two rollouts are scored, so that nothing can be compared."""
         return sum(not math.isnan(r) for r in self.rewards_G) < 2
@@ -62,10 +68,10 @@ class Group:
 
 
 def form_groups(trajectories: Iterable[Trajectory]) -> list[Group]:
-    """Groups by task key, in the order in which the keys first appear."""
+    """Groups by task key, in the order in which the keys first appear; the forks of a step are a group."""
     by_key: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
-        by_key.setdefault(trajectory.task.key, []).append(trajectory)
+        by_key.setdefault(trajectory.group_key, []).append(trajectory)
     return [Group(task_key=key, trajectories=tuple(members)) for key, members in by_key.items()]
 
 

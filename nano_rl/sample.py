@@ -81,6 +81,7 @@ def to_samples(
     that is not softmax(logits / T) over the whole vocabulary.
     """
     _refuse_text_only(trajectory)
+    inherited = trajectory.inherited
     rows: dict[int, list[tuple[Turn, TurnTokens]]] = {}
     for turn in trajectory.turns:
         tokens = turn.completion.tokens
@@ -88,10 +89,13 @@ def to_samples(
         if rows and tokens.row < max(rows):
             raise ValueError(f"run {trajectory.id!r}: turn {turn.index} returns to row {tokens.row}")
         rows.setdefault(tokens.row, []).append((turn, tokens))
-    return [
-        _merge(trajectory.id, turns, advantage, 1.0 if imitation else _temperature(trajectory.id, turns))
-        for turns in rows.values()
-    ]
+    samples = []
+    for turns in rows.values():
+        own = [(turn, tokens) for turn, tokens in turns if turn.index >= inherited]
+        if own:  # a row that a fork took over whole has nothing of it to train
+            temperature = 1.0 if imitation else _temperature(trajectory.id, own)
+            samples.append(_merge(trajectory.id, turns, advantage, temperature, inherited))
+    return samples
 
 
 def group_samples(
@@ -139,8 +143,8 @@ def _recent(sample: TrainSample, oldest: int) -> TrainSample:
 
 
 def _refuse_text_only(trajectory: Trajectory) -> None:
-    if not trajectory.turns:
-        raise ValueError(f"run {trajectory.id!r} has no turns, so nothing was sampled")
+    if not trajectory.own_turns:
+        raise ValueError(f"run {trajectory.id!r} has no turns of its own, so nothing was sampled")
     if not trajectory.has_tokens:
         bare = [t.index for t in trajectory.turns if t.completion.tokens is None]
         raise ValueError(
@@ -176,7 +180,9 @@ def _merge(
     turns: Sequence[tuple[Turn, TurnTokens]],
     advantage: float | Sequence[float],
     temperature: float,
+    inherited: int,
 ) -> TrainSample:
+    """`inherited` turns are context: another run sampled them."""
     of_turn = None if isinstance(advantage, float | int) else advantage
     credits: list[float] = []
     ids: list[int] = []
@@ -186,8 +192,9 @@ def _merge(
     for turn, tokens in turns:
         context, sampled = len(tokens.context_ids), len(tokens.sampled_ids)
         ids += (*tokens.context_ids, *tokens.sampled_ids)
-        mask += [0] * context + [1] * sampled
-        logprobs += [0.0] * context + list(tokens.logprobs)
+        own = turn.index >= inherited
+        mask += [0] * context + [int(own)] * sampled
+        logprobs += [0.0] * context + (list(tokens.logprobs) if own else [0.0] * sampled)
         versions += [turn.completion.policy_version] * (context + sampled)
         if of_turn is not None:
             credits += [of_turn[turn.index]] * (context + sampled)

@@ -23,7 +23,10 @@ class Display:
         self._result = Console(quiet=quiet, highlight=False)
 
     def start(self, trajectory: Trajectory) -> None:
-        self._progress.print(f"[bold]run {trajectory.id}[/] with {escape(printable(trajectory.policy))}")
+        after = f", going on from {trajectory.parent}" if trajectory.parent else ""
+        self._progress.print(
+            f"[bold]run {trajectory.id}[/] with {escape(printable(trajectory.policy))}{after}"
+        )
 
     def turn(self, turn: Turn) -> None:
         tokens = turn.completion.tokens

@@ -13,7 +13,7 @@ import click
 from nano_coder.commands.display import Display, exit_code, summary
 from nano_coder.commands.options import execution_options, open_runtime
 from nano_coder.config import AgentConfig, load_config
-from nano_coder.runtime import grade_run, run_task
+from nano_coder.runtime import attempt_task
 from nano_shared import snapshot
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
@@ -32,6 +32,10 @@ from nano_shared.types import Limits, Task, Trajectory
     "--exclude", multiple=True, metavar="PATTERN", help="Name that the run does not get to see; repeatable."
 )
 @click.option("--apply", "apply_changes", is_flag=True, help="Apply the changes when the run is done.")
+@click.option(
+    "--reflect", type=click.IntRange(0), is_flag=False, flag_value=1, default=0, metavar="[N]",
+    help="After a failed check, N more attempts (1) that read the diff and the check's output; behind TASK.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @execution_options
 def command(
@@ -41,6 +45,7 @@ def command(
     apply_changes: bool,
     as_json: bool,
     seed: int | None,
+    reflect: int,
     **flags: Any,
 ) -> int:
     """Run TASK (text, or - for standard input) in a sandboxed copy of a directory.
@@ -53,6 +58,8 @@ def command(
         raise UsageError(
             "the task is empty; say what to do, for example: nano-coder run 'fix the failing test'"
         )
+    if reflect and not check:
+        raise UsageError("--reflect needs a --check: without one no attempt fails")
     if not directory.is_dir():
         raise UsageError(f"no such directory: {directory}; -C names the directory to work in")
     config, _ = load_config(flags, directory)
@@ -60,15 +67,18 @@ def command(
     work = make_task(prompt, directory, check, store, config)
     runtime = open_runtime(config, directory, store)
     display = Display(quiet=as_json)
-    trajectory = run_task(work, runtime, seed=seed, on_start=display.start, on_turn=display.turn)
-    display.grading(trajectory)
-    trajectory = grade_run(trajectory, runtime)
+    attempts = attempt_task(
+        work, runtime, reflect=reflect, seed=seed,
+        on_start=display.start, on_turn=display.turn, on_end=display.grading,
+    )  # fmt: skip
+    trajectory = attempts[-1]
     applied = False
     if trajectory.diff and (apply_changes or (not as_json and display.ask_apply(trajectory, directory))):
         apply_to(trajectory, directory, store)
         applied = True
     if as_json:
-        print(json.dumps(summary(trajectory, applied=applied)))
+        more = {"attempts": [{"run": a.id, "reward": a.reward} for a in attempts]} if reflect else {}
+        print(json.dumps(summary(trajectory, applied=applied) | more))
     else:
         display.end(trajectory, applied=applied)
     return exit_code(trajectory)

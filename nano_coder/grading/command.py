@@ -70,6 +70,14 @@ def grade_command(
     )  # fmt: skip
 
 
+def run_check(
+    command: str, *, before: Snapshot, after: Snapshot, blobs: BlobStore, sandbox: Sandbox, limits: Limits
+) -> ExecResult:
+    """What a check prints on the tree that it would be graded on. Raises SandboxError as grading does."""
+    tree, _ = restored(command, before, after)
+    return _run(command, tree, blobs, sandbox, limits, check_patience(limits))[0]
+
+
 def tree_hash(tree: Snapshot) -> str:
     """Hash of a whole workspace that was graded."""
     return content_hash([[e.path, e.kind, e.mode, e.content] for e in tree.entries])

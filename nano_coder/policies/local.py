@@ -96,7 +96,11 @@ class LocalPolicy:
 
     def count(self, text: str) -> int:
         """Number of tokens in a plain text."""
-        return len(self.template.encoder.text(text))
+        return self.template.count(text)
+
+    def delta(self, conversation: Conversation) -> tuple[int, ...]:
+        """What the template appends before the next turn is sampled."""
+        return self.template.delta(conversation)
 
     def _text(self, sampled: Sampled) -> str:
         ids = sampled.ids[:-1] if sampled.ids[-1] in self.engine.eos_ids else sampled.ids

@@ -50,7 +50,7 @@ class ScriptedPolicy:
         """The next text. Raises PolicyError when the script has run out, ContextFull as any policy does."""
         if not self._tokens:
             return self._completion(self._next(), Finish.STOP, None, sampling)
-        context = self._context(conversation)
+        context = self.delta(conversation)
         room = self.context_limit - len(conversation.tokens) - len(context)
         if room < 1:
             raise ContextFull(
@@ -90,7 +90,8 @@ class ScriptedPolicy:
             self._used += 1
             return self._texts[self._used - 1]
 
-    def _context(self, conversation: Conversation) -> tuple[int, ...]:
+    def delta(self, conversation: Conversation) -> tuple[int, ...]:
+        """The new messages as byte tokens."""
         # A turn cut by length is closed here, in the context, as a chat template does it.
         cut = bool(conversation.tokens) and conversation.tokens[-1] != EOS_ID
         lines = "".join(f"{m.role.value}: {m.content}\n" for m in conversation.new_messages)

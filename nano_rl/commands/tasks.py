@@ -10,7 +10,10 @@ COMMANDS = {
     "import": ("nano_rl.commands.tasks_import", "Tasks of another format, into a task file."),
     "export": ("nano_rl.commands.tasks_export", "A task file into another format."),
     "serve": ("nano_rl.commands.tasks_serve", "Tasks over HTTP, as NeMo Gym asks for them."),
+    "from-log": ("nano_rl.commands.tasks_from_log", "Tasks of logged runs, into a task file."),
     "list": ("nano_rl.commands.tasks_list", "What is in a task file, or which suites there are."),
 }
 
-command = LazyGroup("tasks", COMMANDS, help="Make, check, list, import, export and serve tasks.")
+command = LazyGroup(
+    "tasks", COMMANDS, help="Make, check, list, import, export and serve tasks, or take them from the log."
+)

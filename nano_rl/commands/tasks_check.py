@@ -12,9 +12,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from nano_rl.commands.options import jobs_option
+from nano_rl.commands.options import jobs_option, log_option
 from nano_rl.tasks import read_tasks, write_tasks
 from nano_rl.tasks.make import refuse_unwritable
+from nano_shared.store import LogStore
 
 if TYPE_CHECKING:
     from nano_rl.tasks.check import Finding
@@ -36,7 +37,10 @@ SHOWN = 20
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object with every finding.")
 @jobs_option
-def command(file: Path, out: Path | None, against: tuple[Path, ...], as_json: bool, jobs: int) -> int:
+@log_option
+def command(
+    file: Path, out: Path | None, against: tuple[Path, ...], as_json: bool, jobs: int, log: str | None
+) -> int:
     """Run every task's oracle, starter and mutants. Exit code 1 where a task is refused and no --out takes
     the others, or where none is admitted."""
     from nano_rl.commands.progress import bar
@@ -48,9 +52,12 @@ def command(file: Path, out: Path | None, against: tuple[Path, ...], as_json: bo
         others |= programs_of(read_tasks(other), other.name)
     if out is not None:
         refuse_unwritable(out)
+    borrowed = any(task.snapshot for task in tasks)  # their files lie in the log that they were made from
+    blobs = LogStore.open(log, create=False).blobs.root if borrowed else None
     findings, admitted = [], []
     with bar("checked", len(tasks)) as progress:
-        for task, finding in without_repeats(check_tasks(tasks, jobs=min(jobs, len(tasks))), others=others):
+        found = check_tasks(tasks, jobs=min(jobs, len(tasks)), blobs=blobs)
+        for task, finding in without_repeats(found, others=others):
             findings.append(finding)
             if finding.admitted:
                 admitted.append(task)

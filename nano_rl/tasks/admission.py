@@ -29,9 +29,9 @@ _runtime: Runtime | None = None
 """of this worker process"""
 
 
-def _start(folder: Path) -> None:
+def _start(folder: Path, blobs: Path | None) -> None:
     global _runtime
-    _runtime = scratch_runtime(folder)
+    _runtime = scratch_runtime(folder, blobs)
 
 
 def _work(task: Task) -> Finding:
@@ -39,20 +39,23 @@ def _work(task: Task) -> Finding:
     return check_task(task, _runtime)
 
 
-def check_tasks(tasks: Iterable[Task], *, jobs: int = 2) -> Iterator[tuple[Task, Finding]]:
+def check_tasks(
+    tasks: Iterable[Task], *, jobs: int = 2, blobs: Path | None = None
+) -> Iterator[tuple[Task, Finding]]:
     """Each task with its finding, in order; `tasks` may be endless, and is read a little ahead.
 
-    One job runs in this process, more in processes of their own.
+    `blobs` is the folder of the log whose snapshots tasks start from. One job runs in this process,
+    more in processes of their own.
     """
     with log_folder() as folder:
         if jobs == 1:
-            runtime = scratch_runtime(folder)
+            runtime = scratch_runtime(folder, blobs)
             with runtime.store:
                 for task in tasks:
                     yield task, check_task(task, runtime)
             return
         context = multiprocessing.get_context("spawn")  # a fork would share launchers and connections
-        pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=(folder,))
+        pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=(folder, blobs))
         waiting: deque[tuple[Task, Future[Finding]]] = deque()
         source = iter(tasks)
         try:

@@ -15,6 +15,7 @@ from typing import Any
 
 from nano_coder.runtime import COMPACT_1, Runtime, Sandbox, ScriptedPolicy, open_sandbox
 from nano_rl.oracle import ORACLE
+from nano_shared.blobs import BlobStore
 from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.store import LogStore
 from nano_shared.types import Limits
@@ -27,10 +28,12 @@ def log_folder() -> AbstractContextManager[Path]:
     return scratch_folder("check", in_memory())
 
 
-def scratch_runtime(folder: Path) -> Runtime:
-    """A runtime with a log of its own under `folder`."""
+def scratch_runtime(folder: Path, blobs: Path | None = None) -> Runtime:
+    """A runtime with a log of its own under `folder`; `blobs` are a log's, for tasks that start from it."""
     log = tempfile.mkdtemp(prefix=f"check-{os.getpid()}-", dir=folder)
     store = LogStore.open(Path(log) / "log.db")
+    if blobs is not None:
+        store.blobs = _Borrowed(store.blobs.root, BlobStore(blobs))
     return Runtime(
         policy=ScriptedPolicy([]),
         sandbox=_Plain(open_sandbox()),
@@ -38,6 +41,20 @@ def scratch_runtime(folder: Path) -> Runtime:
         profile=COMPACT_1,
         policy_name=ORACLE,
     )
+
+
+class _Borrowed(BlobStore):
+    """Blobs of its own, and those of a log to read."""
+
+    def __init__(self, root: Path, log: BlobStore) -> None:
+        super().__init__(root)
+        self._log = log
+
+    def get(self, blob: str) -> bytes:
+        return super().get(blob) if super().__contains__(blob) else self._log.get(blob)
+
+    def __contains__(self, blob: str) -> bool:
+        return super().__contains__(blob) or blob in self._log
 
 
 class _Plain:

@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 _RUN_FIELDS = (
     "id", "policy", "profile", "profile_hash", "template_hash", "tools_hash", "runtime_version", "parent",
-    "seed", "snapshot", "started", "ended", "stop", "stop_detail", "answer", "diff",
+    "parent_step", "seed", "snapshot", "started", "ended", "stop", "stop_detail", "answer", "diff",
 )  # fmt: skip
 _TURN_FIELDS = ("thought", "parse_error", "parser", "repairs", "snapshot", "started", "ended")
 _OBSERVATION_FIELDS = (

@@ -21,7 +21,7 @@ from sqlalchemy import (
 
 from nano_shared.columns import ExactText, Json, Packed
 
-HEAD = "0001"
+HEAD = "0002"
 """newest migration; revisions are zero-padded numbers, so that text comparison says which is newer"""
 VERSION_TABLE = "log_version"
 
@@ -52,6 +52,7 @@ runs = Table(
     Column("tools_hash", ExactText, nullable=False),
     Column("runtime_version", ExactText, nullable=False),
     Column("parent", ExactText),  # no foreign key: the parent may live in another log
+    Column("parent_step", Integer),  # turns that are the parent's; NULL where none can be
     Column("seed", Json),  # seeds may exceed 64 bits
     Column("snapshot", ExactText),
     Column("started", Double, nullable=False),

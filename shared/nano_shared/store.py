@@ -72,10 +72,24 @@ class LogStore:
     # ------------------------------------------------------------------------------------ writing
 
     def begin(self, trajectory: Trajectory) -> None:
-        """Open a run. Raises LogError when its id is taken, or when it already holds turns or an end."""
-        if trajectory.turns or trajectory.stop is not None or trajectory.verdict is not None:
+        """Open a run, with the turns of its parent where it is a fork, in one transaction.
+
+        Raises LogError when its id is taken, or when it already holds turns of its own or an end.
+        """
+        if trajectory.own_turns or trajectory.stop is not None or trajectory.verdict is not None:
             raise LogError(f"run {trajectory.id} has already been executed; append() takes it whole")
-        self._database.write(lambda connection: journal.insert_run(connection, trajectory))
+        if len(trajectory.turns) != trajectory.inherited:
+            raise LogError(
+                f"run {trajectory.id} is to begin with {trajectory.inherited} turns of its parent,"
+                f" and holds {len(trajectory.turns)}"
+            )
+
+        def work(connection: sa.Connection) -> None:
+            journal.insert_run(connection, trajectory)
+            for turn in trajectory.turns:
+                journal.insert_turn(connection, trajectory.id, turn)
+
+        self._database.write(work)
 
     def append_turn(self, run_id: str, turn: Turn) -> None:
         """Add the next turn. Raises LogError for an unknown or ended run, and for a turn out of order."""

@@ -433,6 +433,8 @@ class Trajectory(Value):
     """workspace before the first action"""
     parent: str | None = None
     """run this one was forked from"""
+    parent_step: int | None = Field(None, ge=0)
+    """turns taken over from the parent, tokens and all: the first of `turns`, and none of this run's doing"""
     runtime_version: str
     profile: str
     """name of the interface profile"""
@@ -453,8 +455,25 @@ class Trajectory(Value):
         return next((t.snapshot for t in reversed(self.turns) if t.snapshot), self.snapshot)
 
     @property
+    def inherited(self) -> int:
+        """How many of the turns are the parent's."""
+        return self.parent_step or 0
+
+    @property
+    def own_turns(self) -> tuple[Turn, ...]:
+        """The turns that this run's policy took; only their tokens are trained."""
+        return self.turns[self.inherited :]
+
+    @property
+    def group_key(self) -> str:
+        """What runs are compared under: the task, or for a fork the step that it went on from."""
+        if self.parent is None or self.parent_step is None:
+            return self.task.key
+        return f"{self.task.key}@{self.parent}:{self.parent_step}"
+
+    @property
     def num_sampled_tokens(self) -> int:
-        return sum(len(t.completion.tokens.sampled_ids) for t in self.turns if t.completion.tokens)
+        return sum(len(t.completion.tokens.sampled_ids) for t in self.own_turns if t.completion.tokens)
 
     @property
     def has_tokens(self) -> bool:

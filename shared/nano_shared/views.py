@@ -55,7 +55,10 @@ RUNS = View(
         "failure_kind": ("v.failure_kind", "of the newest verdict"),
         "turns": (f"(SELECT count(*) {_TURNS})", "finished turns"),
         "context_tokens": (f"(SELECT coalesce(sum(t.context_tokens), 0) {_TURNS})", "tokens read, mask 0"),
-        "sampled_tokens": (f"(SELECT coalesce(sum(t.sampled_tokens), 0) {_TURNS})", "tokens sampled, mask 1"),
+        "sampled_tokens": (
+            f"(SELECT coalesce(sum(t.sampled_tokens), 0) {_TURNS} AND t.turn >= coalesce(r.parent_step, 0))",
+            "tokens sampled, mask 1; a fork's own",
+        ),
         "trainable": (
             f"CASE WHEN EXISTS (SELECT 1 {_TURNS}) "
             f"AND NOT EXISTS (SELECT 1 {_TURNS} AND t.token_row IS NULL) THEN 1 ELSE 0 END",
@@ -67,6 +70,7 @@ RUNS = View(
         "ended": ("r.ended", "unix seconds; NULL while it runs"),
         "seconds": ("r.ended - r.started", "wall clock"),
         "parent": ("r.parent", "run this one was forked from"),
+        "parent_step": ("r.parent_step", "turns taken over from the parent; they are the first of the run"),
         "seed": ("r.seed", "of the run"),
         "snapshot": ("r.snapshot", "workspace before the first action, a blob id"),
         "profile": ("r.profile", "interface profile"),

@@ -1,0 +1,203 @@
+"""`nano-coder replay`: look at a run, execute its actions again, or prove the prompts that it was given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nano_coder.commands.replay_view import as_rows, show
+from nano_shared.errors import UsageError
+from nano_shared.printable import printable
+from nano_shared.store import LogStore
+from nano_shared.types import Trajectory
+
+if TYPE_CHECKING:
+    from nano_coder.drift import Drift
+    from nano_coder.policies.replayed import Reader
+    from nano_coder.replay import Executed, Refed
+
+_SHOWN = 60
+"""characters of either side of a drift that a line shows; --json has more"""
+
+
+@click.command("replay")
+@click.argument("runs", metavar="RUN...", nargs=-1)
+@click.option("--view", is_flag=True, help="Look at it, step by step.")
+@click.option("--execute", is_flag=True, help="Execute its actions again and report drift.")
+@click.option("--refeed", is_flag=True, help="Prove its prompts token-identical today.")
+@click.option("--all", "every", is_flag=True, help="Every run of the log.")
+@click.option("--step", type=click.IntRange(1), help="With --view: this step alone, as `log show` counts.")
+@click.option("--model", help="With --refeed: whose tokenizer, where the run's own model lies elsewhere now.")
+@click.option("--sandbox", type=click.Choice(["ns", "bwrap", "none"]), help="With --execute: isolation.")
+@click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def command(
+    runs: tuple[str, ...], view: bool, execute: bool, refeed: bool, every: bool, step: int | None,
+    model: str | None, sandbox: str | None, log: str | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Replay RUN (an id, the beginning of one, or `last`) in one of three ways.
+
+    --execute restores the workspace that the run started with, executes the recorded actions in the sandbox
+    through the same tools, and names the cause of every drift: time, randomness, path/pid, other. Exit code 1
+    where something drifted that is neither time nor randomness.
+
+    --refeed feeds the recorded samples through today's runtime and compares every prompt with the log, token
+    by token. Exit code 1 where one differs. Neither writes to the log.
+    """
+    way = _way({"view": view, "execute": execute, "refeed": refeed})
+    _refuse_contradictions(runs, way, every, {"step": step, "model": model, "sandbox": sandbox})
+    store = LogStore.open(log, create=False)
+    chosen = store.trajectories() if every else (store.get(run) for run in runs)
+    if way == "view":
+        return _view(chosen, step, as_json)
+    if way == "execute":
+        return _execute(chosen, store, sandbox, as_json)
+    return _refeed(chosen, store, model, as_json, every)
+
+
+def _way(flags: dict[str, bool]) -> str:
+    """The one kind of replay that is asked for. Raises UsageError for none and for several."""
+    given = [way for way, on in flags.items() if on]
+    if not given:
+        raise UsageError("say how to replay: --view, --execute or --refeed")
+    if len(given) > 1:
+        asked = " and ".join(f"--{way}" for way in given)
+        raise UsageError(f"{asked} are different kinds of replay; give one of them")
+    return given[0]
+
+
+def _refuse_contradictions(runs: tuple[str, ...], way: str, every: bool, options: dict[str, object]) -> None:
+    if every == bool(runs):
+        raise UsageError("name the runs to replay, or give --all for every run of the log, not both")
+    for option, belongs in (("step", "view"), ("model", "refeed"), ("sandbox", "execute")):
+        if options[option] is not None and way != belongs:
+            raise UsageError(f"--{option} belongs to --{belongs}, not to --{way}")
+
+
+def _view(runs: Iterable[Trajectory], step: int | None, as_json: bool) -> int:
+    shown = []
+    for run in runs:
+        if step is not None and step > len(run.turns):
+            raise UsageError(f"run {run.id} has no step {step}: it has {len(run.turns)}")
+        if as_json:
+            shown.append(as_rows(run, step))
+        else:
+            show(run, step)
+    if as_json:
+        print(json.dumps({"runs": shown}))
+    return 0
+
+
+# ---------------------------------------------------------------------------------------- execute
+
+
+def _execute(runs: Iterable[Trajectory], store: LogStore, sandbox: str | None, as_json: bool) -> int:
+    from nano_coder.replay import execute
+    from nano_coder.sandbox import open_sandbox
+
+    jail = open_sandbox(sandbox or "ns")
+    results = []
+    for run in runs:
+        results.append(execute(run, jail, store.blobs))
+        if not as_json:
+            _print_executed(results[-1])
+    failed = sum(not result.holds for result in results)
+    if as_json:
+        print(json.dumps({"runs": [_executed_row(r) for r in results], "drifted": failed}))
+    elif len(results) > 1:
+        print(f"{len(results) - failed} of {len(results)} runs drifted by nothing but time and randomness")
+    return int(failed > 0)
+
+
+def _print_executed(result: Executed) -> None:
+    told = f"{len(result.drifts)} drifts" if result.drifts else "nothing drifted"
+    print(f"run {result.run}: {result.actions} actions executed again, {told}")
+    for drift in result.drifts:
+        print(f"  {_place(drift)}: {drift.cause}: {_short(drift.logged)} -> {_short(drift.now)}")
+
+
+def _place(drift: Drift) -> str:
+    call = "" if drift.call is None else f" call {drift.call + 1}"
+    return f"step {drift.turn + 1}{call}, {printable(drift.what)}"
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
+
+
+def _executed_row(result: Executed) -> dict[str, Any]:
+    drifts = [drift.as_dict() for drift in result.drifts]
+    return {"run": result.run, "actions": result.actions, "holds": result.holds, "drifts": drifts}
+
+
+# ----------------------------------------------------------------------------------------- refeed
+
+
+def _refeed(
+    runs: Iterable[Trajectory], store: LogStore, model: str | None, as_json: bool, every: bool
+) -> int:
+    from nano_coder.replay import refeed
+
+    readers: dict[tuple[str, ...], Reader | None] = {}
+    results: list[Refed] = []
+    refused: dict[str, str] = {}
+    for run in runs:
+        try:
+            result = refeed(run, _reader(run, model, readers), store.blobs)
+        except UsageError as problem:
+            if not every:
+                raise
+            refused[run.id] = str(problem)  # one model that is gone must not hide the other runs
+            continue
+        results.append(result)
+        if not as_json:
+            print("\n".join(_refed_lines(result)))
+    failed = sum(not result.holds for result in results)
+    if as_json:
+        rows = [_refed_row(result) for result in results]
+        print(json.dumps({"runs": rows, "differing": failed, "refused": refused}))
+    else:
+        for run_id, why in refused.items():
+            print(f"run {run_id}: not replayed: {printable(why)}")
+        if every or len(results) > 1:
+            whole = sum(r.holds and r.proved == len(r.prompts) for r in results)
+            print(f"{whole} of {len(results) + len(refused)} runs token-identical, {failed} differ")
+    return 1 if failed else 2 if refused else 0
+
+
+def _reader(run: Trajectory, model: str | None, known: dict[tuple[str, ...], Reader | None]) -> Reader | None:
+    """The reader of a run; each tokenizer is loaded once."""
+    from nano_coder.models import open_reader
+
+    if not any(turn.completion.tokens for turn in run.turns):
+        return None
+    key = (run.policy, run.profile, run.template_hash)
+    if key not in known:
+        known[key] = open_reader(run, model)
+    return known[key]
+
+
+def _refed_lines(result: Refed) -> Iterator[str]:
+    tokens = sum(prompt.tokens for prompt in result.prompts if prompt.identical)
+    prompts = f"{result.proved} of {len(result.prompts)} prompts token-identical"
+    yield f"run {result.run}: {prompts} ({tokens} tokens)"
+    first = result.first_difference
+    if first is not None:
+        yield (
+            f"  step {first.turn + 1} differs at token {first.differs_at} of its prompt:"
+            f" logged {first.logged}, rendered {first.rendered}"
+        )
+    yield from (f"  step {found.turn + 1}: {found.what}" for found in result.differences)
+    reasons = dict.fromkeys(prompt.unproved for prompt in result.prompts if prompt.unproved)
+    for reason in reasons:
+        steps = ", ".join(str(p.turn + 1) for p in result.prompts if p.unproved == reason)
+        yield f"  not proved, steps {steps}: {reason}"
+    yield from (f"  {note}" for note in result.notes)
+
+
+def _refed_row(result: Refed) -> dict[str, Any]:
+    return {"holds": result.holds, "proved": result.proved} | asdict(result)
