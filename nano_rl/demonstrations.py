@@ -30,8 +30,8 @@ def open_demonstrations(
 ) -> Demonstrations | None:
     """What `lambda_sft` imitates besides the step's own successes; None where it imitates those, or nothing.
 
-    `rest` are the runs that `imitate` = rest chooses the successes of. Raises UsageError for a task without an
-    oracle that works, and where the log holds no success.
+    `rest` are the runs that `imitate` = rest chooses the successes of. Raises UsageError for a task without
+    an oracle that works, and where the log holds no success.
     """
     if config.lambda_sft == 0 or config.imitate == "own":
         return None

@@ -160,7 +160,7 @@ def _comparable(
     """The groups that may have a signal: all of them where fresh rollouts join, or other steps compare."""
     groups = form_groups(runs)
     objective = config.objective
-    if config.group_size or objective.over_time or objective.baseline == "none":
+    if config.group_size or objective.over_time or objective.baseline == "none":  # ppo among them
         return tuple(groups)
     kept = []
     for group in groups:

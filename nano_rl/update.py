@@ -56,8 +56,8 @@ def learn(
     `logged` are the runs of the step that come from a log, with the version that sampled each; `baselines`
     is what they are compared with over time. Added to what the objective reports: `updates`, `stale`,
     `stale_dropped` (tokens), `tree_fallback` (1 where the model runs on independent rows), `skipped`; of
-    logged runs `ess_logged`, `ess_kept`, `weight_dropped`, and `all_dropped` where nothing was near enough; with a critic `value_*`; with a mixed loss what
-    `update_mixture` says.
+    logged runs `ess_logged`, `ess_kept`, `weight_dropped`, and `all_dropped` where nothing was near enough;
+    with a critic `value_*`; with a mixed loss what `update_mixture` says.
     """
     objective, logged = config.objective, logged or {}
     live = [group for group in groups if has_signal(group, objective, reward)]

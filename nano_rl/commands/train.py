@@ -139,9 +139,8 @@ def command(
     )  # fmt: skip
     if name and settings.values.get("resume"):
         asked, settings = _resumed(asked, settings)
-    # a training that is resumed brings its own fresh and mix, and contradicts nothing
-    asked.check(settings.flags)
     config = _config(settings, reward, asked.fresh if asked.from_logs else None)
+    asked.check(settings.flags)
     _train(asked, config, log_to=[n.strip() for n in log_to.split(",") if n.strip()], quiet=as_json)
     return 0
 
