@@ -110,7 +110,7 @@ class Bench:
         tasks: Sequence[Task] = (),
         keep: Sequence[int] = (),
     ) -> Path:
-        """Train a checkpoint from logs (`stores`), or on `tasks`; `keep` keeps the weights of those steps too.
+        """Train a checkpoint from logs (`stores`), or on `tasks`; `keep` keeps the weights of those steps.
 
         Fresh runs are written to a log of the arm's own.
         """
@@ -177,7 +177,8 @@ class Bench:
         return self._save(name, model, opened, config, checkpoint, done, [run.id for run in runs])
 
     def _save(
-        self, name: str, model: Any, opened: OpenedWeights, config: Any, parent: Path, steps: int, runs: list[str]
+        self, name: str, model: Any, opened: OpenedWeights, config: Any, parent: Path, steps: int,
+        runs: list[str],
     ) -> Path:  # fmt: skip
         target = self.home / "checkpoints" / name
         if not target.exists():

@@ -30,10 +30,10 @@ from log_arms import GROUP, Bench
 from nano_rl.config import LogsConfig
 from nano_rl.statistics import paired_bootstrap
 
-STEPS, PROMPTS = 40, 8
+STEPS, PROMPTS = 24, 8
 RUNS = STEPS * PROMPTS * GROUP
 SCALE = Scale(
-    tasks=STEPS * PROMPTS, oracles=300, held_out=200, learning_rate=3e-4, max_tokens=32,
+    tasks=300, oracles=300, held_out=100, learning_rate=3e-4, max_tokens=32,
 )  # fmt: skip
 ARMS = ("warm", "logs", "both", "fresh", "fresh-half", "imitation")
 
@@ -50,7 +50,7 @@ def _run(home: Path, seed: int) -> None:
     bench = Bench(home, SCALE, seed=seed)
     warm = bench.warm()
     bench.arm("warm", lambda: warm, logged=0, fresh=0)
-    log = bench.log("warm", warm, bench.tasks.train)
+    log = bench.log("warm", warm, bench.tasks.train[: STEPS * PROMPTS])
     size = {"steps": STEPS, "prompts": PROMPTS}
     bench.arm("logs", lambda: bench.train("logs", warm, stores=[log], **size), logged=RUNS, fresh=0)
     bench.arm(

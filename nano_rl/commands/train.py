@@ -173,7 +173,9 @@ def _config(settings: Settings[TrainConfig], reward: str | None, fresh: int | No
     if fresh is not None:
         if "imitate" not in settings.values:
             more["imitate"] = "rest"
-        return settings.config({**more, "group_size": fresh})
+        # what is wrong with the size of groups is wrong with --fresh
+        flagged = replace(settings, flags=settings.flags | ({"group_size"} if fresh else set()))
+        return flagged.config({**more, "group_size": fresh})
     config = settings.config(more)
     if config.group_size == 0:
         raise UsageError("--group-size 0 leaves nothing to train on; use --from-logs, or 2 or more")
