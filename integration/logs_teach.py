@@ -1,7 +1,7 @@
 """Whether logs teach: an equal budget of rollouts, spent on logged runs, on fresh ones, or on both.
 
-A tiny policy is warm-started and runs on its tasks; everything is logged. Then four arms learn from as many
-runs as each other, in as many steps:
+A tiny policy is warm-started and then runs on tasks that it has not seen; everything is logged. Four arms
+learn from as many runs as each other, in as many steps:
 
     logs         logged runs alone
     both         half logged, half fresh, in the same groups (--fresh 8 --mix 0.5)
@@ -33,7 +33,7 @@ from nano_rl.statistics import paired_bootstrap
 STEPS, PROMPTS = 24, 8
 RUNS = STEPS * PROMPTS * GROUP
 SCALE = Scale(
-    tasks=300, oracles=300, held_out=100, learning_rate=3e-4, max_tokens=32,
+    tasks=300 + STEPS * PROMPTS, oracles=300, held_out=100, learning_rate=3e-4, max_tokens=32,
 )  # fmt: skip
 ARMS = ("warm", "logs", "both", "fresh", "fresh-half", "imitation")
 
@@ -50,7 +50,7 @@ def _run(home: Path, seed: int) -> None:
     bench = Bench(home, SCALE, seed=seed)
     warm = bench.warm()
     bench.arm("warm", lambda: warm, logged=0, fresh=0)
-    log = bench.log("warm", warm, bench.tasks.train[: STEPS * PROMPTS])
+    log = bench.log("warm", warm, bench.tasks.train[SCALE.oracles :])
     size = {"steps": STEPS, "prompts": PROMPTS}
     bench.arm("logs", lambda: bench.train("logs", warm, stores=[log], **size), logged=RUNS, fresh=0)
     bench.arm(
@@ -61,7 +61,7 @@ def _run(home: Path, seed: int) -> None:
     bench.arm(
         "fresh",
         lambda: bench.train(
-            "fresh", warm, tasks=bench.tasks.train, fresh=GROUP, keep=[STEPS // 2], **size
+            "fresh", warm, tasks=bench.tasks.train[SCALE.oracles :], fresh=GROUP, keep=[STEPS // 2], **size
         ),
         logged=0, fresh=RUNS,
     )  # fmt: skip

@@ -30,7 +30,7 @@ from nano_rl.config import LogsConfig, ObjectiveConfig
 
 AGES = (1, 4, 16)
 STEPS, PROMPTS = 8, 8
-SCALE = Scale(tasks=300, oracles=300, held_out=100, learning_rate=1e-3, max_tokens=32)
+SCALE = Scale(tasks=300, oracles=300, held_out=100, learning_rate=3e-4, max_tokens=32)
 CORRECTIONS = {
     "corrected": (LogsConfig(largest_group=GROUP), ObjectiveConfig()),
     "uncorrected": (LogsConfig(largest_group=GROUP, min_ess=0), ObjectiveConfig(tis_cap=None)),

@@ -12,6 +12,7 @@ from nano_rl.config import TrainConfig
 from nano_rl.credit import has_signal
 from nano_rl.curriculum import Curriculum
 from nano_rl.group import Group, form_groups
+from nano_rl.log_pairs import pair_of
 from nano_rl.order import Order
 from nano_rl.preference_pairs import PreferencePair
 from nano_rl.replay_buffer import ReplayBuffer
@@ -81,9 +82,9 @@ class Sources:
             )
         groups = ([by_id[run] for run in group] for group in runs)
         rest = {t.id: t for t in self.rest}
-        pairs = {(str(p.chosen_run), str(p.rejected_run)): p for p in self.pairs}
+        known = {**by_id, **rest}
         gone = [run for run in taken["rest"] if run not in rest]
-        gone += [run for pair in taken["pairs"] if tuple(pair) not in pairs for run in pair]
+        gone += [run for pair in taken["pairs"] for run in pair if run not in known]
         if gone:
             raise CheckpointError(
                 f"the training began with runs to imitate or compare of which the log gives {len(gone)} no"
@@ -95,7 +96,8 @@ class Sources:
             born=taken["born"],
             learned_from=frozenset(taken["learned_from"]),
             rest=tuple(rest[run] for run in taken["rest"]),
-            pairs=tuple(pairs[one, other] for one, other in taken["pairs"]),
+            # a log that grew would be paired otherwise
+            pairs=tuple(p for one, other in taken["pairs"] if (p := pair_of(known[one], known[other]))),
         )
 
 

@@ -112,7 +112,7 @@ def read_logs(
         groups=groups,
         born={run: place for run, place in born.items() if run in usable},
         rest=tuple(rest),
-        pairs=_pairs(stores, {run.id for run in rest}, config),
+        pairs=_pairs(stores, {run.id for run in rest}, usable, config),
         refused=refused,
         seen=len(known),
         unknown_age=unknown,
@@ -175,12 +175,15 @@ def _comparable(
     return tuple(kept)
 
 
-def _pairs(stores: Sequence[LogStore], rest: set[str], config: TrainConfig) -> tuple[PreferencePair, ...]:
+def _pairs(
+    stores: Sequence[LogStore], rest: set[str], usable: set[str], config: TrainConfig
+) -> tuple[PreferencePair, ...]:
     if config.lambda_preference == 0 or not rest:
         return ()
     found: dict[tuple[str | None, str | None], PreferencePair] = {}
     for store in stores:
         for pair in log_pairs(store, sources=("graded",), seed=config.seed).pairs:
-            if {pair.chosen_run, pair.rejected_run} & rest:
+            sides = {str(pair.chosen_run), str(pair.rejected_run)}
+            if sides & rest and sides <= rest | usable:
                 found[pair.chosen_run, pair.rejected_run] = pair
     return tuple(found.values())

@@ -265,7 +265,7 @@ def _sources(
         logged=contents.groups,
         born=contents.born,
         learned_from=way.learned_from,
-        rest=contents.rest,
+        rest=contents.rest if config.lambda_sft or config.lambda_preference else (),
         pairs=contents.pairs,
     )
 
