@@ -103,7 +103,8 @@ def _parents(manifest: Manifest | None) -> Iterator[tuple[Manifest, _Parent | No
         if manifest is None:
             return
         above = _manifest(manifest.parent)
-        identity = _identity(manifest.parent)
+        # a full checkpoint names the weights it began from; what is no checkpoint must be read
+        identity = manifest.base_model if above and manifest.kind == "full" else _identity(manifest.parent)
         version = above.policy_version if above else 0
         known = identity is not None and version <= manifest.policy_version
         yield manifest, _Parent(id=identity, version=version) if known and identity else None

@@ -37,7 +37,8 @@ class LogContents:
     born: dict[str, int] = field(default_factory=dict)
     """run -> version of the policy that sampled it, on the way to this one"""
     rest: tuple[Trajectory, ...] = ()
-    """runs that policy gradients may not use, and that this policy could have written"""
+    """runs that policy gradients may not use, and that this policy could have written; only where the
+    training imitates or compares"""
     pairs: tuple[PreferencePair, ...] = ()
     """two outcomes of a task, at least one of them of `rest`"""
     refused: Counter[str] = field(default_factory=Counter)
@@ -89,6 +90,7 @@ def read_logs(
     rest: list[Trajectory] = []
     born: dict[str, int] = {}
     unknown, known = 0, set[str]()
+    beside = bool(config.lambda_sft or config.lambda_preference)
     for store in stores:
         for run in store.trajectories():
             if run.id in known:
@@ -102,7 +104,7 @@ def read_logs(
                 admitted.append(run)
                 continue
             refused[reason] += 1
-            if reason != USED and _teaches(run, opened):
+            if beside and reason != USED and _teaches(run, opened):
                 rest.append(run)
     if rescore is not None and admitted:
         admitted = rescore(admitted)
@@ -171,7 +173,8 @@ def _comparable(
         else:
             kept.append(group)
             continue
-        rest += group.trajectories
+        if config.lambda_sft or config.lambda_preference:
+            rest += group.trajectories
     return tuple(kept)
 
 

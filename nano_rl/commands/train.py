@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from nano_rl.commands.asked import Asked, further_logs, open_sources
 from nano_rl.commands.config_options import ConfigCommand, Settings, config_options
 from nano_rl.commands.options import LogName, model_option, name_option, reward_option
 from nano_rl.config import TrainConfig
@@ -17,11 +18,8 @@ from nano_shared.errors import UsageError
 
 if TYPE_CHECKING:
     from nano_coder.runtime import OpenedWeights, Runtime
-    from nano_rl.gather import Sources
-    from nano_rl.rewards import Reward
     from nano_rl.watch.watcher import Watcher
     from nano_shared.store import LogStore
-    from nano_shared.types import Task
 
 HEADINGS = {
     "What to train on": ("name", "model", "tasks_file", "from_logs", "fresh", "logs_given"),
@@ -43,49 +41,6 @@ HEADINGS = {
     "Settings": ("config_file", "print_config"),
 }
 """where fields and sections stand in the help; one that is not named here stands under its section's name"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What is trained on what: the arguments beside the config."""
-
-    name: str
-    model: str | None
-    tasks: Path | None
-    from_logs: bool
-    fresh: int
-    curriculum: bool
-    logs: tuple[str, ...]
-    """the first is written to; none: the default one"""
-
-    def check(self, flags: Collection[str] = ()) -> None:
-        """Raises UsageError where the arguments, or these settings given as flags, contradict each other."""
-        if self.from_logs == (self.tasks is not None):
-            raise UsageError(
-                "give either --tasks FILE, or --from-logs (with --fresh G to add fresh rollouts)"
-            )
-        if self.curriculum and self.from_logs:
-            raise UsageError(
-                "--curriculum chooses among tasks to roll out; give --tasks FILE instead of --from-logs"
-            )
-        if self.from_logs and "group_size" in flags:
-            raise UsageError("--group-size is --fresh with --from-logs: give that alone")
-        if self.from_logs:
-            if "logs.mix" in flags and not self.fresh:
-                raise UsageError("--mix is the share of logged runs beside fresh ones: give --fresh G too")
-            return
-        if self.fresh:
-            raise UsageError(
-                "--fresh adds rollouts to logged groups: give --from-logs, or --group-size alone"
-            )
-        if len(self.logs) > 1:
-            raise UsageError("several --log are read together with --from-logs; without it give one")
-        only = sorted(name for name in flags if name.startswith("logs."))
-        if "lambda_preference" in flags:
-            only.append("lambda_preference")
-        if only:
-            option = only[0].removeprefix("logs.").replace("_", "-")
-            raise UsageError(f"--{option} is read with --from-logs alone: give that too, or leave it out")
 
 
 @click.command("train", cls=ConfigCommand, headings=HEADINGS)
@@ -191,7 +146,7 @@ def _train(asked: Asked, config: TrainConfig, *, log_to: list[str], quiet: bool)
 
     composed = open_reward(config.reward) if config.reward else None
     tasks = tuple(read_tasks(asked.tasks)) if asked.tasks else ()
-    stores = _further_logs(asked)
+    stores = further_logs(asked)
     target, folder = training_folder(asked.name)
     sinks = open_sinks(log_to, name=asked.name, folder=folder, settings=config.model_dump(mode="json"))
     opened, parent, runtime = training_runtime(
@@ -206,7 +161,7 @@ def _train(asked: Asked, config: TrainConfig, *, log_to: list[str], quiet: bool)
     from nano_rl.watch.live import NoView, open_view
     from nano_rl.watch.watcher import Watcher
 
-    sources = _sources(asked, tasks, config, opened, runtime, stores, composed, quiet=quiet)
+    sources = open_sources(asked, tasks, config, opened, runtime, stores, composed, quiet=quiet)
     _record(asked, config, folder, parent, opened, runtime, stores)
     trained = prepare(opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed)
     earlier = read_metrics(folder / METRICS) if (folder / METRICS).exists() else []
@@ -224,69 +179,6 @@ def _train(asked: Asked, config: TrainConfig, *, log_to: list[str], quiet: bool)
             tasks=sources.every_task, metrics=rewards,
         )  # fmt: skip
     _tell(target, folder, watch, config.steps, quiet=quiet)
-
-
-def _sources(
-    asked: Asked,
-    tasks: tuple[Task, ...],
-    config: TrainConfig,
-    opened: OpenedWeights,
-    runtime: Runtime,
-    further: Sequence[LogStore],
-    composed: Reward | None,
-    *,
-    quiet: bool,
-) -> Sources:
-    """Where groups come from. Raises UsageError where the logs can teach nothing."""
-    from nano_coder.runtime import local_policy
-    from nano_rl.curriculum import Curriculum
-    from nano_rl.gather import Sources
-    from nano_rl.lineage import lineage
-    from nano_rl.log_reader import read_logs
-
-    if not asked.from_logs:
-        return Sources(tasks=tasks, curriculum=Curriculum(tasks, config.seed) if asked.curriculum else None)
-    way = lineage(opened)
-    stores = [runtime.store, *further]
-    contents = read_logs(
-        stores,
-        opened,
-        local_policy(opened.loaded, opened.profile).template_hash,
-        way,
-        config,
-        rescore=(lambda runs: composed.apply(runs, runtime)) if composed else None,
-    )
-    if not quiet:
-        click.echo(contents.report(), err=True)
-    beside = (config.lambda_sft > 0 and contents.rest) or contents.pairs
-    if not (contents.groups or beside):
-        contents.refuse_nothing(stores)
-    return Sources(
-        logged=contents.groups,
-        born=contents.born,
-        learned_from=way.learned_from,
-        rest=contents.rest if config.lambda_sft or config.lambda_preference else (),
-        pairs=contents.pairs,
-    )
-
-
-def _further_logs(asked: Asked) -> list[LogStore]:
-    """The logs that are read and not written. Raises UsageError for one that is not there, or given twice."""
-    from nano_shared.store import LogStore
-
-    if not asked.from_logs:
-        return []
-    for number, name in enumerate(asked.logs):
-        if name in asked.logs[:number]:
-            raise UsageError(f"--log {name} is given twice")
-        # only a log that fresh runs are written to may come into being
-        if (
-            "://" not in name
-            and not Path(name).exists()
-            and (number or not asked.fresh or len(asked.logs) == 1)
-        ):
-            raise UsageError(f"--log {name}: there is no such log; nano-coder log path shows the default one")
-    return [LogStore.open(name, create=False) for name in asked.logs[1:]]
 
 
 def _record(
