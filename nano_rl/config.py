@@ -90,6 +90,8 @@ class LogsConfig(Config):
     min_ess: float = Field(0.5, ge=0, le=1)
     """least effective sample size of a step's logged tokens, as a share of them: the runs that the policy has
     moved farthest from leave until it is reached; 0 keeps all"""
+    max_drift: float | None = Field(0.5, gt=0)
+    """mean |log weight| of a stale run's tokens, nats, above which it leaves the step. None: any"""
     unknown_age: Literal["refuse", "admit"] = "refuse"
     """logged runs of policies that this one does not come from"""
     largest_group: int = Field(16, ge=2)

@@ -115,8 +115,8 @@ def _too_stale(last: Sequence[Metrics], patience: int) -> str | None:
         return None
     return (
         f"no logged run of {patience} steps is near enough to the policy: each left by its age or by its"
-        " importance weight (ess_logged says how far they are); give younger logs, add fresh rollouts"
-        " (--fresh), or lower min_ess"
+        " importance weight (drift_logged says how far they are); give younger logs, add fresh"
+        " rollouts (--fresh), or train fewer steps at a lower learning rate"
     )
 
 

@@ -136,10 +136,18 @@ def _near(
 ) -> Kept | None:
     """The logged runs within the bound on the effective sample size; None where nothing is judged."""
     old = {run for run, born in logged.items() if born != version}
-    if not old or config.logs.min_ess == 0:
+    if not old or (config.logs.min_ess == 0 and config.logs.max_drift is None):
         return None
     samples = [sample for of_group in samples_of for sample in of_group]
-    return within_ess(model, samples, old, config.logs.min_ess, max_tokens=config.max_tokens, trees=trees)
+    return within_ess(
+        model,
+        samples,
+        old,
+        config.logs.min_ess,
+        drift=config.logs.max_drift,
+        max_tokens=config.max_tokens,
+        trees=trees,
+    )
 
 
 def _without(

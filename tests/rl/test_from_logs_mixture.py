@@ -174,13 +174,15 @@ def test_rows_that_the_policy_has_moved_away_from_leave_by_their_weight(
 ) -> None:
     settings: dict[str, Any] = {"group_size": 0, "steps": 1, "score": None, "before": nudged(2.0)}
     kept = Loop(tiny, tmp_path / "kept")
-    kept.go(sources=old(groups, 4), logs=LogsConfig(min_ess=0), **settings)
+    kept.go(sources=old(groups, 4), logs=LogsConfig(min_ess=0, max_drift=None), **settings)
     (row,) = read_metrics(tmp_path / "kept" / METRICS)
     ess = row["ess"]
     assert ess is not None
     assert "ess_logged" not in row
     bounded = Loop(tiny, tmp_path / "bounded")
-    bounded.go(sources=old(groups, 4), logs=LogsConfig(min_ess=min(1.0, ess + 0.05)), **settings)
+    bounded.go(
+        sources=old(groups, 4), logs=LogsConfig(min_ess=min(1.0, ess + 0.05), max_drift=None), **settings
+    )
     (row,) = read_metrics(tmp_path / "bounded" / METRICS)
     assert row["ess_logged"] == pytest.approx(ess, rel=1e-3)
     assert row["weight_dropped"]

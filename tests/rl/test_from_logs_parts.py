@@ -147,10 +147,20 @@ def test_what_stays_keeps_the_bound_and_nothing_nearer_leaves(rows: list[torch.T
     assert not kept.gone or kept.ess_before < bound
 
 
+def test_runs_that_drifted_leave_though_their_weights_are_alike() -> None:
+    rows = {"near": torch.tensor([0.1, -0.1]), "gone": torch.tensor([-6.0, -6.0])}
+    assert keep_nearest(rows, 0.4).gone == frozenset()
+    kept = keep_nearest(rows, 0.4, drift=0.5)
+    assert kept.gone == {"gone"}
+    assert kept.drift == pytest.approx(3.05)
+    assert keep_nearest({"gone": rows["gone"]}, 0.9, drift=0.5).gone == {"gone"}
+    assert keep_nearest({"gone": rows["gone"]}, 0.9).gone == frozenset()
+
+
 def test_fresh_rows_all_stay() -> None:
     kept = keep_nearest({"a": torch.zeros(3), "b": torch.zeros(2)}, 1.0)
     assert kept.gone == frozenset()
-    assert kept.metrics == {"ess_logged": 1.0, "ess_kept": 1.0, "weight_dropped": 0.0}
+    assert kept.metrics == {"ess_logged": 1.0, "ess_kept": 1.0, "weight_dropped": 0.0, "drift_logged": 0.0}
 
 
 def scored_groups(rewards: list[list[float]]) -> list[Group]:

@@ -184,7 +184,7 @@ def test_entropy_that_collapses(tiny: Path, tmp_path: Path, logged: tuple[Group,
         "guards": GuardConfig(patience=3, shift_max=1e9, mismatch_max=1e9),
         "optimizer": OptimizerConfig(learning_rate=1e-9),
         # the weights that sampled were others: nothing may leave for that
-        "logs": LogsConfig(uses=None, min_ess=0),
+        "logs": LogsConfig(uses=None, min_ess=0, max_drift=None),
     }
     trips(
         Loop(tiny, tmp_path), "step 2: the policy has collapsed: its entropy was under 0.001", after=2,
