@@ -4,11 +4,11 @@ A tiny policy is trained on fresh rollouts for 16 updates, in three trainings on
 the checkpoints after 0, 12, 15 and 16 updates are each other's parents. The first three write a log each. The
 last one then trains from each log alone, twice:
 
-    corrected     the defaults: importance weights truncated token by token, and the bound on the ess
+    corrected     the defaults: importance weights truncated token by token, and the bounds on ess and drift
     uncorrected   neither: old rows are taken for fresh ones
 
 Printed are held-out success before and after, the effective sample size (ess) at the first step and the last,
-what was dropped, and the age from which the default bound begins to drop.
+what was dropped, and which logs the default bounds dropped rows of.
 
     python integration/stale_logs.py --out FOLDER --seeds 0 1 2      minutes a seed on one thread
     python integration/stale_logs.py --out FOLDER --report           the table of what is there
@@ -33,7 +33,10 @@ STEPS, PROMPTS = 8, 8
 SCALE = Scale(tasks=300, oracles=300, held_out=100, learning_rate=3e-4, max_tokens=32)
 CORRECTIONS = {
     "corrected": (LogsConfig(largest_group=GROUP), ObjectiveConfig()),
-    "uncorrected": (LogsConfig(largest_group=GROUP, min_ess=0), ObjectiveConfig(tis_cap=None)),
+    "uncorrected": (
+        LogsConfig(largest_group=GROUP, min_ess=0, max_drift=None),
+        ObjectiveConfig(tis_cap=None),
+    ),
 }
 
 
@@ -94,10 +97,14 @@ def _report(out: Path) -> int:
         harmless &= arm.startswith("un") or gain >= 0
     corrected = [r for r in results if r["arm"].startswith("corrected")]
     ages = [r["age"] for r in corrected if r["learned_from"].get("weight_dropped")]
-    bound = LogsConfig().min_ess
+    bounds = f"min_ess {LogsConfig().min_ess:g}, max_drift {LogsConfig().max_drift:g}"
     print(
-        f"the default bound (min_ess {bound:g}) "
-        + (f"begins to drop at logs {min(ages)} updates old" if ages else "dropped nothing")
+        f"the default bounds ({bounds}) "
+        + (
+            f"dropped rows of logs that were {', '.join(map(str, sorted(set(ages))))} updates old at first"
+            if ages
+            else "dropped nothing"
+        )
     )
     return 0 if harmless else 1
 
