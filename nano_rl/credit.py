@@ -22,7 +22,7 @@ def group_credit(group: Group, objective: ObjectiveConfig, reward: Reward | None
 
     A rollout without a reward has None, and under `overlong` = mask one that was cut off.
     """
-    rewards_G = _rewards(group, objective)
+    rewards_G = group_rewards(group, objective)
     credit = _compared(group, rewards_G, objective, reward)
     return [None if math.isnan(r) else a for r, a in zip(rewards_G, credit, strict=True)]
 
@@ -32,11 +32,11 @@ def _compared(
 ) -> Credit:
     runs, out_G = group.trajectories, [math.isnan(r) for r in rewards_G]
     settings: dict[str, Any] = {
-        "baseline": objective.baseline, "std": objective.std, "eps": objective.std_eps
+        "baseline": objective.within_group, "std": objective.std, "eps": objective.std_eps
     }  # fmt: skip
     if objective.discount is not None:
         turns_G = turn_rewards(group, objective)
-        return turn_advantages(turns_G, discount=objective.discount, baseline=objective.baseline)
+        return turn_advantages(turns_G, discount=objective.discount, baseline=objective.within_group)
     if objective.normalise == "each" and reward is not None:
         parts: list[tuple[float, Sequence[float | None]]] = [*reward.objectives(runs)]
         parts.append((1.0, _penalties(group, objective)))
@@ -50,25 +50,30 @@ def _compared(
 def has_signal(group: Group, objective: ObjectiveConfig, reward: Reward | None) -> bool:
     """Whether the group belongs into the step: any rollout, or turn, is credited differently from another.
 
-    Under `dead_groups` = keep, and with a critic, whose advantages are not the group's, any scored rollout.
+    Under `dead_groups` = keep, with a critic and with a baseline over time, whose advantages are not the
+    group's, any scored rollout.
     """
-    if objective.dead_groups == "keep" or objective.objective == "ppo":
-        return not all(math.isnan(r) for r in _rewards(group, objective))
-    credit = group_credit(group, objective, reward)
+    if objective.dead_groups == "keep" or objective.objective == "ppo" or objective.over_time:
+        return not all(math.isnan(r) for r in group_rewards(group, objective))
+    return credits_differ(group_credit(group, objective, reward))
+
+
+def credits_differ(credit: Credit) -> bool:
+    """Whether any rollout, or turn, has an advantage."""
     return any(a != 0 for of in credit if of is not None for a in ([of] if isinstance(of, float) else of))
 
 
 def turn_rewards(group: Group, objective: ObjectiveConfig) -> list[Sequence[float] | None]:
     """[G][T] what each turn earned, the punishment of length on the last; None for a rollout that leaves."""
-    rewards_G, penalties = _rewards(group, objective), _penalties(group, objective)
+    rewards_G, penalties = group_rewards(group, objective), _penalties(group, objective)
     return [
         _turn_rewards(run, reward, penalty)
         for run, reward, penalty in zip(group.trajectories, rewards_G, penalties, strict=True)
     ]
 
 
-def _rewards(group: Group, objective: ObjectiveConfig) -> list[float]:
-    """[G] NaN for what leaves the group; less the punishment of length."""
+def group_rewards(group: Group, objective: ObjectiveConfig) -> list[float]:
+    """[G] what is compared: NaN for what leaves the group; less the punishment of length."""
     return [
         math.nan if objective.overlong == "mask" and cut_off(run) else reward + penalty
         for run, reward, penalty in zip(

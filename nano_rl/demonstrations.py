@@ -22,16 +22,24 @@ def reader_of(opened: OpenedWeights) -> Reader:
 
 
 def open_demonstrations(
-    config: TrainConfig, tasks: Sequence[Task], runtime: Runtime, opened: OpenedWeights
+    config: TrainConfig,
+    tasks: Sequence[Task],
+    runtime: Runtime,
+    opened: OpenedWeights,
+    rest: Sequence[Trajectory] = (),
 ) -> Demonstrations | None:
     """What `lambda_sft` imitates besides the step's own successes; None where it imitates those, or nothing.
 
-    Raises UsageError for a task without an oracle that works, and where the log holds no success.
+    `rest` are the runs that `imitate` = rest chooses the successes of. Raises UsageError for a task without
+    an oracle that works, and where the log holds no success.
     """
     if config.lambda_sft == 0 or config.imitate == "own":
         return None
     if config.imitate == "oracles":
         runs = oracle_runs(tasks, replace(runtime, policy_name=ORACLE))
+    elif config.imitate == "rest":
+        reader = reader_of(opened)
+        runs = [run for run in rest if succeeded(run) and reader.speaks(run)]
     else:
         runs, refused = logged_successes(runtime.store, reader_of(opened), keys={task.key for task in tasks})
         if not runs:

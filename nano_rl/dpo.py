@@ -139,6 +139,11 @@ class PairObjective:
         self._count("rejected_logprob", rejected_P.sum())
         return loss, {"loss": loss.item(), "tokens": float(batch.mask_BT.sum())}
 
+    @property
+    def count(self) -> int:
+        """Pairs of the step."""
+        return self._pairs
+
     def metrics(self) -> dict[str, float]:
         """Means over the pairs of the step."""
         return {name: value / self._pairs for name, value in self._sums.items()}

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nano_coder.runtime import Runtime
+from nano_rl.baselines import Baselines
 from nano_rl.config import TrainConfig
 from nano_rl.credit import has_signal
 from nano_rl.curriculum import Curriculum
 from nano_rl.group import Group, form_groups
+from nano_rl.log_pairs import pair_of
 from nano_rl.order import Order
+from nano_rl.preference_pairs import PreferencePair
+from nano_rl.replay_buffer import ReplayBuffer
 from nano_rl.rewards import Reward
 from nano_rl.rollout import OnRun, collect
 from nano_shared.errors import CheckpointError
 from nano_shared.hashing import content_hash
-from nano_shared.types import Task
+from nano_shared.types import Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,27 +29,50 @@ class Sources:
 
     tasks: tuple[Task, ...] = ()
     logged: tuple[Group, ...] = ()
+    born: Mapping[str, int] = field(default_factory=dict)
+    """logged run -> version of the policy that sampled it, where its turns do not say it (`lineage.py`)"""
+    learned_from: frozenset[str] = frozenset()
+    """logged runs that the policy has learned from before"""
+    rest: tuple[Trajectory, ...] = ()
+    """logged runs that policy gradients may not use"""
+    pairs: tuple[PreferencePair, ...] = ()
+    """outcomes to compare beside the policy gradient"""
     curriculum: Curriculum | None = None
     """chooses among `tasks` by their success so far; None takes them in turn"""
 
     @property
     def every_task(self) -> tuple[Task, ...]:
-        return self.tasks or tuple(g.trajectories[0].task for g in self.logged)
+        return self.tasks or tuple(g.trajectories[0].task for g in self.logged) or self._of_rest
+
+    @property
+    def _of_rest(self) -> tuple[Task, ...]:
+        return tuple({run.task.id: run.task for run in self.rest}.values())
+
+    @property
+    def from_logs(self) -> bool:
+        return bool(self.logged or self.rest)
 
     @property
     def hash(self) -> str:
         """Of the tasks in order; of a log it says no more than that it is one, since logs grow (`only`)."""
-        return content_hash("log" if self.logged else [task.id for task in self.tasks])
+        return content_hash("log" if self.from_logs else [task.id for task in self.tasks])
 
-    def logged_runs(self) -> list[list[str]]:
-        """The ids of the runs of each logged group, to be found again by `only`."""
-        return [[t.id for t in group.trajectories] for group in self.logged]
+    def logged_runs(self) -> dict[str, Any]:
+        """What was taken of the log, by ids, to be found again by `only`."""
+        return {
+            "groups": [[t.id for t in group.trajectories] for group in self.logged],
+            "born": dict(self.born),
+            "learned_from": sorted(self.learned_from),
+            "rest": [t.id for t in self.rest],
+            "pairs": [[str(p.chosen_run), str(p.rejected_run)] for p in self.pairs],
+        }
 
-    def only(self, runs: Sequence[Sequence[str]]) -> Sources:
+    def only(self, taken: Mapping[str, Any]) -> Sources:
         """The same, with those runs of the log alone: the log may have grown since, also by this training.
 
         Raises CheckpointError where one of them is gone.
         """
+        runs: Sequence[Sequence[str]] = taken["groups"]
         by_id = {t.id: t for group in self.logged for t in group.trajectories}
         missing = [run for group in runs for run in group if run not in by_id]
         if missing:
@@ -54,8 +81,23 @@ class Sources:
                 f" {len(missing)} no longer ({missing[0]} is one); use the same log, or another --name"
             )
         groups = ([by_id[run] for run in group] for group in runs)
+        rest = {t.id: t for t in self.rest}
+        known = {**by_id, **rest}
+        gone = [run for run in taken["rest"] if run not in rest]
+        gone += [run for pair in taken["pairs"] for run in pair if run not in known]
+        if gone:
+            raise CheckpointError(
+                f"the training began with runs to imitate or compare of which the log gives {len(gone)} no"
+                f" longer ({gone[0]} is one); use the same log, or another --name"
+            )
         return replace(
-            self, logged=tuple(Group(task_key=g[0].task.key, trajectories=tuple(g)) for g in groups)
+            self,
+            logged=tuple(Group(task_key=g[0].task.key, trajectories=tuple(g)) for g in groups),
+            born=taken["born"],
+            learned_from=frozenset(taken["learned_from"]),
+            rest=tuple(rest[run] for run in taken["rest"]),
+            # a log that grew would be paired otherwise
+            pairs=tuple(p for one, other in taken["pairs"] if (p := pair_of(known[one], known[other]))),
         )
 
 
@@ -64,30 +106,66 @@ class Gathered:
     """The groups of one step, those without a signal too: a reward's mean is over all that were tried."""
 
     groups: list[Group]
+    logged: Mapping[str, int] = field(default_factory=dict)
+    """logged run of this step -> version of the policy that sampled it"""
+    version: int = 0
+    """of the policy that is trained"""
+    left: int = 0
+    """logged runs that later steps may take"""
+    too_old: int = 0
+    """logged runs that were never taken and have become too old"""
+    from_logs: bool = False
+    exhausted: bool = False
+    """the logs had runs, and have none left to begin a step with"""
     refill_rounds: int = 0
     refill_groups: int = 0
     """groups rolled out beyond the step's own, in place of some without a signal"""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """`refill_rounds` and `refill_groups`."""
-        return {"refill_rounds": float(self.refill_rounds), "refill_groups": float(self.refill_groups)}
+        """`refill_rounds` and `refill_groups`; of logs `logged_runs`, `fresh_runs`, `log_share` (logged ones
+        of all), `log_left`, `too_old`, and `age_mean` and `age_max` of the logged ones, in updates."""
+        values = {"refill_rounds": float(self.refill_rounds), "refill_groups": float(self.refill_groups)}
+        if not self.from_logs:
+            return values
+        runs = sum(len(group.trajectories) for group in self.groups)
+        values |= {
+            "logged_runs": float(len(self.logged)),
+            "fresh_runs": float(runs - len(self.logged)),
+            "log_share": len(self.logged) / max(1, runs),
+            "log_left": float(self.left),
+            "too_old": float(self.too_old),
+        }
+        ages = [self.version - born for born in self.logged.values()]
+        return {**values, "age_mean": sum(ages) / len(ages), "age_max": float(max(ages))} if ages else values
 
 
 class Gatherer:
     """Chooses what each step learns from. The same seed, weights and state gather the same groups."""
 
     def __init__(self, sources: Sources, config: TrainConfig, reward: Reward | None = None) -> None:
+        self.baselines = Baselines()
         self._sources = sources
+        self._buffer = ReplayBuffer(
+            sources.logged,
+            uses=config.logs.uses,
+            max_staleness=config.objective.max_staleness,
+            seed=config.seed,
+            born=sources.born,
+            learned_from=sources.learned_from,
+        )
         self._config = config
         self._reward = reward
         items = [g.task_key for g in sources.logged] or [t.key for t in sources.tasks]
         self._order = Order(items, config.seed)
 
-    def gather(self, runtime: Runtime, step: int, on_run: OnRun | None = None) -> Gathered:
-        """The groups of one step: logged, topped up with fresh rollouts of the same tasks, or fresh alone."""
-        if self._sources.logged:
-            return Gathered(groups=self._logged(runtime, step, on_run))
+    def gather(self, runtime: Runtime, step: int, version: int, on_run: OnRun | None = None) -> Gathered:
+        """The groups of one step: logged, topped up with fresh rollouts of the same tasks, or fresh alone.
+
+        `version` is that of the policy which is trained.
+        """
+        if self._sources.from_logs:
+            return self._logged(runtime, step, version, on_run)
         groups: list[Group] = []
         wanted = self._config.prompts_per_step
         rounds = 0
@@ -103,7 +181,9 @@ class Gatherer:
         )
 
     def record(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Learn from the outcomes of a step which tasks to choose; metrics of the choice."""
+        """Learn from the outcomes of a step which tasks to choose, and what to compare the next ones with;
+        metrics of the choice."""
+        self.baselines.record(groups, self._config.objective)
         curriculum = self._sources.curriculum
         if curriculum is None:
             return {}
@@ -113,11 +193,18 @@ class Gatherer:
     def state(self) -> dict[str, Any]:
         """Everything that going on needs, as plain JSON."""
         curriculum = self._sources.curriculum
-        return {"order": self._order.state(), "curriculum": curriculum.state() if curriculum else None}
+        return {
+            "order": self._order.state(),
+            "curriculum": curriculum.state() if curriculum else None,
+            "buffer": self._buffer.state(),
+            "baselines": self.baselines.state(),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from `state()`. Raises CheckpointError where one had a curriculum and the other has none."""
         self._order.restore(state["order"])
+        self._buffer.restore(state["buffer"])
+        self.baselines.restore(state["baselines"])
         curriculum = self._sources.curriculum
         if (curriculum is None) != (state["curriculum"] is None):
             had = "without" if state["curriculum"] is None else "with"
@@ -132,22 +219,70 @@ class Gatherer:
             return self._sources.curriculum.draw(step, count, taken=taken) if count else []
         return [self._sources.tasks[place] for place in self._order.draw(count, taken=taken)]
 
-    def _logged(self, runtime: Runtime, step: int, on_run: OnRun | None) -> list[Group]:
-        chosen = [self._sources.logged[i] for i in self._order.draw(self._config.prompts_per_step)]
-        if not self._config.group_size:
-            return chosen
-        fresh = self._roll([g.trajectories[0].task for g in chosen if not g.forked], runtime, step, on_run)
-        more = {group.task_key: group.trajectories for group in fresh}
-        return [replace(g, trajectories=(*g.trajectories, *more.get(g.task_key, ()))) for g in chosen]
+    def _logged(self, runtime: Runtime, step: int, version: int, on_run: OnRun | None) -> Gathered:
+        """Groups of at most `group_size` runs, of which at most the share `mix` is logged; without fresh
+        rollouts, whatever the logs have of each task, in parts of `largest_group`."""
+        logs, size, wanted = self._config.logs, self._config.group_size, self._config.prompts_per_step
+        most = max(1, round(logs.mix * size)) if size else logs.largest_group
+        drawn = self._buffer.draw(wanted, most, version, even=not size)
+        groups = self._filled(drawn, runtime, step, on_run) if size else drawn
+        return Gathered(
+            groups=groups,
+            logged={t.id: self._buffer.born[t.id] for group in drawn for t in group.trajectories},
+            version=version,
+            left=self._buffer.left(version),
+            too_old=self._buffer.too_old(version),
+            from_logs=True,
+            exhausted=bool(self._sources.logged) and not groups,
+        )
+
+    def _filled(self, drawn: list[Group], runtime: Runtime, step: int, on_run: OnRun | None) -> list[Group]:
+        """Logged groups with fresh rollouts up to `group_size`, and tasks without logged runs in place of
+        those that are missing. Forks begin where no fresh rollout does, and stay as they are."""
+        keys = {group.task_key for group in drawn}
+        others = self._order.draw(self._config.prompts_per_step - len(drawn), taken=keys)
+        held = {group.task_key: group for group in drawn if not group.forked}
+        bare = [self._sources.logged[place] for place in others]
+        tasks = [group.trajectories[0].task for group in (*held.values(), *bare) if not group.forked]
+        missing = {
+            task.key: self._config.group_size - len(held[task.key].trajectories if task.key in held else ())
+            for task in tasks
+        }
+        fresh = self._roll_each(tasks, missing, runtime, step, on_run)
+        filled = [
+            Group(
+                task_key=task.key,
+                trajectories=(*(held[task.key].trajectories if task.key in held else ()), *fresh[task.key]),
+            )
+            for task in tasks
+        ]
+        return [*filled, *(group for group in drawn if group.forked)]
 
     def _roll(self, tasks: Sequence[Task], runtime: Runtime, step: int, on_run: OnRun | None) -> list[Group]:
-        """Fresh groups: the seed of each rollout is a function of the run's seed, the step and the task."""
+        """Fresh groups of `group_size`."""
+        missing = {task.key: self._config.group_size for task in tasks}
+        fresh = self._roll_each(tasks, missing, runtime, step, on_run)
+        return form_groups(run for task in tasks for run in fresh[task.key])
+
+    def _roll_each(
+        self,
+        tasks: Sequence[Task],
+        missing: Mapping[str, int],
+        runtime: Runtime,
+        step: int,
+        on_run: OnRun | None,
+    ) -> dict[str, list[Trajectory]]:
+        """As many fresh rollouts of each task as are missing. The seed of each is a function of the run's
+        seed, the step, the task and its place among them."""
+        fresh: dict[str, list[Trajectory]] = {task.key: [] for task in tasks}
         runs = collect(
             tasks,
             runtime,
-            group_size=self._config.group_size,
+            group_size=[missing[task.key] for task in tasks],
             seed=self._config.seed * 1_000_003 + step,
             on_run=on_run,
             reward=self._reward,
         )
-        return form_groups(runs)
+        for run in runs:
+            fresh[run.task.key].append(run)
+        return fresh

@@ -35,6 +35,7 @@ def check_step(
         or _first_ratio(metrics)
         or _first_kl(metrics)
         or _mismatch(metrics, config, bfloat16)
+        or _too_stale(steps[-config.patience :], config.patience)
         or _cut_off(steps[-config.patience :], config.patience)
         or _no_signal(steps[-config.patience :], config.patience)
         or _collapsed(steps[-config.patience :], config),
@@ -106,6 +107,16 @@ def _cut_off(last: Sequence[Metrics], patience: int) -> str | None:
     return (
         f"every rollout of {patience} steps was cut off by a limit: raise the limits of the tasks (tokens,"
         " turns) or the policy's context, or warm it up with nano-rl sft so that it learns to finish"
+    )
+
+
+def _too_stale(last: Sequence[Metrics], patience: int) -> str | None:
+    if len(last) < patience or any(step.get("all_dropped", 0.0) < 1 for step in last):
+        return None
+    return (
+        f"no logged run of {patience} steps is near enough to the policy: each left by its age or by its"
+        " importance weight (drift_logged says how far they are); give younger logs, add fresh"
+        " rollouts (--fresh), or train fewer steps at a lower learning rate"
     )
 
 

@@ -151,6 +151,11 @@ def _pair(
     )  # fmt: skip
 
 
+def pair_of(chosen: Trajectory, rejected: Trajectory) -> PreferencePair | None:
+    """The pair of two runs of one task, by what graded them; None where both say the same."""
+    return next(_pair(chosen, rejected, "graded", Counter()), None)
+
+
 def _conversation(run: Trajectory) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     """What the policy was asked, and all that followed up to its last word."""
     messages = run_messages(run, PROFILES[run.profile])

@@ -17,7 +17,8 @@ class Progress:
     """The moving parts of a training and what the steps so far have shown.
 
     Groups that were rolled out and not yet learned from are no part of it: under lockstep the seed, the
-    weights and the place in the order of tasks roll them out again as they were.
+    weights and the place in the order of tasks roll them out again as they were. Which logged runs were taken
+    is part of it, and so is what the log held when the training began.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Progress:
         A higher level of the curriculum counts before the reward; among equals the later weights win.
         """
         step, reward = self._learner.step, values.get("reward_mean")
-        if reward is None or self._sources.logged or step not in self._states.steps():
+        if reward is None or self._sources.from_logs or step not in self._states.steps():
             return
         curriculum = self._sources.curriculum
         level = float(curriculum.open_level) if curriculum else 0.0

@@ -26,20 +26,22 @@ def collect(
     tasks: Sequence[Task],
     runtime: Runtime,
     *,
-    group_size: int = 1,
+    group_size: int | Sequence[int] = 1,
     seed: int = 0,
     concurrency: int = CONCURRENCY,
     on_run: OnRun | None = None,
     reward: Reward | None = None,
 ) -> list[Trajectory]:
-    """Run each task `group_size` times and grade each run: [tasks * group_size] in task order, logged.
-    With a `reward`, its composed verdicts are logged beside the grader's, and are those returned.
+    """Run each task `group_size` times (one number, or one for each task) and grade each run: [runs] in task
+    order, logged. With a `reward`, its composed verdicts are logged beside the grader's, and are those
+    returned.
 
     All agents run, `concurrency` at a time: one that ends makes room for the next, one that waits for its
     tools holds up nobody's decoding, and grading goes on beside both. Under a policy's lockstep scheduler
     what is in a batch depends on the seed alone, and the same seed gives the same trajectories.
     """
-    jobs = [(task, member) for task in tasks for member in range(group_size)]
+    sizes = [group_size] * len(tasks) if isinstance(group_size, int) else group_size
+    jobs = [(task, member) for task, size in zip(tasks, sizes, strict=True) for member in range(size)]
     if not jobs:
         return []
     at_once = min(concurrency, len(jobs))

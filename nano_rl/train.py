@@ -21,6 +21,7 @@ from nano_rl.identity import Identity
 from nano_rl.interrupt import TrainingStopped, interruptible
 from nano_rl.learner import Learner
 from nano_rl.metrics import METRICS, MetricsWriter
+from nano_rl.preferred import open_preferred
 from nano_rl.probe import Probe
 from nano_rl.progress import Progress, saved_progress
 from nano_rl.random_state import seed_all
@@ -62,8 +63,9 @@ def train(
 
     Raises CheckpointError for a state of another model, other tasks or settings; GuardTripped, with the
     state before that step on disk; TrainingStopped when a signal asked for it, with the last step on disk.
+    Where logs are all there is, the training ends with the last of their runs.
     """
-    if not (sources.tasks or sources.logged):
+    if not (sources.tasks or sources.from_logs):
         raise UsageError(
             "there is nothing to train on: no task to roll out and no logged group with a signal"
         )
@@ -72,12 +74,13 @@ def train(
     critic = open_critic(model, config)
     if critic is not None:
         learner.attach("critic", critic)
-    demonstrations = open_demonstrations(config, sources.every_task, runtime, opened)
     identity = identify(opened, runtime, sources, config)
     with States(folder / STATES, keep=config.keep_states).claimed() as states, interruptible() as interrupt:
         saved = saved_progress(states, identity, resume=config.resume)
         if saved:
             sources = sources.only(saved["logged"])
+        demonstrations = open_demonstrations(config, sources.every_task, runtime, opened, sources.rest)
+        preferred = open_preferred(model, opened, sources.pairs, config)
         gatherer = Gatherer(sources, config, reward)
         progress = Progress(learner, gatherer, sources, states, identity)
         if saved:
@@ -92,8 +95,10 @@ def train(
                 version = opened.version + step
                 live = _live(runtime, model, opened, config, version)
                 with phases("rollout"):
-                    gathered = gatherer.gather(live, step, on_run)
+                    gathered = gatherer.gather(live, step, version, on_run)
                     groups = gathered.groups
+                    if gathered.exhausted:
+                        break
                     due = controls_due(step, len(groups) * config.group_size, config.controls)
                     controls = roll_controls(
                         sources.every_task, live, reward, step=step, due=due, seed=config.seed, on_run=on_run
@@ -110,7 +115,7 @@ def train(
                     probe = Probe.of(groups, model)
                     values |= learn(
                         learner, reference, groups, values, config, version, progress.history, reward,
-                        critic, demonstrations,
+                        critic, demonstrations, preferred, gathered.logged, gatherer.baselines,
                     )  # fmt: skip
                     values |= _checked(values, probe, model, opened, config, version + 1)
                     values |= gatherer.record(groups)
@@ -122,12 +127,13 @@ def train(
                     progress.save()
                 on_step(learner.step, config.steps, values)
         progress.save()
-    if learner.step < config.steps:
+    if interrupt.asked and learner.step < config.steps:
         raise TrainingStopped(
             f"stopped after step {learner.step} of {config.steps}, which is saved under {folder}; the same"
             " command goes on from there"
         )
-    return [*used.run_ids, *(demonstrations.run_ids if demonstrations else ())]
+    beside = [part.run_ids for part in (demonstrations, preferred) if part is not None]
+    return [*used.run_ids, *(run for runs in beside for run in runs)]
 
 
 def identify(opened: OpenedWeights, runtime: Runtime, sources: Sources, config: TrainConfig) -> Identity:

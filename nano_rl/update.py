@@ -4,52 +4,36 @@ A step passes `updates_per_step` times over its rollouts, each time in `minibatc
 and each part is one update of the weights with denominators of its own. The trainer's log-probs are taken
 once, before the first update, so that the ratio of every later one is real; on the first it is exactly 1.
 
-    L = L_RL + beta * L_KL + lambda_sft * L_SFT
-
-L_RL and L_KL are means over the trained tokens of the rollouts, L_SFT over those of the demonstrations.
+What stands beside the policy's own loss is in `mixture.py`. Logged runs bring rows of older policies: those
+too old, or too far for the bound on the effective sample size, leave first (`staleness.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nano_rl.aggregation import token_weights
-from nano_rl.batch import Batch, make_batches
+from nano_rl.baselines import Baselines
+from nano_rl.batch import make_batches
 from nano_rl.config import TrainConfig
-from nano_rl.credit import group_credit, has_signal, turn_rewards
+from nano_rl.credit import has_signal, turn_rewards
 from nano_rl.critic import Critic, Lesson, explained_variance
 from nano_rl.gae import reward_chain
 from nano_rl.group import Group
 from nano_rl.guards import check_step
 from nano_rl.imitation import Demonstrations, own_successes
-from nano_rl.learner import Guard, Learner
-from nano_rl.logprob import TokenScores, can_share, loss_and_scores, token_logprobs
-from nano_rl.loss import policy_loss, sft_loss
+from nano_rl.learner import Learner
+from nano_rl.logprob import can_share
+from nano_rl.mixture import Minibatch, update_mixture
+from nano_rl.preferred import Preferred
 from nano_rl.reference import Reference
 from nano_rl.rewards import Reward
 from nano_rl.sample import TrainSample, group_samples, recent_samples
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Minibatch:
-    """What one update learns from."""
-
-    batches: list[Batch]
-    """rollouts, for the policy's objective"""
-    imitated: list[Batch]
-    """demonstrations, for maximum likelihood"""
-    lessons: list[Lesson]
-    """rollouts, for the critic; empty without one"""
-
-    def with_old(self, model: nn.Module) -> Minibatch:
-        """The same with the log-probs of the weights as they are."""
-        with torch.no_grad():
-            return replace(self, batches=[b.with_old(token_logprobs(model, b)) for b in self.batches])
+from nano_rl.staleness import Kept, aged, within_ess
 
 
 def learn(
@@ -63,44 +47,64 @@ def learn(
     reward: Reward | None,
     critic: Critic | None = None,
     demonstrations: Demonstrations | None = None,
+    preferred: Preferred | None = None,
+    logged: Mapping[str, int] | None = None,
+    baselines: Baselines | None = None,
 ) -> dict[str, float]:
     """All updates of one step, and its metrics; none at all where there is nothing to learn.
 
-    Added to what the objective reports: `updates`, `stale`, `stale_dropped`, `tree_fallback`
-    (1 where the model runs on independent rows), `skipped`; with a critic
-    `value_*`; and with a mixed loss `loss_policy`, `loss_kl`, `loss_sft` as they are weighted, each one's
-    `share_*` of the sum of their magnitudes, and `sft_tokens`.
+    `logged` are the runs of the step that come from a log, with the version that sampled each; `baselines`
+    is what they are compared with over time. Added to what the objective reports: `updates`, `stale`,
+    `stale_dropped` (tokens), `tree_fallback` (1 where the model runs on independent rows), `skipped`; of
+    logged runs `ess_logged`, `ess_kept`, `weight_dropped`, and `all_dropped` where nothing was near enough;
+    with a critic `value_*`; with a mixed loss what `update_mixture` says.
     """
-    objective = config.objective
+    objective, logged = config.objective, logged or {}
     live = [group for group in groups if has_signal(group, objective, reward)]
     if config.shuffle_rewards:
         # imitation is a control too: what it takes for successes must be shuffled with the rest
         groups = live = shuffled(live, Random(f"shuffle {config.seed} {learner.step}"))
     imitated = _imitated(groups, config, learner.step, demonstrations)
-    if not live and not imitated:
+    compared = preferred.draw(learner.step) if preferred else []
+    beside = bool(imitated or compared)
+    if not live and not beside:
         check_step(values, config.guards, earlier=history)
         learner.step += 1
         return {"skipped": 1.0}
     if critic is None:
+        credits = (baselines or Baselines()).credit(live, objective, reward)
         lessons_of: list[list[Lesson]] = [[] for _ in live]
-        samples_of = [group_samples(g, advantages_G=group_credit(g, objective, reward)) for g in live]
+        samples_of = [group_samples(g, advantages_G=c) for g, c in zip(live, credits, strict=True)]
     else:
         lessons_of = _lessons(critic, live, config)
         samples_of = [[lesson.sample for lesson in lessons] for lessons in lessons_of]
-        # a critic compares with what it expected: groups whose rewards are equal do teach
+    if critic is not None or objective.over_time:
+        # what is expected comes from elsewhere: groups whose rewards are equal do teach
         values = {**values, "frac_zero_std": 0.0}
+    if logged:
+        samples_of = [aged(samples, logged) for samples in samples_of]
+        lessons_of = [_aged_lessons(lessons, logged) for lessons in lessons_of]
     samples_of, lessons_of, dropped = _recent(samples_of, lessons_of, version, objective.max_staleness)
-    samples = [sample for of_group in samples_of for sample in of_group]
-    if not samples and not imitated:
-        check_step(values, config.guards, earlier=history)
-        learner.step += 1
-        return {"skipped": 1.0, "stale_dropped": float(dropped)}
     trees = can_share(learner.model)
-    minibatches = _minibatches(samples_of, lessons_of, imitated, config, reference, learner.step, trees=trees)
+    near = _near(learner.model, samples_of, logged, version, config, trees=trees)
+    if near is not None:
+        samples_of, lessons_of = _without(samples_of, lessons_of, near.gone)
+    counts = {"stale_dropped": float(dropped), **(near.metrics if near else {})}
+    samples = [sample for of_group in samples_of for sample in of_group]
+    if not samples and not beside:
+        counts["all_dropped"] = 1.0
+        check_step({**values, **counts}, config.guards, earlier=history)
+        learner.step += 1
+        return {"skipped": 1.0, **counts}
+    minibatches = _minibatches(
+        samples_of, lessons_of, imitated, compared, preferred, config, reference, learner.step, trees=trees
+    )
     stale = _stale(samples, version)
 
     def guard(update: int, metrics: dict[str, float]) -> None:
         judged = {**values, **metrics, "stale": stale, "update": float(update)}
+        if not samples:
+            judged.pop("tokens", None)  # what stands beside counts its own
         check_step(judged, config.guards, earlier=history, bfloat16=config.dtype == "bfloat16")
 
     order = _order(len(minibatches), config, learner.step)
@@ -110,60 +114,65 @@ def learn(
         # the weights of the first update are those that the old log-probs would be taken from
         minibatch = minibatches[index] if update == 0 else later[index]
         ends_step = update == len(order) - 1
-        rows.append(_update(learner, minibatch, config, lambda m, u=update: guard(u, m), ends_step))
+        rows.append(
+            update_mixture(learner, minibatch, config, lambda m, u=update: guard(u, m), ends_step=ends_step)
+        )
         if critic is not None and minibatch.lessons:
             rows[-1] |= critic.update(minibatch.lessons, ends_step=ends_step)
     learned = _over_updates(rows, passes=config.updates_per_step)
     if critic is not None:
         learned |= explained_variance([lesson for lessons in lessons_of for lesson in lessons])
-    counts = {"stale": stale, "stale_dropped": float(dropped), "tree_fallback": float(not trees)}
-    return {**learned, **counts, "skipped": 0.0}
+    return {**learned, **counts, "stale": stale, "tree_fallback": float(not trees), "skipped": 0.0}
 
 
-def _update(
-    learner: Learner, minibatch: Minibatch, config: TrainConfig, guard: Guard, ends_step: bool
-) -> dict[str, float]:
-    imitated = {id(batch) for batch in minibatch.imitated}
-    objective = config.objective
-    sums = {"loss_sft": 0.0, "sft_tokens": 0.0}
+def _near(
+    model: nn.Module,
+    samples_of: Sequence[Sequence[TrainSample]],
+    logged: Mapping[str, int],
+    version: int,
+    config: TrainConfig,
+    *,
+    trees: bool,
+) -> Kept | None:
+    """The logged runs within the bound on the effective sample size; None where nothing is judged."""
+    old = {run for run, born in logged.items() if born != version}
+    if not old or (config.logs.min_ess == 0 and config.logs.max_drift is None):
+        return None
+    samples = [sample for of_group in samples_of for sample in of_group]
+    return within_ess(
+        model,
+        samples,
+        old,
+        config.logs.min_ess,
+        drift=config.logs.max_drift,
+        max_tokens=config.max_tokens,
+        trees=trees,
+    )
 
-    def reinforce(scores: TokenScores, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        return policy_loss(scores.logprobs_BT, batch, objective, entropy_BT=scores.entropy_BT)
 
-    def imitate(scores: TokenScores, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        nll, metrics = sft_loss(scores.logprobs_BT, batch)
-        return config.lambda_sft * nll, metrics
+def _without(
+    samples_of: Sequence[Sequence[TrainSample]], lessons_of: Sequence[Sequence[Lesson]], gone: Container[str]
+) -> tuple[list[list[TrainSample]], list[list[Lesson]]]:
+    """Groups that have something left to train without some runs."""
+    kept = [
+        (rows, [lesson for lesson in lessons if lesson.sample.run_id not in gone])
+        for samples, lessons in zip(samples_of, lessons_of, strict=True)
+        if (rows := [sample for sample in samples if sample.run_id not in gone])
+    ]
+    return [rows for rows, _ in kept], [lessons for _, lessons in kept]
 
-    def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        if id(batch) in imitated:
-            weighted, metrics = loss_and_scores(model, batch, imitate, separable=True, entropy=False)
-            sums["sft_tokens"] += metrics["tokens"]
-            sums["loss_sft"] += config.lambda_sft * metrics["loss"]
-            return weighted, {"loss": config.lambda_sft * metrics["loss"]}
-        return loss_and_scores(
-            model,
-            batch,
-            reinforce,
-            separable=objective.separable,
-            entropy_gradient=objective.entropy_bonus > 0,
-        )
 
-    batches = [*minibatch.batches, *minibatch.imitated]
-    metrics = learner.update(batches, loss, guard, ends_step=ends_step)
-    if config.lambda_sft == 0:
-        return metrics
-    kl = objective.beta * metrics.get("kl_reference", 0.0) if objective.kl_in == "loss" else 0.0
-    parts = {"policy": metrics["loss"] - sums["loss_sft"] - kl, "kl": kl, "sft": sums["loss_sft"]}
-    whole = sum(map(abs, parts.values()))
-    shares = {f"share_{name}": abs(part) / whole if whole else 0.0 for name, part in parts.items()}
-    losses = {f"loss_{name}": part for name, part in parts.items()}
-    return {**metrics, **losses, **shares, "sft_tokens": sums["sft_tokens"]}
+def _aged_lessons(lessons: Sequence[Lesson], logged: Mapping[str, int]) -> list[Lesson]:
+    rows = aged([lesson.sample for lesson in lessons], logged)
+    return [replace(lesson, sample=row) for lesson, row in zip(lessons, rows, strict=True)]
 
 
 def _minibatches(
     samples_of: Sequence[Sequence[TrainSample]],
     lessons_of: Sequence[Sequence[Lesson]],
     imitated: Sequence[TrainSample],
+    compared: Sequence[int],
+    preferred: Preferred | None,
     config: TrainConfig,
     reference: Reference | None,
     step: int,
@@ -181,11 +190,14 @@ def _minibatches(
         chosen = groups[part::count]
         samples = [s for g in chosen for s in samples_of[g]]
         weights = token_weights(samples, objective.aggregation, constant_length=objective.constant_length)
+        pairs = compared[part::count]
         batches = make_batches(samples, max_tokens=config.max_tokens, weights=weights, trees=trees)
         minibatches.append(
             Minibatch(
                 batches=batches if reference is None else reference.score(batches),
                 imitated=make_batches(imitated[part::count], max_tokens=config.max_tokens, trees=trees),
+                preferred=preferred.batches(pairs) if preferred and pairs else [],
+                pairs=preferred.objective(pairs) if preferred and pairs else None,
                 lessons=[lesson for g in chosen for lesson in lessons_of[g]],
             )
         )
@@ -250,7 +262,7 @@ def _over_updates(rows: Sequence[dict[str, float]], *, passes: int) -> dict[str,
         values = [row[name] for row in rows if name in row]
         if name.endswith("_max"):
             merged[name] = max(values)
-        elif name in ("tokens", "sft_tokens"):
+        elif name in ("tokens", "sft_tokens", "preference_pairs"):
             merged[name] = sum(values) / passes
         else:
             merged[name] = sum(values) / len(values)

@@ -28,6 +28,15 @@ reward_option = click.option(
 )
 
 
+class LogName(click.ParamType):  # type: ignore[type-arg]
+    """A log where several may be named: the environment names one, whose path may hold spaces."""
+
+    name = "text"
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return [rv]
+
+
 def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
     text = "Name of the checkpoint; a training of that name that was stopped goes on."
     return click.option("--name", required=True, help=text)(function)

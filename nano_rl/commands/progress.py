@@ -44,7 +44,8 @@ def bar(label: str, total: int) -> Iterator[Bar]:
 
 
 _SHOWN = (
-    "reward_mean", "frac_zero_std", "loss", "entropy", "approx_kl", "clip_low", "clip_high", "ess",
+    "reward_mean", "frac_zero_std", "log_share", "age_mean", "ess_kept", "loss",
+    "entropy", "approx_kl", "clip_low", "clip_high", "ess",
     "mismatch", "grad_norm", "tokens", "tokens_per_second", "seconds_rollout", "seconds_train",
 )  # fmt: skip
 

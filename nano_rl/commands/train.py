@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from nano_rl.commands.asked import Asked, further_logs, open_sources
 from nano_rl.commands.config_options import ConfigCommand, Settings, config_options
-from nano_rl.commands.options import log_option, model_option, name_option, reward_option
+from nano_rl.commands.options import LogName, model_option, name_option, reward_option
 from nano_rl.config import TrainConfig
 from nano_shared.errors import UsageError
 
 if TYPE_CHECKING:
     from nano_coder.runtime import OpenedWeights, Runtime
-    from nano_rl.gather import Sources
-    from nano_rl.rewards import Reward
     from nano_rl.watch.watcher import Watcher
-    from nano_shared.types import Task
+    from nano_shared.store import LogStore
 
 HEADINGS = {
-    "What to train on": ("name", "model", "tasks_file", "from_logs", "fresh", "log"),
+    "What to train on": ("name", "model", "tasks_file", "from_logs", "fresh", "logs_given"),
     "Rollouts": ("steps", "prompts_per_step", "group_size", "temperature", "scheduler", "seed"),
     "Objective": ("objective", "updates_per_step", "minibatches"),
-    "Imitation beside it": ("lambda_sft", "imitate"),
+    "Logs (docs/training.md)": ("logs", "objective__max_staleness"),
+    "Imitation and preference beside it": (
+        "lambda_sft",
+        "imitate",
+        "lambda_preference",
+        "preference_beta",
+    ),
     "Optimizer": ("optimizer", "lora_rank", "dtype", "max_tokens"),
     "Reward": ("reward", "shuffle_rewards", "controls"),
     "Curriculum and refill": ("curriculum", "refill"),
@@ -34,30 +41,6 @@ HEADINGS = {
     "Settings": ("config_file", "print_config"),
 }
 """where fields and sections stand in the help; one that is not named here stands under its section's name"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What is trained on what: the arguments beside the config."""
-
-    name: str
-    model: str | None
-    tasks: Path | None
-    from_logs: bool
-    fresh: int
-    curriculum: bool
-    log: str | None
-
-    def check(self) -> None:
-        """Raises UsageError where the arguments contradict each other."""
-        if self.from_logs == (self.tasks is not None):
-            raise UsageError(
-                "give either --tasks FILE, or --from-logs (with --fresh G to add fresh rollouts)"
-            )
-        if self.curriculum and self.from_logs:
-            raise UsageError(
-                "--curriculum chooses among tasks to roll out; give --tasks FILE instead of --from-logs"
-            )
 
 
 @click.command("train", cls=ConfigCommand, headings=HEADINGS)
@@ -71,7 +54,7 @@ class Asked:
     default=0,
     metavar="INT",
     show_default=True,
-    help="With --from-logs: fresh rollouts added to each group.",
+    help="With --from-logs: runs of a group, which fresh rollouts fill up (--mix); 0 is logs alone.",
 )
 @click.option(
     "--curriculum",
@@ -79,7 +62,15 @@ class Asked:
     help="With --tasks: draw levels and views by their success, which is held between 20 and 80 %.",
 )
 @reward_option
-@log_option
+@click.option(
+    "--log",
+    "logs_given",
+    multiple=True,
+    type=LogName(),
+    envvar="NANO_LOG",
+    help="Path or SQLAlchemy URL of the log. With --from-logs several may be given: all are read, and fresh"
+    " runs are written to the first.",
+)
 @click.option(
     "--log-to",
     metavar="NAME,...",
@@ -90,7 +81,8 @@ class Asked:
 @config_options(TrainConfig, aliases={"prompts_per_step": ("--prompts",)}, apart=("reward",))
 def command(
     name: str, model: str | None, tasks_file: Path | None, from_logs: bool, fresh: int, curriculum: bool,
-    reward: str | None, log: str | None, log_to: str, as_json: bool, settings: Settings[TrainConfig],
+    reward: str | None, logs_given: tuple[str, ...], log_to: str, as_json: bool,
+    settings: Settings[TrainConfig],
 ) -> int:  # fmt: skip
     """Train and write checkpoint NAME: --tasks FILE rolls out afresh, --from-logs learns from the log.
 
@@ -98,12 +90,12 @@ def command(
     """
     asked = Asked(
         name=name, model=model, tasks=tasks_file, from_logs=from_logs, fresh=fresh, curriculum=curriculum,
-        log=log,
+        logs=logs_given,
     )  # fmt: skip
     if name and settings.values.get("resume"):
         asked, settings = _resumed(asked, settings)
     config = _config(settings, reward, asked.fresh if asked.from_logs else None)
-    asked.check()
+    asked.check(settings.flags)
     _train(asked, config, log_to=[n.strip() for n in log_to.split(",") if n.strip()], quiet=as_json)
     return 0
 
@@ -118,7 +110,7 @@ def _resumed(asked: Asked, settings: Settings[TrainConfig]) -> tuple[Asked, Sett
         if asked.tasks is None and not asked.from_logs:
             raise UsageError(f"there is no training {asked.name} to resume; leave --resume out to start one")
         return asked, settings
-    filled = replace(asked, model=asked.model or record.model, log=asked.log or record.reachable_log)
+    filled = replace(asked, model=asked.model or record.model, logs=asked.logs or record.reachable_logs)
     if asked.tasks is None and not asked.from_logs:
         tasks = Path(record.tasks) if record.tasks else None
         filled = replace(filled, tasks=tasks, from_logs=record.from_logs)
@@ -134,7 +126,11 @@ def _config(settings: Settings[TrainConfig], reward: str | None, fresh: int | No
 
         more["reward"] = parse_reward(reward).model_dump()
     if fresh is not None:
-        return settings.config({**more, "group_size": fresh})
+        if "imitate" not in settings.values:
+            more["imitate"] = "rest"
+        # what is wrong with the size of groups is wrong with --fresh
+        flagged = replace(settings, flags=settings.flags | ({"group_size"} if fresh else set()))
+        return flagged.config({**more, "group_size": fresh})
     config = settings.config(more)
     if config.group_size == 0:
         raise UsageError("--group-size 0 leaves nothing to train on; use --from-logs, or 2 or more")
@@ -150,10 +146,11 @@ def _train(asked: Asked, config: TrainConfig, *, log_to: list[str], quiet: bool)
 
     composed = open_reward(config.reward) if config.reward else None
     tasks = tuple(read_tasks(asked.tasks)) if asked.tasks else ()
+    stores = further_logs(asked)
     target, folder = training_folder(asked.name)
     sinks = open_sinks(log_to, name=asked.name, folder=folder, settings=config.model_dump(mode="json"))
     opened, parent, runtime = training_runtime(
-        asked.model, asked.log, dtype=config.dtype, temperature=config.temperature
+        asked.model, asked.logs[0] if asked.logs else None, dtype=config.dtype, temperature=config.temperature
     )
 
     from nano_coder.runtime import quiet_transformers
@@ -164,8 +161,8 @@ def _train(asked: Asked, config: TrainConfig, *, log_to: list[str], quiet: bool)
     from nano_rl.watch.live import NoView, open_view
     from nano_rl.watch.watcher import Watcher
 
-    sources = _sources(asked, tasks, config, opened, runtime, composed, quiet=quiet)
-    _record(asked, config, folder, parent, opened, runtime)
+    sources = open_sources(asked, tasks, config, opened, runtime, stores, composed, quiet=quiet)
+    _record(asked, config, folder, parent, opened, runtime, stores)
     trained = prepare(opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed)
     earlier = read_metrics(folder / METRICS) if (folder / METRICS).exists() else []
     view = NoView() if quiet else open_view(asked.name, config.steps, earlier)
@@ -174,49 +171,20 @@ def _train(asked: Asked, config: TrainConfig, *, log_to: list[str], quiet: bool)
             trained, opened, runtime, sources, config, folder, watch.on_step, watch.on_run,
             reward=composed, on_groups=watch.on_groups,
         )  # fmt: skip
+    done = len(read_metrics(folder / METRICS))
     rewards = {k: v for k, v in watch.last.items() if k.startswith("reward")}
     with quiet_transformers():
         save_checkpoint(
-            target, trained, opened, parent=parent, config=config, steps=config.steps, run_ids=used,
+            target, trained, opened, parent=parent, config=config, steps=done, run_ids=used,
             tasks=sources.every_task, metrics=rewards,
         )  # fmt: skip
-    _tell(target, folder, watch, quiet=quiet)
-
-
-def _sources(
-    asked: Asked,
-    tasks: tuple[Task, ...],
-    config: TrainConfig,
-    opened: OpenedWeights,
-    runtime: Runtime,
-    composed: Reward | None,
-    *,
-    quiet: bool,
-) -> Sources:
-    """Where groups come from. Raises UsageError where the log can teach nothing."""
-    from nano_coder.runtime import local_policy
-    from nano_rl.curriculum import Curriculum
-    from nano_rl.gather import Sources
-    from nano_rl.source import admit, report
-
-    if not asked.from_logs:
-        return Sources(tasks=tasks, curriculum=Curriculum(tasks, config.seed) if asked.curriculum else None)
-    admission = admit(
-        runtime.store,
-        opened.profile,
-        local_policy(opened.loaded, opened.profile).template_hash,
-        rescore=(lambda runs: composed.apply(runs, runtime)) if composed else None,
-    )
-    if not quiet:
-        click.echo(report(admission), err=True)
-    if not admission.groups:
-        raise UsageError("the log holds no group that can train this policy; nano-rl rollout adds some")
-    return Sources(logged=admission.groups)
+    _tell(target, folder, watch, config.steps, quiet=quiet)
 
 
 def _record(
-    asked: Asked, config: TrainConfig, folder: Path, model: str, opened: OpenedWeights, runtime: Runtime
-) -> None:
+    asked: Asked, config: TrainConfig, folder: Path, model: str, opened: OpenedWeights, runtime: Runtime,
+    further: Sequence[LogStore],
+) -> None:  # fmt: skip
     """Keep what was asked, and the tokenizer, for --resume and `nano-rl report`."""
     import time
 
@@ -231,6 +199,7 @@ def _record(
         fresh=asked.fresh,
         curriculum=asked.curriculum,
         log=runtime.store.url,
+        more_logs=tuple(store.url for store in further),
         config=config.model_dump(mode="json"),
         nano=runtime_version,
         started=time.time(),
@@ -240,16 +209,31 @@ def _record(
         backend.save(str(folder / TOKENIZER))
 
 
-def _tell(target: Path, folder: Path, watch: Watcher, *, quiet: bool) -> None:
+def _tell(target: Path, folder: Path, watch: Watcher, steps: int, *, quiet: bool) -> None:
     import json
     import math
 
+    from rich.console import Console
+
     from nano_rl.commands.progress import print_metrics
+    from nano_rl.learned import learned_from, learned_table
     from nano_rl.metrics import METRICS, read_metrics
 
+    rows = read_metrics(folder / METRICS)
     if quiet:
         last = {name: value if math.isfinite(value) else None for name, value in watch.last.items()}
-        print(json.dumps({"checkpoint": str(target), "metrics": last}))
+        told = {"checkpoint": str(target), "steps": len(rows), "metrics": last}
+        learned = learned_from(rows)
+        print(json.dumps({**told, "learned_from": learned} if learned else told))
         return
-    print_metrics(read_metrics(folder / METRICS))
+    print_metrics(rows)
+    table = learned_table(rows)
+    if table is not None:
+        Console(stderr=True).print(table)
+    if len(rows) < steps:
+        print(
+            f"the logs were used up after step {len(rows)} of {steps}; --fresh G goes on with fresh rollouts,"
+            " --uses N learns from each run N times",
+            file=sys.stderr,
+        )
     print(target)

@@ -14,6 +14,7 @@ from nano_rl.objectives.registry import OBJECTIVES, Name
 
 KL = Literal["k1", "k2", "k3", "k3+"]
 Normalise = Literal["sum", "each"]
+BaselineName = Literal["mean", "group", "rloo", "task", "level", "none"]
 
 
 class ObjectiveConfig(Config):
@@ -21,8 +22,9 @@ class ObjectiveConfig(Config):
 
     objective: Name = "recipe"
     """fills the settings that its paper names and that are not given; recipe leaves every setting free"""
-    baseline: Baseline = "mean"
-    """what a reward is compared with: the group's mean, the mean of the others (rloo), or nothing"""
+    baseline: BaselineName = "mean"
+    """what a reward is compared with: the group's mean (mean, or group), the mean of the others in it (rloo),
+    the task's own mean over time (task), that of all tasks of its level (level), or nothing"""
     std: Std = "none"
     """division of the advantages by the group's deviation: n-1 (sample) or n (population)"""
     std_eps: float = Field(1e-4, gt=0)
@@ -86,9 +88,21 @@ class ObjectiveConfig(Config):
             and not (self.beta > 0 and self.kl_in == "reward")
         )
 
+    @property
+    def over_time(self) -> bool:
+        """Whether rewards are compared with what other steps earned (`baselines.py`)."""
+        return self.baseline in ("task", "level")
+
+    @property
+    def within_group(self) -> Baseline:
+        """The baseline as far as a group alone gives it."""
+        return self.baseline if self.baseline in ("rloo", "none") else "mean"  # type: ignore[return-value]
+
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("baseline") == "group":
+            values = {**values, "baseline": "mean"}
         name = values.get("objective", "recipe") if isinstance(values, Mapping) else None
         if not isinstance(name, str) or name not in OBJECTIVES:
             return values
@@ -122,6 +136,13 @@ class ObjectiveConfig(Config):
     def _advantages(self) -> str | None:
         if self.baseline == "none" and self.std != "none":
             return "`std` needs a baseline: set baseline to mean or rloo, or std to none"
+        if self.over_time and (self.std != "none" or self.normalise == "each" or self.discount is not None):
+            return (
+                f"baseline = {self.baseline} compares whole rewards with those of other steps: set std to"
+                " none, normalise to sum, and leave `discount` out"
+            )
+        if self.over_time and self.objective == "ppo":
+            return f"baseline = {self.baseline}: objective = ppo has a critic to compare with; leave it out"
         if self.normalise == "each" and self.std == "none":
             return (
                 "`normalise` = each changes nothing where nothing is divided: set std to sample or population"

@@ -30,7 +30,9 @@ class TrainingRecord(BaseModel):
     fresh: int = 0
     curriculum: bool = False
     log: str
-    """path or URL without its password"""
+    """path or URL without its password; fresh runs are written there"""
+    more_logs: tuple[str, ...] = ()
+    """further logs that --from-logs reads, in the same form"""
     config: dict[str, Any]
     nano: str
     """version of the code"""
@@ -41,6 +43,13 @@ class TrainingRecord(BaseModel):
     def reachable_log(self) -> str | None:
         """The log, where its address is enough to open it: a server's lacks the password."""
         return None if "://" in self.log else self.log
+
+    @property
+    def reachable_logs(self) -> tuple[str, ...]:
+        """All logs, where their addresses are enough to open them; none otherwise:
+        a server's lacks the password."""
+        logs = (self.log, *self.more_logs)
+        return () if any("://" in log for log in logs) else logs
 
     def write(self, folder: Path) -> None:
         scratch = folder / f"{RECORD}.new"

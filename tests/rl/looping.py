@@ -16,7 +16,7 @@ from nano_coder.runtime import (
     open_sandbox,
     open_weights,
 )
-from nano_rl.config import GuardConfig, OptimizerConfig, TrainConfig
+from nano_rl.config import GuardConfig, LogsConfig, OptimizerConfig, TrainConfig
 from nano_rl.gather import Sources
 from nano_rl.group import Group, form_groups
 from nano_rl.learner import prepare
@@ -35,8 +35,9 @@ TASKS = tuple(
 )
 PATIENT = GuardConfig(patience=100)
 CONFIG = TrainConfig(
-    steps=3, prompts_per_step=2, group_size=2, optimizer=OptimizerConfig(learning_rate=1e-3), guards=PATIENT
-)
+    steps=3, prompts_per_step=2, group_size=2, optimizer=OptimizerConfig(learning_rate=1e-3), guards=PATIENT,
+    logs=LogsConfig(uses=None),
+)  # fmt: skip
 Score = Callable[[Trajectory], float | None]
 
 

@@ -18,7 +18,7 @@ from nano_coder.runtime import (
     verify,
 )
 from nano_rl.checkpoint import save_checkpoint
-from nano_rl.config import GuardConfig, ObjectiveConfig, OptimizerConfig, SftConfig, TrainConfig
+from nano_rl.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig, SftConfig, TrainConfig
 from nano_rl.gather import Sources
 from nano_rl.imitation import imitation_sample
 from nano_rl.learner import prepare
@@ -42,6 +42,7 @@ CONFIG = TrainConfig(
     save_every=1,
     optimizer=OptimizerConfig(learning_rate=1e-3),
     guards=GuardConfig(patience=100),
+    logs=LogsConfig(uses=None),
 )
 
 
@@ -153,9 +154,11 @@ def test_fresh_rollouts_join_the_logged_groups(tiny: Path, runtime: Runtime, tmp
     template = local_policy(opened.loaded, opened.profile).template_hash
     groups = admit(runtime.store, opened.profile, template).groups
     model = prepare(opened.loaded.model, lora_rank=0, seed=0)
-    config = CONFIG.model_copy(update={"steps": 1, "group_size": 2})
+    config = CONFIG.model_copy(update={"steps": 1, "group_size": 6, "logs": LogsConfig(mix=0.5)})
     used = train(model, opened, runtime, Sources(logged=groups), config, tmp_path, quiet)
-    assert len(used) == config.prompts_per_step * (4 + 2)
+    assert len(used) == config.prompts_per_step * 6
+    (row,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert (row["logged_runs"], row["fresh_runs"], row["log_share"]) == (6, 6, 0.5)
 
 
 def test_the_reference_is_the_start_so_its_kl_is_zero_at_first(

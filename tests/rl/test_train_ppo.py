@@ -10,7 +10,14 @@ import torch
 from builders import verdict
 
 from nano_coder.runtime import COMPACT_1, Runtime, ScriptedPolicy, first_messages, open_sandbox, open_weights
-from nano_rl.config import CriticConfig, GuardConfig, ObjectiveConfig, OptimizerConfig, TrainConfig
+from nano_rl.config import (
+    CriticConfig,
+    GuardConfig,
+    LogsConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
 from nano_rl.demonstrations import reader_of
 from nano_rl.gather import Sources
 from nano_rl.group import form_groups
@@ -32,6 +39,7 @@ CONFIG = TrainConfig(
     minibatches=2,
     lambda_sft=0.1,
     imitate="log",
+    logs=LogsConfig(uses=None),
     objective=ObjectiveConfig(objective="ppo"),
     critic=CriticConfig(optimizer=FAST),
     optimizer=FAST,

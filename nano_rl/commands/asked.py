@@ -1,0 +1,126 @@
+"""What `nano-rl train` is asked to train on: arguments that agree, and the sources they name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nano_rl.config import TrainConfig
+from nano_shared.errors import UsageError
+
+if TYPE_CHECKING:
+    from nano_coder.runtime import OpenedWeights, Runtime
+    from nano_rl.gather import Sources
+    from nano_rl.rewards import Reward
+    from nano_shared.store import LogStore
+    from nano_shared.types import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is trained on what: the arguments beside the config."""
+
+    name: str
+    model: str | None
+    tasks: Path | None
+    from_logs: bool
+    fresh: int
+    curriculum: bool
+    logs: tuple[str, ...]
+    """the first is written to; none: the default one"""
+
+    def check(self, flags: Collection[str] = ()) -> None:
+        """Raises UsageError where the arguments, or these settings given as flags, contradict each other."""
+        if self.from_logs == (self.tasks is not None):
+            raise UsageError(
+                "give either --tasks FILE, or --from-logs (with --fresh G to add fresh rollouts)"
+            )
+        if self.curriculum and self.from_logs:
+            raise UsageError(
+                "--curriculum chooses among tasks to roll out; give --tasks FILE instead of --from-logs"
+            )
+        if self.from_logs and "group_size" in flags:
+            raise UsageError("--group-size is --fresh with --from-logs: give that alone")
+        if self.from_logs:
+            if "logs.mix" in flags and not self.fresh:
+                raise UsageError("--mix is the share of logged runs beside fresh ones: give --fresh G too")
+            return
+        if self.fresh:
+            raise UsageError(
+                "--fresh adds rollouts to logged groups: give --from-logs, or --group-size alone"
+            )
+        if len(self.logs) > 1:
+            raise UsageError("several --log are read together with --from-logs; without it give one")
+        only = sorted(name for name in flags if name.startswith("logs."))
+        if "lambda_preference" in flags:
+            only.append("lambda_preference")
+        if only:
+            option = only[0].removeprefix("logs.").replace("_", "-")
+            raise UsageError(f"--{option} is read with --from-logs alone: give that too, or leave it out")
+
+
+def open_sources(
+    asked: Asked,
+    tasks: tuple[Task, ...],
+    config: TrainConfig,
+    opened: OpenedWeights,
+    runtime: Runtime,
+    further: Sequence[LogStore],
+    composed: Reward | None,
+    *,
+    quiet: bool,
+) -> Sources:
+    """Where groups come from. Raises UsageError where the logs can teach nothing."""
+    from nano_coder.runtime import local_policy
+    from nano_rl.curriculum import Curriculum
+    from nano_rl.gather import Sources
+    from nano_rl.lineage import lineage
+    from nano_rl.log_reader import read_logs
+
+    if not asked.from_logs:
+        return Sources(tasks=tasks, curriculum=Curriculum(tasks, config.seed) if asked.curriculum else None)
+    way = lineage(opened)
+    stores = [runtime.store, *further]
+    contents = read_logs(
+        stores,
+        opened,
+        local_policy(opened.loaded, opened.profile).template_hash,
+        way,
+        config,
+        rescore=(lambda runs: composed.apply(runs, runtime)) if composed else None,
+    )
+    if not quiet:
+        click.echo(contents.report(), err=True)
+    beside = (config.lambda_sft > 0 and contents.rest) or contents.pairs
+    if not (contents.groups or beside):
+        contents.refuse_nothing(stores)
+    return Sources(
+        logged=contents.groups,
+        born=contents.born,
+        learned_from=way.learned_from,
+        rest=contents.rest,
+        pairs=contents.pairs,
+    )
+
+
+def further_logs(asked: Asked) -> list[LogStore]:
+    """The logs that are read and not written. Raises UsageError for one that is not there, or given twice."""
+    from nano_shared.store import LogStore
+
+    if not asked.from_logs:
+        return []
+    for number, name in enumerate(asked.logs):
+        if name in asked.logs[:number]:
+            raise UsageError(f"--log {name} is given twice")
+        # only a log that fresh runs are written to may come into being
+        if (
+            "://" not in name
+            and not Path(name).exists()
+            and (number or not asked.fresh or len(asked.logs) == 1)
+        ):
+            raise UsageError(f"--log {name}: there is no such log; nano-coder log path shows the default one")
+    return [LogStore.open(name, create=False) for name in asked.logs[1:]]

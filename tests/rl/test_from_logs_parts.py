@@ -1,0 +1,236 @@
+"""The parts of training from logs: what a step takes, how old a run is, what stays, and what it is worth."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from builders import trajectory, turn
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nano_rl.baselines import Baselines
+from nano_rl.config import ObjectiveConfig, TrainConfig, parse_config
+from nano_rl.group import Group, form_groups
+from nano_rl.lineage import Lineage, Weights
+from nano_rl.replay_buffer import ReplayBuffer
+from nano_rl.sample import to_samples
+from nano_rl.staleness import aged, keep_nearest
+from nano_shared.errors import ConfigError
+
+
+def groups(*sizes: int, versions: int = 1) -> list[Group]:
+    """A group of each size, its runs sampled by versions 0, 1, ... in turn."""
+    return form_groups(
+        trajectory(
+            turn(2, 3, version=place % versions), run_id=f"{key}-{place}", key=f"task-{key}", reward=place % 2
+        )
+        for key, size in enumerate(sizes)
+        for place in range(size)
+    )
+
+
+def buffer(of: list[Group], **changed: Any) -> ReplayBuffer:
+    settings: dict[str, Any] = {"uses": 1, "max_staleness": None, "seed": 0}
+    return ReplayBuffer(of, **{**settings, **changed})
+
+
+def taken(drawn: list[Group]) -> list[str]:
+    return [t.id for group in drawn for t in group.trajectories]
+
+
+sizes = st.lists(st.integers(1, 9), min_size=1, max_size=5)
+
+
+@given(sizes, st.integers(1, 4), st.integers(1, 5), st.integers(1, 3), st.booleans())
+def test_every_run_is_taken_as_often_as_it_may_be_and_no_oftener(
+    of: list[int], count: int, most: int, uses: int, even: bool
+) -> None:
+    logged = buffer(groups(*of), uses=uses)
+    seen: list[str] = []
+    while drawn := logged.draw(count, most, version=0, even=even):
+        assert len(drawn) <= count
+        assert len({g.task_key for g in drawn}) == len(drawn)
+        assert all(len(g.trajectories) <= most for g in drawn)
+        seen += taken(drawn)
+    assert sorted(seen) == sorted(run for run in logged.born for _ in range(uses))
+    assert logged.left(0) == 0
+
+
+@given(sizes, st.integers(0, 4), st.integers(1, 3))
+def test_a_buffer_goes_on_from_its_state(of: list[int], before: int, count: int) -> None:
+    one, other = buffer(groups(*of), uses=2), buffer(groups(*of), uses=2)
+    for _ in range(before):
+        one.draw(count, 2, 0)
+    other.restore(one.state())
+    for _ in range(5):
+        assert taken(one.draw(count, 2, 0)) == taken(other.draw(count, 2, 0))
+
+
+def test_the_youngest_runs_of_a_task_come_first_and_those_too_old_never() -> None:
+    logged = buffer(groups(6, versions=3), max_staleness=1)
+    assert taken(logged.draw(1, 2, version=2)) == ["0-2", "0-5"]
+    assert logged.too_old(2) == 2  # those of version 0
+    assert taken(logged.draw(1, 9, version=2)) == ["0-1", "0-4"]
+    assert logged.draw(1, 9, version=2) == []
+
+
+def test_no_small_remainder_is_left_where_nothing_else_joins() -> None:
+    logged = buffer(groups(17))
+    assert [len(taken(logged.draw(1, 16, 0, even=True))) for _ in range(2)] == [9, 8]
+
+
+def test_what_the_policy_learned_from_before_counts_as_a_use() -> None:
+    assert taken(buffer(groups(2), learned_from={"0-0"}).draw(1, 9, 0)) == ["0-1"]
+    again = buffer(groups(2), learned_from={"0-0"}, uses=2)
+    assert taken(again.draw(1, 9, 0)) == ["0-1", "0-0"]
+    assert taken(again.draw(1, 9, 0)) == ["0-1"]
+
+
+WAY = Lineage(
+    stops=(
+        Weights(id="now", version=100, until=100, next_runs=frozenset()),
+        Weights(id="first", version=40, until=100, next_runs=frozenset({"mine"})),
+        Weights(id="base", version=0, until=40, next_runs=None),
+    ),
+    learned_from=frozenset({"mine"}),
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "version", "run", "born"),
+    [
+        ("now", 100, "any", 100),
+        ("now", 103, "any", 97),  # another training from the same weights: as far, on the other side
+        ("first", 40, "any", 40),
+        ("first", 60, "mine", 60),  # on the way from there to here
+        ("first", 60, "other", 20),  # a training that turned off the way, all of whose own runs are known
+        ("base", 25, "any", 25),  # the runs on the way from the base are not all known
+        ("base", 55, "any", -55),  # longer than the way: another training
+        ("stranger", 3, "any", None),
+    ],
+)
+def test_the_age_of_a_run_is_measured_along_the_way_to_the_policy(
+    policy: str, version: int, run: str, born: int | None
+) -> None:
+    one = turn(2, 3, version=version)
+    by = one.model_copy(update={"completion": one.completion.model_copy(update={"policy_id": policy})})
+    assert WAY.born(trajectory(by, run_id=run)) == born
+
+
+def test_a_row_is_no_younger_than_its_run() -> None:
+    (sample,) = to_samples(trajectory(turn(2, 3, version=7)), 1.0)
+    assert set(aged([sample], {"run-0": 4})[0].versions) == {4}
+    assert set(aged([sample], {"run-0": 9})[0].versions) == {7}
+    assert aged([sample], {}) == [sample]
+
+
+mismatches = st.lists(
+    st.lists(st.floats(-6, 6), min_size=1, max_size=6).map(torch.tensor), min_size=1, max_size=6
+)
+
+
+@given(mismatches, st.floats(0.05, 1))
+def test_what_stays_keeps_the_bound_and_nothing_nearer_leaves(rows: list[torch.Tensor], bound: float) -> None:
+    of = {f"run-{place}": row for place, row in enumerate(rows)}
+    kept = keep_nearest(of, bound)
+    stay = [run for run in of if run not in kept.gone]
+    if stay:
+        weights = torch.cat([of[run].double() for run in stay]).exp()
+        ess = float(weights.sum() ** 2 / (len(weights) * weights.square().sum()))
+        assert ess == pytest.approx(kept.ess, rel=1e-6)
+        assert ess >= bound - 1e-9
+        farthest = max(float(of[run].double().abs().mean()) for run in stay)
+        assert all(float(of[run].double().abs().mean()) >= farthest - 1e-6 for run in kept.gone)
+    assert not kept.gone or kept.ess_before < bound
+
+
+def test_runs_that_drifted_leave_though_their_weights_are_alike() -> None:
+    rows = {"near": torch.tensor([0.1, -0.1]), "gone": torch.tensor([-6.0, -6.0])}
+    assert keep_nearest(rows, 0.4).gone == frozenset()
+    kept = keep_nearest(rows, 0.4, drift=0.5)
+    assert kept.gone == {"gone"}
+    assert kept.drift == pytest.approx(3.05)
+    assert keep_nearest({"gone": rows["gone"]}, 0.9, drift=0.5).gone == {"gone"}
+    assert keep_nearest({"gone": rows["gone"]}, 0.9).gone == frozenset()
+
+
+def test_fresh_rows_all_stay() -> None:
+    kept = keep_nearest({"a": torch.zeros(3), "b": torch.zeros(2)}, 1.0)
+    assert kept.gone == frozenset()
+    assert kept.metrics == {"ess_logged": 1.0, "ess_kept": 1.0, "weight_dropped": 0.0, "drift_logged": 0.0}
+
+
+def scored_groups(rewards: list[list[float]]) -> list[Group]:
+    return form_groups(
+        trajectory(run_id=f"{key}-{place}", key=f"task-{key}", reward=reward)
+        for key, of in enumerate(rewards)
+        for place, reward in enumerate(of)
+    )
+
+
+TASK, LEVEL = ObjectiveConfig(baseline="task"), ObjectiveConfig(baseline="level")
+rewards = st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=4), min_size=2, max_size=4)
+
+
+@given(rewards, rewards, st.sampled_from([TASK, LEVEL]), st.floats(-1, 2))
+def test_no_baseline_over_time_holds_the_reward_it_is_compared_with(
+    past: list[list[float]], now: list[list[float]], objective: ObjectiveConfig, other: float
+) -> None:
+    """Another reward for one run moves its advantage by exactly the difference."""
+    baselines = Baselines()
+    baselines.record(scored_groups(past), objective)
+    changed = [[other, *now[0][1:]], *now[1:]]
+    one = baselines.credit(scored_groups(now), objective, None)[0][0]
+    two = baselines.credit(scored_groups(changed), objective, None)[0][0]
+    assert isinstance(one, float)
+    assert isinstance(two, float)
+    assert two - one == pytest.approx(other - now[0][0], abs=1e-9)
+
+
+def test_a_lone_run_is_compared_with_what_its_task_earned_before() -> None:
+    baselines = Baselines()
+    baselines.record(scored_groups([[1.0] * 30]), TASK)
+    (credit,) = baselines.credit(scored_groups([[0.0]]), TASK, None)
+    assert credit == pytest.approx([-1.0])
+    (again,) = baselines.credit(scored_groups([[1.0]]), TASK, None)
+    assert again == pytest.approx([0.0])
+
+
+def test_without_anything_to_compare_with_a_run_has_no_advantage() -> None:
+    for objective in (TASK, LEVEL):
+        assert Baselines().credit(scored_groups([[1.0]]), objective, None) == [[0.0]]
+
+
+def test_moving_baselines_go_on_from_their_state_and_forget_slowly() -> None:
+    one = Baselines()
+    one.record(scored_groups([[1.0] * 8, [0.0]]), TASK)
+    other = Baselines()
+    other.restore(one.state())
+    now = scored_groups([[0.5], [0.5, 1.0]])
+    assert one.credit(now, TASK, None) == other.credit(now, TASK, None)
+    for _ in range(40):
+        one.record(scored_groups([[0.0] * 8]), TASK)
+    ((advantage,),) = one.credit(scored_groups([[0.0]]), TASK, None)
+    assert isinstance(advantage, float)
+    assert math.isclose(advantage, 0.0, abs_tol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"objective": {"baseline": "task", "std": "sample"}}, "baseline = task compares whole rewards"),
+        ({"objective": {"objective": "ppo", "baseline": "level"}}, "objective = ppo"),
+        ({"logs": {"mix": 0}}, "mix"),
+        ({"logs": {"min_ess": 1.5}}, "min_ess"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_config(TrainConfig, settings)
+
+
+def test_group_is_another_name_of_the_groups_mean() -> None:
+    assert ObjectiveConfig(baseline="group") == ObjectiveConfig()
