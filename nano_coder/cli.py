@@ -12,6 +12,10 @@ COMMANDS = {
     "diff": ("nano_coder.commands.diff", "Show what a run changed."),
     "undo": ("nano_coder.commands.undo", "Take back what applying a run did."),
     "restore": ("nano_coder.commands.restore", "Write the workspace as a step of a run left it."),
+    "feedback": (
+        "nano_coder.commands.feedback",
+        "Say what was good or bad about a run, or list what was said.",
+    ),
     "log": ("nano_coder.commands.log", "Look at the log of runs."),
     "exec": ("nano_coder.commands.exec", "Run one command in the sandbox."),
     "doctor": ("nano_coder.commands.doctor", "Prove what the sandbox holds here, by trying to escape."),

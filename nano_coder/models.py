@@ -72,7 +72,7 @@ def open_weights(
     Raises UsageError for an unknown name, CheckpointError for a checkpoint that is damaged or that was
     trained under a profile which has changed since.
     """
-    found = _locate(name)
+    found = locate(name)
     manifest = read_checkpoint(Path(found)) if (Path(found) / MANIFEST).is_file() else None
     if manifest is None and (Path(found).is_dir() and not any(Path(found).glob("*.json"))):
         raise CheckpointError(
@@ -119,7 +119,7 @@ def local_policy(
     return LocalPolicy(engine, template, id=loaded.id, version=version, scheduler=scheduler)
 
 
-def _locate(name: str) -> str:
+def locate(name: str) -> str:
     """A checkpoint's name as its folder; anything else as it is."""
     if name == "shipped":
         return str(SHIPPED)
