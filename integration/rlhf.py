@@ -144,7 +144,9 @@ class Annotator:
     def worth(self, run: Trajectory) -> float:
         return self.reason * reasoned(run) + self.round * rounded(run) + self.word * len(_words(run))
 
-    def choose(self, one: Trajectory, other: Trajectory, random: Random) -> tuple[Trajectory, Trajectory] | None:
+    def choose(
+        self, one: Trajectory, other: Trajectory, random: Random
+    ) -> tuple[Trajectory, Trajectory] | None:
         """The preferred run and its rival; None for a close call."""
         difference = self.worth(one) - self.worth(other)
         if abs(difference) < self.close:
@@ -432,7 +434,9 @@ def _every(n: int, key: str) -> Callable[[int, int, dict[str, float]], None]:
     def on_step(done: int, total: int, values: dict[str, float]) -> None:
         if done % n == 0 or done == total:
             named = {k: v for k, v in values.items() if k in (key, "reward_mean", "kl_reference")}
-            print(f"   step {done}/{total}  " + "  ".join(f"{k} {v:.3f}" for k, v in named.items()), flush=True)
+            print(
+                f"   step {done}/{total}  " + "  ".join(f"{k} {v:.3f}" for k, v in named.items()), flush=True
+            )
 
     return on_step
 

@@ -46,7 +46,11 @@ class OverOptimised:
     @property
     def sentence(self) -> str:
         best, last = self.best, self.last
-        kl = "" if best.kl is None or last.kl is None else f"; KL {best.kl:.3f}, then {last.kl:.3f} nats a token"
+        kl = (
+            ""
+            if best.kl is None or last.kl is None
+            else f"; KL {best.kl:.3f}, then {last.kl:.3f} nats a token"
+        )
         return (
             f"over-optimised: tests passed by {best.gold:.1%} around step {best.step:.0f} and by"
             f" {last.gold:.1%} at the end, while the proxy rose from {best.proxy:.3f} to {last.proxy:.3f}{kl};"
