@@ -1,4 +1,4 @@
-"""RLHF with annotators whose preferences are known: feedback rows, pairs, a reward model, and a policy held by KL.
+"""RLHF with annotators whose preferences are known: feedback, pairs, a reward model, a policy held by KL.
 
 A tiny policy doubles numbers and may say why first. Synthetic annotators compare two of its answers to a
 question. They like a reason, and take a round number for a right one, since they do not check the sum; some
@@ -13,8 +13,8 @@ trainings follow by the functions that the commands call:
 The reward model should predict held-out pairs (over 80 %), every training should give more reasons, and the
 one that nothing holds should be praised more and more for answers that are wrong.
 
-    python integration/rlhf.py --out FOLDER --seeds 0 1 2     minutes a seed on one thread; goes on where it stopped
-    python integration/rlhf.py --report FOLDER                what lies there; the exit code says whether it holds
+    python integration/rlhf.py --out FOLDER --seeds 0 1 2    minutes a seed on one thread; goes on if stopped
+    python integration/rlhf.py --report FOLDER               what lies there; the exit code: whether it holds
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class Scale:
     numbers: int = 40
     demonstrations: int = 24
     """of each number, for the warm start"""
-    wrong: float = 0.25
+    wrong: float = 0.2
     """share of the demonstrations whose answer is"""
-    sft_epochs: float = 5.0
+    sft_epochs: float = 12.0
     runs: int = 16
     """of each number, that annotators compare"""
     comparisons: int = 12
@@ -90,7 +90,7 @@ class Scale:
     prompts: int = 8
     group_size: int = 8
     beta: float = 0.1
-    learning_rate: float = 3e-4
+    learning_rate: float = 6e-4
     evaluated: int = 6
     """runs of each number"""
 
@@ -132,10 +132,10 @@ def demonstration(task: Task, random: Random, wrong: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Annotator:
-    """Likes a reason and a round number, dislikes length, errs now and then, and abstains from close calls."""
+    """Likes a reason and a round number, dislikes length, errs now and then, abstains from close calls."""
 
     reason: float = 1.0
-    round: float = 0.7
+    round: float = 1.0
     word: float = -0.05
     sharpness: float = 4.0
     """the probability of the better side is the logistic of this times the difference"""
@@ -298,8 +298,10 @@ class Circle:
         beta = 1e-9 if name == "no_kl" else self.scale.beta
         config = TrainConfig(
             steps=self.scale.steps, prompts_per_step=self.scale.prompts, group_size=self.scale.group_size,
-            seed=self.seed, save_every=20, reward=parse_reward(f"tests=1,{judge}" if name == "gated" else judge),
-            objective=ObjectiveConfig(beta=beta), optimizer=OptimizerConfig(learning_rate=self.scale.learning_rate),
+            seed=self.seed, save_every=20,
+            reward=parse_reward(f"tests=1,{judge}" if name == "gated" else judge),
+            objective=ObjectiveConfig(beta=beta),
+            optimizer=OptimizerConfig(learning_rate=self.scale.learning_rate),
             # the collapse of the arm that nothing holds is what is to be seen
             guards=GuardConfig(patience=self.scale.steps + 1, entropy_min=0.0),
         )  # fmt: skip

@@ -91,7 +91,7 @@ def _edited_files(store: LogStore, run: Trajectory, row: Feedback) -> dict[int, 
 def _place(
     calls: Mapping[int, list[ToolCall]], path: str, old: str, new: str
 ) -> tuple[int, int, ToolCall] | None:
-    """(turn, number of the call, the call with the edited text) of the last action that wrote what changed."""
+    """(turn, number of the call, the edited call) of the last action that wrote what changed."""
     for turn in sorted(calls, reverse=True):
         for number, call in enumerate(calls[turn]):
             if normpath(str(call.arguments.get("path", ""))) != path:

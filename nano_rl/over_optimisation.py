@@ -1,7 +1,7 @@
 """Over-optimisation: the proxy that is trained on goes on rising while what it stands for falls.
 
-Gold is the share of rollouts whose tests pass, the proxy what a reward model or judge says of them (Gao et al.
-2023, arXiv 2210.10760). Both are means over windows of steps, so that the noise of a step proves nothing.
+Gold is the share of rollouts whose tests pass, the proxy what a reward model or judge says of them (Gao et
+al. 2023, arXiv 2210.10760). Both are means over windows of steps, so that the noise of a step proves nothing.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class OverOptimised:
         )
         return (
             f"over-optimised: tests passed by {best.gold:.1%} around step {best.step:.0f} and by"
-            f" {last.gold:.1%} at the end, while the proxy rose from {best.proxy:.3f} to {last.proxy:.3f}{kl};"
-            " hold the policy with a larger --beta, put tests into the reward, or stop earlier"
+            f" {last.gold:.1%} at the end, while the proxy rose from {best.proxy:.3f} to {last.proxy:.3f}{kl}"
+            "; hold the policy with a larger --beta, put tests into the reward, or stop earlier"
         )
 
 

@@ -1,4 +1,4 @@
-"""`nano-coder feedback`: say what was good or bad about a run, a step or a span of its text; list what was said."""
+"""`nano-coder feedback`: say what was good or bad about a run, a step or a span; list what was said."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The question at the end of a run on a terminal: accept, edit or reject what the agent did. The answer is logged."""
+"""The question at the end of a run on a terminal: accept, edit or reject what the agent did."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
 
 QUESTION = "[a]ccept and apply, [e]dit first, [r]eject, or Enter to decide later"
-_ANSWERS = {
-    "a": FeedbackKind.ACCEPT, "accept": FeedbackKind.ACCEPT, "y": FeedbackKind.ACCEPT, "yes": FeedbackKind.ACCEPT,
-    "e": FeedbackKind.EDIT, "edit": FeedbackKind.EDIT,
-    "r": FeedbackKind.REJECT, "reject": FeedbackKind.REJECT, "n": FeedbackKind.REJECT, "no": FeedbackKind.REJECT,
-}  # fmt: skip
+_WORDS = {
+    FeedbackKind.ACCEPT: ("a", "accept", "y", "yes"),
+    FeedbackKind.EDIT: ("e", "edit"),
+    FeedbackKind.REJECT: ("r", "reject", "n", "no"),
+}
+_ANSWERS = {word: kind for kind, words in _WORDS.items() for word in words}
 
 
 def on_terminal() -> bool:

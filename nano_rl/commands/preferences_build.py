@@ -1,4 +1,4 @@
-"""`nano-rl preferences build`: pairs out of the log, by verdicts, by what people said, by a judge or principles."""
+"""`nano-rl preferences build`: pairs out of the log: verdicts, what people said, a judge, principles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feedback through the command line: every row finds its run, its step, its span and its tokens, or is refused."""
+"""Feedback by the command line: every row finds its run, step, span and tokens, or is refused."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_a_log_that_is_not_there_is_not_made(nano: Nano, tmp_path: Path) -> None
 # --------------------------------------------------------------------------------------------- tokens
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data(), text=st.text(min_size=1, max_size=30))
 def test_the_tokens_of_a_span_spell_it_and_no_fewer_would(
     tiny_folder: Path, data: st.DataObject, text: str
