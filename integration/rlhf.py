@@ -5,10 +5,10 @@ question. They like a reason, and take a round number for a right one, since the
 of what they say is noise. What they said goes into the log as feedback rows; pairs, a reward model and four
 trainings follow by the functions that the commands call:
 
-    dpo        straight from the pairs
     no_kl      against the reward model alone, hardly held
     kl         against the reward model alone, held by KL
     gated      tests=1,preference=1: the reward model counts among right answers, held by KL
+    dpo        straight from the pairs
 
 The reward model should predict held-out pairs (over 80 %), every training should give more reasons, and the
 one that nothing holds should be praised more and more for answers that are wrong.
@@ -69,7 +69,7 @@ from nano_shared.types import HiddenChecks, Limits, Message, Role, Sampling, Spl
 REASON = "because"
 FILLERS = ("so", "well", "now", "then")
 RESULT = "result.json"
-ARMS = ("dpo", "no_kl", "kl", "gated")
+ARMS = ("no_kl", "kl", "gated", "dpo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class Scale:
     steps: int = 60
     prompts: int = 8
     group_size: int = 8
-    beta: float = 0.1
+    beta: float = 0.15
     learning_rate: float = 6e-4
     evaluated: int = 6
     """runs of each number"""
@@ -134,10 +134,10 @@ def demonstration(task: Task, random: Random, wrong: float) -> str:
 class Annotator:
     """Likes a reason and a round number, dislikes length, errs now and then, abstains from close calls."""
 
-    reason: float = 1.0
-    round: float = 1.0
+    reason: float = 0.7
+    round: float = 1.4
     word: float = -0.05
-    sharpness: float = 4.0
+    sharpness: float = 3.0
     """the probability of the better side is the logistic of this times the difference"""
     close: float = 0.2
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from nano_coder.runtime import Runtime
-from nano_rl.rewards import open_part
 from nano_rl.rewards.part import Part, checked
+from nano_rl.rewards.registry import open_part
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.types import Trajectory
 
