@@ -167,14 +167,16 @@ def _words(run: Trajectory) -> list[str]:
     return [word for turn in run.turns for word in turn.thought.split()]
 
 
-def annotate(store: LogStore, runs: Sequence[Trajectory], per_task: int, seed: int) -> int:
-    """Feedback rows, each on the preferred run and naming its rival. The number of rows."""
+def annotate(store: LogStore, runs: Sequence[Trajectory], per_task: int, seed: int) -> None:
+    """Feedback rows, each on the preferred run and naming its rival; tasks that have some get no more."""
     annotator, random = Annotator(), Random(f"annotator {seed}")
     by_task: dict[str, list[Trajectory]] = {}
     for run in runs:
         by_task.setdefault(run.task.key, []).append(run)
-    rows = 0
+    done = {said.run for said in store.all_feedback()}
     for members in by_task.values():
+        if done.intersection(run.id for run in members):
+            continue
         pairs = list(combinations(members, 2))
         random.shuffle(pairs)
         choices = (annotator.choose(*pair, random) for pair in pairs)
@@ -184,8 +186,6 @@ def annotate(store: LogStore, runs: Sequence[Trajectory], per_task: int, seed: i
                 kind=FeedbackKind.PREFER, text=rival.id, author=f"annotator-{seed}", created=time.time()
             )
             store.add_feedback(preferred.id, row)
-            rows += 1
-    return rows
 
 
 # ------------------------------------------------------------------------------------- the circle
@@ -235,7 +235,9 @@ class Circle:
         """Logged runs, and what annotators say of them; then the pairs, in pairs.jsonl."""
         path = self.home / "pairs.jsonl"
         if not path.exists():
-            runs = self.sample(warm, self.scale.runs, seed=self.seed)
+            runs = list(self.store.trajectories(policy=warm.name))
+            if len(runs) < len(self.tasks) * self.scale.runs:  # else it stopped among the annotations
+                runs = self.sample(warm, self.scale.runs, seed=self.seed)
             annotate(self.store, runs, self.scale.comparisons, self.seed)
             write_pairs(path, log_pairs(self.store, sources=("feedback",), seed=self.seed).pairs)
         return {"pairs": len(read_pairs(path)), "rows": sum(1 for _ in self.store.all_feedback())}
@@ -364,11 +366,16 @@ def run_seed(home: Path, scale: Scale, seed: int, arms: Sequence[str]) -> dict[s
     result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"seed": seed, "arms": {}}
     started = time.monotonic()
 
+    def keep() -> None:
+        """Whole or not at all: a process that is killed leaves what was there."""
+        path.with_suffix(".new").write_text(json.dumps(result, indent=2))
+        path.with_suffix(".new").replace(path)
+
     def step(name: str, make: Callable[[], Any]) -> None:
         if name not in result:
             say(started, f"seed {seed}: {name}")
             result[name] = make()
-            path.write_text(json.dumps(result, indent=2))
+            keep()
 
     circle = Circle(home, scale, seed)
     say(started, f"seed {seed}: warm start")
@@ -380,7 +387,7 @@ def run_seed(home: Path, scale: Scale, seed: int, arms: Sequence[str]) -> dict[s
         if name not in result["arms"]:
             say(started, f"seed {seed}: arm {name}")
             result["arms"][name] = circle.arm(name, warm)
-            path.write_text(json.dumps(result, indent=2))
+            keep()
     circle.store.close()
     return result
 
@@ -393,7 +400,7 @@ def judge_seed(result: dict[str, Any]) -> dict[str, bool]:
         held[f"{name} gives more reasons"] = arm["reasons"] > warm["reasons"] + 0.2
     if "no_kl" in arms:
         held["without KL, praise rises while right answers fall"] = (
-            arms["no_kl"]["proxy"] > warm["proxy"] and arms["no_kl"]["tests"] < warm["tests"] - 0.2
+            arms["no_kl"]["proxy"] > warm["proxy"] and arms["no_kl"]["tests"] < warm["tests"] - 0.1
         )
         held["and the report says so"] = arms["no_kl"]["over_optimised"] is not None
     if {"no_kl", "kl"} <= set(arms):

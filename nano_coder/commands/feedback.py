@@ -101,9 +101,16 @@ def _given(flags: dict[str, Any], *, thumb: float | None) -> Given:
     return Given(
         **flags | {"span": _span(flags["span"])},
         thumb=thumb,
-        edit=sys.stdin.read() if edit == "-" else edit,
+        edit=_read() if edit == "-" else edit,
         outcome=None if outcome is None else Outcome(outcome),
     )
+
+
+def _read() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as problem:
+        raise UsageError(f"the edit is not UTF-8 text ({problem})") from None
 
 
 def _span(text: str | None) -> tuple[int, int] | None:

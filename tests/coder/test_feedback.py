@@ -90,6 +90,8 @@ def test_all_that_is_said_at_once_is_a_row_each(nano: Nano, runs: LogStore) -> N
         ("thumb", 1.0, None), ("note", None, "clean"), ("prefer", None, "run-b"),
     ]  # fmt: skip
     assert {r.author for r in rows} == {"me"}
+    assert nano("feedback", "run-c", "--note", "bytes \udcff that are no text", "--json")[0] == 0
+    assert runs.feedback("run-c")[0].text == "bytes \udcff that are no text"
     nano("feedback", "run-b", "--outcome", "reverted")
     nano("feedback", "run-b", "--outcome", "tests_passed")
     assert [(r.text, r.value) for r in runs.feedback("run-b")] == [("reverted", 0.0), ("tests_passed", 1.0)]
@@ -134,7 +136,11 @@ def test_an_edit_is_read_from_standard_input(
 ) -> None:
     import io
 
-    monkeypatch.setattr("sys.stdin", io.StringIO("think first"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
+    code, _, err = nano("feedback", "run-a", "--step", 1, "--edit", "-")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "not UTF-8" in err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"think first")))
     assert nano("feedback", "run-a", "--step", 1, "--span", "0:10", "--edit", "-")[0] == 0
     (row,) = runs.feedback("run-a")
     assert (row.kind, row.text, row.turn, row.span) == ("edit", "think first", 0, (0, 10))
