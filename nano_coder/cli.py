@@ -14,6 +14,10 @@ COMMANDS = {
     "restore": ("nano_coder.commands.restore", "Write the workspace as a step of a run left it."),
     "replay": ("nano_coder.commands.replay", "Look at a run, execute it again, or prove its prompts."),
     "fork": ("nano_coder.commands.fork", "Sample other continuations from a step of a run."),
+    "feedback": (
+        "nano_coder.commands.feedback",
+        "Say what was good or bad about a run, or list what was said.",
+    ),
     "log": ("nano_coder.commands.log", "Look at the log of runs."),
     "exec": ("nano_coder.commands.exec", "Run one command in the sandbox."),
     "doctor": ("nano_coder.commands.doctor", "Prove what the sandbox holds here, by trying to escape."),

@@ -75,7 +75,7 @@ def open_weights(
     Raises UsageError for an unknown name, CheckpointError for a checkpoint that is damaged or that was
     trained under a profile which has changed since.
     """
-    found = _locate(name)
+    found = locate(name)
     manifest = read_checkpoint(Path(found)) if (Path(found) / MANIFEST).is_file() else None
     if manifest is None and (Path(found).is_dir() and not any(Path(found).glob("*.json"))):
         raise CheckpointError(
@@ -143,13 +143,13 @@ def open_reader(run: Trajectory, model: str | None = None) -> Reader | None:
     from nano_coder.weights import load_tokenizer
 
     try:
-        tokenizer, template = load_tokenizer(_locate(model or run.policy))
+        tokenizer, template = load_tokenizer(locate(model or run.policy))
     except UsageError as problem:
         raise UsageError(f"run {run.id} was sampled by a model that is not at hand: {problem}") from None
     return ChatTemplate(profile.chat_template or template, tokenizer)
 
 
-def _locate(name: str) -> str:
+def locate(name: str) -> str:
     """A checkpoint's name as its folder; anything else as it is."""
     if name == "shipped":
         return str(SHIPPED)

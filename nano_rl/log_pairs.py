@@ -1,14 +1,16 @@
-"""Preference pairs out of the log: a success against a failure of the same task, and what people said."""
+"""Preference pairs out of the log: a success against a failure of the same task, what people said or wrote
+instead, and what a judge or a constitution prefers."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
 from nano_coder.runtime import PROFILES, serving_profile
+from nano_rl.edit_pairs import edit_pairs
 from nano_rl.imitation import run_messages
 from nano_rl.preference_pairs import Exact, PreferencePair, TokenRow
 from nano_rl.rewards import outcome
@@ -20,8 +22,12 @@ from nano_shared.feedback import FeedbackKind
 from nano_shared.store import LogStore
 from nano_shared.types import Message, Role, Split, Trajectory, Trust
 
-Source = Literal["graded", "feedback"]
-SOURCES: tuple[Source, ...] = ("graded", "feedback")
+Source = Literal["graded", "feedback", "edit", "judge", "constitution"]
+SOURCES: tuple[Source, ...] = ("graded", "feedback", "edit")
+"""what the log says by itself; a judge and a constitution are asked"""
+Groups = Sequence[Sequence[Trajectory]]
+Asked = Callable[[Groups, Counter[str]], Mapping[str, float]]
+"""runs by task -> run id -> worth between 0 and 1, and what got none is counted by its reason"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +39,20 @@ class LogPairs:
 
 
 def log_pairs(
-    store: LogStore, *, sources: Collection[Source] = SOURCES, per_task: int = 4, seed: int = 0
+    store: LogStore,
+    *,
+    sources: Collection[Source] = SOURCES,
+    per_task: int = 4,
+    seed: int = 0,
+    asked: Mapping[Source, Asked] | None = None,
 ) -> LogPairs:
-    """Pairs of runs of one task, read under one template and profile.
+    """Pairs of runs of one task, read under one template and profile; each names its source.
 
     `graded`: a run that passed against one that did not, each run in one pair at most and at most `per_task`
     pairs a task, in a seeded order. `feedback`: what a `prefer` row says, and runs that people liked (above
-    one half on the scale of the reward part `human`) against runs that they did not.
+    one half on the scale of the reward part `human`) against runs that they did not. `edit`: what somebody
+    wrote in place of a run's words (`edit_pairs.py`). `judge`: above one half against below it.
+    `constitution`: a run that kept all principles against one that broke some. The last two are in `asked`.
     """
     refused: Counter[str] = Counter()
     runs = [run for run in store.trajectories() if _admitted(run, refused)]
@@ -48,15 +61,24 @@ def log_pairs(
         pairs += _preferred(store, runs, refused)
         opinions = {run.id: opinion(run.id, store.feedback(run.id)) for run in runs}
         pairs += _opposed(runs, opinions, "feedback", per_task, seed, refused)
+    if "edit" in sources:
+        pairs += [pair for run in runs for pair in edit_pairs(store, run, refused)]
+    for source, ask in (asked or {}).items():
+        worth: dict[str, float | None] = dict(ask(list(_alike(runs).values()), refused))
+        pairs += _opposed(runs, worth, source, per_task, seed, refused)
     if "graded" in sources:
         graded = {run.id: outcome(run.verdict) if _trusted(run, refused) else None for run in runs}
         pairs += _opposed(runs, graded, "graded", per_task, seed, refused)
     kept: dict[tuple[str | None, str | None], PreferencePair] = {}
+    edits: list[PreferencePair] = []
     for pair in pairs:
+        if pair.chosen_run is None:  # an edit, which is no other run
+            edits.append(pair)
+            continue
         # what people said comes first, and stands against what a grader says of the same two runs
         if (pair.rejected_run, pair.chosen_run) not in kept:
             kept.setdefault((pair.chosen_run, pair.rejected_run), pair)
-    return LogPairs(pairs=tuple(kept.values()), refused=refused)
+    return LogPairs(pairs=(*kept.values(), *edits), refused=refused)
 
 
 def _admitted(run: Trajectory, refused: Counter[str]) -> bool:
@@ -112,13 +134,9 @@ def _opposed(
     seed: int,
     refused: Counter[str],
 ) -> Iterator[PreferencePair]:
-    """Graded: runs that passed against those that did not. Otherwise: above one half against below it."""
-    groups: dict[tuple[str, str, str, bool], list[Trajectory]] = defaultdict(list)
-    for run in runs:
-        if worth[run.id] is not None:
-            groups[run.task.key, run.template_hash, run.profile_hash, run.has_tokens].append(run)
-    for key, members in groups.items():
-        passed = 1.0 if source == "graded" else 0.5
+    """Graded, constitution: a whole success against less. Otherwise: above one half against below it."""
+    passed = 1.0 if source in ("graded", "constitution") else 0.5
+    for key, members in _alike(run for run in runs if worth.get(run.id) is not None).items():
         good = [r for r in members if _number(worth, r) > 0.5 and _number(worth, r) >= passed]
         bad = [r for r in members if _number(worth, r) < passed]
         if not (good and bad):
@@ -128,6 +146,14 @@ def _opposed(
             Random(f"pairs {seed} {key[0]}").shuffle(side)
         for chosen, rejected in list(zip(good, bad, strict=False))[:per_task]:
             yield from _pair(chosen, rejected, source, refused)
+
+
+def _alike(runs: Iterable[Trajectory]) -> dict[tuple[str, str, str, bool], list[Trajectory]]:
+    """Runs that may be compared: of one task, under one template and profile, all with tokens or none."""
+    groups: dict[tuple[str, str, str, bool], list[Trajectory]] = defaultdict(list)
+    for run in runs:
+        groups[run.task.key, run.template_hash, run.profile_hash, run.has_tokens].append(run)
+    return groups
 
 
 def _number(worth: dict[str, float | None], run: Trajectory) -> float:

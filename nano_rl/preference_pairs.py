@@ -55,7 +55,7 @@ class PreferencePair(Value):
     """what followed the prompt: assistant messages, and observations between them"""
     rejected: tuple[Message, ...] = Field(min_length=1)
     source: str = "file"
-    """who preferred: graded, feedback, or what a file says"""
+    """who preferred: graded, feedback, edit, judge, constitution, or what a file says"""
     task: str | None = None
     """key of the task that both tried"""
     chosen_run: str | None = None

@@ -13,6 +13,7 @@ import torch
 from nano_coder.runtime import ChatTemplate, OpenedWeights, find_profile, quiet_transformers, runtime_version
 from nano_rl.config import Config
 from nano_rl.imitation import Reader
+from nano_rl.page.calibration import CALIBRATION
 from nano_rl.reward_model import Report, row_scores
 from nano_rl.scalar_model import ScalarModel, by_budget
 from nano_shared.checkpoint import (
@@ -42,8 +43,9 @@ def save_reward_model(
     steps: int,
     run_ids: Iterable[str],
     report: Report,
+    page: str | None = None,
 ) -> Manifest:
-    """Write a reward model, an adapter merged into it, whole or not at all.
+    """Write a reward model, an adapter merged into it, whole or not at all; `page` is its calibration.html.
 
     Raises CheckpointError where the target exists or the disk is full, UsageError for an architecture that
     transformers has no classifier for.
@@ -55,6 +57,8 @@ def save_reward_model(
         classifier.save_pretrained(folder)
         opened.loaded.tokenizer.save_pretrained(folder)
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+        if page is not None:
+            (folder / CALIBRATION).write_text(page, encoding="utf-8", newline="\n")
         write_manifest(
             folder,
             Manifest(

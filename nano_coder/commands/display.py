@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
-import click
 from rich.console import Console
 from rich.markup import escape
 from rich.syntax import Syntax
@@ -40,15 +38,9 @@ class Display:
         if trajectory.task.check and trajectory.stop and not trajectory.stop.ours:
             self._progress.print(f"\nchecking in a fresh sandbox: {escape(printable(trajectory.task.check))}")
 
-    def ask_apply(self, trajectory: Trajectory, directory: Path) -> bool:
-        if not (sys.stdin.isatty() and sys.stdout.isatty()):
-            return False
-        self._diff(trajectory)
-        return click.confirm(f"Apply these changes to {directory}?", default=False)
-
     def end(self, trajectory: Trajectory, *, applied: bool) -> None:
         if not (sys.stdin.isatty() and sys.stdout.isatty() and trajectory.diff):
-            self._diff(trajectory)
+            self.diff(trajectory)
         self._result.print(f"\nstopped: {trajectory.stop}{_detail(trajectory)}")
         if trajectory.answer is not None:
             self._result.print(f"answer: {escape(printable(trajectory.answer))}")
@@ -62,7 +54,7 @@ class Display:
         for line in printable(observation.text).splitlines():
             self._progress.print(f"[{colour}]│[/] {escape(line)}")
 
-    def _diff(self, trajectory: Trajectory) -> None:
+    def diff(self, trajectory: Trajectory) -> None:
         if trajectory.diff and not self._result.is_terminal:
             self._result.print(escape(printable(trajectory.diff)), end="", soft_wrap=True)
         elif trajectory.diff:

@@ -12,6 +12,7 @@ import click
 
 from nano_coder.commands.display import Display, exit_code, summary
 from nano_coder.commands.options import execution_options, open_runtime
+from nano_coder.commands.review import on_terminal, review
 from nano_coder.config import AgentConfig, load_config
 from nano_coder.runtime import attempt_task
 from nano_shared import snapshot
@@ -50,8 +51,9 @@ def command(
 ) -> int:
     """Run TASK (text, or - for standard input) in a sandboxed copy of a directory.
 
-    DIR itself is not touched unless the changes are applied: with --apply, when you say so at the end, or
-    later with `nano-coder apply RUN`.
+    DIR itself is not touched unless the changes are applied: with --apply, when you accept them at the end
+    (as they are, or edited in $VISUAL or $EDITOR), or later with `nano-coder apply RUN`. What you answer on
+    a terminal is kept as feedback on the run.
     """
     prompt = _text(sys.stdin.buffer.read() if task == "-" else os.fsencode(task))
     if not prompt.strip():
@@ -72,10 +74,13 @@ def command(
         on_start=display.start, on_turn=display.turn, on_end=display.grading,
     )  # fmt: skip
     trajectory = attempts[-1]
-    applied = False
-    if trajectory.diff and (apply_changes or (not as_json and display.ask_apply(trajectory, directory))):
-        apply_to(trajectory, directory, store)
-        applied = True
+    accepted = trajectory.last_snapshot if apply_changes else None
+    if trajectory.diff and not apply_changes and not as_json and on_terminal():
+        display.diff(trajectory)
+        accepted = review(trajectory, directory, store)
+    applied = bool(trajectory.diff) and accepted is not None
+    if applied:
+        apply_to(trajectory, directory, store, accepted)
     if as_json:
         more = {"attempts": [{"run": a.id, "reward": a.reward} for a in attempts]} if reflect else {}
         print(json.dumps(summary(trajectory, applied=applied) | more))
@@ -104,9 +109,14 @@ def make_task(prompt: str, directory: Path, check: str | None, store: LogStore, 
     )
 
 
-def apply_to(trajectory: Trajectory, directory: Path, store: LogStore) -> list[str]:
-    """Apply what a run changed to a directory, or nothing at all where a file changed since (Conflict)."""
-    after = trajectory.last_snapshot
+def apply_to(
+    trajectory: Trajectory, directory: Path, store: LogStore, workspace: str | None = None
+) -> list[str]:
+    """Apply what a run changed to a directory, or nothing at all where a file changed since (Conflict).
+
+    `workspace` is what the run left as somebody edited it; None is what it left.
+    """
+    after = workspace or trajectory.last_snapshot
     if trajectory.snapshot is None or after is None:
         return []
     return list(snapshot.apply(trajectory.snapshot, after, store.blobs, directory))

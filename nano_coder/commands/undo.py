@@ -10,6 +10,7 @@ from nano_coder.commands.step import workspace_after, workspaces_since
 from nano_coder.config import load_config
 from nano_shared import snapshot
 from nano_shared.errors import UsageError
+from nano_shared.feedback import edited_workspace
 from nano_shared.printable import printable
 from nano_shared.store import LogStore
 
@@ -35,7 +36,9 @@ def command(run: str, step: int, directory: Path, log: str | None) -> int:
     store = LogStore.open(config.log, create=False)
     trajectory = store.get(run)
     target = workspace_after(trajectory, step)
-    changed = snapshot.undo(workspaces_since(trajectory, step), target, store.blobs, directory)
+    edits = (edited_workspace(row) for row in reversed(store.feedback(trajectory.id)))
+    stages = [*filter(None, edits), *workspaces_since(trajectory, step)]
+    changed = snapshot.undo(stages, target, store.blobs, directory)
     for path in changed:
         print(printable(path))
     if not changed:

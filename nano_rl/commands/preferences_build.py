@@ -1,14 +1,23 @@
-"""`nano-rl preferences build`: pairs out of the log, by verdicts and by what people said."""
+"""`nano-rl preferences build`: pairs out of the log: verdicts, what people said, a judge, principles."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from nano_rl.commands.options import log_option
 from nano_shared.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nano_rl.log_pairs import Asked, Groups, Source
+    from nano_shared.store import LogStore
+
+SOURCES = ("graded", "feedback", "edit", "judge", "constitution")
 
 
 @click.command("build")
@@ -16,10 +25,15 @@ from nano_shared.errors import UsageError
 @click.option(
     "--from",
     "sources",
-    type=click.Choice(["graded", "feedback"]),
+    type=click.Choice(SOURCES),
     multiple=True,
-    help="Who prefers: verdicts, or people's feedback. May be given twice; both without it.",
+    help="Who prefers; repeatable. The first three without it: they stand in the log, the others are asked.",
 )
+@click.option("--judge-url", metavar="URL", help="Judge at an OpenAI-compatible endpoint, up to /v1.")
+@click.option(
+    "--judge-model", metavar="NAME", help="Its model; without a URL, a checkpoint that is loaded here."
+)
+@click.option("--principles", metavar="FILE", help="Constitution; the one that comes with nano without it.")
 @click.option(
     "--per-task",
     type=click.IntRange(1),
@@ -29,18 +43,24 @@ from nano_shared.errors import UsageError
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of which runs are paired.")
 @log_option
-def command(out: Path, sources: tuple[str, ...], per_task: int, seed: int, log: str | None) -> int:
-    """Write the preference pairs that the log holds, with the exact tokens of the runs."""
+def command(
+    out: Path, sources: tuple[str, ...], judge_url: str | None, judge_model: str | None,
+    principles: str | None, per_task: int, seed: int, log: str | None,
+) -> int:  # fmt: skip
+    """Write the preference pairs that the log holds, with the exact tokens of the runs and who preferred."""
     from nano_rl.commands.pairs import say
-    from nano_rl.log_pairs import SOURCES, log_pairs
+    from nano_rl.log_pairs import SOURCES as LOGGED
+    from nano_rl.log_pairs import log_pairs
     from nano_rl.preference_pairs import write_pairs
     from nano_shared.store import LogStore
 
     if out.exists():
         raise UsageError(f"{out} exists already; name another file with --out")
-    chosen = [source for source in SOURCES if not sources or source in sources]
+    settings = _settings(sources, judge_url, judge_model, principles)
     with LogStore.open(log, create=False) as store:
-        found = log_pairs(store, sources=chosen, per_task=per_task, seed=seed)
+        asked = {name: _asked(name, given, store) for name, given in settings.items()}
+        chosen = [source for source in LOGGED if not sources or source in sources]
+        found = log_pairs(store, sources=chosen, per_task=per_task, seed=seed, asked=asked)
     say(found.refused)
     if not found.pairs:
         raise UsageError(
@@ -50,3 +70,35 @@ def command(out: Path, sources: tuple[str, ...], per_task: int, seed: int, log: 
     counts = Counter(pair.source for pair in found.pairs)
     print(f"{len(found.pairs)} pairs ({', '.join(f'{n} {s}' for s, n in counts.items())}) in {out}")
     return 0
+
+
+def _settings(
+    sources: tuple[str, ...], url: str | None, model: str | None, principles: str | None
+) -> dict[Source, dict[str, str | None]]:
+    """Part -> its settings, of those that are asked. Raises UsageError for a flag that nobody reads."""
+    judged: dict[Source, dict[str, str | None]] = {}
+    if "judge" in sources:
+        judged["judge"] = {"url": url, "model": model}
+    if "constitution" in sources:
+        judged["constitution"] = {"path": principles, "url": url, "model": model}
+    if (url or model) and not judged:
+        raise UsageError(
+            "--judge-url and --judge-model name a judge; add --from judge or --from constitution"
+        )
+    if principles and "constitution" not in judged:
+        raise UsageError("--principles are read by --from constitution alone; add that, or leave them out")
+    return judged
+
+
+def _asked(name: str, settings: dict[str, str | None], store: LogStore) -> Asked:
+    from nano_coder.runtime import Runtime, ScriptedPolicy, open_sandbox
+    from nano_rl.judged_pairs import judged, open_judge
+
+    part = open_judge(name, settings)
+    # runs are read and none is made
+    runtime = Runtime(policy=ScriptedPolicy([]), sandbox=open_sandbox(), store=store)
+
+    def ask(groups: Groups, refused: Counter[str]) -> Mapping[str, float]:
+        return judged(name, part, groups, runtime, refused)
+
+    return ask

@@ -15,6 +15,7 @@ from nano_rl.commands.progress import print_metrics
 from nano_rl.commands.session import trainings_dir
 from nano_rl.hacks import HackRow, hack_row, hack_rows
 from nano_rl.metrics import METRICS, Row, read_metrics
+from nano_rl.over_optimisation import over_optimised
 from nano_shared.errors import UsageError
 
 
@@ -40,6 +41,8 @@ def command(name: str, hacks: bool, output: Path | None, log: str | None, as_jso
         from nano_rl.page.training import read_training
 
         print_metrics(metrics, Console())
+        if found := over_optimised(metrics):
+            print(found.sentence)
         target = output or folder / PAGE
         write_page(read_training(folder, log=log), target)
         print(target)

@@ -39,6 +39,10 @@ def command(
 ) -> int:
     """Train a reward model on the backbone of --model; --reward preference:NAME=1 then uses it."""
     config = settings.config()
+    from nano_rl.page.calibration import CALIBRATION, calibration_page
+    from nano_rl.page.plot import Plotter
+
+    plotter = Plotter()  # it refuses before the training, not after
     from nano_coder.runtime import default_model, open_weights
     from nano_rl.commands.pairs import open_pairs, trained_runs
     from nano_rl.commands.progress import bar
@@ -62,9 +66,10 @@ def command(
     report = measure(scalar, kept, max_tokens=config.max_tokens)
     save_reward_model(
         target, scalar, opened, parent=parent, config=config, steps=steps, run_ids=trained_runs(train),
-        report=report,
+        report=report, page=calibration_page(name, report, plotter),
     )  # fmt: skip
     _show(report)
+    print(target / CALIBRATION)
     print(target)
     return 0
 
@@ -76,7 +81,7 @@ def _show(report: Report) -> None:
 
     title = (
         f"{report.pairs} held-out pairs: accuracy {report.accuracy:.1%}, log loss {report.log_loss:.3f},"
-        f" calibration error {report.calibration_error:.3f}"
+        f" expected calibration error {report.calibration_error:.3f}"
     )
     table = Table("sure by", "pairs", "mean confidence", "right", box=None, title=title)
     for one in report.bins:

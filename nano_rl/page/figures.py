@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nano_rl.metrics import Row
+from nano_rl.over_optimisation import GOLD, gold_and_proxy, proxy_of
 from nano_rl.page.plot import Plotter
 from nano_rl.page.series import Series, series
-from nano_rl.watch.success import GRADED, SUCCESS
+from nano_rl.watch.success import GRADED, PART, SUCCESS
 
 PHASES = {
     "seconds_generate": "generate",
@@ -55,7 +56,7 @@ def main_plots(rows: Sequence[Row], plotter: Plotter) -> list[PlotOf]:
         if found:
             plots.append(_plot(title, about, found, plotter))
         if title == "Reward":
-            plots += _success(rows, plotter)
+            plots += [*_success(rows, plotter), *_gold_and_proxy(rows, plotter)]
     return [*plots, *_time(rows, plotter)]
 
 
@@ -77,6 +78,29 @@ def _success(rows: Sequence[Row], plotter: Plotter) -> list[PlotOf]:
     names = sorted({name for row in rows for name in row if name.startswith(SUCCESS)})
     found = [curve for name in names if (curve := series(rows, name)) is not None]
     return [_plot("Success by level", "share of the graded rollouts", found, plotter)] if found else []
+
+
+def _gold_and_proxy(rows: Sequence[Row], plotter: Plotter) -> list[PlotOf]:
+    """What the tests say beside what the proxy says: over the steps, and over the KL that was paid for it."""
+    proxy = proxy_of(rows)
+    found = [curve for name in (GOLD, proxy) if name and (curve := series(rows, name)) is not None]
+    if len(found) < 2:
+        return []
+    title, about = "Gold and proxy", "share whose tests pass, and what the trained reward model or judge says"
+    labels = ("gold: tests", f"proxy: {str(proxy).removeprefix(PART)}")
+    svg = plotter.curves(found, f"{title} over the steps", share=True)
+    plots = [PlotOf(title, about, "", svg, labels)]
+    paid = sorted((w.kl, w.gold, w.proxy) for w in gold_and_proxy(rows) if w.kl is not None)
+    if len(paid) > 1:
+        kl = tuple(k for k, _, _ in paid)
+        curves = [
+            Series(name=name, steps=kl, values=values, line=values, low=values, high=values, band="")
+            for name, values in zip(labels, zip(*((g, p) for _, g, p in paid), strict=True), strict=True)
+        ]
+        across = "KL to the start, nats a token"
+        svg = plotter.curves(curves, f"{title} over the KL", share=True, across=across)
+        plots.append(PlotOf(f"{title} by KL", "means over neighbouring steps", "", svg, labels))
+    return plots
 
 
 def _time(rows: Sequence[Row], plotter: Plotter) -> list[PlotOf]:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from nano_rl.over_optimisation import over_optimised
 from nano_rl.page.figures import main_plots, other_plots
 from nano_rl.page.plot import Plotter
 from nano_rl.page.tokens import CERTAINTIES
@@ -31,6 +32,22 @@ def write_page(training: Training, path: Path) -> None:
 
 def render(training: Training) -> str:
     """The page as text."""
+    plotter = Plotter()
+    return fill(
+        "page.html.j2",
+        training=training,
+        tiles=_tiles(training),
+        main=main_plots(training.rows, plotter),
+        others=other_plots(training.rows, plotter),
+        table=_table(training),
+        over_optimised=over_optimised(training.rows),
+        bounds=CERTAINTIES,
+        made=time.time(),
+    )
+
+
+def fill(template: str, **values: Any) -> str:
+    """A template of this folder with its style and its filters, escaped throughout."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -45,17 +62,8 @@ def render(training: Training) -> str:
         "visible": visible, "cut": cut, "duration": duration, "when": _when, "percent": _percent,
         "number": _number, "svg": Markup,
     }  # fmt: skip
-    plotter = Plotter()
-    return environment.get_template("page.html.j2").render(
-        training=training,
-        style=Markup((_HERE / "style.css").read_text(encoding="utf-8")),
-        tiles=_tiles(training),
-        main=main_plots(training.rows, plotter),
-        others=other_plots(training.rows, plotter),
-        table=_table(training),
-        bounds=CERTAINTIES,
-        made=time.time(),
-    )
+    style = Markup((_HERE / "style.css").read_text(encoding="utf-8"))
+    return environment.get_template(template).render(style=style, **values)
 
 
 def _tiles(training: Training) -> list[tuple[str, str, str]]:

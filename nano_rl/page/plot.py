@@ -55,9 +55,16 @@ class Plotter:
         self._drawn = 0
 
     def curves(
-        self, curves: Sequence[Series], title: str, *, share: bool = False, small: bool = False
+        self,
+        curves: Sequence[Series],
+        title: str,
+        *,
+        share: bool = False,
+        small: bool = False,
+        across: str = "step",
     ) -> str:
-        """Curves of one axis with their bands, as an SVG element; a `share` is drawn from 0 to 1."""
+        """Curves of one axis with their bands, as an SVG element; a `share` is drawn from 0 to 1. `across`
+        names what the curves' steps are."""
 
         def draw(axes: Axes) -> None:
             for n, curve in enumerate(curves):
@@ -77,7 +84,22 @@ class Plotter:
                 axes.set_ylim(-0.02, 1.02)
                 axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
 
-        return self._figure(draw, title, size=(3.4, 1.9) if small else (5.2, 2.5))
+        return self._figure(draw, title, size=(3.4, 1.9) if small else (5.2, 2.5), across=across)
+
+    def calibration(self, points: Sequence[tuple[float, float, float, float]], title: str) -> str:
+        """(confidence, accuracy, low, high) of each bin against the diagonal, on which both agree."""
+
+        def draw(axes: Axes) -> None:
+            axes.plot([0.5, 1], [0.5, 1], color=MUTED, linewidth=1, linestyle="--")
+            for confidence, accuracy, low, high in points:
+                axes.plot([confidence, confidence], [low, high], color=CATEGORIES[0], linewidth=1, alpha=0.6)
+                axes.plot([confidence], [accuracy], color=CATEGORIES[0], marker="o", markersize=6)
+            axes.set_xticks([0.5, 0.6, 0.7, 0.8, 0.9, 1], ["50 %", "60 %", "70 %", "80 %", "90 %", "100 %"])
+            axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+            axes.set_xlim(0.48, 1.02)
+            axes.set_ylim(-0.02, 1.02)
+
+        return self._figure(draw, title, size=(5.2, 3.6), across="how sure the model is")
 
     def stack(self, steps: Sequence[float], parts: dict[str, Sequence[float]], title: str) -> str:
         """Parts of a whole over the steps, on top of each other."""
@@ -94,7 +116,7 @@ class Plotter:
 
         return self._figure(draw, title, size=(5.2, 2.5))
 
-    def _figure(self, draw: Any, title: str, *, size: tuple[float, float]) -> str:
+    def _figure(self, draw: Any, title: str, *, size: tuple[float, float], across: str = "step") -> str:
         import matplotlib
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
@@ -104,12 +126,12 @@ class Plotter:
             figure = Figure(figsize=size, layout="constrained")
             FigureCanvasSVG(figure)
             axes = figure.add_subplot()
-            axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=across == "step"))
             axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
             draw(axes)
             axes.tick_params(length=0)
             axes.margins(x=0.01)
-            axes.set_xlabel("step", fontsize=8)
+            axes.set_xlabel(across, fontsize=8)
             written = io.StringIO()
             figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
         self._drawn += 1

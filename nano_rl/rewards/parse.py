@@ -78,6 +78,8 @@ def _argument(name: str) -> tuple[str, dict[str, str]]:
         return name, {}
     part, colon, value = name.partition(":")
     setting = part_kind(part).argument
+    if not colon and setting is not None and (meant := part_kind(part).unnamed()) is not None:
+        return part, {setting: meant}
     if colon and setting is None:
         raise UsageError(f"--reward {name}: {part} takes no argument; write {part}=WEIGHT")
     return part, {setting: value} if colon and setting else {}

@@ -47,6 +47,12 @@ class Part(Config):
     weight: float = Field(1.0, ge=0)
     """share of the reward before all weights are scaled to 1; 0 logs the part and counts nothing"""
 
+    @classmethod
+    def unnamed(cls) -> str | None:
+        """What `argument` is where a command line gives none; None leaves the setting's default. Raises
+        UsageError where it must be given."""
+        return None
+
     def prepare(self) -> None:
         """Refuse settings that cannot work, before anything is rolled out. Raises ConfigError."""
 

@@ -12,8 +12,8 @@ from pydantic import PrivateAttr
 
 from nano_coder.runtime import Runtime
 from nano_rl.rewards.part import Part, Score
-from nano_shared.checkpoint import resolve_checkpoint
-from nano_shared.errors import CheckpointError, ConfigError
+from nano_shared.checkpoint import checkpoint_names, checkpoints_dir, read_checkpoint, resolve_checkpoint
+from nano_shared.errors import CheckpointError, ConfigError, UsageError
 from nano_shared.types import Trajectory
 
 RewardModel = Callable[[Sequence[Trajectory]], Sequence[float]]
@@ -45,6 +45,18 @@ class Preference(Part):
     """name of the reward model"""
     _model: RewardModel | None = PrivateAttr(None)
 
+    @classmethod
+    def unnamed(cls) -> str:
+        """The reward model there is, where there is one alone: its name is then part of the settings."""
+        known = [name for name in checkpoint_names() if _is_reward_model(name)]
+        if not known:
+            raise UsageError("preference=WEIGHT needs a reward model; nano-rl reward-model makes one")
+        if len(known) > 1:
+            raise UsageError(
+                f"preference=WEIGHT could mean {', '.join(known)}; name one: preference:{known[0]}=WEIGHT"
+            )
+        return known[0]
+
     def prepare(self) -> None:
         if self.checkpoint is None:
             raise ConfigError("preference needs a reward model: preference:CHECKPOINT=WEIGHT")
@@ -59,6 +71,13 @@ class Preference(Part):
     def score(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Score]:
         assert self._model is not None  # `prepare` has opened it
         return [Score(value=_logistic(x)) for x in self._model(runs)]
+
+
+def _is_reward_model(name: str) -> bool:
+    try:
+        return read_checkpoint(checkpoints_dir() / name).kind == "reward_model"
+    except CheckpointError:
+        return False  # a damaged one is none that could be meant
 
 
 def _logistic(x: float) -> float:

@@ -1,4 +1,4 @@
-"""What a step's rollouts achieved: the reward with its error, and success by level."""
+"""What a step's rollouts achieved: the reward with its error and its parts, and success by level."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from collections.abc import Sequence
 
 from nano_rl.group import Group
 from nano_rl.rewards import outcome
+from nano_rl.rewards.outcome import is_composed
 
 SUCCESS = "success/"
 """prefix of the share of rollouts that succeed; behind it `all` or `level_N`"""
 GRADED = "graded/"
 """prefix of the number of rollouts that share is of"""
+PART = "part/"
+"""prefix of the mean of a part of a composed reward, over the rollouts that it spoke of"""
 
 
 def success_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """`success/...` and `graded/...` by level, and `reward_error`, the standard error of the mean reward.
+    """`success/...` and `graded/...` by level, `part/...` of each part of a composed reward, and
+    `reward_error`, the standard error of the mean reward.
 
     A success is an outcome of 1: the tests', whatever a composed reward adds. The error is that of the mean
     over groups, since rollouts of one task are no independent draws; absent below two scored groups.
@@ -33,8 +37,20 @@ def success_metrics(groups: Sequence[Group]) -> dict[str, float]:
     for name, values in sorted(outcomes.items()):
         metrics[f"{SUCCESS}{name}"] = sum(value >= 1 for value in values) / len(values)
         metrics[f"{GRADED}{name}"] = float(len(values))
+    metrics |= _parts(groups)
     error = _error([_mean(group) for group in groups])
     return metrics if error is None else {**metrics, "reward_error": error}
+
+
+def _parts(groups: Sequence[Group]) -> dict[str, float]:
+    """What each part said, whether it counted or not; its details (`part.detail`) stay in the verdicts."""
+    said: dict[str, list[float]] = defaultdict(list)
+    for verdict in (run.verdict for group in groups for run in group.trajectories):
+        if verdict is not None and is_composed(verdict):
+            for name, value in verdict.components.items():
+                if value is not None and "." not in name:
+                    said[name].append(value)
+    return {f"{PART}{name}": math.fsum(values) / len(values) for name, values in sorted(said.items())}
 
 
 def _mean(group: Group) -> float:

@@ -53,9 +53,11 @@ def insert_verdict(connection: sa.Connection, run_id: str, verdict: Verdict) -> 
     connection.execute(schema.verdicts.insert(), verdict_row(run_id, verdict, time.time()))
 
 
-def insert_feedback(connection: sa.Connection, run_id: str, feedback: Feedback) -> None:
+def insert_feedback(connection: sa.Connection, run_id: str, feedback: Feedback) -> int:
+    """The id of the row."""
     stop_of(connection, run_id)
-    connection.execute(schema.feedback.insert(), feedback_row(run_id, feedback))
+    done = connection.execute(schema.feedback.insert(), feedback_row(run_id, feedback))
+    return int(done.inserted_primary_key[0])  # type: ignore[index]
 
 
 def end_run(connection: sa.Connection, run_id: str, end: dict[str, Any]) -> None:

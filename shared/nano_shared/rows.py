@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
-from nano_shared.feedback import Feedback
+from nano_shared.feedback import Feedback, Said
 from nano_shared.types import (
     Completion,
     Denials,
@@ -122,6 +122,10 @@ def feedback_from(row: RowMapping) -> Feedback:
     names = ("kind", "value", "text", "turn", "author", "created")
     span = None if row["span_start"] is None else (row["span_start"], row["span_end"])
     return Feedback(span=span, **{name: row[name] for name in names})
+
+
+def said_from(row: RowMapping) -> Said:
+    return Said(id=row["id"], run=row["run_id"], feedback=feedback_from(row))
 
 
 def verdict_from(row: RowMapping) -> Verdict:

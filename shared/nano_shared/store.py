@@ -18,8 +18,8 @@ from nano_shared.blobs import BlobStore
 from nano_shared.claim import claim
 from nano_shared.database import Database, open_database
 from nano_shared.errors import LogError
-from nano_shared.feedback import Feedback
-from nano_shared.rows import feedback_from, verdict_from
+from nano_shared.feedback import Feedback, Said
+from nano_shared.rows import feedback_from, said_from, verdict_from
 from nano_shared.run_id import new_run_id
 from nano_shared.run_summary import RunSummary
 from nano_shared.types import Split, StopReason, Trajectory, Turn, Verdict
@@ -142,8 +142,14 @@ class LogStore:
         """Add a judgement beside the ones that exist; the newest is the trajectory's."""
         self._database.write(lambda connection: journal.insert_verdict(connection, run_id, verdict))
 
-    def add_feedback(self, run_id: str, feedback: Feedback) -> None:
-        self._database.write(lambda connection: journal.insert_feedback(connection, run_id, feedback))
+    def add_feedback(self, run_id: str, *feedback: Feedback) -> list[Said]:
+        """Add what was said of a run, all rows or none. Raises LogError for an unknown run."""
+
+        def work(connection: sa.Connection) -> list[int]:
+            return [journal.insert_feedback(connection, run_id, row) for row in feedback]
+
+        ids = self._database.write(work)
+        return [Said(id=i, run=run_id, feedback=row) for i, row in zip(ids, feedback, strict=True)]
 
     def put_blob(self, data: bytes) -> str:
         return self.blobs.put(data)
@@ -213,6 +219,19 @@ class LogStore:
         query = sa.select(table).where(table.c.run_id == run_id).order_by(table.c.id)
         rows = self._database.read(lambda connection: connection.execute(query).mappings().all())
         return tuple(feedback_from(row) for row in rows)
+
+    def all_feedback(self, *, run: str | None = None, page: int = 1000) -> Iterator[Said]:
+        """What was said of a run, or of any, in order of arrival, `page` rows in memory at a time."""
+        table, last = schema.feedback, 0
+        while True:
+            query = sa.select(table).where(table.c.id > last).order_by(table.c.id).limit(page)
+            if run is not None:
+                query = query.where(table.c.run_id == run)
+            rows = self._database.read(lambda c, q=query: c.execute(q).mappings().all())  # type: ignore[misc]
+            yield from map(said_from, rows)
+            if len(rows) < page:
+                return
+            last = rows[-1]["id"]
 
     def sql(self, query: str) -> SqlResult:
         """Rows of one SELECT over the views (views.py). Raises LogError for a query that fails or writes."""

@@ -18,6 +18,7 @@ from nano_rl.demonstrations import reader_of
 from nano_rl.imitation import Reader
 from nano_rl.logprob import token_logprobs
 from nano_rl.reward_checkpoint import open_reward_model
+from nano_rl.rewards import parse_reward
 from nano_rl.rewards.preference import Preference
 from nano_rl.tiny import build_tiny
 from nano_shared import (
@@ -143,6 +144,11 @@ def test_a_reward_model_is_trained_saved_and_scores_runs(
     assert manifest.kind == "reward_model"
     assert float(str(manifest.metrics["held_out_accuracy"])) > 0.8
     assert manifest.metrics["held_out_pairs"] == 16
+    assert "expected calibration error" in said
+    assert "<svg" in (folder / "calibration.html").read_text()
+    assert parse_reward("tests=1,preference=0.2").parts["preference"] == {
+        "weight": 0.2, "checkpoint": "judge",
+    }  # fmt: skip
 
     reader = reader_of(open_weights(str(tiny)))
     kind, rude = (run_of(reader, n, t, None) for n, t in (("a", "please please go"), ("b", "stop stop go")))

@@ -10,6 +10,7 @@ import pytest
 from rewarded import ADD, FAIL, MEND, READ, SOLVE, SUBMIT, new_runtime, opened, rolled
 
 from nano_coder.runtime import Runtime
+from nano_rl.rewards import parse_reward
 from nano_rl.rewards.diff_size import changed_lines
 from nano_rl.rewards.length import falling
 from nano_rl.rewards.preference import LOADERS
@@ -257,6 +258,14 @@ def test_principles_that_cannot_be_read_are_refused_by_file(text: str, sentence:
     with pytest.raises(ConfigError, match="constitution") as error:
         opened(tests=1, constitution={"weight": 1, "path": str(file)})
     assert sentence in str(error.value)
+
+
+def test_preference_by_words_needs_a_name_where_there_is_not_one_model_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANO_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match="nano-rl reward-model makes one"):
+        parse_reward("tests=1,preference=0.2")
 
 
 def test_preference_is_an_error_until_a_reward_model_is_given(

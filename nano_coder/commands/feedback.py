@@ -1,0 +1,251 @@
+"""`nano-coder feedback`: say what was good or bad about a run, a step or a span; list what was said."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import click
+
+from nano_coder.token_span import load_decode, token_ranges
+from nano_shared.errors import UsageError
+from nano_shared.feedback import Feedback, FeedbackKind, Outcome, Said
+from nano_shared.printable import printable
+from nano_shared.store import LogStore
+from nano_shared.types import Trajectory
+
+_PIPED = 200
+"""columns of a table that nobody's terminal bounds"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What the flags say of one run."""
+
+    step: int | None
+    thumb: float | None
+    note: str | None
+    prefer: str | None
+    edit: str | None
+    span: tuple[int, int] | None
+    outcome: Outcome | None
+    author: str | None
+
+    @property
+    def empty(self) -> bool:
+        said = (self.thumb, self.note, self.prefer, self.edit, self.outcome)
+        return all(value is None for value in said)
+
+
+@click.command("feedback")
+@click.argument("run", required=False)
+@click.option("--step", type=int, metavar="N", help="Of this step, as `log show` counts them, from 1.")
+@click.option("--good", is_flag=True, help="A thumb up.")
+@click.option("--bad", is_flag=True, help="A thumb down.")
+@click.option("--note", metavar="TEXT", help="In words.")
+@click.option("--prefer", metavar="OTHER", help="RUN is better than this run of the same task.")
+@click.option("--edit", metavar="TEXT", help="What the step (or its --span) should say instead; - reads it.")
+@click.option("--span", metavar="START:END", help="Characters of the step's text, from 0, END left out.")
+@click.option(
+    "--outcome", type=click.Choice([o.value for o in Outcome]), help="What became of the work later."
+)
+@click.option("--author", metavar="NAME", help="Who says so.")
+@click.option("--list", "as_list", is_flag=True, help="Show what was said, of RUN or of all runs.")
+@click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON a row, and nothing else.")
+def command(
+    run: str | None, as_list: bool, log: str | None, as_json: bool, good: bool, bad: bool, **flags: Any
+) -> int:
+    """Add what is said of RUN (an id, the beginning of one, or `last`) to the log, all of it or nothing.
+
+    \b
+    nano-coder feedback last --good --note "clean"
+    nano-coder feedback last --step 2 --span 0:14 --bad
+    nano-coder feedback 01h2x --prefer 01h2w
+    nano-coder feedback 01h2x --outcome reverted
+    nano-coder feedback --list --json > feedback.jsonl
+    """
+    if good and bad:
+        raise UsageError("--good and --bad contradict each other; give one of them")
+    given = _given(flags, thumb=1.0 if good else -1.0 if bad else None)
+    if as_list:
+        if not given.empty or given != _NOTHING:
+            raise UsageError("--list only reads; leave out what is to be said, or leave out --list")
+        return _list(run, log, as_json=as_json)
+    if run is None:
+        raise UsageError("name the run that this is said of: nano-coder feedback RUN; `last` is the newest")
+    if given.empty:
+        raise UsageError(
+            "nothing is said; give --good, --bad, --note, --prefer, --edit or --outcome, or --list to read"
+        )
+    with LogStore.open(log, create=False) as store:
+        trajectory = store.get(run)
+        rows = list(feedback_rows(given, trajectory, store))
+        _show(store.add_feedback(trajectory.id, *rows), store, as_json=as_json)
+    return 0
+
+
+_NOTHING = Given(
+    step=None, thumb=None, note=None, prefer=None, edit=None, span=None, outcome=None, author=None
+)
+
+
+def _given(flags: dict[str, Any], *, thumb: float | None) -> Given:
+    edit = flags.pop("edit")
+    outcome = flags.pop("outcome")
+    return Given(
+        **flags | {"span": _span(flags["span"])},
+        thumb=thumb,
+        edit=_read() if edit == "-" else edit,
+        outcome=None if outcome is None else Outcome(outcome),
+    )
+
+
+def _read() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as problem:
+        raise UsageError(f"the edit is not UTF-8 text ({problem})") from None
+
+
+def _span(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    start, colon, end = text.partition(":")
+    if not (colon and start.isdecimal() and end.isdecimal() and int(start) < int(end)):
+        raise UsageError(f"--span {text!r} is no START:END of characters, for example 0:14 for the first 14")
+    return int(start), int(end)
+
+
+def feedback_rows(given: Given, run: Trajectory, store: LogStore) -> Iterator[Feedback]:
+    """The rows that the flags ask for. Raises UsageError (LogError for a run that is not there) where they
+    contradict each other or the run."""
+    turn = _turn(given, run)
+    common = {"author": given.author, "created": time.time()}
+    place = {**common, "turn": turn, "span": given.span}
+    if given.thumb is not None:
+        yield Feedback(kind=FeedbackKind.THUMB, value=given.thumb, **place)
+    if given.note is not None:
+        if not given.note.strip():
+            raise UsageError("the note is empty; say what is to be remembered, or leave --note out")
+        yield Feedback(kind=FeedbackKind.NOTE, text=given.note, **place)
+    if given.edit is not None:
+        yield Feedback(kind=FeedbackKind.EDIT, text=_edit(given, run), **place)
+    if given.prefer is not None:
+        yield Feedback(kind=FeedbackKind.PREFER, text=_rival(given.prefer, run, store), **common)
+    if given.outcome is not None:
+        yield Feedback(
+            kind=FeedbackKind.OUTCOME, value=given.outcome.worth, text=given.outcome.value, **common
+        )
+
+
+def _turn(given: Given, run: Trajectory) -> int | None:
+    """The turn that the step and the span point to, if they point at all."""
+    count = len(run.turns)
+    if given.step is None:
+        if given.span is not None:
+            raise UsageError("--span points into the text of one step; name it with --step")
+        if given.edit is not None:
+            raise UsageError("--edit says what one step should have said; name it with --step")
+        return None
+    if given.prefer is not None or given.outcome is not None:
+        raise UsageError("--prefer and --outcome speak of whole runs; leave --step out, or say them apart")
+    if not 1 <= given.step <= count:
+        steps = f"steps 1 to {count}" if count else "no steps"
+        raise UsageError(f"run {run.id} has no step {given.step}: it has {steps}")
+    length = len(run.turns[given.step - 1].completion.text)
+    if given.span is not None and given.span[1] > length:
+        raise UsageError(
+            f"--span {given.span[0]}:{given.span[1]} ends beyond step {given.step}, whose text has {length}"
+            " characters"
+        )
+    return given.step - 1
+
+
+def _edit(given: Given, run: Trajectory) -> str:
+    assert given.edit is not None
+    assert given.step is not None  # `_turn` has refused an edit without one
+    text = run.turns[given.step - 1].completion.text
+    before = text if given.span is None else text[slice(*given.span)]
+    if given.span is None and not given.edit.strip():
+        raise UsageError("the edit is empty; say what the step should have said, or give --bad")
+    if given.edit == before:
+        raise UsageError("the edit says what the step said already; change something, or give --good")
+    return given.edit
+
+
+def _rival(other: str, run: Trajectory, store: LogStore) -> str:
+    rival = store.get(other)
+    if rival.id == run.id:
+        raise UsageError(f"run {run.id} cannot be preferred to itself; --prefer names another run")
+    if rival.task.key != run.task.key:
+        raise UsageError(
+            f"runs {run.id} and {rival.id} tried different tasks, so neither can be preferred to the other"
+        )
+    return rival.id
+
+
+# ------------------------------------------------------------------------------------------ listing
+
+
+def _list(run: str | None, log: str | None, *, as_json: bool) -> int:
+    with LogStore.open(log, create=False) as store:
+        which = None if run is None else store.resolve(run)
+        _show(store.all_feedback(run=which), store, as_json=as_json)
+    return 0
+
+
+def _show(said: Iterable[Said], store: LogStore, *, as_json: bool) -> None:
+    if as_json:
+        for line in exported(said, store):
+            print(json.dumps(line))
+        return
+    _table(said)
+
+
+def exported(said: Iterable[Said], store: LogStore) -> Iterator[dict[str, Any]]:
+    """Each row with the task of its run and the sampled tokens that it speaks of, as plain JSON.
+
+    `tokens` is null where the run has none, and for a span whose tokenizer is not at hand.
+    """
+    decoder = cache(load_decode)
+    run: Trajectory | None = None
+    for row in said:
+        if run is None or run.id != row.run:
+            run = store.get(row.run)
+        feedback = row.feedback
+        ranges = token_ranges(run, feedback, decoder(run.policy) if feedback.span else None)
+        yield {
+            "id": row.id,
+            "run": row.run,
+            "task": run.task.key,
+            "step": None if feedback.turn is None else feedback.turn + 1,
+            **feedback.model_dump(mode="json"),
+            "tokens": None if ranges is None else [found.as_dict() for found in ranges],
+        }
+
+
+def _table(said: Iterable[Said]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("when", "run", "step", "span", "kind", "value", "text", "author", box=None)
+    for row in said:
+        feedback = row.feedback
+        table.add_row(
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(feedback.created)),
+            row.run,
+            "" if feedback.turn is None else str(feedback.turn + 1),
+            "" if feedback.span is None else f"{feedback.span[0]}:{feedback.span[1]}",
+            feedback.kind,
+            "" if feedback.value is None else f"{feedback.value:+g}",
+            escape(" ".join(printable(feedback.text or "").split())[:60]),
+            escape(printable(feedback.author or "")),
+        )
+    Console(width=None if sys.stdout.isatty() else _PIPED).print(table)
