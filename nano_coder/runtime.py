@@ -20,7 +20,7 @@ from nano_coder.grading import grade_folder, grade_trajectory
 from nano_coder.grading.graders import GRADERS, by_grader, find_grader
 from nano_coder.grading.measure import measured
 from nano_coder.grading.names import used_names
-from nano_coder.models import OpenedWeights, default_model, local_policy, open_policy, open_weights
+from nano_coder.models import SHIPPED, OpenedWeights, default_model, local_policy, open_policy, open_weights
 from nano_coder.policies.scripted import ScriptedPolicy
 from nano_coder.profiles import COMPACT_1, PROFILES, find_profile, serving_profile
 from nano_coder.prompt import first_messages, offered_tools
@@ -48,6 +48,7 @@ __all__ = [
     "DIALECTS",
     "GRADERS",
     "PROFILES",
+    "SHIPPED",
     "ChatTemplate",
     "OpenedWeights",
     "Runtime",
