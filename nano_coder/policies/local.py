@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nano_coder.chat_template import ChatTemplate
@@ -92,6 +93,10 @@ class LocalPolicy:
     def count(self, text: str) -> int:
         """Number of tokens in a plain text."""
         return len(self.template.encoder.text(text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, control tokens included."""
+        return self.template.encoder.decode(ids)
 
     def _text(self, sampled: Sampled) -> str:
         ids = sampled.ids[:-1] if sampled.ids[-1] in self.engine.eos_ids else sampled.ids
