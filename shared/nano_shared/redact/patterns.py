@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-_WORD = r"(?<![A-Za-z0-9_\-])"
+_WORD = r"(?<![A-Za-z0-9_])"  # a dash may be the first character of a line of a diff
 
 _FIXED = {
     "aws-key-id": r"(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}(?![A-Z0-9])",
@@ -39,7 +39,7 @@ PATTERNS: dict[str, re.Pattern[str]] = {
     ),
     "slack-webhook": re.compile(r"hooks\.slack\.com/services/(?P<secret>[A-Za-z0-9_/\-]{20,})"),
     "url-password": re.compile(
-        r"(?<![A-Za-z0-9+.\-])[A-Za-z][A-Za-z0-9+.\-]{1,20}://[^\s:/@\"'`<>]*:(?P<secret>[^\s@/\"'`<>]{3,})@"
+        r"(?<![A-Za-z0-9])[A-Za-z][A-Za-z0-9+.\-]{1,20}://[^\s:/@\"'`<>]*:(?P<secret>[^\s@/\"'`<>]{3,})@"
     ),
     "authorization": re.compile(
         r"(?i:authorization)" + f"(?:{_QUOTE})?" + r"[ \t]*[:=][ \t]*" + f"(?:{_QUOTE})?"
@@ -48,7 +48,7 @@ PATTERNS: dict[str, re.Pattern[str]] = {
     "connection-key": re.compile(r"(?:AccountKey|SharedAccessKey|sig)=(?P<secret>[A-Za-z0-9+/%]{30,}={0,2})"),
 }
 _QUOTED = re.compile(
-    rf"(?<![A-Za-z0-9_.\-])(?P<name>(?i:{_NAME}))(?:{_QUOTE})?[ \t]*(?:=>|:=|[:=])[ \t]*"
+    rf"(?<![A-Za-z0-9_.])(?P<name>(?i:{_NAME}))(?:{_QUOTE})?[ \t]*(?:=>|:=|[:=])[ \t]*"
     r"""(?:[rbf]?)\\?(?P<quote>["'`])(?P<secret>[^\s"'`\\]{6,})\\?(?P=quote)"""
 )
 """an assignment of a text in quotes to a name like that of a key: JSON, YAML, code"""
