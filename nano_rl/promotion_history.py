@@ -60,8 +60,7 @@ def promote(
 ) -> Promotion:
     """Make the checkpoint in `folder` the promoted one, and keep why.
 
-    Raises CheckpointError for a damaged one, and for one that was not promoted since the comparison: the
-    evidence names the checkpoint that was promoted then.
+    Raises CheckpointError for a damaged one and for a reward model.
     """
     manifest = read_checkpoint(folder)
     if manifest.kind == "reward_model":

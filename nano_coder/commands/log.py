@@ -102,8 +102,8 @@ def verify_run(run: str, log: str | None, as_json: bool) -> int:
 def redact(runs: tuple[str, ...], log: str | None) -> int:
     """Take the secrets out of RUNS for good: what they held before is dropped, not kept beside it.
 
-    The rules are those of `redact` in nano.toml. All token ids of a run that held a secret become placeholders:
-    it trains no policy gradient any more. Snapshots of workspaces and their files stay as they are.
+    The rules are those of `redact` in nano.toml. All token ids of a run that held a secret become
+    placeholders: it trains no policy gradient any more. Snapshots of workspaces stay as they are.
     """
     redactor = Redactor(load_config({}, Path())[0].redact)
     with LogStore.open(log, create=False) as store:

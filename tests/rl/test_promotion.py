@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nano_coder.runtime import COMPACT_1, first_messages
@@ -284,6 +284,7 @@ def test_the_lineage_is_told_up_to_the_base_and_where_it_breaks(nano: NANO) -> N
     assert "is named as its own ancestor" in nano("checkpoints", "show", "loop")[1]
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0]), min_size=1, max_size=12))
 def test_a_difference_is_never_better_and_worse_and_needs_six_changed_tasks(values: list[float]) -> None:
     found = difference("x", values)
@@ -326,6 +327,9 @@ def test_eval_and_promote_on_tasks_with_real_models(home: Path, nano: NANO) -> N
     assert "not better than one beyond noise: +0.0%" in out
     assert "two is not promoted" in out
     assert "0.0% (0.0% to" in nano("checkpoints", "list")[1]
+    # what was measured then is found again, so that nothing is run
+    assert nano("checkpoints", "promote", "two", "--against", "one")[0] == 1
+    assert len(list((home / "evaluations").iterdir())) == 3
     code, _, err = nano("eval", "--model", "one", "--tasks", file, "--repeat", "2")
     assert code == 2
     assert "--repeat needs a --temperature" in err
