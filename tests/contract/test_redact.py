@@ -256,7 +256,7 @@ def test_no_planted_secret_survives_in_a_run(
     assert scrub_trajectory(scrubbed, decode=pieces.decode if decoded else None) == scrubbed
 
 
-@settings(deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(trajectories())
 def test_any_run_comes_back_aligned_and_clean_ones_unchanged(run) -> None:  # type: ignore[no-untyped-def]
     scrubbed = scrub_trajectory(run)

@@ -65,8 +65,9 @@ _FLAG = re.compile(
 """a value on a command line"""
 
 _PLACEHOLDER = re.compile(
-    r"(?i)(?:[<{$%(*x.\-_]|\[redacted:|your|my[_\-]?|example|change|replace|insert|placeholder|dummy|fake|todo"
-    r"|none|null|true|false|undefined|default|optional|required|os\.|env\.|process\.|self\.|args\.|config\.)"
+    r"(?i)[<{$%(*]|\.\.\.|xxx|\[redacted:|(?:os|env|process|self|args|config)\."
+    r"|(?:your|my|example|change|changeme|replace|insert|placeholder|dummy|fake|todo|none|null|true|false"
+    r"|undefined|default|optional|required)(?![A-Za-z0-9])"
 )
 _KEYWORD = re.compile(r"(?i)key|token|secret|passw|passphrase|pwd|credential")
 
