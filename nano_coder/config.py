@@ -12,6 +12,7 @@ import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from nano_shared.errors import ConfigError
+from nano_shared.redact import RedactConfig
 
 
 class AgentConfig(BaseModel):
@@ -34,6 +35,8 @@ class AgentConfig(BaseModel):
     """path or SQLAlchemy URL of the log; None is NANO_HOME/log.db"""
     exclude: tuple[str, ...] = ()
     """patterns for names that no run gets to see, beside version control, environments and caches"""
+    redact: RedactConfig = RedactConfig()
+    """secrets: `write` keeps them out of the log; `[redact]` also takes `patterns` and `allow`"""
 
     @field_validator("exclude", mode="before")
     @classmethod
@@ -68,11 +71,18 @@ def load_config(flags: Mapping[str, Any], directory: Path) -> tuple[AgentConfig,
                 raise ConfigError(
                     f"{source}: unknown key {key!r}; known: {', '.join(AgentConfig.model_fields)}"
                 )
-            values[key], sources[key] = value, source
+            values[key] = _joined(values.get(key), value) if key == "redact" else value
+            sources[key] = source
     if sources["base_url"] == "nano.toml" and sources["api_key"] in ("environment", "user config"):
         # a stranger's repository must not choose where the user's key is sent
         raise ConfigError(
             f"nano.toml sends your API key to {values['base_url']!r}; if you trust it, say --base-url"
+        )
+    user = layers[0][1].get("redact")
+    if sources["redact"] == "nano.toml" and _is_on(user) and not _is_on(values["redact"]):
+        # nor whether the user's log keeps secrets
+        raise ConfigError(
+            "nano.toml turns off the redaction of your config; if you mean it, say NANO_REDACT=off"
         )
     try:
         return AgentConfig.model_validate(values), sources
@@ -80,6 +90,16 @@ def load_config(flags: Mapping[str, Any], directory: Path) -> tuple[AgentConfig,
         error = problem.errors()[0]
         key = str(error["loc"][0])
         raise ConfigError(f"{sources[key]}: {key} = {values[key]!r}: {error['msg'].lower()}") from None
+
+
+def _joined(below: Any, above: Any) -> Any:
+    """A table over a table, key by key; a plain text is short for the key `on`."""
+    layers = [{"on": layer} if isinstance(layer, str) else layer for layer in (below or {}, above)]
+    return {**layers[0], **layers[1]} if all(isinstance(layer, dict) for layer in layers) else above
+
+
+def _is_on(redact: Any) -> bool:
+    return redact == "write" or (isinstance(redact, dict) and redact.get("on") == "write")
 
 
 def user_config_path() -> Path:

@@ -103,7 +103,7 @@ def weights_id(name: str) -> str | None:
     """The id under which a local model's runs are logged, without loading it; None where it is not here."""
     from nano_coder.weights import policy_id
 
-    return policy_id(_locate(name))
+    return policy_id(locate(name))
 
 
 def local_policy(

@@ -19,6 +19,7 @@ from nano_coder.grading.graders import GRADERS, by_grader, find_grader
 from nano_coder.grading.measure import measured
 from nano_coder.grading.names import used_names
 from nano_coder.models import (
+    SHIPPED,
     OpenedWeights,
     default_model,
     local_policy,
@@ -42,6 +43,7 @@ from nano_shared.conversation import Conversation
 from nano_shared.errors import ContextFull, PolicyError, SandboxError, UsageError
 from nano_shared.policy import Policy
 from nano_shared.profile import InterfaceProfile
+from nano_shared.redact import is_redacted
 from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import Sampling, StopReason, Task, Trajectory, Turn
@@ -55,6 +57,7 @@ __all__ = [
     "DIALECTS",
     "GRADERS",
     "PROFILES",
+    "SHIPPED",
     "ChatTemplate",
     "OpenedWeights",
     "Runtime",
@@ -316,6 +319,11 @@ def _check_resumable(trajectory: Trajectory, runtime: Runtime) -> tuple[str, str
     """The workspace before the first action and after the last logged turn, of a run that may go on."""
     run, profile = trajectory.id, runtime.profile
     refuse_ended(trajectory)
+    if is_redacted(trajectory):
+        raise UsageError(
+            f"run {run} was redacted: what the model read is not in the log any more, so it cannot go on; run"
+            f" the task again, or take what it did with nano-coder apply {run}"
+        )
     newest = trajectory.last_snapshot
     if trajectory.snapshot is None or newest is None:
         raise UsageError(f"run {run} never got a workspace; run the task again")
@@ -369,7 +377,7 @@ def _agent(trajectory: Trajectory, runtime: Runtime, jail: Jail, workspace: Work
         conversation=Conversation(first_messages(runtime.profile, task, workspace.files())),
         sampling=runtime.sampling,
         seed=trajectory.seed,
-        put_blob=runtime.store.blobs.put,
+        put_blob=runtime.store.put_blob,
         elapsed=sum(turn.ended - turn.started for turn in trajectory.turns),
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 from nano_coder.dialects import DIALECTS
 from nano_coder.profiles import PROFILES
 from nano_coder.prompt import offered_tools
+from nano_shared.redact import is_redacted
 from nano_shared.types import Trajectory, Trust
 
 
@@ -55,6 +56,14 @@ def _tokens(trajectory: Trajectory) -> Iterator[Finding]:
             True,
             "text-only",
             f"text-only: no token ids and log-probs for turn {bare[0]} (it can still imitate)",
+        )
+        return
+    if is_redacted(trajectory):
+        yield Finding(
+            True,
+            "redacted",
+            "redacted: some of its tokens were hidden, and what follows them was sampled after the true ones"
+            " (its text can still imitate)",
         )
         return
     rows = [turn.completion.tokens.row for turn in trajectory.turns if turn.completion.tokens]

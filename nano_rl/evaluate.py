@@ -1,4 +1,4 @@
-"""Evaluation: success on held-out tasks with confidence intervals, by level, paired against a baseline."""
+"""Evaluation: success on held-out tasks with 95 % intervals, by suite and level, paired with a baseline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nano_rl.rewards import outcome
-from nano_rl.statistics import paired_bootstrap, wilson
+from nano_rl.statistics import bootstrap, paired_bootstrap, wilson
 from nano_shared.types import Task, Trajectory
 
 
@@ -21,7 +21,7 @@ class Row:
     ungraded: int
     low: float
     high: float
-    """95 % Wilson interval of the success rate"""
+    """95 % interval of the success rate (`success_interval`)"""
 
     @property
     def rate(self) -> float:
@@ -29,22 +29,33 @@ class Row:
 
 
 def table(trajectories: Sequence[Trajectory]) -> list[Row]:
-    """A row for all tasks, then one a level and view."""
+    """A row for all tasks, one a suite where there are several, then one a level and view."""
+    suites: dict[str, list[Trajectory]] = defaultdict(list)
     parts: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
+        suites[suite_of(trajectory.task)].append(trajectory)
         parts[_part(trajectory.task)].append(trajectory)
-    return [_row("all", trajectories), *(_row(name, parts[name]) for name in sorted(parts))]
+    by_suite = [_row(f"suite {name}", suites[name]) for name in sorted(suites)] if len(suites) > 1 else []
+    return [_row("all", trajectories), *by_suite, *(_row(name, parts[name]) for name in sorted(parts))]
+
+
+def suite_of(task: Task) -> str:
+    """What a task came from: the suite and version that generated it, or the source it was imported from."""
+    if task.provenance.source == "generated":
+        return task.key.partition(":")[0]
+    return task.provenance.source
 
 
 def paired(
     new: Sequence[Trajectory], old: Sequence[Trajectory], *, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Mean difference in success on the tasks that both were graded on, with a 95 % bootstrap interval."""
-    before = {t.task.key: o for t in old if (o := outcome(t.verdict)) is not None}
-    pairs = [
-        (o, before[t.task.key]) for t in new if (o := outcome(t.verdict)) is not None and t.task.key in before
-    ]
-    return paired_bootstrap([a for a, _ in pairs], [b for _, b in pairs], seed=seed)
+    """Mean difference in success on the tasks that both were graded on, with a 95 % bootstrap interval.
+
+    A task that was run several times counts once, with the mean of its runs: those are not independent.
+    """
+    after, before = _task_means(new), _task_means(old)
+    both = [key for key in after if key in before]
+    return paired_bootstrap([after[key] for key in both], [before[key] for key in both], seed=seed)
 
 
 def component_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -64,15 +75,43 @@ def _part(task: Task) -> str:
     return f"level {task.level} {task.view}" if task.level is not None else "other"
 
 
+def _task_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Task key -> mean outcome of its graded runs."""
+    outcomes: dict[str, list[float]] = defaultdict(list)
+    for trajectory in trajectories:
+        value = outcome(trajectory.verdict)
+        if value is not None:
+            outcomes[trajectory.task.key].append(value)
+    return {key: sum(values) / len(values) for key, values in outcomes.items()}
+
+
 def _row(name: str, trajectories: Sequence[Trajectory]) -> Row:
-    outcomes = [o for t in trajectories if (o := outcome(t.verdict)) is not None]
-    successes = sum(o >= 1 for o in outcomes)
-    low, high = wilson(successes, len(outcomes))
+    by_task: dict[str, list[bool]] = defaultdict(list)
+    for trajectory in trajectories:
+        value = outcome(trajectory.verdict)
+        if value is not None:
+            by_task[trajectory.task.key].append(value >= 1)
+    successes = sum(map(sum, by_task.values()))
+    graded = sum(map(len, by_task.values()))
+    low, high = success_interval(list(by_task.values()))
     return Row(
         name=name,
         successes=successes,
-        graded=len(outcomes),
-        ungraded=len(trajectories) - len(outcomes),
+        graded=graded,
+        ungraded=len(trajectories) - graded,
         low=low,
         high=high,
     )
+
+
+def success_interval(runs_T: Sequence[Sequence[bool]]) -> tuple[float, float]:
+    """95 % interval of the success rate of tasks, each with its graded runs.
+
+    Wilson's where each task was run once. Runs of one task are not independent, so with several the tasks
+    are resampled; where they all agree resampling sees no spread, and Wilson's interval of as many tasks
+    stands in.
+    """
+    means = [sum(runs) / len(runs) for runs in runs_T if runs]
+    if all(mean in (0, 1) for mean in means) and (len(set(means)) < 2 or max(map(len, runs_T)) == 1):
+        return wilson(sum(mean == 1 for mean in means), len(means))
+    return bootstrap(means, seed=0)[1:]

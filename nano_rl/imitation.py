@@ -13,6 +13,7 @@ from nano_rl.sample import TrainSample, to_samples
 from nano_rl.tasks.impossible import is_control
 from nano_shared.conversation import Conversation
 from nano_shared.profile import InterfaceProfile
+from nano_shared.redact import MARKER, is_redacted
 from nano_shared.types import Completion, Finish, Message, Role, Sampling, Trajectory, TurnTokens
 
 
@@ -28,6 +29,7 @@ class Reader:
         """Whether the logged tokens of a run are this policy's: its template, profile and vocabulary."""
         return (
             run.has_tokens
+            and not is_redacted(run)
             and run.template_hash == self.template.template_hash
             and self.speaks(run)
             and self._shows(run)
@@ -65,10 +67,11 @@ def imitation_sample(
     """A row to imitate: the mask is 1 on the completions and the end-of-turn tokens that close them.
 
     The context is rendered by the very template that serves, turn by turn, so training sees what the
-    runtime will show. For text-only runs: their completions are encoded here for the first time.
+    runtime will show. For text-only runs: their completions are encoded here for the first time. A completion
+    that was redacted stays context: nobody is to learn to write markers.
     """
     messages = run_messages(trajectory, profile)
-    trained = [message.role is Role.ASSISTANT for message in messages]
+    trained = [m.role is Role.ASSISTANT and not MARKER.search(m.content) for m in messages]
     return messages_sample(trajectory.id, messages, trained, template, eos_id)
 
 
@@ -119,9 +122,11 @@ def _completion(text: str, context: tuple[int, ...], written: tuple[int, ...]) -
 
 
 def succeeded(run: Trajectory) -> bool:
-    """Whether a run may be imitated: it ended by itself and passed all that graded it, on a possible task."""
+    """Whether a run may be imitated: it ended by itself, said something that was not redacted,
+    and passed all that graded it, on a possible task."""
     ended = run.stop is not None and not run.stop.ours
-    return ended and bool(run.turns) and not is_control(run.task) and outcome(run.verdict) == 1.0
+    says = any(not MARKER.search(turn.completion.text) for turn in run.turns)
+    return ended and says and not is_control(run.task) and outcome(run.verdict) == 1.0
 
 
 def own_successes(groups: Iterable[Group]) -> list[TrainSample]:

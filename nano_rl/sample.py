@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from nano_rl.advantage import Baseline, Std, group_advantages
 from nano_rl.group import Group
 from nano_shared import Sampling, Trajectory, Turn, TurnTokens
+from nano_shared.redact import is_redacted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,7 @@ def to_samples(
     that is not softmax(logits / T) over the whole vocabulary.
     """
     _refuse_text_only(trajectory)
+    _refuse_redacted(trajectory)
     inherited = trajectory.inherited
     rows: dict[int, list[tuple[Turn, TurnTokens]]] = {}
     for turn in trajectory.turns:
@@ -150,6 +152,14 @@ def _refuse_text_only(trajectory: Trajectory) -> None:
         raise ValueError(
             f"run {trajectory.id!r} is text-only: turns {bare} carry no token ids and log-probs; it can"
             " imitate as text, it cannot train a policy gradient. Log it through a backend that returns both"
+        )
+
+
+def _refuse_redacted(trajectory: Trajectory) -> None:
+    if is_redacted(trajectory):
+        raise ValueError(
+            f"run {trajectory.id!r} was redacted: some of its ids are placeholders, so nothing after them can"
+            " be computed as it was sampled; its text can still imitate"
         )
 
 

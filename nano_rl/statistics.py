@@ -28,18 +28,43 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
     return low, high
 
 
+def bootstrap(values: Sequence[float], seed: int, *, resamples: int = 4000) -> tuple[float, float, float]:
+    """The mean and its 95 % percentile interval (Efron and Tibshirani 1993, ch. 13), deterministic in `seed`.
+
+    Raises ValueError where there are no values.
+    """
+    if not values:
+        raise ValueError("there is nothing to resample")
+    n = len(values)
+    rng = random.Random(seed)
+    means = sorted(math.fsum(rng.choices(values, k=n)) / n for _ in range(resamples))
+    low, high = means[int(0.025 * resamples)], means[math.ceil(0.975 * resamples) - 1]
+    return math.fsum(values) / n, low, high
+
+
 def paired_bootstrap(
     a: Sequence[float], b: Sequence[float], seed: int, *, resamples: int = 4000
 ) -> tuple[float, float, float]:
-    """Mean of a - b over paired tasks, and its 95 % percentile interval (Efron and Tibshirani 1993, ch. 13).
+    """Mean of a - b over paired tasks, and its 95 % percentile interval.
 
     Deterministic in `seed`. Raises ValueError when the sequences are empty or of different lengths.
     """
     if not a or len(a) != len(b):
         raise ValueError(f"a and b must pair up and not be empty, but have lengths {len(a)} and {len(b)}")
-    differences = [x - y for x, y in zip(a, b, strict=True)]
-    n = len(differences)
+    return bootstrap([x - y for x, y in zip(a, b, strict=True)], seed, resamples=resamples)
+
+
+def sign_flip(differences: Sequence[float], seed: int, *, flips: int = 10_000) -> float:
+    """One-sided p-value of a mean this far above 0 if each difference were as likely to have the other sign
+    (Fisher's randomisation test), by `flips` draws; deterministic in `seed`. 1 where nothing differs.
+    """
+    changed = [x for x in differences if x]
+    if not changed:
+        return 1.0
+    observed = math.fsum(changed) - 1e-9
     rng = random.Random(seed)
-    means = sorted(math.fsum(rng.choices(differences, k=n)) / n for _ in range(resamples))
-    low, high = means[int(0.025 * resamples)], means[math.ceil(0.975 * resamples) - 1]
-    return math.fsum(differences) / n, low, high
+    reached = sum(
+        sum(x if (signs >> i) & 1 else -x for i, x in enumerate(changed)) >= observed
+        for signs in (rng.getrandbits(len(changed)) for _ in range(flips))
+    )
+    return (reached + 1) / (flips + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -12,8 +13,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from nano_coder.commands.display import Display
+from nano_coder.config import load_config
 from nano_coder.verify import verify
 from nano_shared.printable import printable
+from nano_shared.redact import Redactor
+from nano_shared.redact.rewrite import redact_run
 from nano_shared.store import LogStore
 
 _LOG = click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
@@ -90,6 +94,23 @@ def verify_run(run: str, log: str | None, as_json: bool) -> int:
         for finding in findings:
             print(f"  {'no: ' if finding.blocks else 'ok: '}{printable(finding.text)}")
     return 0 if trainable else 1
+
+
+@command.command("redact")
+@click.argument("runs", nargs=-1, required=True)
+@_LOG
+def redact(runs: tuple[str, ...], log: str | None) -> int:
+    """Take the secrets out of RUNS for good: what they held before is dropped, not kept beside it.
+
+    The rules are those of `redact` in nano.toml. All token ids of a run that held a secret become
+    placeholders: it trains no policy gradient any more. Snapshots of workspaces stay as they are.
+    """
+    redactor = Redactor(load_config({}, Path())[0].redact)
+    with LogStore.open(log, create=False) as store:
+        for run in runs:
+            changed = redact_run(store, store.resolve(run), redactor)
+            print(f"run {store.resolve(run)}: {'redacted' if changed else 'nothing to redact'}")
+    return 0
 
 
 @command.command("path")

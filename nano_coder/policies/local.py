@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -101,6 +102,10 @@ class LocalPolicy:
     def delta(self, conversation: Conversation) -> tuple[int, ...]:
         """What the template appends before the next turn is sampled."""
         return self.template.delta(conversation)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, control tokens included."""
+        return self.template.encoder.decode(ids)
 
     def _text(self, sampled: Sampled) -> str:
         ids = sampled.ids[:-1] if sampled.ids[-1] in self.engine.eos_ids else sampled.ids

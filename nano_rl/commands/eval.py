@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
-from nano_coder.runtime import Runtime
+from nano_coder.runtime import default_model
 from nano_rl.commands.progress import bar, print_components, print_rows
 from nano_rl.commands.session import (
     chosen_reward,
@@ -18,11 +20,77 @@ from nano_rl.commands.session import (
     reward_option,
     seed_option,
 )  # fmt: skip
-from nano_rl.evaluate import component_means, paired, table
-from nano_rl.rewards import Reward
+from nano_rl.evaluate import Row, component_means, table
+from nano_rl.evaluations import Conditions, Evaluation, make_evaluation, store_evaluation, tasks_hash
+from nano_rl.promotion import Difference, compare
 from nano_rl.rollout import collect
 from nano_rl.tasks import read_tasks
+from nano_shared.errors import UsageError
 from nano_shared.types import Task, Trajectory
+
+_HOW = (
+    click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True),
+    click.option(
+        "--repeat", type=click.IntRange(1), default=1, show_default=True, help="Runs of each task, seeded."
+    ),
+    click.option(
+        "--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Of one completion."
+    ),
+    reward_option,
+    seed_option,
+    dtype_option,
+    log_option,
+)
+
+
+def how_options(function: Any) -> Any:
+    """The options that say how a model is run to be evaluated."""
+    for option in reversed(_HOW):
+        function = option(function)
+    return function
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """Which tasks, and how a model is run on them."""
+
+    tasks: list[Task]
+    log: str | None
+    reward: str | None
+    seed: int
+    repeat: int
+    temperature: float
+    max_tokens: int
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            raise UsageError("the file holds no tasks, so there is nothing to evaluate on")
+        if self.repeat > 1 and self.temperature == 0:
+            raise UsageError(
+                "--repeat needs a --temperature above 0: greedy runs of one task are all the same"
+            )
+
+    def evaluate(self, model: str | None, base_url: str | None = None) -> tuple[Evaluation, list[Trajectory]]:
+        """Run a model on the tasks, keep the evaluation, and give it with its runs."""
+        composed = chosen_reward(self.reward)
+        name = model or default_model()
+        runtime = policy_runtime(
+            name, self.log, base_url=base_url, dtype=self.dtype, temperature=self.temperature,
+            max_tokens=self.max_tokens,
+        )  # fmt: skip
+        with bar(f"eval {name}", len(self.tasks) * self.repeat) as progress:
+            runs = collect(
+                self.tasks, runtime, group_size=self.repeat, seed=self.seed, reward=composed,
+                on_run=lambda t: progress.advance(),
+            )  # fmt: skip
+        conditions = Conditions(
+            tasks_hash=tasks_hash(self.tasks), seed=self.seed, repeat=self.repeat,
+            temperature=self.temperature, max_tokens=self.max_tokens, dtype=self.dtype, reward=self.reward,
+        )  # fmt: skip
+        evaluation = make_evaluation(name, self.tasks, runs, runtime, conditions)
+        store_evaluation(evaluation)
+        return evaluation, runs
 
 
 @click.command("eval")
@@ -30,63 +98,47 @@ from nano_shared.types import Task, Trajectory
 @model_option
 @click.option("--against", help="Another model: the paired difference is reported.")
 @click.option("--base-url", help="URL of an OpenAI-compatible endpoint.")
-@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True)
-@click.option(
-    "--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Of one completion."
-)
-@reward_option
-@seed_option
-@dtype_option
-@log_option
+@how_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def command(
-    tasks_file: Path, model: str | None, against: str | None, base_url: str | None, temperature: float,
-    max_tokens: int, reward: str | None, seed: int, dtype: str, log: str | None, as_json: bool,
-) -> int:  # fmt: skip
-    """Run a model once on each task of a file and report success with 95 % intervals."""
-    tasks = read_tasks(tasks_file)
-    composed = chosen_reward(reward)
-    runtime = policy_runtime(
-        model, log, base_url=base_url, dtype=dtype, temperature=temperature, max_tokens=max_tokens
-    )
-    runs = _run(tasks, runtime, seed, composed)
+    tasks_file: Path, model: str | None, against: str | None, base_url: str | None, as_json: bool, **how: Any
+) -> int:
+    """Run a model on each task of a file and report success with 95 % intervals.
+
+    What it did is kept in NANO_HOME/evaluations; with --against, nano-rl checkpoints promote finds it there.
+    """
+    setting = How(tasks=read_tasks(tasks_file), **how)
+    evaluation, runs = setting.evaluate(model, base_url)
     rows = table(runs)
-    other: list[Trajectory] = []
+    components = component_means(runs) if setting.reward else {}
+    report: dict[str, Any] = {"evaluation": evaluation.id, "rows": [vars_of(row) for row in rows]}
+    if components:
+        report["components"] = components
+    if not as_json:
+        print_rows(rows)
+        if components:
+            print_components(components)
     if against:
-        runtime = policy_runtime(
-            against, log, base_url=base_url, dtype=dtype, temperature=temperature, max_tokens=max_tokens
-        )
-        other = _run(tasks, runtime, seed, composed)
+        other, other_runs = setting.evaluate(against, base_url)
+        found = compare(evaluation, other)
+        report["difference"] = {name: getattr(found.overall, name) for name in ("mean", "low", "high")}
+        report["suites"] = [suite.model_dump() for suite in found.suites]
+        report["against"] = [vars_of(row) for row in table(other_runs)]
+        if not as_json:
+            print(f"\nagainst {against}:")
+            print_rows(table(other_runs))
+            print_differences(found.overall, found.suites)
     if as_json:
-        parts = {"components": component_means(runs)} if composed else {}
-        print(json.dumps({**_report(rows, runs, other), **parts}))
-        return 0
-    print_rows(rows)
-    if composed:
-        print_components(component_means(runs))
-    if other:
-        print(f"\nagainst {against}:")
-        print_rows(table(other))
-        mean, low, high = paired(runs, other)
-        print(f"\ndifference: {mean:+.1%} (95 % interval {low:+.1%} to {high:+.1%}, paired)")
+        print(json.dumps(report))
     return 0
 
 
-def _run(tasks: list[Task], runtime: Runtime, seed: int, reward: Reward | None) -> list[Trajectory]:
-    with bar(f"eval {runtime.policy_name}", len(tasks)) as progress:
-        return collect(tasks, runtime, seed=seed, on_run=lambda t: progress.advance(), reward=reward)
+def print_differences(overall: Difference, suites: tuple[Difference, ...]) -> None:
+    """The paired difference, and that of each suite where there are several."""
+    print(f"\ndifference: {overall}, paired")
+    for suite in suites if len(suites) > 1 else ():
+        print(f"  {suite.name}: {suite}")
 
 
-def _report(rows: list, runs: list[Trajectory], other: list[Trajectory]) -> dict:  # type: ignore[type-arg]
-    report = {"rows": [vars_of(row) for row in rows]}
-    if other:
-        mean, low, high = paired(runs, other)
-        report["difference"] = {"mean": mean, "low": low, "high": high}  # type: ignore[assignment]
-        report["against"] = [vars_of(row) for row in table(other)]
-    return report
-
-
-def vars_of(row) -> dict:  # type: ignore[no-untyped-def,type-arg]
-    from dataclasses import asdict
-
+def vars_of(row: Row) -> dict[str, Any]:
     return {**asdict(row), "rate": row.rate}

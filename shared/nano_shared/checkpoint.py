@@ -24,7 +24,7 @@ from nano_shared.types import Task, Value
 MANIFEST = "manifest.json"
 LATEST = "latest"
 VERSION = 1
-_RUNS_LISTED = 1000
+_LISTED = 1000
 
 
 class TrainedOn(Value):
@@ -35,8 +35,11 @@ class TrainedOn(Value):
     """content hash of all run ids, sorted"""
     run_ids: tuple[str, ...] = ()
     """the first thousand of them, sorted"""
+    tasks: int = Field(0, ge=0)
     tasks_hash: str | None = None
     """content hash of all task ids, sorted"""
+    task_ids: tuple[str, ...] = ()
+    """the first thousand of them, sorted: ids are hashes, so these are as good as drawn at random"""
     splits: dict[str, str] = Field(default_factory=dict)
     """split -> content hash of its task ids, sorted; tasks without a split stand under `none`"""
 
@@ -46,11 +49,14 @@ class TrainedOn(Value):
         by_split: dict[str, set[str]] = {}
         for task in tasks:
             by_split.setdefault(task.split or "none", set()).add(task.id)
+        task_ids = sorted(set().union(*by_split.values()))
         return cls(
             runs=len(runs),
             runs_hash=content_hash(runs),
-            run_ids=tuple(runs[:_RUNS_LISTED]),
-            tasks_hash=content_hash(sorted(set().union(*by_split.values()))),
+            run_ids=tuple(runs[:_LISTED]),
+            tasks=len(task_ids),
+            tasks_hash=content_hash(task_ids),
+            task_ids=tuple(task_ids[:_LISTED]),
             splits={split: content_hash(sorted(ids)) for split, ids in sorted(by_split.items())},
         )
 
@@ -184,14 +190,20 @@ def latest_checkpoint() -> Path | None:
     return target
 
 
-def promote(name_or_path: str | Path) -> Path:
-    """Make a checkpoint the one that `latest` names. Raises CheckpointError for an unknown one."""
-    target = resolve_checkpoint(name_or_path).absolute()
+def latest_name(target: Path) -> str:
+    """What `latest` calls a checkpoint: its name in NANO_HOME, or else its whole path."""
+    target = target.absolute()
+    return target.name if target.parent == checkpoints_dir().absolute() else str(target)
+
+
+def point_latest(name: str | None) -> None:
+    """Make `latest` name that checkpoint (as `latest_name` gives it), in one step; None takes it away."""
     folder = checkpoints_dir()
     folder.mkdir(parents=True, exist_ok=True)
-    inside = target.parent == folder.absolute()
-    write_text(folder / LATEST, f"{target.name if inside else target}\n", CheckpointError)
-    return target
+    if name is None:
+        (folder / LATEST).unlink(missing_ok=True)
+    else:
+        write_text(folder / LATEST, f"{name}\n", CheckpointError)
 
 
 def _parse(path: Path) -> Manifest:

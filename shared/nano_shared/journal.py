@@ -18,14 +18,14 @@ HINT = "see `nano-coder log list`"
 
 
 def insert_run(connection: sa.Connection, trajectory: Trajectory) -> None:
-    task_id = _insert_task(connection, trajectory.task)
+    task_id = insert_task(connection, trajectory.task)
     taken = sa.select(sa.literal(1)).where(schema.runs.c.id == trajectory.id)
     if connection.scalar(taken) is not None:
         raise LogError(f"run {trajectory.id} is already in the log; {HINT}")
     connection.execute(schema.runs.insert(), run_row(trajectory, task_id))
 
 
-def _insert_task(connection: sa.Connection, task: Task) -> str:
+def insert_task(connection: sa.Connection, task: Task) -> str:
     row = task_row(task)
     known = sa.select(sa.literal(1)).where(schema.tasks.c.id == row["id"])
     if connection.scalar(known) is None:

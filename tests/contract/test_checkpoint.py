@@ -16,7 +16,8 @@ from nano_shared.checkpoint import (
     checkpoint_names,
     checkpoints_dir,
     latest_checkpoint,
-    promote,
+    latest_name,
+    point_latest,
     read_checkpoint,
     resolve_checkpoint,
     write_manifest,
@@ -167,25 +168,28 @@ def test_names_paths_and_latest(tmp_path):
         resolve_checkpoint("latest")
 
 
-def test_promotion_moves_latest():
+def test_the_pointer_moves_and_goes():
     assert latest_checkpoint() is None
     one, two = save("one"), save("two")
-    promote("one")
+    point_latest(latest_name(one))
     assert latest_checkpoint() == one
-    promote(two)
+    point_latest(latest_name(two))
     assert resolve_checkpoint("latest") == two
     assert (checkpoints_dir() / "latest").read_text() == "two\n"
+    point_latest(None)
+    point_latest(None)
+    assert latest_checkpoint() is None
 
 
-def test_a_checkpoint_elsewhere_can_be_promoted(tmp_path):
+def test_the_pointer_may_name_a_checkpoint_elsewhere(tmp_path):
     elsewhere = save("one").rename(tmp_path / "elsewhere")
-    promote(elsewhere)
+    point_latest(latest_name(elsewhere))
     assert latest_checkpoint() == elsewhere
 
 
 def test_a_pointer_that_leads_nowhere():
     save()
-    promote("one")
+    point_latest("one")
     (checkpoints_dir() / "one").rename(checkpoints_dir() / "renamed")
     with pytest.raises(CheckpointError, match="names 'one', which is no checkpoint"):
         latest_checkpoint()
@@ -197,5 +201,6 @@ def test_trained_on_counts_and_hashes():
     assert (trained_on.runs, trained_on.run_ids) == (2, ("a", "b"))
     assert trained_on.runs_hash == content_hash(["a", "b"])
     assert trained_on.tasks_hash == content_hash(sorted(task.id for task in tasks))
+    assert (trained_on.tasks, set(trained_on.task_ids)) == (3, {task.id for task in tasks})
     assert set(trained_on.splits) == {"none", "train"}
     assert len(TrainedOn.of(map(str, range(5000)), []).run_ids) == 1000

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from nano_rl.sample import TrainSample, recent_samples, to_samples
 from nano_shared import Sampling, Trajectory
+from nano_shared.redact import REDACTED_ID
 
 
 @st.composite
@@ -154,3 +155,10 @@ def test_ac_22_stale_tokens_alone_are_left_out(max_staleness: int, trained: list
 
 def test_ac_22_without_a_bound_every_token_stays() -> None:
     assert recent_samples(versions_0_to_2(), 99, None) == (versions_0_to_2(), 0)
+
+
+def test_a_redacted_run_is_refused_for_both_losses_on_its_ids() -> None:
+    run = trajectory(turn([1, REDACTED_ID], [3, 4]))
+    for imitation in (False, True):
+        with pytest.raises(ValueError, match="was redacted"):
+            to_samples(run, 1.0, imitation=imitation)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.statistics import paired_bootstrap, wilson
+from nano_rl.statistics import paired_bootstrap, sign_flip, wilson
 
 
 @pytest.mark.parametrize(
@@ -72,3 +72,17 @@ def test_bootstrap_uses_the_pairing() -> None:
 def test_bootstrap_refuses_what_does_not_pair(a: list[float], b: list[float]) -> None:
     with pytest.raises(ValueError, match="pair up"):
         paired_bootstrap(a, b, 0)
+
+
+def test_sign_flip_equals_the_enumeration_of_all_signs() -> None:
+    differences = [1.0, 1.0, 0.5, -0.5, 1.0, 0.0, 1.0]
+    signs = itertools.product((1, -1), repeat=len(differences))
+    sums = [sum(s * x for s, x in zip(sign, differences, strict=True)) for sign in signs]
+    exact = sum(value >= sum(differences) for value in sums) / len(sums)
+    assert sign_flip(differences, 0) == pytest.approx(exact, abs=0.01)
+    assert sign_flip(differences, 3) == sign_flip(differences, 3)
+
+
+def test_six_of_six_are_beyond_noise_and_five_are_not() -> None:
+    assert sign_flip([1.0] * 6, 0) < 0.025 < sign_flip([1.0] * 5, 0)
+    assert sign_flip([0.0] * 9, 0) == 1

@@ -1,0 +1,32 @@
+"""Secrets out of what is stored and exported, with every token still in its place.
+
+`scrub_text` is for a text, `scrub_trajectory` for a run, `scrub_blob` and `scrub_snapshot` for files.
+`RedactingStore` is a log that scrubs what it is given. What is found and what is not: docs/redaction.md.
+"""
+
+from nano_shared.redact.files import scrub_bytes, scrub_snapshot
+from nano_shared.redact.known import Known
+from nano_shared.redact.redactor import MARKER, RedactConfig, Redactor, Span
+from nano_shared.redact.store import RedactingStore
+from nano_shared.redact.tokens import REDACTED_ID
+from nano_shared.redact.trajectory import is_redacted, scrub_trajectory
+
+__all__ = [
+    "MARKER",
+    "REDACTED_ID",
+    "Known",
+    "RedactConfig",
+    "RedactingStore",
+    "Redactor",
+    "Span",
+    "is_redacted",
+    "scrub_bytes",
+    "scrub_snapshot",
+    "scrub_text",
+    "scrub_trajectory",
+]
+
+
+def scrub_text(text: str, redactor: Redactor | None = None) -> tuple[str, tuple[Span, ...]]:
+    """The text with a marker for each secret, and where they were in the given text."""
+    return (redactor or Redactor()).scrub(text)

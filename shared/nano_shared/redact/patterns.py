@@ -1,0 +1,100 @@
+"""What common secrets look like: one pattern a kind, whose group `secret`, if any, is what is hidden.
+
+Patterns begin where a word begins, so that a long line costs one attempt a word and not one a character.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+_WORD = r"(?<![A-Za-z0-9_])"  # a dash may be the first character of a line of a diff
+
+_FIXED = {
+    "aws-key-id": r"(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}(?![A-Z0-9])",
+    "github-token": r"gh[pousr]_[A-Za-z0-9]{20,255}|github_pat_[A-Za-z0-9_]{20,255}",
+    "gitlab-token": r"gl(?:pat|dt|ptt|rt|cbt|oas|soat)-[A-Za-z0-9_\-]{20,}",
+    "slack-token": r"xox[abeoprs]-[A-Za-z0-9\-]{10,}|xapp-[A-Za-z0-9\-]{10,}",
+    "google-key": r"AIza[A-Za-z0-9_\-]{35}|ya29\.[A-Za-z0-9_\-]{20,}|GOCSPX-[A-Za-z0-9_\-]{20,}",
+    "model-api-key": r"sk-(?:[A-Za-z0-9]{2,12}-){0,3}[A-Za-z0-9_\-]{20,}|(?:hf|r8)_[A-Za-z0-9]{30,}",
+    "stripe-key": r"(?:[sr]k_(?:live|test)|whsec)_[A-Za-z0-9]{16,}",
+    "package-token": r"npm_[A-Za-z0-9]{30,}|pypi-[A-Za-z0-9_\-]{40,}|dckr_pat_[A-Za-z0-9_\-]{20,}",
+    "cloud-token": r"do[opr]_v1_[a-f0-9]{64}|dapi[a-f0-9]{32}|hvs\.[A-Za-z0-9_\-]{20,}",
+    "mail-key": r"SG\.[A-Za-z0-9_\-]{16,}\.[A-Za-z0-9_\-]{16,}|SK[0-9a-f]{32}(?![0-9a-f])",
+    "jwt": r"eyJ[A-Za-z0-9_\-]{8,}\.eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}",
+}
+_QUOTE = r"""\\?["'`]"""
+_NAME = (
+    r"[A-Za-z0-9_.\-]{0,64}?(?:api[_\-]?key|secret(?:[_\-]?(?:access[_\-]?)?key|[_\-]?token)?"
+    r"|(?:access|private|encryption|signing|auth|account|master|service)[_\-]?key"
+    r"|token|passwords?|passwd|passphrase|pwd|credentials?)(?:_base|[_\-]?\d{1,2})?"
+)
+PATTERNS: dict[str, re.Pattern[str]] = {
+    **{kind: re.compile(f"{_WORD}(?:{pattern})") for kind, pattern in _FIXED.items()},
+    # a block that was cut off ends with the text
+    "private-key": re.compile(
+        r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
+        r"(?P<secret>(?:[A-Za-z0-9+/=\s]|\\[nr]|[A-Za-z\-]+: [^\n\\]*)*?[A-Za-z0-9+/=]{16}"
+        r"(?:[A-Za-z0-9+/=\s]|\\[nr])*)"
+    ),
+    "slack-webhook": re.compile(r"hooks\.slack\.com/services/(?P<secret>[A-Za-z0-9_/\-]{20,})"),
+    "url-password": re.compile(
+        r"(?<![A-Za-z0-9])[A-Za-z][A-Za-z0-9+.\-]{1,20}://[^\s:/@\"'`<>]*:(?P<secret>[^\s@/\"'`<>]{3,})@"
+    ),
+    "authorization": re.compile(
+        r"(?i:authorization)" + f"(?:{_QUOTE})?" + r"[ \t]*[:=][ \t]*" + f"(?:{_QUOTE})?"
+        r"(?i:bearer|basic|token|apikey)[ \t]+(?P<secret>[A-Za-z0-9_\-.~+/=]{8,})"
+    ),
+    "connection-key": re.compile(r"(?:AccountKey|SharedAccessKey|sig)=(?P<secret>[A-Za-z0-9+/%]{30,}={0,2})"),
+}
+_QUOTED = re.compile(
+    rf"(?<![A-Za-z0-9_.])(?P<name>(?i:{_NAME}))(?:{_QUOTE})?[ \t]*(?:=>|:=|[:=])[ \t]*"
+    r"""(?:[rbf]?)\\?(?P<quote>["'`])(?P<secret>[^\s"'`\\]{6,})\\?(?P=quote)"""
+)
+"""an assignment of a text in quotes to a name like that of a key: JSON, YAML, code"""
+_BARE = re.compile(
+    r"(?:^[+\- ]?|\\n|[\"'`;&|] ?)[ \t]*(?:export[ \t]+|set[ \t]+|ENV[ \t]+|-[ \t]+|-e[ \t]+)?"
+    rf"(?P<name>(?i:{_NAME}))(?P<sign>[ \t]*[:=][ \t]*)(?P<secret>[^\s\"'`#;,\\]{{6,}})(?=[\s\"'`#;,\\]|$)",
+    re.MULTILINE,
+)
+"""the same without quotes, at the beginning of a line: .env files, INI, YAML"""
+_FLAG = re.compile(
+    r"(?<![A-Za-z0-9_\-])--?(?P<name>(?:[a-z]+-)?(?:password|passwd|token|api-?key|secret))[= ]"
+    r"(?P<secret>[^\s\"'`$;|&\\]{6,})"
+)
+"""a value on a command line"""
+
+_PLACEHOLDER = re.compile(
+    r"(?i)[<{$%(*]|\.\.\.|xxx|\[redacted:|(?:os|env|process|self|args|config)\."
+    r"|(?:your|my|example|change|changeme|replace|insert|placeholder|dummy|fake|todo|none|null|true|false"
+    r"|undefined|default|optional|required)(?![A-Za-z0-9])"
+)
+_KEYWORD = re.compile(r"(?i)key|token|secret|passw|passphrase|pwd|credential")
+
+
+def assignments(text: str) -> Iterator[re.Match[str]]:
+    """What is assigned to names like that of a key, where it looks like one: the group `secret`."""
+    looked = 0
+    for word in _KEYWORD.finditer(text):
+        if word.start() < looked:
+            continue
+        start = text.rfind("\n", 0, word.start()) + 1
+        end = text.find("\n", word.end())
+        looked = len(text) if end < 0 else end
+        for pattern in (_QUOTED, _BARE, _FLAG):
+            yield from filter(_credible, pattern.finditer(text, start, looked))
+
+
+def _credible(match: re.Match[str]) -> bool:
+    """Whether what is assigned to a key-like name looks like a key, and not like code or an example."""
+    value, name = match["secret"], match["name"]
+    if _PLACEHOLDER.match(value) or any(c in value for c in "()[]{}<>"):
+        return False
+    if value.isdigit() or value.replace(".", "").isdigit():
+        return "pass" in name.lower() or "pwd" in name.lower()
+    if name.isupper() and match.groupdict().get("sign", "=") == "=":
+        return not value.startswith(("/", "./", "~"))  # NAME=value of an environment: any text, but no path
+    letters, digits = any(c.isalpha() for c in value), any(c.isdigit() for c in value)
+    mixed = any(c.islower() for c in value) and any(c.isupper() for c in value)
+    identifier = re.fullmatch(r"[A-Za-z_][A-Za-z_]*(?:[.\-][A-Za-z_]+)*", value) is not None
+    return (letters and digits) or (mixed and not identifier) or (not identifier and not value.isalpha())

@@ -1,0 +1,47 @@
+"""Tables of success: by suite, level and view, with runs of one task counted as what they are."""
+
+from __future__ import annotations
+
+from builders import trajectory
+
+from nano_rl.evaluate import paired, success_interval, suite_of, table
+from nano_rl.statistics import wilson
+from nano_rl.tasks import make_tasks
+from nano_shared import Provenance, Split, Task, Trajectory
+
+
+def run(key: str, reward: float | None, source: str = "user", level: int | None = None) -> Trajectory:
+    task = Task(key=key, prompt="Do it.", provenance=Provenance(source=source), level=level, view="copy")
+    return trajectory(key=key, reward=reward).model_copy(update={"task": task})
+
+
+def test_a_row_for_all_one_a_suite_and_one_a_level() -> None:
+    runs = [run("a", 1.0, "x", 0), run("b", 0.0, "x", 1), run("c", 1.0, "y", 1), run("d", None, "y", 1)]
+    rows = {row.name: (row.successes, row.graded, row.ungraded) for row in table(runs)}
+    assert rows == {
+        "all": (2, 3, 1), "suite x": (1, 2, 0), "suite y": (1, 1, 1), "level 0 copy": (1, 1, 0),
+        "level 1 copy": (1, 2, 1),
+    }  # fmt: skip
+    assert [row.name for row in table(runs[:2])] == ["all", "level 0 copy", "level 1 copy"]
+
+
+def test_a_made_task_belongs_to_the_suite_that_made_it() -> None:
+    (task,) = make_tasks(levels=[0], n=1, seed=1, split=Split.TEST)
+    assert suite_of(task).startswith("functions-")
+    (other,) = make_tasks(suite="shell", levels=[0], n=1, seed=1, split=Split.TEST)
+    assert suite_of(other).startswith("shell-")
+
+
+def test_runs_of_one_task_are_not_independent_tries() -> None:
+    once = success_interval([[True], [False], [True], [True]])
+    assert once == wilson(3, 4)
+    low, high = success_interval([[True] * 25, [False] * 25, [True] * 25, [True] * 25])
+    assert high - low > 0.5 * (once[1] - once[0])  # four tasks, however often each is run
+    assert success_interval([[True] * 9, [True] * 9]) == wilson(2, 2)
+    assert success_interval([]) == (0, 1)
+
+
+def test_a_task_counts_once_in_a_comparison() -> None:
+    old = [run("a", 0.0), run("b", 0.0)]
+    new = [*(run("a", 1.0) for _ in range(9)), run("b", 0.0)]
+    assert paired(new, old)[0] == 0.5
