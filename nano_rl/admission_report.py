@@ -185,7 +185,7 @@ class AdmissionReport:
         if self.looks:
             which = "all" if self.looks.every else "a sample"
             found = _told(dict(self.looks.damage.most_common())) or "nothing wrong"
-            yield f"tokens held against texts, template and weights: {self.looks.runs} runs ({which}): {found}"
+            yield f"tokens held against texts and weights: {self.looks.runs} runs ({which}): {found}"
 
     def _told_of_fresh(self, fresh: Fresh) -> str:
         return (

@@ -194,17 +194,19 @@ def _sources(
     quiet: bool,
 ) -> Sources:
     """Where groups come from. Raises UsageError where the log can teach nothing."""
-    from nano_coder.runtime import local_policy
     from nano_rl.curriculum import Curriculum
     from nano_rl.gather import Sources
+    from nano_rl.second_look import SecondLook
     from nano_rl.source import admit, report
 
     if not asked.from_logs:
         return Sources(tasks=tasks, curriculum=Curriculum(tasks, config.seed) if asked.curriculum else None)
+    look = SecondLook(opened, runtime.store)
     admission = admit(
         runtime.store,
         opened.profile,
-        local_policy(opened.loaded, opened.profile).template_hash,
+        look.template_hash,
+        look=look,
         rescore=(lambda runs: composed.apply(runs, runtime)) if composed else None,
     )
     if not quiet:

@@ -52,7 +52,8 @@ def stream_facts(connection: sa.Connection, chosen: RunFilter) -> Iterator[RunFa
 
 def _runs(chosen: RunFilter) -> sa.Select[Any]:
     runs, tasks, verdicts, feedback = schema.runs, schema.tasks, schema.verdicts, schema.feedback
-    newest = sa.select(sa.func.max(verdicts.c.id)).where(verdicts.c.run_id == runs.c.id).scalar_subquery()
+    later = verdicts.alias()
+    newest = sa.select(sa.func.max(later.c.id)).where(later.c.run_id == runs.c.id).correlate(runs).scalar_subquery()
     opinions = sa.exists().where(feedback.c.run_id == runs.c.id, feedback.c.kind.in_(OPINIONS))
     names = ("id", "task_id", "policy", "profile", "profile_hash", "template_hash", "tools_hash", "parent",
              "stop", "answer", "started")  # fmt: skip
