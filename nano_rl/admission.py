@@ -71,6 +71,8 @@ def refusal_of(run: RunFacts, bench: Bench) -> Refusal | None:
         return Refusal.CONTROL
     if run.task.split == Split.TEST:
         return Refusal.TEST_SPLIT
+    if Refusal.OTHER_PROFILE in found:
+        return Refusal.OTHER_PROFILE
     if bench.profile is not None and _speaks(bench.profile, run.task) != run.profile_hash:
         return Refusal.ANOTHER_PROFILE
     if Refusal.TEXT_ONLY in found:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from nano_coder.runtime import Refusal
+from nano_coder.runtime import Refusal, blocking
 from nano_rl.admission import Bench, Look, looked_at, refusal_of, uncomparable
 from nano_rl.group import Group, form_groups
 from nano_rl.second_look import SecondLook
@@ -64,6 +64,19 @@ def admit(
 def refusal(trajectory: Trajectory, profile: InterfaceProfile, template_hash: str) -> str | None:
     """Why a run may not train a policy gradient under this profile and template, or None if it may."""
     return refusal_of(facts_of(trajectory), Bench(profile=profile, template_hash=template_hash))
+
+
+def undamaged(store: LogStore, refused: Counter[str]) -> Iterator[Trajectory]:
+    """Every run whose columns are whole, oldest first; the others are counted by their damage."""
+    whole = []
+    for run in store.facts():
+        damage = next((code for code in blocking(run) if code.damage), None)
+        if damage is None:
+            whole.append((run.started, run.id))
+        else:
+            refused[damage.value] += 1
+    for _, run_id in sorted(whole):
+        yield store.get(run_id)
 
 
 def _comparable(trajectories: Iterable[Trajectory], refused: Counter[str]) -> Iterable[Group]:

@@ -53,7 +53,12 @@ def stream_facts(connection: sa.Connection, chosen: RunFilter) -> Iterator[RunFa
 def _runs(chosen: RunFilter) -> sa.Select[Any]:
     runs, tasks, verdicts, feedback = schema.runs, schema.tasks, schema.verdicts, schema.feedback
     later = verdicts.alias()
-    newest = sa.select(sa.func.max(later.c.id)).where(later.c.run_id == runs.c.id).correlate(runs).scalar_subquery()
+    newest = (
+        sa.select(sa.func.max(later.c.id))
+        .where(later.c.run_id == runs.c.id)
+        .correlate(runs)
+        .scalar_subquery()
+    )
     opinions = sa.exists().where(feedback.c.run_id == runs.c.id, feedback.c.kind.in_(OPINIONS))
     names = ("id", "task_id", "policy", "profile", "profile_hash", "template_hash", "tools_hash", "parent",
              "stop", "answer", "started")  # fmt: skip
@@ -63,7 +68,7 @@ def _runs(chosen: RunFilter) -> sa.Select[Any]:
             *(verdicts.c[name].label(f"verdict_{name}") for name in _JUDGED),
         )
         .join(tasks)
-        .outerjoin(verdicts, verdicts.c.id == newest)
+        .outerjoin(verdicts, verdicts.c.id == newest.scalar_subquery())
         .order_by(tasks.c.key, runs.c.started, runs.c.id)
     )  # fmt: skip
     if chosen.run is not None:

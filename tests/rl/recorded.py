@@ -1,4 +1,4 @@
-"""Real runs whose texts are given: a tiny model reads and is scored, and its tokens and log-probs are logged."""
+"""Real runs whose texts are given: a tiny model reads them, and its tokens and log-probs are logged."""
 
 from __future__ import annotations
 
