@@ -65,6 +65,7 @@ class VerdictFacts:
     graded_hash: str
     components: Mapping[str, float | None]
     tampering: Sequence[Any]
+    """findings as JSON has them"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,4 +165,6 @@ def _turn_facts(turn: Turn) -> TurnFacts:
 
 
 def _verdict_facts(verdict: Verdict) -> VerdictFacts:
-    return VerdictFacts(**{field.name: getattr(verdict, field.name) for field in fields(VerdictFacts)})
+    names = (field.name for field in fields(VerdictFacts) if field.name != "tampering")
+    found = [finding.model_dump() for finding in verdict.tampering]
+    return VerdictFacts(tampering=found, **{name: getattr(verdict, name) for name in names})
