@@ -18,6 +18,7 @@ from nano_coder.grading import grade_folder, grade_trajectory
 from nano_coder.grading.graders import GRADERS, by_grader, find_grader
 from nano_coder.grading.measure import measured
 from nano_coder.grading.names import used_names
+from nano_coder.logprob_check import Scored, gap_of, rescored
 from nano_coder.models import (
     SHIPPED,
     OpenedWeights,
@@ -31,10 +32,13 @@ from nano_coder.policies.scripted import ScriptedPolicy
 from nano_coder.profiles import COMPACT_1, PROFILES, find_profile, serving_profile
 from nano_coder.prompt import first_messages, offered_tools
 from nano_coder.reflect import criticised, second_chance
+from nano_coder.refusal import Refusal
 from nano_coder.sandbox import Jail, Sandbox, open_sandbox
 from nano_coder.sandbox.lazy import LazyJail
+from nano_coder.token_check import TokenCheck
 from nano_coder.tools import ToolContext
-from nano_coder.verify import verify
+from nano_coder.verify import blocking, verify
+from nano_coder.verify import hashes as profile_hashes
 from nano_coder.weights import BASE, quiet_transformers
 from nano_coder.workspace import Workspace
 from nano_shared import snapshot
@@ -60,9 +64,13 @@ __all__ = [
     "SHIPPED",
     "ChatTemplate",
     "OpenedWeights",
+    "Refusal",
     "Runtime",
     "Sandbox",
+    "Scored",
     "ScriptedPolicy",
+    "TokenCheck",
+    "blocking",
     "attempt_task",
     "branch_run",
     "default_model",
@@ -70,6 +78,7 @@ __all__ = [
     "find_profile",
     "first_messages",
     "by_grader",
+    "gap_of",
     "grade_folder",
     "grade_run",
     "grade_trajectory",
@@ -80,9 +89,11 @@ __all__ = [
     "open_policy",
     "open_sandbox",
     "open_weights",
+    "profile_hashes",
     "quiet_transformers",
     "regrade_run",
     "reflect_run",
+    "rescored",
     "refuse_ended",
     "resume_run",
     "run_task",

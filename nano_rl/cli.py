@@ -8,6 +8,7 @@ COMMANDS = {
     "tasks": ("nano_rl.commands.tasks", "Make and list tasks."),
     "rollout": ("nano_rl.commands.rollout", "Run a policy on tasks and log every execution."),
     "sft": ("nano_rl.commands.sft", "Imitation: oracles, successes in the log, or conversations."),
+    "admit": ("nano_rl.commands.admit", "What the log can teach, and why not more."),
     "train": ("nano_rl.commands.train", "Policy gradients, on fresh rollouts and on the log."),
     "preferences": ("nano_rl.commands.preferences", "Pairs of runs, one of which is preferred."),
     "reward-model": ("nano_rl.commands.reward_model", "A model of which run people would prefer."),

@@ -10,6 +10,7 @@ from nano_coder.runtime import OpenedWeights, Runtime, local_policy
 from nano_rl.config import TrainConfig
 from nano_rl.imitation import Demonstrations, Reader, succeeded
 from nano_rl.oracle import ORACLE, oracle_runs
+from nano_rl.source import undamaged
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Split, Task, Trajectory
@@ -59,7 +60,7 @@ def logged_successes(
     Runs of the test split are never imitated. `keys` keeps the runs of some tasks.
     """
     kept, refused = [], Counter[str]()
-    for run in store.trajectories():
+    for run in undamaged(store, refused):
         if keys is not None and run.task.key not in keys:
             continue
         if run.task.split is Split.TEST:

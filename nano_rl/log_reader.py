@@ -1,23 +1,25 @@
 """Several logs read together: groups for policy gradients, and the runs that can teach in another way.
 
-What blocks a run is what `source.refusal` says of it; added to that are the refusals that belong to a
-training: its age, whether the policy has learned from it already, and a task whose content differs between
-logs. A run that is refused for policy gradients may still be imitated, or compared with another outcome.
+What blocks a run is what `admission.py` and `second_look.py` say of it; added to that are the refusals that
+belong to a training: its age, whether the policy has learned from it already, and a task whose content
+differs between logs. A run that is refused for policy gradients may still be imitated, or compared with
+another outcome.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from nano_coder.runtime import OpenedWeights, serving_profile
+from nano_coder.runtime import OpenedWeights, Refusal, serving_profile
+from nano_rl.admission import Bench, looked_at
 from nano_rl.config import TrainConfig
 from nano_rl.group import Group, form_groups
 from nano_rl.lineage import Lineage
 from nano_rl.log_pairs import log_pairs
 from nano_rl.preference_pairs import PreferencePair
-from nano_rl.source import refusal
+from nano_rl.second_look import SecondLook
 from nano_rl.tasks.impossible import is_control
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
@@ -91,13 +93,11 @@ def read_logs(
     born: dict[str, int] = {}
     unknown, known = 0, set[str]()
     beside = bool(config.lambda_sft or config.lambda_preference)
+    bench = Bench(profile=opened.profile, template_hash=template_hash)
     for store in stores:
-        for run in store.trajectories():
-            if run.id in known:
-                continue
-            known.add(run.id)
+        for run, code in _judged(store, bench, SecondLook(opened, store), known, refused):
             place = way.born(run)
-            reason = refusal(run, opened.profile, template_hash) or _by_training(run, place, way, config)
+            reason = code.value if code else _by_training(run, place, way, config)
             if reason is None:
                 unknown += place is None
                 born[run.id] = way.version - 1 if place is None else place
@@ -106,6 +106,8 @@ def read_logs(
             refused[reason] += 1
             if beside and reason != USED and _teaches(run, opened):
                 rest.append(run)
+    for runs in (admitted, rest):
+        runs.sort(key=lambda run: (run.started, run.id))
     if rescore is not None and admitted:
         admitted = rescore(admitted)
     groups = _comparable(_one_content(admitted, refused), config, refused, rest)
@@ -121,9 +123,32 @@ def read_logs(
     )
 
 
+def _judged(
+    store: LogStore, bench: Bench, look: SecondLook, known: set[str], refused: Counter[str]
+) -> Iterator[tuple[Trajectory, Refusal | None]]:
+    """The runs of a log that hold what happened, each with why policy gradients may not use it.
+
+    The damaged ones and copies are counted as refused. All ids are added to `known`; runs whose ids are there
+    are passed over.
+    """
+    facts = (run for run in store.facts() if run.id not in known)
+    for looked in looked_at(facts, bench):
+        for about, code in looked:
+            known.add(about.id)
+            if code is None or not _worthless(code):
+                run = store.get(about.id)
+                code = code or look.refusal(run)
+                if code is None or not _worthless(code):
+                    yield run, code
+                    continue
+            refused[code.value] += 1
+
+
+def _worthless(code: Refusal) -> bool:
+    return code.damage or code is Refusal.DUPLICATE
+
+
 def _by_training(run: Trajectory, place: int | None, way: Lineage, config: TrainConfig) -> str | None:
-    if run.task.split is Split.TEST:
-        return "of the test split"
     if run.id in way.learned_from and config.logs.uses == 1:
         return USED
     bound = config.objective.max_staleness

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from nano_coder.runtime import serving_profile, verify
+from nano_coder.runtime import Refusal, blocking
+from nano_rl.admission import Bench, Look, looked_at, refusal_of, uncomparable
 from nano_rl.group import Group, form_groups
-from nano_rl.tasks.impossible import is_control
+from nano_rl.second_look import SecondLook
+from nano_shared.facts import RunFacts, facts_of
 from nano_shared.profile import InterfaceProfile
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
@@ -32,19 +34,28 @@ def admit(
     template_hash: str,
     *,
     rescore: Callable[[list[Trajectory]], list[Trajectory]] | None = None,
+    look: SecondLook | None = None,
 ) -> Admission:
     """Groups by task key of every logged run that may train this policy.
 
     `rescore` gives the admitted runs the verdicts they are to be trained on, before groups are compared.
+    `look` is taken at each run that its columns admit: give it to train, since only the policy's tokenizer
+    and weights can tell a shifted mask or an invented log-prob.
     """
     refused: Counter[str] = Counter()
-    admitted = []
-    for trajectory in store.trajectories():
-        reason = refusal(trajectory, profile, template_hash)
-        if reason:
-            refused[reason] += 1
-        else:
+    admitted: list[Trajectory] = []
+
+    def load(run: RunFacts) -> Refusal | None:
+        trajectory = store.get(run.id)
+        refusal = look.refusal(trajectory) if look is not None else None
+        if refusal is None:
             admitted.append(trajectory)
+        return refusal
+
+    take: Look = load
+    for looked in looked_at(store.facts(), Bench(profile=profile, template_hash=template_hash), take):
+        refused.update(code.value for _, code in looked if code is not None)
+    admitted.sort(key=lambda run: (run.started, run.id))
     if rescore is not None:
         admitted = rescore(admitted)
     return Admission(groups=tuple(_comparable(admitted, refused)), refused=refused)
@@ -52,22 +63,28 @@ def admit(
 
 def refusal(trajectory: Trajectory, profile: InterfaceProfile, template_hash: str) -> str | None:
     """Why a run may not train a policy gradient under this profile and template, or None if it may."""
-    if is_control(trajectory.task):
-        return "impossible control"
-    if trajectory.profile_hash != serving_profile(profile, trajectory.task).hash:
-        return f"profile {trajectory.profile}, not {profile.name}"
-    if trajectory.template_hash != template_hash:
-        return "another chat template"
-    blocking = next((finding for finding in verify(trajectory) if finding.blocks), None)
-    return blocking.kind if blocking else None
+    return refusal_of(facts_of(trajectory), Bench(profile=profile, template_hash=template_hash))
+
+
+def undamaged(store: LogStore, refused: Counter[str]) -> Iterator[Trajectory]:
+    """Every run whose columns are whole, oldest first; the others are counted by their damage."""
+    whole = []
+    for run in store.facts():
+        damage = next((code for code in blocking(run) if code.damage), None)
+        if damage is None:
+            whole.append((run.started, run.id))
+        else:
+            refused[damage.value] += 1
+    for _, run_id in sorted(whole):
+        yield store.get(run_id)
 
 
 def _comparable(trajectories: Iterable[Trajectory], refused: Counter[str]) -> Iterable[Group]:
     for group in form_groups(trajectories):
-        if group.singleton:
-            refused["lone in its group"] += len(group.trajectories)
-        elif group.dead:
-            refused["all of its group earned the same"] += len(group.trajectories)
+        scored = [reward for reward in group.rewards_G if reward == reward]
+        code = uncomparable(scored)
+        if code is not None:
+            refused[code.value] += len(group.trajectories)
         else:
             yield group
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nano_shared.facts import VerdictFacts
 from nano_shared.types import Verdict
 
 REWARD = "nano-reward 1"
@@ -18,11 +19,11 @@ def base_grader(grader: str) -> str:
     return grader.split(f"{_JOINT}nano-reward ")[0]
 
 
-def is_composed(verdict: Verdict) -> bool:
+def is_composed(verdict: Verdict | VerdictFacts) -> bool:
     return base_grader(verdict.grader) != verdict.grader
 
 
-def outcome(verdict: Verdict | None) -> float | None:
+def outcome(verdict: Verdict | VerdictFacts | None) -> float | None:
     """The reward of the tests alone; None where nothing was graded. Tampering earns 0.
 
     A composed verdict without tests (a judge alone) has its reward as the outcome.

@@ -62,6 +62,11 @@ class Database:
         with explained(self.name), self.engine.connect() as connection, connection.begin():
             return work(connection)
 
+    def stream(self, work: Callable[[sa.Connection], Iterator[T]]) -> Iterator[T]:
+        """What `work` yields, on one consistent view of the log that is held until the last."""
+        with explained(self.name), self.engine.connect() as connection, connection.begin():
+            yield from work(connection)
+
     def write(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work` in one transaction, again from its beginning where the database was locked."""
         retrying = Retrying(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
+from pydantic import ValidationError
 
 from nano_shared import schema
 from nano_shared.columns import ExactText
@@ -47,18 +49,25 @@ def resolve(connection: sa.Connection, run: str, log: str) -> str:
 
 
 def load(connection: sa.Connection, run_id: str) -> Trajectory:
+    """A run whole. Raises LogError for one whose rows no longer make one."""
     runs, turns, calls, verdicts = schema.runs, schema.turns, schema.tool_calls, schema.verdicts
 
     def rows(query: sa.Select[Any]) -> Sequence[sa.RowMapping]:
         return connection.execute(query).mappings().all()
 
     newest = sa.select(verdicts).where(verdicts.c.run_id == run_id).order_by(verdicts.c.id.desc()).limit(1)
-    return trajectory_from(
-        rows(sa.select(runs, schema.tasks.c.body).join(schema.tasks).where(runs.c.id == run_id))[0],
-        rows(sa.select(turns).where(turns.c.run_id == run_id).order_by(turns.c.turn)),
-        rows(sa.select(calls).where(calls.c.run_id == run_id).order_by(calls.c.turn, calls.c.position)),
-        next(iter(rows(newest)), None),
-    )
+    try:
+        return trajectory_from(
+            rows(sa.select(runs, schema.tasks.c.body).join(schema.tasks).where(runs.c.id == run_id))[0],
+            rows(sa.select(turns).where(turns.c.run_id == run_id).order_by(turns.c.turn)),
+            rows(sa.select(calls).where(calls.c.run_id == run_id).order_by(calls.c.turn, calls.c.position)),
+            next(iter(rows(newest)), None),
+        )
+    except (ValueError, struct.error) as damage:
+        cause = damage.errors()[0]["msg"] if isinstance(damage, ValidationError) else str(damage)
+        raise LogError(
+            f"run {run_id} is damaged in the log ({cause}); `nano-coder log verify {run_id}` says more"
+        ) from damage
 
 
 def select_ids(

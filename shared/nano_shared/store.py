@@ -18,6 +18,8 @@ from nano_shared.blobs import BlobStore
 from nano_shared.claim import claim
 from nano_shared.database import Database, open_database
 from nano_shared.errors import LogError
+from nano_shared.fact_rows import RunFilter, stream_facts
+from nano_shared.facts import RunFacts
 from nano_shared.feedback import Feedback, Said
 from nano_shared.rows import feedback_from, said_from, verdict_from
 from nano_shared.run_id import new_run_id
@@ -200,6 +202,13 @@ class LogStore:
 
     def _load(self, run_id: str) -> Trajectory:
         return self._database.read(lambda connection: selection.load(connection, run_id))
+
+    def facts(self, chosen: RunFilter | None = None) -> Iterator[RunFacts]:
+        """What decides whether each run may train, by task key and oldest first, in constant memory.
+
+        Nothing is validated: a damaged row is told as it lies there. Close the iterator if it is left early.
+        """
+        return self._database.stream(lambda connection: stream_facts(connection, chosen or RunFilter()))
 
     def runs(self, limit: int | None = None, *, matching: str | None = None) -> list[RunSummary]:
         """The newest runs, newest last; `matching` searches prompts, completions and observations."""

@@ -415,6 +415,16 @@ class Verdict(Value):
         return value
 
 
+REDACTED_ID = 2**32 - 1
+"""stands for a token id that was hidden. No vocabulary has it: who forgets to look fails loudly, and trains
+on nothing false"""
+
+
+def group_key(task_key: str, parent: str | None, parent_step: int | None) -> str:
+    """What runs are compared under: the task, or for a fork the step that it went on from."""
+    return task_key if parent is None or parent_step is None else f"{task_key}@{parent}:{parent_step}"
+
+
 class Trajectory(Value):
     """One execution: the task, every turn, why it stopped, and what it left behind."""
 
@@ -466,10 +476,8 @@ class Trajectory(Value):
 
     @property
     def group_key(self) -> str:
-        """What runs are compared under: the task, or for a fork the step that it went on from."""
-        if self.parent is None or self.parent_step is None:
-            return self.task.key
-        return f"{self.task.key}@{self.parent}:{self.parent_step}"
+        """The task's key, or for a fork the step's that it went on from (`group_key`)."""
+        return group_key(self.task.key, self.parent, self.parent_step)
 
     @property
     def num_sampled_tokens(self) -> int:

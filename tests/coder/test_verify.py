@@ -57,7 +57,7 @@ def with_verdict(run: Trajectory, **changes: Any) -> Trajectory:
 
 DAMAGES: dict[str, Callable[[Trajectory], Trajectory]] = {
     "unfinished": lambda run: run.model_copy(update={"stop": None}),
-    "failure of ours": lambda run: run.model_copy(update={"stop": StopReason.POLICY_ERROR}),
+    "failure of ours scored": lambda run: run.model_copy(update={"stop": StopReason.POLICY_ERROR}),
     "no turns": lambda run: run.model_copy(update={"turns": ()}),
     "text-only": lambda run: with_completion(run, 1, tokens=None),
     "broken rows": lambda run: with_tokens(run, 0, row=1),
@@ -79,9 +79,14 @@ def test_a_damaged_run_may_not_and_the_reason_is_named(good: Trajectory, kind: s
 
 def test_top_k_and_another_tools_hash_count_too(good: Trajectory) -> None:
     assert blocking(with_completion(good, 0, sampling=Sampling(top_k=5))) == ["truncated sampling"]
-    assert blocking(good.model_copy(update={"tools_hash": "sha256:0"})) == ["other profile"]
+    assert blocking(good.model_copy(update={"tools_hash": "sha256:0"})) == ["other tools"]
     assert blocking(good.model_copy(update={"profile": "gone-1"})) == ["other profile"]
     assert blocking(with_tokens(good, 1, sampled_ids=(), logprobs=())) == ["missing ids"]
+
+
+def test_a_failure_of_ours_without_a_reward_is_told_apart_from_one_that_was_scored(good: Trajectory) -> None:
+    failed = with_verdict(good.model_copy(update={"stop": StopReason.SANDBOX_ERROR}), reward=None)
+    assert blocking(failed) == ["failure of ours", "no reward"]
 
 
 def test_a_refused_action_is_no_damage(tmp_path: Path) -> None:

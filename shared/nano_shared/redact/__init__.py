@@ -8,8 +8,8 @@ from nano_shared.redact.files import scrub_bytes, scrub_snapshot
 from nano_shared.redact.known import Known
 from nano_shared.redact.redactor import MARKER, RedactConfig, Redactor, Span
 from nano_shared.redact.store import RedactingStore
-from nano_shared.redact.tokens import REDACTED_ID
 from nano_shared.redact.trajectory import is_redacted, scrub_trajectory
+from nano_shared.types import REDACTED_ID
 
 __all__ = [
     "MARKER",

@@ -8,11 +8,7 @@ from itertools import accumulate, pairwise
 
 from nano_shared.redact.known import Known
 from nano_shared.redact.redactor import Redactor
-from nano_shared.types import Turn, TurnTokens
-
-REDACTED_ID = 2**32 - 1
-"""stands for a token that was redacted. No vocabulary has it: who forgets to look fails loudly, and trains on
-nothing false"""
+from nano_shared.types import REDACTED_ID, Turn, TurnTokens
 
 Decode = Callable[[Sequence[int]], str]
 

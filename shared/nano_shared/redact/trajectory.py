@@ -10,8 +10,8 @@ from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError
 from nano_shared.redact.known import Known
 from nano_shared.redact.redactor import Redactor
-from nano_shared.redact.tokens import REDACTED_ID, Decode, mask_turns
-from nano_shared.types import Trajectory, TurnTokens, Value
+from nano_shared.redact.tokens import Decode, mask_turns
+from nano_shared.types import REDACTED_ID, Trajectory, TurnTokens, Value
 
 T = TypeVar("T")
 

@@ -1,0 +1,184 @@
+"""Facts of a run: what decides whether it may train, without the texts and tokens that decide nothing.
+
+One shape from two places, so that there is one truth: `facts_of` reads them off a trajectory, `fact_rows.py`
+streams them from the columns of a log, where nothing is validated and a damaged row is a fact like any other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from nano_shared.types import REDACTED_ID, StopReason, Task, Trajectory, Turn, Verdict, group_key
+
+OPINIONS = ("accept", "reject", "edit", "thumb", "prefer")
+"""kinds of feedback that say how good a run was"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFacts:
+    id: str
+    key: str
+    split: str | None
+    tools: tuple[str, ...] | None
+    generator: str | None
+    """who made the task, by its provenance"""
+    answer_only: bool
+    """its verdicts are computed from the answer alone"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnFacts:
+    index: int
+    policy_id: str
+    policy_version: int
+    finish: str
+    row: int | None
+    """None where the turn has no tokens"""
+    context: int
+    """tokens of context, as they are stored"""
+    sampled: int
+    claimed: tuple[int, int]
+    """context and sampled tokens as the log counted them when the turn was written"""
+    whole: bool
+    """whether the stored ids are whole numbers, with nothing torn off"""
+    logprobs: array[float]
+    redacted: bool
+    """an id of context or sample was hidden"""
+    temperature: float
+    filtered: bool
+    """sampled under top-p or top-k"""
+    text: str
+    calls: tuple[tuple[str, dict[str, Any]], ...]
+    draw: bytes
+    """digest of what was sampled and when: equal for copies of a turn, and for no two samples"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictFacts:
+    reward: float | None
+    trust: str
+    failure_kind: str | None
+    grader: str
+    graded_hash: str
+    components: Mapping[str, float | None]
+    tampering: Sequence[Any]
+    """findings as JSON has them"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    id: str
+    task: TaskFacts
+    policy: str
+    profile: str
+    profile_hash: str
+    template_hash: str
+    tools_hash: str
+    parent: str | None
+    parent_step: int | None
+    stop: StopReason | None
+    answer: str | None
+    started: float
+    turns: tuple[TurnFacts, ...]
+    verdict: VerdictFacts | None
+    opinions: bool = False
+    """somebody said how good it was"""
+
+    @property
+    def own_turns(self) -> tuple[TurnFacts, ...]:
+        """Without those that a fork took over from its parent."""
+        return self.turns[self.parent_step or 0 :]
+
+    @property
+    def group_key(self) -> str:
+        """`Trajectory.group_key`"""
+        return group_key(self.task.key, self.parent, self.parent_step)
+
+    @property
+    def has_tokens(self) -> bool:
+        return bool(self.turns) and all(turn.row is not None for turn in self.turns)
+
+    @property
+    def reward(self) -> float | None:
+        return self.verdict.reward if self.verdict else None
+
+    @property
+    def draw(self) -> bytes:
+        """Of the run: copies of one execution share it, whatever name they were logged under."""
+        digest = hashlib.blake2b(digest_size=16)
+        for turn in self.turns:
+            digest.update(turn.draw)
+        return digest.digest()
+
+
+def facts_of(trajectory: Trajectory) -> RunFacts:
+    """The facts of a run in memory."""
+    names = ("id", "policy", "profile", "profile_hash", "template_hash", "tools_hash", "parent",
+             "parent_step", "stop", "answer", "started")  # fmt: skip
+    return RunFacts(
+        task=task_facts(trajectory.task),
+        turns=tuple(map(_turn_facts, trajectory.turns)),
+        verdict=_verdict_facts(trajectory.verdict) if trajectory.verdict else None,
+        **{name: getattr(trajectory, name) for name in names},
+    )
+
+
+def task_facts(task: Task) -> TaskFacts:
+    return TaskFacts(
+        id=task.id,
+        key=task.key,
+        split=task.split,
+        tools=task.tools,
+        generator=task.provenance.generator,
+        answer_only=task.hidden is not None and task.hidden.kind == "answer",
+    )
+
+
+def draw_digest(sampled: bytes, policy_id: str, seed: int | None, started: float, ended: float) -> bytes:
+    """Of one turn: its sampled ids as they are stored, and what tells it from another that says the same.
+
+    That is the seed and the policy, since a seed that is used again draws nothing new; without a seed, the
+    times in unix seconds.
+    """
+    stamp = repr((started, ended) if seed is None else (policy_id, seed))
+    digest = hashlib.blake2b(stamp.encode("utf-8", "surrogatepass"), digest_size=16)
+    digest.update(sampled)
+    return digest.digest()
+
+
+def _turn_facts(turn: Turn) -> TurnFacts:
+    completion = turn.completion
+    tokens, sampling = completion.tokens, completion.sampling
+    context = tokens.context_ids if tokens else ()
+    sampled = tokens.sampled_ids if tokens else ()
+    packed = struct.pack(f"<{len(sampled)}I", *sampled)
+    drawn = packed if tokens else completion.text.encode("utf-8", "surrogatepass")
+    return TurnFacts(
+        index=turn.index,
+        policy_id=completion.policy_id,
+        policy_version=completion.policy_version,
+        finish=completion.finish,
+        row=tokens.row if tokens else None,
+        context=len(context),
+        sampled=len(sampled),
+        claimed=(len(context), len(sampled)),
+        whole=True,
+        redacted=REDACTED_ID in context or REDACTED_ID in sampled,
+        logprobs=array("d", tokens.logprobs if tokens else ()),
+        temperature=sampling.temperature,
+        filtered=sampling.top_p < 1 or sampling.top_k > 0,
+        text=completion.text,
+        calls=tuple((call.name, call.arguments) for call in turn.calls),
+        draw=draw_digest(drawn, completion.policy_id, sampling.seed, turn.started, turn.ended),
+    )
+
+
+def _verdict_facts(verdict: Verdict) -> VerdictFacts:
+    names = (field.name for field in fields(VerdictFacts) if field.name != "tampering")
+    found = [finding.model_dump() for finding in verdict.tampering]
+    return VerdictFacts(tampering=found, **{name: getattr(verdict, name) for name in names})

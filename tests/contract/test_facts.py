@@ -1,0 +1,64 @@
+"""The facts of a run are the same from the columns of a log as from the run in memory."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from log_values import a_run, a_turn, trajectories
+
+from nano_shared.fact_rows import RunFilter
+from nano_shared.facts import facts_of
+from nano_shared.feedback import Feedback, FeedbackKind
+from nano_shared.store import LogStore
+from nano_shared.types import Trajectory
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(trajectories())
+def test_streamed_facts_are_those_of_the_run(run: Trajectory) -> None:
+    with tempfile.TemporaryDirectory() as folder, LogStore.open(Path(folder) / "log.db") as store:
+        store.append(run)
+        (facts,) = store.facts()
+    assert facts == facts_of(run)
+    assert facts.draw == facts_of(run).draw
+
+
+def test_runs_come_by_task_and_oldest_first(tmp_path: Path) -> None:
+    task = a_run().task
+    with LogStore.open(tmp_path / "log.db") as store:
+        for name, key, started in (("r1", "b", 2.0), ("r2", "a", 3.0), ("r3", "b", 1.0), ("r4", "A", 4.0)):
+            store.begin(a_run(name, task=task.model_copy(update={"key": key}), started=started))
+        assert [run.id for run in store.facts()] == ["r4", "r2", "r3", "r1"]
+        assert [run.id for run in store.facts(RunFilter(task="[ab]"))] == ["r2", "r3", "r1"]
+        assert [run.id for run in store.facts(RunFilter(since=2.5))] == ["r4", "r2"]
+        assert [run.id for run in store.facts(RunFilter(run="r3"))] == ["r3"]
+
+
+def test_a_policy_is_found_by_its_name_and_by_its_weights(tmp_path: Path) -> None:
+    with LogStore.open(tmp_path / "log.db") as store:
+        store.begin(a_run("named", policy="mine"))
+        store.begin(a_run("sampled", policy="other"))
+        store.append_turn("sampled", a_turn())
+        weights = a_turn().completion.policy_id
+        assert [run.id for run in store.facts(RunFilter(policy="mine"))] == ["named"]
+        assert [run.id for run in store.facts(RunFilter(policy=weights))] == ["sampled"]
+
+
+def test_opinions_are_told_and_notes_are_not(tmp_path: Path) -> None:
+    with LogStore.open(tmp_path / "log.db") as store:
+        for name in ("liked", "noted"):
+            store.begin(a_run(name))
+        store.add_feedback("liked", Feedback(kind=FeedbackKind.ACCEPT, created=1.0))
+        store.add_feedback("noted", Feedback(kind=FeedbackKind.NOTE, text="hm", created=1.0))
+        assert {run.id: run.opinions for run in store.facts()} == {"liked": True, "noted": False}
+
+
+def test_copies_share_their_draw_and_other_runs_do_not(tmp_path: Path) -> None:
+    one = facts_of(a_run(turns=(a_turn(0),)))
+    later = a_turn(0).model_copy(update={"ended": 99.0})
+    assert facts_of(a_run("copy", turns=(a_turn(0),))).draw == one.draw
+    assert facts_of(a_run("later", turns=(later,))).draw != one.draw
+    assert replace(one, id="x").draw == one.draw
