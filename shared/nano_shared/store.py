@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +13,13 @@ from urllib.parse import quote
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from nano_shared import journal, schema, selection
+from nano_shared import journal, selection
 from nano_shared.blobs import BlobStore
 from nano_shared.claim import claim
 from nano_shared.database import Database, open_database
 from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback
-from nano_shared.rows import feedback_from, verdict_from
+from nano_shared.logged_run import LoggedRun, Merged, feedback_of, load_logged, merge_run, verdicts_of
 from nano_shared.run_id import new_run_id
 from nano_shared.run_summary import RunSummary
 from nano_shared.types import Split, StopReason, Trajectory, Turn, Verdict
@@ -124,6 +124,21 @@ class LogStore:
 
         self._database.write(work)
 
+    def merge(self, runs: Callable[[], Iterable[LoggedRun]]) -> Merged:
+        """Add runs in one transaction, all or none of them; `runs` is called again where the log was locked.
+
+        A run that is there already gains the verdicts and the feedback that it lacks. Raises LogError where
+        the log holds another run of that id, and whatever `runs` raises.
+        """
+
+        def work(connection: sa.Connection) -> Merged:
+            merged = Merged()
+            for run in runs():
+                merge_run(connection, run, merged)
+            return merged
+
+        return self._database.write(work)
+
     def add_verdict(self, run_id: str, verdict: Verdict) -> None:
         """Add a judgement beside the ones that exist; the newest is the trajectory's."""
         self._database.write(lambda connection: journal.insert_verdict(connection, run_id, verdict))
@@ -189,16 +204,29 @@ class LogStore:
 
     def verdicts(self, run_id: str) -> tuple[Verdict, ...]:
         """Every judgement of a run, newest last."""
-        table = schema.verdicts
-        query = sa.select(table).where(table.c.run_id == run_id).order_by(table.c.id)
-        rows = self._database.read(lambda connection: connection.execute(query).mappings().all())
-        return tuple(verdict_from(row) for row in rows)
+        return self._database.read(lambda connection: verdicts_of(connection, run_id))
 
     def feedback(self, run_id: str) -> tuple[Feedback, ...]:
-        table = schema.feedback
-        query = sa.select(table).where(table.c.run_id == run_id).order_by(table.c.id)
-        rows = self._database.read(lambda connection: connection.execute(query).mappings().all())
-        return tuple(feedback_from(row) for row in rows)
+        return self._database.read(lambda connection: feedback_of(connection, run_id))
+
+    def logged(self, run_id: str) -> LoggedRun:
+        """A run with every verdict and all feedback, on one view of the log. `run_id` is a whole id."""
+        return self._database.read(lambda connection: load_logged(connection, run_id))
+
+    def headings(
+        self, *, policy: str | None = None, since: float | None = None, by_task: bool = False
+    ) -> Iterator[selection.Heading]:
+        """Run id, start and task key of each run, a page of them in memory at a time: oldest first, or
+        task by task."""
+        after: selection.Heading | None = None
+        while True:
+            query = selection.select_headings(policy, since, by_task=by_task, after=after)
+            rows = self._database.read(lambda connection, q=query: connection.execute(q).all())
+            page = [selection.Heading(*row) for row in rows]
+            yield from page
+            if not page:
+                return
+            after = page[-1]
 
     def sql(self, query: str) -> SqlResult:
         """Rows of one SELECT over the views (views.py). Raises LogError for a query that fails or writes."""
