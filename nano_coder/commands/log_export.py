@@ -151,8 +151,8 @@ class _Export:
         offered = tools(run.trajectory)
         if name == "messages":
             return messages.write(run.trajectory, first, calls=self.calls, tools=offered)
-        writer = atif if name == "atif" else nemo_gym
-        return writer.write(run, first, tools=offered)
+        write = atif.write if name == "atif" else nemo_gym.write
+        return write(run, first, tools=offered)
 
     def _one(self, out: Path | None) -> None:
         rows = self._rows("atif")

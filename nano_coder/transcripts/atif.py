@@ -203,7 +203,7 @@ def read(row: Row) -> Iterator[LoggedRun]:
 
 def _ours(row: Row, document: Document) -> LoggedRun:
     agent_steps = [step for step in document.steps if step.source == "agent"]
-    found = (_triple(step, number) for number, step in enumerate(agent_steps))
+    found = (_triple(step) for step in agent_steps)
     assert document.extra is not None
     run = restored(document.extra["nano"], found, "extra.nano")
     opening = []
@@ -260,10 +260,8 @@ def _take(transcript: Transcript, step: AtifStep) -> None:
             transcript.answer(result.source_call_id, _text(result.content), ok=not failed)
 
 
-def _triple(step: AtifStep, number: int | None = None) -> Triple | None:
-    metrics = step.metrics or {}
-    names = [f"metrics.{name}" for name in _TRIPLE]
-    return triple_of(*(metrics.get(name) for name in _TRIPLE), names=names)
+def _triple(step: AtifStep) -> Triple | None:
+    return triple_of(step.metrics or {}, _TRIPLE, "metrics.")
 
 
 def _text(content: Content) -> str:

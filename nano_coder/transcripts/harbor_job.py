@@ -1,4 +1,4 @@
-"""A Harbor job's results directory: the job's counts, and for each run a trial with its trajectory and reward.
+"""A Harbor job's results directory: the job's counts, and a trial for each run.
 
 JOB/config.json  JOB/result.json
 JOB/TRIAL/config.json  result.json  agent/trajectory.json  verifier/reward.json

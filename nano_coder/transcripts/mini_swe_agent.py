@@ -21,6 +21,8 @@ _STOPS = {
     "": StopReason.INTERRUPTED,
 }
 """every other status is an exception of the harness or of the model's server"""
+_COMMAND = "command_"
+"""ids of calls that stand in the model's text"""
 
 
 def read(row: Row) -> LoggedRun:
@@ -70,20 +72,9 @@ def _take(transcript: Transcript, message: Any) -> None:
     elif role == "assistant":
         _assistant(transcript, message, extra)
     elif role == "tool":
-        code = extra.get("returncode")
-        transcript.answer(
-            str(message.get("tool_call_id")),
-            text_of(message.get("content"), "content"),
-            ok=code in (0, None),
-            exit_code=code if isinstance(code, int) else None,
-        )
-    elif role == "user" and _answers_a_command(transcript):
-        code = extra.get("returncode")
-        call_id = next(iter(transcript.steps[-1].calls))
-        text = text_of(message.get("content"), "content")
-        transcript.answer(
-            call_id, text, ok=code in (0, None), exit_code=code if isinstance(code, int) else None
-        )
+        _answer(transcript, str(message.get("tool_call_id")), message, extra)
+    elif role == "user" and (call_id := _open_command(transcript)):
+        _answer(transcript, call_id, message, extra)
     elif role in ("system", "user"):
         transcript.tell(Role(role), text_of(message.get("content"), "content"))
     elif role != "exit":
@@ -109,14 +100,19 @@ def _assistant(transcript: Transcript, message: Row, extra: Row) -> None:
             command = action.get("command") if isinstance(action, dict) else None
             if not isinstance(command, str):
                 raise Refused(f"extra.actions.{number}.command", "must be text")
-            transcript.call(step, f"command_{number}", "bash", {"command": command})
+            transcript.call(step, f"{_COMMAND}{number}", "bash", {"command": command})
 
 
-def _answers_a_command(transcript: Transcript) -> bool:
-    if not transcript.steps:
-        return False
-    step = transcript.steps[-1]
-    return not step.closed and next(iter(step.calls), "").startswith("command_")
+def _answer(transcript: Transcript, call_id: str, message: Row, extra: Row) -> None:
+    code, text = extra.get("returncode"), text_of(message.get("content"), "content")
+    transcript.answer(call_id, text, ok=code in (0, None), exit_code=code if isinstance(code, int) else None)
+
+
+def _open_command(transcript: Transcript) -> str | None:
+    """The command, written as text, that the next message of the user answers."""
+    step = transcript.steps[-1] if transcript.steps else None
+    first = next(iter(step.calls), "") if step else ""
+    return first if step and not step.closed and first.startswith(_COMMAND) else None
 
 
 def _model(info: Row) -> str:

@@ -135,9 +135,7 @@ def read(row: Row) -> Iterator[LoggedRun]:
         return
     transcript = Transcript(
         format="nemo-gym",
-        agent=f"nemo-gym {_object(row, 'agent_ref').get('name', '')}".strip()
-        if "agent_ref" in row
-        else "nemo-gym",
+        agent=_agent(row),
         model=str(response.get("model") or "unknown"),
         now=_number(response.get("created_at", 0), "response.created_at"),
         tools=_tools(request),
@@ -175,7 +173,7 @@ def _ours(row: Row, request: Row, items: list[Row]) -> LoggedRun:
 
 
 def _triple(call: list[Row]) -> Triple | None:
-    found = [triple_of(*(item.get(name) for name in TRIPLE), names=TRIPLE) for item in call]
+    found = [triple_of(item, TRIPLE) for item in call]
     return next((triple for triple in found if triple is not None), None)
 
 
@@ -197,6 +195,11 @@ def _input(shown: Any) -> list[Row]:
     if not isinstance(shown, list) or not all(isinstance(item, dict) for item in shown):
         raise Refused("responses_create_params.input", "must be text or a list of items")
     return shown
+
+
+def _agent(row: Row) -> str:
+    name = _object(row, "agent_ref").get("name") if "agent_ref" in row else None
+    return f"nemo-gym {name}" if name else "nemo-gym"
 
 
 def _tools(request: Row) -> list[Row] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from nano_coder.profiles import PROFILES, serving_profile
 from nano_coder.prompt import first_messages, offered_tools
 from nano_shared import snapshot
@@ -29,7 +31,7 @@ def opening(run: Trajectory, blobs: BlobStore) -> tuple[Message, ...] | None:
         return None
 
 
-def tools(run: Trajectory) -> list[dict[str, object]] | None:
+def tools(run: Trajectory) -> list[dict[str, Any]] | None:
     """The tools as OpenAI's function schema; None where they are not known."""
     original = run.task.provenance.original or {}
     if isinstance(kept := original.get(ORIGINAL_TOOLS), list):
@@ -41,7 +43,7 @@ def tools(run: Trajectory) -> list[dict[str, object]] | None:
         return None
 
 
-def function_schema(tool: ToolSpec) -> dict[str, object]:
+def function_schema(tool: ToolSpec) -> dict[str, Any]:
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 

@@ -198,14 +198,15 @@ class Transcript:
         self, tool: str, text: str, *, ok: bool = True, exit_code: int | None = None
     ) -> Observation:
         size = len(text.encode("utf-8", "surrogatepass"))
+        moment = self.now
         return Observation(
             tool=tool,
             ok=ok,
             text=text,
             exit_code=exit_code,
             bytes_total=size,
-            started=self.now,
-            ended=self.now,
+            started=moment,
+            ended=moment,
         )
 
 

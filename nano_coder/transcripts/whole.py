@@ -85,9 +85,7 @@ def read(path: Path, blobs: BlobStore | None) -> Iterator[tuple[str, LoggedRun]]
 def _check_header(header: Row) -> None:
     version = header.get(_HEADER)
     if type(version) is not int or version < 1:
-        raise Refused(
-            _HEADER, "the first line must be a header; nano-coder log export --format jsonl writes it"
-        )
+        raise Refused(_HEADER, "is missing in the first line: nano-coder log export --format jsonl writes it")
     if version > FORMAT:
         raise Refused(
             _HEADER, f"is {version}: a newer nano wrote the file, and this one reads up to {FORMAT}; upgrade"
@@ -100,8 +98,6 @@ def _store(row: dict[str, Any], blobs: BlobStore | None) -> None:
     except (ValueError, TypeError):
         raise Refused("base64", "is not base64") from None
     if content_hash(data) != row["blob"]:
-        raise Refused(
-            "blob", f"{row['blob']!r:.80} is not the hash of its bytes: the file was damaged or edited"
-        )
+        raise Refused("blob", f"{row['blob']!r:.80} is not the hash of its bytes: the file was changed")
     if blobs is not None:
         blobs.put(data)

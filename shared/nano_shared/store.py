@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -221,7 +222,7 @@ class LogStore:
         after: selection.Heading | None = None
         while True:
             query = selection.select_headings(policy, since, by_task=by_task, after=after)
-            rows = self._database.read(lambda connection, q=query: connection.execute(q).all())
+            rows = self._database.read(partial(_all, query))
             page = [selection.Heading(*row) for row in rows]
             yield from page
             if not page:
@@ -253,6 +254,10 @@ class LogStore:
             result = connection.exec_driver_sql(query)
             rows = [tuple(row) for row in result] if result.returns_rows else []
             return SqlResult(tuple(result.keys()) if result.returns_rows else (), rows)
+
+
+def _all(query: sa.Select[Any], connection: sa.Connection) -> Sequence[sa.Row[Any]]:
+    return connection.execute(query).all()
 
 
 def _only_reading(action: int, *_names: object) -> int:
