@@ -32,19 +32,29 @@ def restored(body: Any, triples: Iterable[Triple | None], at: str) -> LoggedRun:
         raise Refused(at, "must be an object")
     refuse_newer(body.get("format"), at)
     body = {key: value for key, value in body.items() if key != "format"}
-    rows = TokenRows()
-    turns = body["trajectory"].get("turns", []) if isinstance(body.get("trajectory"), dict) else []
+    trajectory = body.get("trajectory")
+    turns = trajectory.get("turns") if isinstance(trajectory, dict) else None
+    if not isinstance(trajectory, dict) or not isinstance(turns, list):
+        raise Refused(f"{at}.trajectory.turns", "must be a list")
     found = list(triples)
     if len(found) != len(turns):
         raise Refused(at, f"holds {len(turns)} turns, but {len(found)} are written out")
-    for turn, triple in zip(turns, found, strict=True):
-        completion = turn.get("completion") if isinstance(turn, dict) else None
-        if not isinstance(completion, dict) or not isinstance(completion.get("tokens"), dict):
-            continue
-        tokens = rows.tokens(triple or Triple((), (), ()), completion["tokens"].get("row"))
-        assert tokens is not None
-        completion["tokens"] = tokens
-    return validated(LoggedRun, body, at)
+    rows = TokenRows()
+    whole = [_with_tokens(turn, triple, rows) for turn, triple in zip(turns, found, strict=True)]
+    return validated(LoggedRun, body | {"trajectory": trajectory | {"turns": whole}}, at)
+
+
+def _with_tokens(turn: Any, triple: Triple | None, rows: TokenRows) -> Any:
+    """A turn as it was; one that is malformed is left to the validator."""
+    completion = turn.get("completion") if isinstance(turn, dict) else None
+    marked = completion.get("tokens") if isinstance(completion, dict) else None
+    if not isinstance(completion, dict) or not isinstance(marked, dict):
+        return turn
+    row = marked.get("row")
+    if type(row) is not int:
+        raise Refused("completion.tokens.row", f"must be a number, not {row!r:.40}")
+    tokens = rows.tokens(triple or Triple((), (), ()), row)
+    return turn | {"completion": completion | {"tokens": tokens}}
 
 
 def refuse_newer(version: object, at: str) -> None:

@@ -223,7 +223,7 @@ class LogStore:
         while True:
             query = selection.select_headings(policy, since, by_task=by_task, after=after)
             rows = self._database.read(partial(_all, query))
-            page = [selection.Heading(*row) for row in rows]
+            page = [selection.Heading(row[0], row[1], row[2]) for row in rows]
             yield from page
             if not page:
                 return
