@@ -28,7 +28,7 @@ _DATASET = "nano"
 _EXCEPTIONS = {
     StopReason.MAX_SECONDS: "AgentTimeoutError",
     StopReason.INTERRUPTED: "CancelledError",
-    StopReason.SANDBOX_ERROR: "EnvironmentError",
+    StopReason.SANDBOX_ERROR: "RuntimeRequestError",
     StopReason.POLICY_ERROR: "ApiError",
 }
 """in Harbor's words; of these only the time-out leaves a reward that counts"""

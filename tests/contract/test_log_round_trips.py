@@ -34,7 +34,7 @@ def logged_runs(draw: st.DrawFn) -> LoggedRun:
     return LoggedRun(trajectory=run, verdicts=judged, feedback=said)
 
 
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 OPENING = (Message(role=Role.SYSTEM, content="act"), Message(role=Role.USER, content="do it"))
 
 
@@ -64,7 +64,7 @@ def test_a_rollout_of_nemo_gym_comes_back_equal(run: LoggedRun) -> None:
     assert list(nemo_gym.read(row | {"_ng_task_index": 3})) == [run]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(logged_runs())
 def test_a_log_gains_each_run_once_and_later_judgements_beside_it(run: LoggedRun) -> None:
     with tempfile.TemporaryDirectory() as name, LogStore.open(Path(name) / "log.db") as store:
@@ -72,7 +72,9 @@ def test_a_log_gains_each_run_once_and_later_judgements_beside_it(run: LoggedRun
         assert store.logged(run.trajectory.id) == run
         assert store.merge(lambda: [run]).known == 1
         later = a_verdict(0.25, grader="another/1")
-        assert store.merge(lambda: [run.model_copy(update={"verdicts": (*run.verdicts, later)})]).extended == 1
+        assert (
+            store.merge(lambda: [run.model_copy(update={"verdicts": (*run.verdicts, later)})]).extended == 1
+        )
         assert store.verdicts(run.trajectory.id) == (*run.verdicts, later)
 
 
@@ -84,7 +86,9 @@ def test_pages_of_headings_cover_the_log_in_order(tmp_path: Path) -> None:
         runs = [LoggedRun(trajectory=a_run(f"r{i:04}", started=float(i // 7))) for i in range(count)]
         store.merge(lambda: runs)
         assert [h.run_id for h in store.headings()] == [run.trajectory.id for run in runs]
-        assert [h.run_id for h in store.headings(by_task=True, since=70.0)] == [f"r{i:04}" for i in range(490, count)]
+        assert [h.run_id for h in store.headings(by_task=True, since=70.0)] == [
+            f"r{i:04}" for i in range(490, count)
+        ]
 
 
 def test_turns_of_one_row_are_written_with_all_they_read_before(tmp_path: Path) -> None:
