@@ -57,8 +57,8 @@ def a_run(name: str, key: str, reward: float | None, *, tokens: bool = True) -> 
     verdict = Verdict(reward=reward, trust=Trust.HIDDEN, grader="cases/1", graded_hash="sha256:0")
     return Trajectory(
         id=name, task=Task(key=key, prompt=f"solve {key}"), turns=(turn(0), turn(1)),
-        stop=StopReason.FINISHED, runtime_version="1", profile=COMPACT_1.name, profile_hash=COMPACT_1.hash, template_hash="t",
-        tools_hash=COMPACT_1.tools_hash, policy="p", started=1.0, ended=2.0, verdict=verdict,
+        stop=StopReason.FINISHED, runtime_version="1", profile=COMPACT_1.name,
+        profile_hash=COMPACT_1.hash, template_hash="t", tools_hash=COMPACT_1.tools_hash, policy="p", started=1.0, ended=2.0, verdict=verdict,
     )  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def test_parquet_holds_the_same_rows(log: Path, tmp_path: Path) -> None:
     ("flags", "says"),
     [
         (["--format", "excel"], "there is no format 'excel'"),
-        (["--format", "tokens", "--task", "none*"], "two graded runs"),
+        (["--format", "tokens", "--task", "none*"], "it takes two that are graded"),
         (["--format", "tokens", "--successes"], "nothing to compare"),
         (["--format", "tokens", "--redact"], "cannot be redacted"),
         (["--format", "preferences", "-o", "x.parquet"], "JSON lines"),
