@@ -223,7 +223,7 @@ class LogStore:
         while True:
             query = selection.select_headings(policy, since, by_task=by_task, after=after)
             rows = self._database.read(partial(_all, query))
-            page = [selection.Heading(row[0], row[1], row[2]) for row in rows]
+            page = [selection.Heading(*row) for row in rows]
             yield from page
             if not page:
                 return
@@ -256,7 +256,7 @@ class LogStore:
             return SqlResult(tuple(result.keys()) if result.returns_rows else (), rows)
 
 
-def _all(query: sa.Select[Any], connection: sa.Connection) -> Sequence[sa.Row[Any]]:
+def _all(query: sa.Select[Any], connection: sa.Connection) -> Sequence[Any]:
     return connection.execute(query).all()
 
 

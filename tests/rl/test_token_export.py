@@ -58,7 +58,8 @@ def a_run(name: str, key: str, reward: float | None, *, tokens: bool = True) -> 
     return Trajectory(
         id=name, task=Task(key=key, prompt=f"solve {key}"), turns=(turn(0), turn(1)),
         stop=StopReason.FINISHED, runtime_version="1", profile=COMPACT_1.name,
-        profile_hash=COMPACT_1.hash, template_hash="t", tools_hash=COMPACT_1.tools_hash, policy="p", started=1.0, ended=2.0, verdict=verdict,
+        profile_hash=COMPACT_1.hash, template_hash="t", tools_hash=COMPACT_1.tools_hash,
+        policy="p", started=1.0, ended=2.0, verdict=verdict,
     )  # fmt: skip
 
 
