@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections import Counter
@@ -17,6 +16,7 @@ from nano_coder.transcripts.harbor_job import HarborJob
 from nano_coder.transcripts.opening import opening, tools
 from nano_shared.chosen_runs import ChosenRuns, choice_options, moment
 from nano_shared.errors import UsageError
+from nano_shared.export_redaction import redacted_runs
 from nano_shared.export_target import new_file, new_folder
 from nano_shared.logged_run import LoggedRun
 from nano_shared.printable import printable
@@ -41,7 +41,7 @@ _ELSEWHERE = ("preferences", "tokens")
     show_default=True,
     help="messages: calls in the assistant's text as they were written, or in `tool_calls`.",
 )
-@click.option("--redact", is_flag=True, help="Take secrets out first.")
+@click.option("--redact", is_flag=True, help="Take secrets out first; blobs stay behind.")
 @click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
 def command(
     runs: tuple[str, ...],
@@ -75,27 +75,21 @@ def command(
     choice = ChosenRuns(names=runs, task=task, since=moment(since), policy=policy, successes=successes)
     with LogStore.open(log, create=False) as store:
         chosen = choice.read(store)
-        export = _Export(store, redacted(chosen) if redact else chosen, calls=calls)
+        if redact:
+            chosen = redacted_runs(chosen, store.blobs)
+        export = _Export(store, chosen, calls=calls, blobs=not redact)
         export.to(name, out)
     export.say()
     return 0
 
 
-def redacted(runs: Iterable[LoggedRun]) -> Iterator[LoggedRun]:
-    """The runs without their secrets. Raises UsageError where this installation cannot find any."""
-    try:
-        scrub = importlib.import_module("nano_shared.redact").scrub_trajectory
-    except ImportError:
-        raise UsageError("--redact: this version of nano has no redaction; leave the flag out") from None
-    for run in runs:
-        yield run.model_copy(update={"trajectory": scrub(run.trajectory)})
-
-
 class _Export:
     """One export: the runs that went into it, and why others did not."""
 
-    def __init__(self, store: LogStore, runs: Iterable[LoggedRun], *, calls: messages.Calls) -> None:
-        self.store, self.runs, self.calls = store, runs, calls
+    def __init__(
+        self, store: LogStore, runs: Iterable[LoggedRun], *, calls: messages.Calls, blobs: bool
+    ) -> None:
+        self.store, self.runs, self.calls, self.blobs = store, runs, calls, blobs
         self.written = 0
         self.refused: Counter[str] = Counter()
         self.missing: set[str] = set()
@@ -125,7 +119,9 @@ class _Export:
 
     def _lines(self, name: str, file: TextIO) -> None:
         if name == "jsonl":
-            rows: Iterable[Any] = whole.write(self._counted(), self.store.blobs, self.missing)
+            rows: Iterable[Any] = whole.write(
+                self._counted(), self.store.blobs if self.blobs else None, self.missing
+            )
         else:
             rows = self._rows(name)
         for row in rows:

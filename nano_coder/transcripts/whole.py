@@ -26,12 +26,14 @@ _REMEMBERED = 50_000
 """blobs known to be in the file; of more, some may be written twice, which is harmless"""
 
 
-def write(runs: Iterable[LoggedRun], blobs: BlobStore, missing: set[str]) -> Iterator[Row]:
-    """The lines of a file; ids of blobs that are not at hand are added to `missing`."""
+def write(runs: Iterable[LoggedRun], blobs: BlobStore | None, missing: set[str]) -> Iterator[Row]:
+    """The lines of a file, with no blobs where `blobs` is None; ids of those that are lost are added to
+    `missing`."""
     yield {_HEADER: FORMAT}
     written: OrderedDict[str, None] = OrderedDict()
     for run in runs:
-        for blob in _blobs(run, blobs):
+        for blob in _blobs(run, blobs) if blobs is not None else ():
+            assert blobs is not None
             if blob in written:
                 written.move_to_end(blob)
                 continue

@@ -108,28 +108,18 @@ def _preferences(
 ) -> Iterator[dict[str, Any]]:
     from nano_rl.log_pairs import log_pairs
     from nano_rl.task_view import TaskView
+    from nano_shared.export_redaction import redacted
 
-    scrub = _scrubber() if redact else str
     for run_ids in _tasks(store, choice):
         view: Any = TaskView(store, run_ids)
         found = log_pairs(view)
         refused.update(found.refused)
-        for pair in found.pairs:
+        for pair in map(redacted, found.pairs) if redact else found.pairs:
             sides = {"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected}
             yield {
-                side: [{"role": m.role.value, "content": scrub(m.content)} for m in messages]
+                side: [{"role": m.role.value, "content": m.content} for m in messages]
                 for side, messages in sides.items()
             }
-
-
-def _scrubber() -> Any:
-    import importlib
-
-    try:
-        scrub_text = importlib.import_module("nano_shared.redact").scrub_text
-    except ImportError:
-        raise UsageError("--redact: this version of nano has no redaction; leave the flag out") from None
-    return lambda text: scrub_text(text)[0]
 
 
 def _lines(out: Path | None, rows: Iterable[dict[str, Any]]) -> int:

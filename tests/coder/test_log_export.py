@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +219,21 @@ def test_a_blob_that_is_gone_is_said_and_the_run_still_goes(log: Path, tmp_path:
     done = CliRunner().invoke(command, arguments)
     assert done.exit_code == 0
     assert "1 blobs" in done.stderr
+
+
+def test_secrets_stay_behind_or_the_flag_is_refused(log: Path, tmp_path: Path) -> None:
+    """Both are right: redaction is a part that an installation may lack, and then nothing is written."""
+    key = "AKIA" + "Q3ZL7XWN2HVB5TKD"
+    with LogStore.open(log) as store:
+        run = next(run for run in store.trajectories() if run.snapshot)
+        store.add_feedback(run.id, Feedback(kind=FeedbackKind.NOTE, text=f"the key {key}", created=1.0))
+    out = tmp_path / "out.jsonl"
+    arguments = ("export", "--format", "jsonl", run.id, "-o", out, "--log", log)
+    if find_spec("nano_shared.redact") is None:
+        with pytest.raises(UsageError, match="has no redaction"):
+            invoke(*arguments, "--redact")
+        assert not out.exists()
+        return
+    invoke(*arguments, "--redact")
+    assert key not in out.read_text()
+    assert '"base64"' not in out.read_text()
