@@ -34,7 +34,7 @@ def logged_runs(draw: st.DrawFn) -> LoggedRun:
     return LoggedRun(trajectory=run, verdicts=judged, feedback=said)
 
 
-quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 OPENING = (Message(role=Role.SYSTEM, content="act"), Message(role=Role.USER, content="do it"))
 
 
@@ -64,7 +64,7 @@ def test_a_rollout_of_nemo_gym_comes_back_equal(run: LoggedRun) -> None:
     assert list(nemo_gym.read(row | {"_ng_task_index": 3})) == [run]
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(logged_runs())
 def test_a_log_gains_each_run_once_and_later_judgements_beside_it(run: LoggedRun) -> None:
     with tempfile.TemporaryDirectory() as name, LogStore.open(Path(name) / "log.db") as store:
