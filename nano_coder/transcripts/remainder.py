@@ -19,7 +19,7 @@ FORMAT = 1
 
 
 def remainder(run: LoggedRun) -> Row:
-    body = run.model_dump(mode="json")
+    body = run.as_json()
     for turn in body["trajectory"]["turns"]:
         if turn["completion"]["tokens"] is not None:
             turn["completion"]["tokens"] = {"row": turn["completion"]["tokens"]["row"]}

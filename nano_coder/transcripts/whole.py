@@ -46,7 +46,7 @@ def write(runs: Iterable[LoggedRun], blobs: BlobStore | None, missing: set[str])
             written[blob] = None
             if len(written) > _REMEMBERED:
                 written.popitem(last=False)
-        yield run.model_dump(mode="json")
+        yield run.as_json()
 
 
 def _blobs(run: LoggedRun, blobs: BlobStore) -> Iterator[str]:

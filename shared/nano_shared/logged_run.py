@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -23,6 +25,11 @@ class LoggedRun(Value):
     def whole(self) -> Trajectory:
         """The trajectory, its verdict the newest of `verdicts`."""
         return self.trajectory.model_copy(update={"verdict": self.verdicts[-1] if self.verdicts else None})
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain JSON values. Pydantic's own JSON mode would lose half surrogates in the keys of objects."""
+        body: dict[str, Any] = json.loads(json.dumps(self.model_dump()))
+        return body
 
 
 @dataclass(slots=True)

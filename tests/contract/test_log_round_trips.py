@@ -98,3 +98,9 @@ def test_turns_of_one_row_are_written_with_all_they_read_before(tmp_path: Path) 
     assert second["metrics"]["prompt_token_ids"] == [1, 2, 3, 4, 5, 1, 2, 3]
     assert second["metrics"]["completion_token_ids"] == [4, 5]
     assert "metrics" not in third
+
+
+def test_half_a_surrogate_pair_survives_as_the_name_of_a_check() -> None:
+    verdict = a_verdict().model_copy(update={"checks": {"a\ude4fb": "pass"}})
+    run = LoggedRun(trajectory=a_run(verdict=verdict), verdicts=(verdict,))
+    assert list(atif.read(json.loads(json.dumps(atif.write(run))))) == [run]
