@@ -27,7 +27,7 @@ class LoggedRun(Value):
         return self.trajectory.model_copy(update={"verdict": self.verdicts[-1] if self.verdicts else None})
 
     def as_json(self) -> dict[str, Any]:
-        """As plain JSON values. Pydantic's own JSON mode would lose half surrogates in the keys of objects."""
+        """As plain JSON values. Pydantic's JSON mode loses half surrogates in keys of objects."""
         body: dict[str, Any] = json.loads(json.dumps(self.model_dump()))
         return body
 
