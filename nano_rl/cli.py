@@ -14,6 +14,7 @@ COMMANDS = {
     "reward-model": ("nano_rl.commands.reward_model", "A model of which run people would prefer."),
     "dpo": ("nano_rl.commands.dpo", "From preference pairs straight to the policy."),
     "eval": ("nano_rl.commands.eval", "Success on tasks, with confidence intervals."),
+    "export": ("nano_rl.commands.export", "Preference pairs, or rows of tokens, for other trainers."),
     "grade": ("nano_rl.commands.grade", "Grade a folder, or logged runs without running them again."),
     "report": ("nano_rl.commands.report", "How a training went, and how much it hacked."),
     "conformance": ("nano_rl.commands.conformance", "Hold our losses, or yours, against a published suite."),

@@ -1,4 +1,4 @@
-"""`nano-coder log`: list, show, verify, path."""
+"""`nano-coder log`: list, show, verify, export, import, path."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from nano_coder.commands import log_export, log_import
 from nano_coder.commands.display import Display
 from nano_coder.config import load_config
 from nano_coder.verify import findings
@@ -35,7 +36,11 @@ _PIPED = 200
 
 @click.group("log")
 def command() -> None:
-    """Look at the log of runs."""
+    """Look at the log of runs, and move runs in and out of it."""
+
+
+command.add_command(log_export.command)
+command.add_command(log_import.command)
 
 
 @command.command("list")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from pydantic import ValidationError
@@ -18,12 +18,21 @@ from nano_shared.run_summary import RunSummary
 from nano_shared.types import Split, Trajectory
 
 _AMBIGUOUS_SHOWN = 3
+_PAGE = 500
 _newest_first = (schema.runs.c.started.desc(), schema.runs.c.id.desc())
 # Times and counts are what the view says; text needs the type that undoes its escapes.
 _texts = {"id", "task_key", "prompt", "policy", "policy_id", "stop"}
 _summary = sa.table(
     "runs", *(sa.column(name, ExactText if name in _texts else None) for name in RunSummary.model_fields)
 )
+
+
+class Heading(NamedTuple):
+    """What a pass over many runs needs to know before it loads one."""
+
+    run_id: str
+    started: float
+    task_key: str
 
 
 def resolve(connection: sa.Connection, run: str, log: str) -> str:
@@ -74,7 +83,7 @@ def select_ids(
     task_key: str | None, policy: str | None, since: float | None, split: Split | None
 ) -> sa.Select[tuple[str]]:
     """Ids of the runs that match all filters, newest first."""
-    runs, tasks, turns = schema.runs, schema.tasks, schema.turns
+    runs, tasks = schema.runs, schema.tasks
     query = sa.select(runs.c.id).join(tasks).order_by(*_newest_first)
     if task_key is not None:
         query = query.where(tasks.c.key == task_key)
@@ -83,8 +92,33 @@ def select_ids(
     if since is not None:
         query = query.where(runs.c.started >= since)
     if policy is not None:
-        sampled = sa.exists().where(turns.c.run_id == runs.c.id, turns.c.policy_id == policy)
-        query = query.where(sa.or_(runs.c.policy == policy, sampled))
+        query = query.where(_by_policy(policy))
+    return query
+
+
+def _by_policy(policy: str) -> sa.ColumnElement[bool]:
+    runs, turns = schema.runs, schema.turns
+    sampled = sa.exists().where(turns.c.run_id == runs.c.id, turns.c.policy_id == policy)
+    return sa.or_(runs.c.policy == policy, sampled)
+
+
+def select_headings(
+    policy: str | None, since: float | None, *, by_task: bool, after: Heading | None
+) -> sa.Select[tuple[str, float, str]]:
+    """The page of headings that follows `after`: oldest first, or by task key and then oldest first."""
+    runs, tasks = schema.runs, schema.tasks
+    place = [runs.c.started, runs.c.id]
+    if by_task:
+        place = [tasks.c.key, *place]
+    query = sa.select(runs.c.id, runs.c.started, tasks.c.key).join(tasks).order_by(*place).limit(_PAGE)
+    if since is not None:
+        query = query.where(runs.c.started >= since)
+    if policy is not None:
+        query = query.where(_by_policy(policy))
+    if after is not None:
+        values = (after.task_key, after.started, after.run_id)[0 if by_task else 1 :]
+        typed = [sa.literal(value, column.type) for value, column in zip(values, place, strict=True)]
+        query = query.where(sa.tuple_(*place) > sa.tuple_(*typed))
     return query
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,7 +22,8 @@ from nano_shared.errors import LogError
 from nano_shared.fact_rows import RunFilter, stream_facts
 from nano_shared.facts import RunFacts
 from nano_shared.feedback import Feedback, Said
-from nano_shared.rows import feedback_from, said_from, verdict_from
+from nano_shared.logged_run import LoggedRun, Merged, feedback_of, load_logged, merge_run, verdicts_of
+from nano_shared.rows import said_from
 from nano_shared.run_id import new_run_id
 from nano_shared.run_summary import RunSummary
 from nano_shared.types import Split, StopReason, Trajectory, Turn, Verdict
@@ -140,6 +142,21 @@ class LogStore:
 
         self._database.write(work)
 
+    def merge(self, runs: Callable[[], Iterable[LoggedRun]]) -> Merged:
+        """Add runs in one transaction, all or none of them; `runs` is called again where the log was locked.
+
+        A run that is there already gains the verdicts and the feedback that it lacks. Raises LogError where
+        the log holds another run of that id, and whatever `runs` raises.
+        """
+
+        def work(connection: sa.Connection) -> Merged:
+            merged = Merged()
+            for run in runs():
+                merge_run(connection, run, merged)
+            return merged
+
+        return self._database.write(work)
+
     def add_verdict(self, run_id: str, verdict: Verdict) -> None:
         """Add a judgement beside the ones that exist; the newest is the trajectory's."""
         self._database.write(lambda connection: journal.insert_verdict(connection, run_id, verdict))
@@ -218,16 +235,29 @@ class LogStore:
 
     def verdicts(self, run_id: str) -> tuple[Verdict, ...]:
         """Every judgement of a run, newest last."""
-        table = schema.verdicts
-        query = sa.select(table).where(table.c.run_id == run_id).order_by(table.c.id)
-        rows = self._database.read(lambda connection: connection.execute(query).mappings().all())
-        return tuple(verdict_from(row) for row in rows)
+        return self._database.read(lambda connection: verdicts_of(connection, run_id))
 
     def feedback(self, run_id: str) -> tuple[Feedback, ...]:
-        table = schema.feedback
-        query = sa.select(table).where(table.c.run_id == run_id).order_by(table.c.id)
-        rows = self._database.read(lambda connection: connection.execute(query).mappings().all())
-        return tuple(feedback_from(row) for row in rows)
+        return self._database.read(lambda connection: feedback_of(connection, run_id))
+
+    def logged(self, run_id: str) -> LoggedRun:
+        """A run with every verdict and all feedback, on one view of the log. `run_id` is a whole id."""
+        return self._database.read(lambda connection: load_logged(connection, run_id))
+
+    def headings(
+        self, *, policy: str | None = None, since: float | None = None, by_task: bool = False
+    ) -> Iterator[selection.Heading]:
+        """Run id, start and task key of each run, a page of them in memory at a time: oldest first, or
+        task by task."""
+        after: selection.Heading | None = None
+        while True:
+            query = selection.select_headings(policy, since, by_task=by_task, after=after)
+            rows = self._database.read(partial(_all, query))
+            page = [selection.Heading(*row) for row in rows]
+            yield from page
+            if not page:
+                return
+            after = page[-1]
 
     def all_feedback(self, *, run: str | None = None, page: int = 1000) -> Iterator[Said]:
         """What was said of a run, or of any, in order of arrival, `page` rows in memory at a time."""
@@ -267,6 +297,10 @@ class LogStore:
             result = connection.exec_driver_sql(query)
             rows = [tuple(row) for row in result] if result.returns_rows else []
             return SqlResult(tuple(result.keys()) if result.returns_rows else (), rows)
+
+
+def _all(query: sa.Select[Any], connection: sa.Connection) -> Sequence[Any]:
+    return connection.execute(query).all()
 
 
 def _only_reading(action: int, *_names: object) -> int:

@@ -1,0 +1,1 @@
+"""Runs in other programs' formats: a file a format, each with `write`, `read` or both."""

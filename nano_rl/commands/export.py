@@ -1,0 +1,173 @@
+"""`nano-rl export`: what runs teach by comparison, for other trainers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nano_rl.commands.options import log_option
+from nano_shared.chosen_runs import ChosenRuns, choice_options, moment
+from nano_shared.errors import UsageError
+from nano_shared.printable import printable
+
+if TYPE_CHECKING:
+    from nano_shared.store import LogStore
+
+FORMATS = ("preferences", "tokens")
+_BATCH = 256
+"""rows of one parquet row group, and most that are in memory"""
+
+
+@click.command("export")
+@click.option("--format", "name", required=True, help=f"One of {', '.join(FORMATS)}.")
+@choice_options
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    help="New file, JSON lines or, for tokens, .parquet; standard output without it.",
+)
+@click.option(
+    "--baseline",
+    type=click.Choice(["mean", "rloo", "none"]),
+    default="mean",
+    show_default=True,
+    help="tokens: what is taken from a reward; with none, runs that are alone come too.",
+)
+@click.option("--redact", is_flag=True, help="Take secrets out first (preferences).")
+@log_option
+def command(
+    name: str,
+    task: str | None,
+    since: str | None,
+    policy: str | None,
+    successes: bool,
+    out: Path | None,
+    baseline: str,
+    redact: bool,
+    log: str | None,
+) -> int:
+    """Write what the log's runs teach by comparison with each other.
+
+    \b
+    preferences  {"prompt", "chosen", "rejected"} as messages, as TRL's DPO and reward trainers take them
+    tokens       prompt_ids, completion_ids, completion_mask, logprobs, advantages, reward
+
+    Runs are compared within their task, one task in memory at a time.
+    """
+    from nano_shared.store import LogStore
+
+    if name not in FORMATS:
+        raise UsageError(f"there is no format {name!r}; the formats are {', '.join(FORMATS)}")
+    if successes:
+        raise UsageError("--successes leaves nothing to compare with; leave it out")
+    if redact and name == "tokens":
+        raise UsageError("--redact: ids cannot be redacted here; export text, or redact the log itself")
+    parquet = out is not None and out.suffix == ".parquet"
+    if parquet and name == "preferences":
+        raise UsageError("preference pairs are written as JSON lines; name a .jsonl file with -o")
+    choice = ChosenRuns(task=task, since=moment(since), policy=policy)
+    refused: Counter[str] = Counter()
+    with LogStore.open(log, create=False) as store:
+        if name == "preferences":
+            rows = _preferences(store, choice, refused, redact)
+        else:
+            rows = _tokens(store, choice, refused, baseline)
+        written = _parquet(out, rows) if parquet and out is not None else _lines(out, rows)
+    for reason, count in refused.most_common():
+        print(f"left out: {count} ({printable(reason)})", file=sys.stderr)
+    if out is not None:
+        print(f"{written} rows in {out}")
+    return 0
+
+
+def _tasks(store: LogStore, choice: ChosenRuns) -> Iterator[list[str]]:
+    """The run ids of each task."""
+    for _, headings in groupby(choice.headings(store, by_task=True), key=lambda heading: heading.task_key):
+        yield [heading.run_id for heading in headings]
+
+
+def _tokens(
+    store: LogStore, choice: ChosenRuns, refused: Counter[str], baseline: Any
+) -> Iterator[dict[str, Any]]:
+    from nano_rl.token_rows import token_rows
+
+    for run_ids in _tasks(store, choice):
+        yield from token_rows((store.get(run_id) for run_id in run_ids), refused, baseline=baseline)
+
+
+def _preferences(
+    store: LogStore, choice: ChosenRuns, refused: Counter[str], redact: bool
+) -> Iterator[dict[str, Any]]:
+    from nano_rl.log_pairs import log_pairs
+    from nano_rl.task_view import TaskView
+    from nano_shared.export_redaction import redacted
+
+    for run_ids in _tasks(store, choice):
+        view: Any = TaskView(store, run_ids)
+        found = log_pairs(view)
+        refused.update(found.refused)
+        for pair in map(redacted, found.pairs) if redact else found.pairs:
+            sides = {"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected}
+            yield {
+                side: [{"role": m.role.value, "content": m.content} for m in messages]
+                for side, messages in sides.items()
+            }
+
+
+def _lines(out: Path | None, rows: Iterable[dict[str, Any]]) -> int:
+    from nano_shared.export_target import new_file
+
+    written = 0
+    with new_file(out) as file:
+        for row in rows:
+            file.write(json.dumps(row) + "\n")
+            written += 1
+        _refuse_empty(written)
+    return written
+
+
+def _parquet(out: Path, rows: Iterator[dict[str, Any]]) -> int:
+    from itertools import islice
+
+    from nano_shared.export_target import new_binary
+
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise UsageError(f"{out}: parquet needs pyarrow; install it, or name a .jsonl file") from None
+    schema = _schema(pa)
+    written = 0
+    with new_binary(out) as temporary:
+        with pq.ParquetWriter(temporary, schema) as writer:
+            while batch := list(islice(rows, _BATCH)):
+                writer.write_table(pa.Table.from_pylist(batch, schema=schema))
+                written += len(batch)
+        _refuse_empty(written)
+    return written
+
+
+def _schema(pa: Any) -> Any:
+    ids, numbers = pa.list_(pa.int64()), pa.list_(pa.float64())
+    types = {
+        "run": pa.string(), "task": pa.string(), "reward": pa.float64(), "temperature": pa.float64(),
+        "policy_versions": ids, "prompt_ids": ids, "completion_ids": ids,
+        "completion_mask": pa.list_(pa.int8()), "logprobs": numbers, "advantages": numbers,
+    }  # fmt: skip
+    return pa.schema(list(types.items()))
+
+
+def _refuse_empty(written: int) -> None:
+    if not written:
+        raise UsageError(
+            "no run of the log can be compared with another of its task: it takes two that are graded and"
+            " earned different rewards; see nano-coder log list"
+        )

@@ -1,0 +1,104 @@
+"""A run with all that the log says of it, and how it enters another log."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from nano_shared import journal, schema, selection
+from nano_shared.errors import LogError
+from nano_shared.feedback import Feedback
+from nano_shared.rows import feedback_from, verdict_from
+from nano_shared.types import Trajectory, Value, Verdict
+
+
+class LoggedRun(Value):
+    trajectory: Trajectory
+    verdicts: tuple[Verdict, ...] = ()
+    """every judgement, newest last; the last one is the trajectory's"""
+    feedback: tuple[Feedback, ...] = ()
+
+    @property
+    def whole(self) -> Trajectory:
+        """The trajectory, its verdict the newest of `verdicts`."""
+        return self.trajectory.model_copy(update={"verdict": self.verdicts[-1] if self.verdicts else None})
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain JSON values. Pydantic's JSON mode loses half surrogates in keys of objects."""
+        body: dict[str, Any] = json.loads(json.dumps(self.model_dump()))
+        return body
+
+
+@dataclass(slots=True)
+class Merged:
+    """What an import did, in runs."""
+
+    added: int = 0
+    extended: int = 0
+    """were there and gained verdicts or feedback"""
+    known: int = 0
+    """were there, as they stand in the file"""
+
+
+def load_logged(connection: sa.Connection, run_id: str) -> LoggedRun:
+    trajectory = selection.load(connection, run_id)
+    return LoggedRun(
+        trajectory=trajectory,
+        verdicts=verdicts_of(connection, run_id),
+        feedback=feedback_of(connection, run_id),
+    )
+
+
+def verdicts_of(connection: sa.Connection, run_id: str) -> tuple[Verdict, ...]:
+    """Every judgement of a run, newest last."""
+    table = schema.verdicts
+    query = sa.select(table).where(table.c.run_id == run_id).order_by(table.c.id)
+    return tuple(verdict_from(row) for row in connection.execute(query).mappings())
+
+
+def feedback_of(connection: sa.Connection, run_id: str) -> tuple[Feedback, ...]:
+    """What was said about a run, in the order in which it was."""
+    table = schema.feedback
+    query = sa.select(table).where(table.c.run_id == run_id).order_by(table.c.id)
+    return tuple(feedback_from(row) for row in connection.execute(query).mappings())
+
+
+def merge_run(connection: sa.Connection, run: LoggedRun, merged: Merged) -> None:
+    """Add a run, or to one that is there the verdicts and the feedback that it lacks.
+
+    Raises LogError where the log holds another run of that id.
+    """
+    trajectory = run.trajectory
+    exists = sa.select(sa.literal(1)).where(schema.runs.c.id == trajectory.id)
+    if connection.scalar(exists) is None:
+        journal.insert_run(connection, trajectory)
+        for turn in trajectory.turns:
+            journal.insert_turn(connection, trajectory.id, turn)
+        merged.added += 1
+        _append(connection, trajectory.id, run.verdicts, run.feedback)
+        return
+    there = load_logged(connection, trajectory.id)
+    bare = {"verdict": None}
+    if there.trajectory.model_copy(update=bare) != trajectory.model_copy(update=bare):
+        raise LogError(
+            f"run {trajectory.id} is in the log with another content; import into another log with --log"
+        )
+    verdicts = tuple(v for v in run.verdicts if v not in there.verdicts)
+    feedback = tuple(f for f in run.feedback if f not in there.feedback)
+    _append(connection, trajectory.id, verdicts, feedback)
+    if verdicts or feedback:
+        merged.extended += 1
+    else:
+        merged.known += 1
+
+
+def _append(
+    connection: sa.Connection, run_id: str, verdicts: tuple[Verdict, ...], feedback: tuple[Feedback, ...]
+) -> None:
+    for verdict in verdicts:
+        journal.insert_verdict(connection, run_id, verdict)
+    for said in feedback:
+        journal.insert_feedback(connection, run_id, said)

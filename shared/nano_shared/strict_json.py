@@ -1,0 +1,130 @@
+"""JSON read strictly: no key twice, no number that JSON does not know, every line accounted for."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from nano_shared.refusal import Refused
+
+Row = dict[str, Any]
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse_json(text: str, *, finite: bool = True) -> Any:
+    """A JSON value. Raises Refused for broken JSON, a key given twice, and other surprises; where `finite`,
+    for NaN and infinities too."""
+    numbers: dict[str, Any] = {"parse_constant": _no_constant, "parse_float": _finite_float} if finite else {}
+    try:
+        return json.loads(text, object_pairs_hook=_unique, **numbers)
+    except RecursionError:
+        raise Refused("row", "is nested too deeply") from None
+    except ValueError as problem:
+        raise Refused("row", f"is not JSON: {problem}") from None
+
+
+def json_lines(path: Path, *, finite: bool = True) -> Iterator[tuple[str, Row]]:
+    """Every row of a JSON lines file with its place, `file:line`, one in memory at a time.
+
+    Raises Refused, its field being the place and the field, for the first line that is no JSON object.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    where = f"{path}:{number}"
+                    with at_place(where):
+                        yield where, json_object(decoded(line), finite=finite)
+    except OSError as problem:
+        raise Refused(str(path), f"cannot be read: {problem.strerror}") from None
+
+
+@contextmanager
+def at_place(where: str, joint: str = ": ") -> Iterator[None]:
+    """Puts the place before the field of whatever is refused inside."""
+    try:
+        yield
+    except Refused as problem:
+        raise Refused(f"{where}{joint}{problem.field}", problem.why) from None
+
+
+def at_field(path: str) -> AbstractContextManager[None]:
+    """Puts the path of the object before the field of whatever is refused inside."""
+    return at_place(path, ".")
+
+
+def json_object(text: str, *, finite: bool = True) -> Row:
+    """A JSON object. Raises Refused for anything else."""
+    item = parse_json(text, finite=finite)
+    if not isinstance(item, dict):
+        raise Refused("row", f"must be a JSON object, not {type(item).__name__}")
+    return item
+
+
+def decoded(data: bytes) -> str:
+    """UTF-8 text, a byte order mark left out. Raises Refused."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise Refused("row", f"is not UTF-8: {problem.reason} at byte {problem.start}") from None
+
+
+def to_json(value: Any) -> str:
+    """One line of JSON. Raises Refused for what JSON or UTF-8 cannot hold."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except UnicodeEncodeError:
+        raise Refused("task", "holds half of a surrogate pair, which no UTF-8 file carries") from None
+    except (ValueError, RecursionError):
+        raise Refused("task", "holds NaN, infinity or too deep a nesting, which JSON cannot carry") from None
+    return text
+
+
+def validated(model: type[Model], value: Any, at: str = "") -> Model:
+    """A value as a model of ours. Raises Refused with the first field that is wrong."""
+    with refusing_invalid(at):
+        return model.model_validate(value)
+
+
+@contextmanager
+def refusing_invalid(at: str = "") -> Iterator[None]:
+    """Whatever a model of ours does not take becomes Refused, with the first field that is wrong."""
+    try:
+        yield
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        field = ".".join([*([at] if at else []), *(str(part) for part in first["loc"])])
+        raise Refused(field or "row", first["msg"].removeprefix("Value error, ")) from None
+
+
+def text_field(row: Row, name: str) -> str:
+    """A field that must hold text. Raises Refused where it is missing, blank or something else."""
+    value = row.get(name)
+    if not isinstance(value, str) or not value.strip():
+        raise Refused(name, "is missing" if name not in row else f"must be text, not {value!r:.60}")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Row:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        twice = next(key for key, _ in pairs if [k for k, _ in pairs].count(key) > 1)
+        raise Refused(twice, "is given twice in one object")
+    return row
+
+
+def _no_constant(name: str) -> None:
+    raise Refused("row", f"holds {name}, which is no JSON number")
+
+
+def _finite_float(text: str) -> float:
+    if math.isinf(value := float(text)):
+        raise Refused("row", f"holds {text:.40}, which is no finite number")
+    return value
