@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -269,6 +272,28 @@ def test_a_hang_is_a_time_out_and_the_rest_is_left_out(monkeypatch: pytest.Monke
     verdict = _grade(loop(([[1]], 1), ([[]], 0)), source)
     assert (verdict.reward, verdict.failure_kind) == (0.0, "agent_timeout")
     assert set(verdict.checks.values()) == {"timeout"}
+
+
+def test_what_a_busy_machine_keeps_from_a_solution_is_not_held_against_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tables, "PATIENCE", 1.0)
+    processor = min(os.sched_getaffinity(0))
+    pinned = f"import os\nos.sched_setaffinity(0, {{{processor}}})\n"
+    source = (
+        f"import time\n{pinned}def total(xs):\n"
+        "    while time.process_time() < 0.7: pass\n    return sum(xs)\n"
+    )
+    busy = [
+        subprocess.Popen([sys.executable, "-c", f"{pinned}while True: pass"], start_new_session=True)
+        for _ in range(5)
+    ]
+    try:
+        assert _grade(loop(([[1]], 1)), source).reward == 1.0
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
 
 
 def test_colliding_keys_do_not_keep_the_grader_busy() -> None:
