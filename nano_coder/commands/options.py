@@ -12,7 +12,8 @@ from nano_coder.config import AgentConfig
 from nano_coder.models import open_policy
 from nano_coder.runtime import Runtime
 from nano_coder.sandbox import open_sandbox
-from nano_shared.redact import RedactingStore, Redactor
+from nano_shared.redact import Redactor
+from nano_shared.redact.store import RedactingStore
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling
 

@@ -15,7 +15,8 @@ from nano_coder.policies.scripted import EOS_ID
 from nano_coder.runtime import grade_run, resume_run, run_task
 from nano_coder.verify import verify
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.redact import REDACTED_ID, RedactingStore, Redactor, is_redacted
+from nano_shared.redact import REDACTED_ID, Redactor, is_redacted
+from nano_shared.redact.store import RedactingStore
 from nano_shared.store import LogStore
 
 SECRET = "glpat-" + "aB3dE6gH9jK2mN5pQ8sT"

@@ -19,7 +19,6 @@ from nano_shared.redact import (
     MARKER,
     REDACTED_ID,
     RedactConfig,
-    RedactingStore,
     Redactor,
     is_redacted,
     scrub_bytes,
@@ -27,6 +26,7 @@ from nano_shared.redact import (
     scrub_text,
     scrub_trajectory,
 )
+from nano_shared.redact.store import RedactingStore
 from nano_shared.store import LogStore
 from nano_shared.types import Completion, Finish, Observation, Sampling, StopReason, ToolCall, TurnTokens
 

@@ -220,5 +220,5 @@ def test_admission_names_each_reason(tiny: Path, runtime: Runtime) -> None:
     template = local_policy(opened.loaded, opened.profile).template_hash
     admission = admit(runtime.store, opened.profile, template)
     assert admission.runs == len(TASKS) * 4
-    assert admission.refused == {"another chat template": len(TASKS)}
+    assert admission.refused == {"text-only": len(TASKS)}
     assert not any(f.blocks for run in admission.groups[0].trajectories for f in verify(run))

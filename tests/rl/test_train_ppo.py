@@ -9,7 +9,15 @@ import pytest
 import torch
 from builders import verdict
 
-from nano_coder.runtime import COMPACT_1, Runtime, ScriptedPolicy, first_messages, open_sandbox, open_weights
+from nano_coder.runtime import (
+    COMPACT_1,
+    DIALECTS,
+    Runtime,
+    ScriptedPolicy,
+    first_messages,
+    open_sandbox,
+    open_weights,
+)
 from nano_rl.config import (
     CriticConfig,
     GuardConfig,
@@ -39,7 +47,7 @@ CONFIG = TrainConfig(
     minibatches=2,
     lambda_sft=0.1,
     imitate="log",
-    logs=LogsConfig(uses=None),
+    logs=LogsConfig(uses=None, min_ess=0.0, max_drift=None),
     objective=ObjectiveConfig(objective="ppo"),
     critic=CriticConfig(optimizer=FAST),
     optimizer=FAST,
@@ -70,7 +78,8 @@ def run(reader: Reader, number: int, member: int) -> Trajectory:
     completion = Completion(
         text=text, finish=Finish.STOP, tokens=tokens, sampling=Sampling(), policy_id="tiny"
     )
-    turn = Turn(index=0, completion=completion, parser="compact", started=0, ended=0)
+    calls = DIALECTS[COMPACT_1.dialect].parse(text, COMPACT_1.tools).calls
+    turn = Turn(index=0, completion=completion, calls=calls, parser="compact", started=0, ended=0)
     return Trajectory(
         id=f"run-{number}-{member}", task=task(number), turns=(turn,), stop=StopReason.FINISHED,
         runtime_version="0", profile=COMPACT_1.name, profile_hash=COMPACT_1.hash,

@@ -1,13 +1,12 @@
 """Secrets out of what is stored and exported, with every token still in its place.
 
 `scrub_text` is for a text, `scrub_trajectory` for a run, `scrub_blob` and `scrub_snapshot` for files.
-`RedactingStore` is a log that scrubs what it is given. What is found and what is not: docs/redaction.md.
+`store.RedactingStore` is a log that scrubs what it is given. What is found, and what not: docs/redaction.md.
 """
 
 from nano_shared.redact.files import scrub_bytes, scrub_snapshot
 from nano_shared.redact.known import Known
 from nano_shared.redact.redactor import MARKER, RedactConfig, Redactor, Span
-from nano_shared.redact.store import RedactingStore
 from nano_shared.redact.trajectory import is_redacted, scrub_trajectory
 from nano_shared.types import REDACTED_ID
 
@@ -16,7 +15,6 @@ __all__ = [
     "REDACTED_ID",
     "Known",
     "RedactConfig",
-    "RedactingStore",
     "Redactor",
     "Span",
     "is_redacted",
