@@ -30,7 +30,8 @@ class AgentConfig(BaseModel):
     max_turns: int = Field(24, ge=1)
     max_seconds: float = Field(600.0, gt=0)
     temperature: float = Field(0.0, ge=0)
-    dtype: str = Field("bfloat16", pattern="^(bfloat16|float32)$")
+    dtype: str = Field("auto", pattern="^(auto|bfloat16|float32)$")
+    """of a local model's arithmetic; auto is float32 for up to 1 GiB of weights, bfloat16 for larger ones"""
     log: str | None = None
     """path or SQLAlchemy URL of the log; None is NANO_HOME/log.db"""
     exclude: tuple[str, ...] = ()

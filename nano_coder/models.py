@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from nano_coder.policies.scripted import ScriptedPolicy
 from nano_coder.profiles import COMPACT_1, HERMES_1, find_profile
@@ -38,7 +38,7 @@ def open_policy(
     *,
     base_url: str | None = None,
     api_key: str | None = None,
-    dtype: str = "bfloat16",
+    dtype: str = "auto",
     profile: str | None = None,
 ) -> OpenedPolicy:
     """The policy of that name; None is the promoted checkpoint, else the shipped policy.
@@ -49,7 +49,7 @@ def open_policy(
     name = model or default_model()
     if name.startswith(_ENDPOINT):
         return _open_endpoint(name, base_url, api_key, profile)
-    opened = open_weights(name, dtype="bfloat16" if dtype == "bfloat16" else "float32", profile=profile)
+    opened = open_weights(name, dtype=cast("Dtype", dtype), profile=profile)
     policy = local_policy(opened.loaded, opened.profile, version=opened.version)
     return OpenedPolicy(policy=policy, profile=opened.profile, name=name)
 

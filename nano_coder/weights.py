@@ -33,7 +33,10 @@ _BASE_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _ID_FILE = "weights_id"
 _WEIGHTS = ("*.safetensors", "*.bin")
 
-Dtype = Literal["float32", "bfloat16"]
+Dtype = Literal["float32", "bfloat16", "auto"]
+"""auto: float32 where the weights are small, since rounding decides near ties between two tokens"""
+_SMALL = 1 << 30
+"""bytes of weights up to which `auto` is float32"""
 Kind = Literal["base", "full", "adapter", "hub"]
 
 
@@ -80,6 +83,8 @@ def load_policy(name: str | None = None, *, dtype: Dtype = "float32", merge: boo
 
     Raises UsageError if the name is unknown or the folder is not a model.
     """
+    if dtype == "auto":
+        dtype = _fitting(name)
     if name is None or name == BASE:
         folder = base_folder()
         return _full(folder, dtype, "base", (folder / _ID_FILE).read_text())
@@ -93,6 +98,15 @@ def load_policy(name: str | None = None, *, dtype: Dtype = "float32", merge: boo
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         return _hub(name, dtype)
     raise UsageError(f"unknown model {name!r}; {_known()}")
+
+
+def _fitting(name: str | None) -> Dtype:
+    """What `auto` means for a model; a hub's is not here to be looked at."""
+    folder = base_folder() if name is None or name == BASE else Path(name).expanduser()
+    if (folder / "adapter_config.json").is_file():
+        return _fitting(_base_of(folder))
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return "float32" if 0 < size <= _SMALL else "bfloat16"
 
 
 def load_tokenizer(name: str | None = None) -> tuple[Any, str]:

@@ -27,7 +27,11 @@ _OPTIONS = (
     ),
     click.option("--python", help="Interpreter inside the sandbox."),
     click.option("--temperature", type=float, help="Sampling temperature; 0 is greedy."),
-    click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), help="Arithmetic of a local model."),
+    click.option(
+        "--dtype",
+        type=click.Choice(["auto", "bfloat16", "float32"]),
+        help="Arithmetic of a local model; auto: float32 for small ones.",
+    ),
     click.option("--log", help="Path or SQLAlchemy URL of the log."),
 )
 

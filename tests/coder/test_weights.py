@@ -55,6 +55,14 @@ def test_the_id_is_of_the_weights_and_nothing_else(tiny_folder: Path, tmp_path: 
     assert load_policy(str(copy)).id != load_policy(str(tiny_folder)).id
 
 
+def test_small_weights_are_float32_unless_asked_otherwise(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert str(load_policy(str(tiny_folder), dtype="auto").model.dtype) == "torch.float32"
+    monkeypatch.setattr("nano_coder.weights._SMALL", 1000)
+    assert str(load_policy(str(tiny_folder), dtype="auto").model.dtype) == "torch.bfloat16"
+
+
 def test_the_dtype_is_as_asked(tiny_folder: Path) -> None:
     import torch
 
