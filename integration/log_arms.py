@@ -109,6 +109,7 @@ class Bench:
         stores: Sequence[LogStore] = (),
         tasks: Sequence[Task] = (),
         keep: Sequence[int] = (),
+        shuffle_rewards: bool = False,
     ) -> Path:
         """Train a checkpoint from logs (`stores`), or on `tasks`; `keep` keeps the weights of those steps.
 
@@ -129,6 +130,7 @@ class Bench:
             objective=objective or ObjectiveConfig(),
             logs=logs or LogsConfig(largest_group=GROUP),
             guards=GuardConfig(patience=steps + 1),
+            shuffle_rewards=shuffle_rewards,
         )
         opened = open_weights(str(checkpoint))
         model = prepare(opened.loaded.model, lora_rank=0, seed=self.seed)
@@ -138,7 +140,7 @@ class Bench:
                 told = "  ".join(f"{k} {values[k]:.3f}" for k in ("reward_mean", "ess_logged") if k in values)
                 print(f"   {name}: step {done}/{total}  {told}", flush=True)
             if done in keep and done < total:
-                self._save(f"{name}-{done}", model, opened, config, checkpoint, done, [])
+                self.save(f"{name}-{done}", model, opened, config, checkpoint, done, [])
 
         with LogStore.open(folder / "log.db") as own:
             runtime = replace(self._runtime(checkpoint, own), policy=ScriptedPolicy([]))
@@ -151,7 +153,7 @@ class Bench:
                 sources = Sources(logged=contents.groups, born=contents.born, learned_from=way.learned_from)
             used = train(model, opened, runtime, sources, config, folder, on_step)
         done = len(read_metrics(folder / METRICS))
-        return self._save(name, model, opened, config, checkpoint, done, used)
+        return self.save(name, model, opened, config, checkpoint, done, used)
 
     def imitate(self, name: str, checkpoint: Path, store: LogStore, *, steps: int) -> Path:
         """Maximum likelihood on the successes of a log, once through, in about as many steps."""
@@ -174,9 +176,9 @@ class Bench:
         folder = self.home / "state" / name
         folder.mkdir(parents=True, exist_ok=True)
         done = train_sft(model, rows, config, folder, lambda *_: None)
-        return self._save(name, model, opened, config, checkpoint, done, [run.id for run in runs])
+        return self.save(name, model, opened, config, checkpoint, done, [run.id for run in runs])
 
-    def _save(
+    def save(
         self, name: str, model: Any, opened: OpenedWeights, config: Any, parent: Path, steps: int,
         runs: list[str],
     ) -> Path:  # fmt: skip

@@ -60,6 +60,8 @@ def command(
         raise UsageError(f"no such directory: {workspace}")
     if sum((bool(argv), line is not None, batch)) != 1:
         raise UsageError("name one thing to run: -- ARGV, FILE.py, -c 'shell text', or --batch")
+    if argv and argv[0].startswith("-"):
+        raise UsageError(f"no such option: {argv[0]}; see nano-coder exec --help")
     if math.isnan(timeout):
         raise UsageError("--timeout nan: name a number of seconds")
     limits = Limits(tool_seconds=timeout, memory_mb=memory)

@@ -80,6 +80,7 @@ def test_a_record_of_much_output_tells_its_size(run: Exec) -> None:
     ("arguments", "words"),
     [
         ((), "name one thing to run"),
+        (("--pyhton", "x", "--", "ls"), "no such option: --pyhton"),
         (("-c", "ls", "--", "ls"), "name one thing to run"),
         (("--batch", "--", "ls"), "name one thing to run"),
         (("nowhere.py",), "cannot read nowhere.py"),
