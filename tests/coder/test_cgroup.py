@@ -25,20 +25,27 @@ LIMITS = Limits(memory_mb=1024, tool_seconds=60)
 needs_group = pytest.mark.skipif(PLAN is None, reason="no control group can be made by this user")
 
 
-def ours() -> list[str]:
-    """Groups of launchers that are there now."""
+def groups_of(caller: int) -> set[str]:
+    """Groups of the launchers that are children of a process; other tests have theirs beside them."""
     assert PLAN is not None
-    return [
+    return {
         os.path.join(parent, name)
         for parent in set(PLAN["parents"].values())
         for name in os.listdir(parent)
-        if name.startswith(group.PREFIX)
-    ]
+        if name.startswith(group.PREFIX) and _parent(name.split("-")[2]) == caller
+    }
+
+
+def _parent(pid: str) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
 
 
 def gone(folders: set[str]) -> bool:
     for _ in range(500):
-        if not folders & set(ours()):
+        if not any(map(os.path.exists, folders)):
             return True
         time.sleep(0.02)
     return False
@@ -57,9 +64,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[NsSandbox]:
 @needs_group
 def test_a_kill_by_the_group_is_told_as_oom_and_later_ones_are_not(small: NsSandbox) -> None:
     assert small.layers["cgroup"]
-    before = set(ours())
     with closing(small.open(None, LIMITS)) as jail:
-        assert set(ours()) - before
+        made = groups_of(os.getpid())
+        assert made
         result = jail.run_python("x = [b'x' * (1 << 20) for _ in range(600)]", timeout=50)
         assert (result.oom, result.signal, result.timed_out) == (True, 9, False)
         # the counter stays where it is: it was told once that every later kill was for memory
@@ -72,7 +79,7 @@ def test_a_kill_by_the_group_is_told_as_oom_and_later_ones_are_not(small: NsSand
         assert jail.run_python("while True: pass", timeout=0.3).oom is False
         assert jail.run_python("print(1)").stdout == b"1\n"
     close_pools()
-    assert gone(set(ours()) - before)
+    assert gone(made)
 
 
 @needs_group
@@ -95,12 +102,11 @@ def test_a_caller_that_is_killed_leaves_no_group() -> None:
         "import sys, time; from nano_coder.sandbox.ns import NsSandbox; from nano_shared.types import Limits;"
         "jail = NsSandbox().open(None, Limits()); print('open', flush=True); time.sleep(60)"
     )
-    before = set(ours())
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}"}
     caller = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
     assert caller.stdout is not None
     assert caller.stdout.readline() == b"open\n"
-    made = set(ours()) - before
+    made = groups_of(caller.pid)
     assert made
     caller.kill()
     caller.wait()
