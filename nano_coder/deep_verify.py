@@ -85,7 +85,7 @@ def deep_verify(facts: RunFacts, store: LogStore, *, model: str | None = None) -
 _UNCERTIFIABLE = frozenset(
     {code for code in Refusal if code.damage}
     - {Refusal.OURS_SCORED, Refusal.FOREIGN_VERDICT, Refusal.OTHER_TOOLS}
-) | {Refusal.TEXT_ONLY, Refusal.NO_TURNS}
+) | {Refusal.TEXT_ONLY, Refusal.NO_TURNS, Refusal.REDACTED}
 """what leaves nothing to recompute"""
 
 

@@ -13,6 +13,7 @@ from nano_coder.replay import refeed
 from nano_coder.runtime import Runtime, branch_run, grade_run
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
+from nano_shared.redact import is_redacted
 from nano_shared.types import HiddenChecks, Task, Trajectory
 
 _AT_ONCE = 16
@@ -105,6 +106,10 @@ def _refuse_other_reader(run: Trajectory, runtime: Runtime, at: int) -> None:
     """The prefix stays what is logged, so the policy must read it as the one that sampled it did."""
     if at == 0:
         return  # nothing is taken over but the files
+    if is_redacted(run):
+        raise UsageError(
+            f"run {run.id} was redacted: tokens that would be gone on from are hidden; fork it at 0"
+        )
     profile = serving_profile(runtime.profile, run.task)
     if profile.hash != run.profile_hash:
         raise UsageError(

@@ -24,6 +24,7 @@ from nano_shared.conversation import Conversation
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.memory_blobs import MemoryBlobs
 from nano_shared.profile import InterfaceProfile
+from nano_shared.redact import is_redacted
 from nano_shared.snapshot import Kind
 from nano_shared.types import Observation, Sampling, Trajectory, Turn
 
@@ -220,8 +221,12 @@ def refeed(run: Trajectory, reader: Reader | None, blobs: BlobStore) -> Refed:
     """Feed the samples of a run through today's runtime, and hold every prompt against the log.
 
     `reader` renders for the model that sampled; None, for a text-only run, proves no prompt. Raises
-    UsageError for a run of a profile that this nano lacks.
+    UsageError for a run of a profile that this nano lacks, and for one whose tokens are hidden.
     """
+    if is_redacted(run):
+        raise UsageError(
+            f"run {run.id} was redacted: its hidden tokens cannot be held against what is rendered today"
+        )
     policy = ReplayedPolicy(run, reader)
     agent = _agent(run, policy, LazyJail(_no_jail), None, blobs)
     differences = []

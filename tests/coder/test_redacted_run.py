@@ -11,10 +11,14 @@ from executions import SUBMIT, a_runtime, a_task, act
 
 from nano_coder.cli import cli
 from nano_coder.config import load_config
-from nano_coder.policies.scripted import EOS_ID
+from nano_coder.deep_verify import deep_verify
+from nano_coder.fork import fork_run
+from nano_coder.policies.scripted import EOS_ID, ScriptedPolicy
+from nano_coder.replay import refeed
 from nano_coder.runtime import grade_run, resume_run, run_task
 from nano_coder.verify import verify
 from nano_shared.errors import ConfigError, UsageError
+from nano_shared.facts import facts_of
 from nano_shared.redact import REDACTED_ID, Redactor, is_redacted
 from nano_shared.redact.store import RedactingStore
 from nano_shared.store import LogStore
@@ -67,6 +71,16 @@ def test_a_redacted_run_does_not_resume(logged) -> None:  # type: ignore[no-unty
     runtime.store.append(interrupted)
     with pytest.raises(UsageError, match="run cut was redacted"):
         resume_run("cut", runtime)
+
+
+def test_a_redacted_run_is_neither_gone_on_from_nor_re_fed_nor_certified(logged) -> None:  # type: ignore[no-untyped-def]
+    run, runtime = logged
+    read = runtime.store.get(run.id)
+    with pytest.raises(UsageError, match="was redacted: tokens that would be gone on from"):
+        fork_run(read, runtime, at=1, n=1)
+    with pytest.raises(UsageError, match="was redacted: its hidden tokens"):
+        refeed(read, ScriptedPolicy([]), runtime.store.blobs)
+    assert [finding.kind for finding in deep_verify(facts_of(read), runtime.store).findings] == ["redacted"]
 
 
 def test_log_redact_drops_what_a_run_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
