@@ -109,12 +109,17 @@ def _remove(path: Path) -> None:
 
 
 def _open_up(function: Callable[..., object], path: str, problem: object) -> None:
-    """Try again with the rights that a program took from its own folders."""
+    """Try again with the rights that a program took from its own folders, where there are any to give."""
     with suppress(OSError):
-        for place in (os.path.dirname(path), path):
-            if stat.S_ISDIR(os.lstat(place).st_mode):
-                os.chmod(place, 0o700)
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
+        closed = [place for place in (os.path.dirname(path), path) if _closed(place)]
+        for place in closed:
+            os.chmod(place, 0o700)
+        if closed and os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, onerror=_open_up)
+        elif closed:
             os.unlink(path)
+
+
+def _closed(place: str) -> bool:
+    mode = os.lstat(place).st_mode
+    return stat.S_ISDIR(mode) and mode & 0o700 != 0o700

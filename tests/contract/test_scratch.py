@@ -53,10 +53,11 @@ def test_it_is_gone_after_an_error(tmp_path: Path) -> None:
 
 def test_what_a_program_closed_to_its_owner_is_removed_too(tmp_path: Path) -> None:
     with scratch_folder("closed", str(tmp_path)) as folder:
-        (folder / "a" / "b").mkdir(parents=True)
+        (folder / "a" / "b" / "c").mkdir(parents=True)
         (folder / "a" / "b" / "file").write_text("x")
-        (folder / "a" / "b").chmod(0)
-        (folder / "a").chmod(0o500)
+        (folder / "a" / "b" / "c").chmod(0)
+        (folder / "a" / "b").chmod(0o500)
+        (folder / "a").chmod(0)
     assert os.listdir(tmp_path) == []
 
 
