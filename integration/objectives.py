@@ -19,7 +19,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, pstdev
-from typing import Any
 
 from flywheel import Scale
 from log_arms import GROUP, Bench
@@ -95,29 +94,21 @@ def report(out: Path) -> None:
             continue
         results = [json.loads(path.read_text()) for path in paths]
         rates = [100 * mean(result["rewards"]) for result in results]
-        steps = [s for path in paths for s in _step_seconds(path.parent / "state" / arm / METRICS)]
+        seconds = mean(result["train_seconds"] for result in results) / STEPS
         low = [_lowest(path.parent / "state" / arm / METRICS) for path in paths]
         table.add_row(
             arm, f"{mean(rates):.1f} %", " ".join(f"{rate:.1f}" for rate in rates), f"{pstdev(rates):.1f}",
-            str(sum(value == 0 for value in low)), f"{mean(steps):.2f}" if steps else "",
+            str(sum(value == 0 for value in low)), f"{seconds:.2f}" if arm != "warm" else "",
             f"{max(result['peak_mb'] for result in results):.0f}",
         )  # fmt: skip
     Console(width=110).print(table)
 
 
-def _step_seconds(metrics: Path) -> list[float]:
-    rows = read_metrics(metrics) if metrics.exists() else []
-    return [row["seconds"] for row in rows if "seconds" in row]
-
-
 def _lowest(metrics: Path) -> float:
-    """The mean reward of the last quarter of the steps; 0 of a policy that has collapsed."""
-    rows = [row["reward_mean"] for row in _rows(metrics) if "reward_mean" in row]
+    """The mean reward of the last quarter of the steps, 0 of a policy that has collapsed; 1 without steps."""
+    found = read_metrics(metrics) if metrics.exists() else []
+    rows = [row["reward_mean"] for row in found if "reward_mean" in row]
     return mean(rows[-max(1, len(rows) // 4) :]) if rows else 1.0
-
-
-def _rows(metrics: Path) -> list[dict[str, Any]]:
-    return list(read_metrics(metrics)) if metrics.exists() else []
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -72,7 +72,7 @@ def deep_verify(facts: RunFacts, store: LogStore, *, model: str | None = None) -
             *findings,
         ]
     dtype, gap = "float32", logprob_gap(run, policy.engine)
-    if not gap.exact:  # the log does not say in what it was sampled, and the runtime's default is bfloat16
+    if not gap.exact:  # the log does not say in what it was sampled, which is bfloat16 for larger models
         rounded = _opened(name, run, "bfloat16")
         dtype, gap = "bfloat16", logprob_gap(run, local_policy(rounded.loaded, rounded.profile).engine)
         if not gap.close:
