@@ -125,15 +125,13 @@ def sleepers(pid: int) -> list[int]:
 
 
 def settled() -> tuple[int, int, str]:
-    """Processes below, open files and mounts of this process, once the pool is full."""
-    seen = None
-    while True:
+    """Processes below, open files and mounts of this process, once they have stayed the same for a while."""
+    seen: list[tuple[int, int, str]] = []
+    while len(seen) < 4 or len(set(seen[-4:])) > 1:
         fds = os.listdir("/proc/self/fd")
-        now = len(descendants(os.getpid())), len(fds), Path("/proc/self/mountinfo").read_text()
-        if now == seen:
-            return now
-        seen = now
-        time.sleep(0.5)
+        seen.append((len(descendants(os.getpid())), len(fds), Path("/proc/self/mountinfo").read_text()))
+        time.sleep(0.3)
+    return seen[-1]
 
 
 def started(command: str) -> list[str]:
@@ -778,7 +776,8 @@ def test_closing_leaves_no_process_mount_or_file(
     sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    sandbox.open(None, Limits()).close()
+    for _ in range(2):  # from the second jail on, others are made ahead, and stay
+        sandbox.open(None, Limits()).close()
     before = settled()
     jail = sandbox.open(None, Limits())
     shell(jail, "mkdir -p a/b; echo x > a/b/c; chmod 000 a/b a; ln -s / root")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import subprocess
@@ -408,22 +410,23 @@ def test_a_batch_refuses_what_no_session_can_do() -> None:
 
 
 def test_sessions_run_at_once_and_leave_nothing() -> None:
-    before = set(os.listdir("/proc"))
-    started = time.monotonic()
+    seconds = 1000 + os.getpid() / 1e7  # no other test sleeps as long
+    sleep = "import time; came = time.monotonic(); time.sleep(4); print(came, time.monotonic())"
     code, said = batch(
-        *({"id": n, "session": f"s{n}", "python": "import time; time.sleep(4); print(1)"} for n in range(4)),
-        {"id": "left", "session": "left", "shell": "sleep 1000 & setsid sleep 1000 & echo x > /tmp/left"},
+        *({"id": n, "session": f"s{n}", "python": sleep} for n in range(4)),
+        {
+            "id": "left", "session": "left",
+            "shell": f"sleep {seconds} & setsid sleep {seconds} & echo x > /tmp/left",
+        },
         concurrency=5,
-    )
+    )  # fmt: skip
     assert code == 0
     assert all(answer["exit_code"] == 0 for answer in said.values())
-    assert time.monotonic() - started < 14
-    for pid in set(os.listdir("/proc")) - before:
-        if pid.isdigit():
-            try:
-                assert b"sleep\x001000" not in Path(f"/proc/{pid}/cmdline").read_bytes()
-            except OSError:
-                continue
+    spans = sorted(tuple(map(float, said[n]["stdout"].split())) for n in range(4))
+    assert any(later[0] < earlier[1] for earlier, later in itertools.pairwise(spans))
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            assert str(seconds).encode() not in (entry / "cmdline").read_bytes()
 
 
 def test_jobs_of_one_name_keep_their_order() -> None:
