@@ -129,7 +129,7 @@ def test_ac_17_ratio_and_mismatch_are_two_things() -> None:
 
 
 def test_ac_23_what_a_step_reports_of_its_health() -> None:
-    """Two tokens in two micro-batches: the sampler differs by 0.5 nats on one of them, both ways are moved."""
+    """Two tokens in two micro-batches: both have moved, the sampler differs by 0.5 nats on one."""
     gaps, new, old = [0.5, 0.0], [-1.0, -2.0], [-1.4, -1.7]
     parts = [
         policy_loss(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,10 @@ from nano_rl.tasks.admission import scratch_runtime
 from nano_rl.tasks.check import check_task
 from nano_shared.types import Case, HiddenChecks, OracleAction, Split, Task
 
-CONNECTS = "import socket\ndef least(a, b):\n    socket.create_connection(('1.1.1.1', 53), 2)\n    return min(a, b)\n"
+CONNECTS = (
+    "import socket\n"
+    "def least(a, b):\n    socket.create_connection(('1.1.1.1', 53), 2)\n    return min(a, b)\n"
+)
 
 
 def least(source: str, starter: str = "") -> Task:

@@ -73,6 +73,7 @@ def test_nested_plain_values_are_read() -> None:
         ({"objective": {"clip_espilon": 0.2}}, "objective.clip_espilon: no such setting"),
         ({"objective": {"beta": float("nan")}}, "objective.beta = nan: Input should be"),
         ({"objective": {"kl": "k4"}}, "objective.kl = 'k4': Input should be 'k1', 'k2', 'k3' or 'k3+'"),
+        ({"steps": 5, "optimizer": {"warmup_steps": 6}}, "warmup_steps is above steps = 5"),
         ({"objective": {"kl": "k1"}}, "`kl` and `kl_in` are read where beta is above 0 alone"),
         ({"objective": {"objective": "rloo", "kl": "k2"}}, "give beta, or leave them out"),
         ({"objective": {"baseline": "none", "std": "sample"}}, "`std` needs a baseline"),
