@@ -41,7 +41,7 @@ from nano_rl.preference_pairs import pair_rows
 STEPS, PROMPTS = 40, 8
 SCALE = Scale(tasks=300 + STEPS * PROMPTS, oracles=300, held_out=200, learning_rate=3e-4, max_tokens=32)
 SMALL_STEPS = 2
-SMALL = replace(SCALE, tasks=60 + SMALL_STEPS * PROMPTS, oracles=60, held_out=8)
+SMALL = replace(SCALE, tasks=SCALE.oracles + SMALL_STEPS * PROMPTS, held_out=8)
 OBJECTIVES = ("recipe", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce", "ppo")
 CONTROLS = ("shuffled", "wrong-group", "mask-off")
 ARMS = ("warm", *OBJECTIVES, "dpo", *CONTROLS)
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="a folder a seed, a JSON file an arm")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
-    parser.add_argument("--small", action="store_true", help="two steps of few tasks: that every arm runs")
+    parser.add_argument("--small", action="store_true", help="two steps of each arm: that it runs")
     parser.add_argument("--report", action="store_true", help="train nothing; the table of what is there")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
