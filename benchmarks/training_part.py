@@ -223,6 +223,7 @@ def main() -> None:
     parser.add_argument("--ragged", action="store_true")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--curve", choices=CURVES)
+    parser.add_argument("--prompts", type=int, help="with --curve: groups of a step")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     work = replace(CASES[args.case], ragged=args.ragged)
@@ -236,11 +237,16 @@ def main() -> None:
             print(json.dumps({"side": side, "peak_rss_gb": json.loads(done.stdout)["peak_rss_gb"]}))
         return
     if args.curve:
+        work = replace(work, prompts=args.prompts or work.prompts)
         for name, value in CURVES[args.curve]:
             found = measure(replace(work, **{name: value}), ["tree"], args.steps, args.warmup)
-            tree = found["tree"]
-            each = 1e6 * tree["seconds"] / tree["tokens_forwarded"]
-            print(json.dumps({name: value, **tree, "microseconds_a_token": round(each, 1)}), flush=True)
+            tree, new = found["tree"], found["tokens_trained"]
+            # CPU time: other programs on the machine stretch the wall clock, not this
+            each = {"new": new, "forwarded": tree["tokens_forwarded"]}
+            costs = {
+                f"us_a_{kind}_token": round(1e6 * tree["cpu_seconds"] / n, 1) for kind, n in each.items()
+            }
+            print(json.dumps({name: value, "new_tokens": new, **tree, **costs}), flush=True)
         return
     print(json.dumps({"case": args.case, **measure(work, args.sides.split(","), args.steps, args.warmup)}))
 

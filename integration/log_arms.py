@@ -110,6 +110,7 @@ class Bench:
         tasks: Sequence[Task] = (),
         keep: Sequence[int] = (),
         shuffle_rewards: bool = False,
+        guards: GuardConfig | None = None,
     ) -> Path:
         """Train a checkpoint from logs (`stores`), or on `tasks`; `keep` keeps the weights of those steps.
 
@@ -129,7 +130,7 @@ class Bench:
             optimizer=OptimizerConfig(learning_rate=self.scale.learning_rate),
             objective=objective or ObjectiveConfig(),
             logs=logs or LogsConfig(largest_group=GROUP),
-            guards=GuardConfig(patience=steps + 1),
+            guards=guards or GuardConfig(patience=steps + 1),
             shuffle_rewards=shuffle_rewards,
         )
         opened = open_weights(str(checkpoint))

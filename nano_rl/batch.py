@@ -15,8 +15,23 @@ from torch import Tensor
 from nano_rl.sample import TrainSample
 from nano_rl.tree import common_prefix
 
+ENOUGH = 1024
+"""tokens of a micro-batch from which on more of them at once are no faster, and take memory"""
 Weighted = tuple[TrainSample, float]
 """a sample, and what each of its trained tokens weighs in the loss of the step"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Neighbours of one micro-batch, in the order of their tokens."""
+
+    cost: int
+    """tokens to forward, a shared prefix counted once"""
+    rows: list[Weighted]
+
+    def cost_with(self, after: _Part) -> int:
+        """Of both together, `after` being next in order."""
+        return self.cost + after.cost - common_prefix(self.rows[-1][0].ids, after.rows[0][0].ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -82,11 +97,14 @@ def make_batches(
     """Micro-batches of at most `max_tokens` positions to forward, the most expensive first.
 
     A shared prefix counts once, and rows that share one stay neighbours. No head runs on more than the
-    positions, so that they bound its work too. `trees` False counts what a model needs that cannot merge
-    rows (`logprob.can_share`): padded rows, longest first. A row longer than `max_tokens` gets a micro-batch
-    of its own. `weights` are [S] what every trained token
-    of each sample weighs (`aggregation.token_weights`); None is the token mean, 1 / `num_action_tokens`,
-    which defaults to the trained tokens of all samples: several ranks pass their common sum.
+    positions, so that they bound its work too. Rows that share little are put together up to `ENOUGH` tokens
+    alone: what is kept for the backward pass is most of a step's memory. `trees` False counts what a model
+    needs that cannot merge rows (`logprob.can_share`): padded rows, longest first. A row longer than
+    `max_tokens` gets a micro-batch of its own.
+
+    `weights` are [S] what every trained token of each sample weighs (`aggregation.token_weights`); None is
+    the token mean, 1 / `num_action_tokens`, which defaults to the trained tokens of all samples: several
+    ranks pass their common sum.
     `dtype` is that of log-probs, advantages, weights and temperatures. Ties keep the order of `samples`.
 
     Raises ValueError when a budget or the denominator is below 1, and unless there is a weight a sample.
@@ -105,17 +123,28 @@ def make_batches(
 
 
 def _split_trees(samples: Sequence[Weighted], max_tokens: int) -> list[list[Weighted]]:
-    parts: list[tuple[int, list[Weighted]]] = []
+    """Rows that share much stay together up to `max_tokens`; others only up to what is enough at once."""
+    enough = min(max_tokens, ENOUGH)
+    parts: list[_Part] = []
+    for family in _families(samples, max_tokens, least=enough // 8):
+        if parts and (cost := parts[-1].cost_with(family)) <= enough:
+            parts[-1] = _Part(cost, parts[-1].rows + family.rows)
+        else:
+            parts.append(family)
+    return [part.rows for part in sorted(parts, key=lambda part: -part.cost)]
+
+
+def _families(samples: Sequence[Weighted], max_tokens: int, *, least: int) -> list[_Part]:
+    """Neighbours that share a prefix of `least` tokens, so that to part them forwards it once more."""
+    families: list[_Part] = []
     for sample in sorted(samples, key=lambda s: s[0].ids):
-        ids = sample[0].ids
-        if parts:
-            cost, rows = parts[-1]
-            cost += len(ids) - common_prefix(rows[-1][0].ids, ids)
-            if cost <= max_tokens:
-                parts[-1] = cost, [*rows, sample]
-                continue
-        parts.append((len(ids), [sample]))
-    return [rows for _, rows in sorted(parts, key=lambda part: -part[0])]
+        row = _Part(len(sample[0].ids), [sample])
+        cost = families[-1].cost_with(row) if families else 0
+        if families and cost <= max_tokens and families[-1].cost + row.cost - cost >= least:
+            families[-1] = _Part(cost, [*families[-1].rows, sample])
+        else:
+            families.append(row)
+    return families
 
 
 def _split_rows(samples: Sequence[Weighted], max_tokens: int) -> Iterator[list[Weighted]]:

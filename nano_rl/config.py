@@ -170,6 +170,12 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _trainable(self) -> TrainConfig:
+        rates = self.optimizer, self.critic.optimizer
+        if any(rate.warmup_steps > self.steps for rate in rates):
+            raise ValueError(
+                f"warmup_steps is above steps = {self.steps}, so the learning rate would never reach its"
+                " peak: give fewer of them, or more steps"
+            )
         if self.refill and not self.group_size:
             raise ValueError(
                 "`refill` rolls out more tasks, and group_size = 0 rolls out none: set one of them"

@@ -158,6 +158,7 @@ def _mismatch_metrics(mismatch_N: Tensor, raw_N: Tensor, config: ObjectiveConfig
     metrics = {
         "mismatch": mismatch_N.abs(),
         "mismatch_max": mismatch_N.abs(),
+        "mismatch_ratio": clamped_exp(mismatch_N.abs()),
         "mismatch_kl": clamped_exp(mismatch_N) - 1 - mismatch_N,
         "weight": raw_N,
         "weight_squared": raw_N.square(),

@@ -61,9 +61,8 @@ class Settings(Generic[C]):
         try:
             config = parse_config(self.kind, over_defaults(self.kind, merged(self.values, more or {})))
         except ConfigError as error:
-            if self.flags:
-                raise UsageError(str(error)) from error
-            raise
+            told = "; ".join(str(error).splitlines())  # errors are printed as one line
+            raise (UsageError(told) if self.flags else ConfigError(told)) from error
         if self.shown:
             click.echo(to_toml(config), nl=False)
             raise click.exceptions.Exit(0)

@@ -113,7 +113,8 @@ class ObjectiveConfig(Config):
 
     @model_validator(mode="after")
     def _consistent(self) -> ObjectiveConfig:
-        for problem in (self._other_objective(), self._advantages(), self._weights(), self._overlong()):
+        found = self._other_objective(), self._advantages(), self._kl(), self._weights(), self._overlong()
+        for problem in found:
             if problem:
                 raise ValueError(problem)
         return self
@@ -153,7 +154,13 @@ class ObjectiveConfig(Config):
             return "`discount` credits turns without a critic: leave it out with objective = ppo"
         if self.aggregation != "constant" and self.constant_length != 1024:
             return "`constant_length` is read by aggregation = constant alone: set that, or leave it out"
-        if self.beta > 0 and self.kl_in == "reward" and self.kl == "k3+":
+        return None
+
+    def _kl(self) -> str | None:
+        usual = OBJECTIVES[self.objective].defaults
+        if self.beta == 0 and (self.kl, self.kl_in) != (usual.get("kl", "k3"), usual.get("kl_in", "loss")):
+            return "`kl` and `kl_in` are read where beta is above 0 alone: give beta, or leave them out"
+        if self.kl_in == "reward" and self.kl == "k3+":
             return "`kl` = k3+ differs from k3 in its gradient, and a reward has none: take k1 in the reward"
         return None
 

@@ -78,7 +78,7 @@ def test_a_good_turn_between_errors_starts_the_count_anew(tmp_path: Path) -> Non
     assert trajectory.stop is StopReason.FINISHED
 
 
-def test_a_full_context_ends_the_run_and_says_so(tmp_path: Path) -> None:
+def test_ac_30_a_full_context_ends_the_run_and_says_so(tmp_path: Path) -> None:
     trajectory, _ = run(tmp_path, [act("shell", command="yes | head -400")] * 2, context_limit=700)
     assert trajectory.stop is StopReason.CONTEXT_FULL
     assert "700" in str(trajectory.stop_detail)

@@ -81,7 +81,7 @@ rounds = st.lists(st.tuples(answers, st.sampled_from([Role.TOOL, Role.USER]), co
 @pytest.mark.parametrize("source", [CHATML, SMOLLM2, TRIMMING], ids=["chatml", "smollm2", "trimming"])
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(system=contents, prompt=contents, rounds=rounds)
-def test_the_row_equals_a_fresh_render(
+def test_ac_32_the_row_equals_a_fresh_render(
     tokenizer: Any, source: str, system: str, prompt: str, rounds: list[tuple[str, Role, str]]
 ) -> None:
     template = ChatTemplate(source, tokenizer)
@@ -125,13 +125,28 @@ def test_a_mark_in_the_content_is_kept(tokenizer: Any) -> None:
     assert "\U000f0000<|im_end|>\U000f0001" in template.encoder.decode(template.delta(conversation))
 
 
-def test_a_sampled_end_of_turn_is_not_repeated(tokenizer: Any) -> None:
+def test_ac_32_a_sampled_end_of_turn_is_not_repeated(tokenizer: Any) -> None:
     template = ChatTemplate(CHATML, tokenizer)
     conversation = Conversation((said(Role.USER, "go"),))
     take_turn(template, conversation, "done")
     conversation.append(said(Role.TOOL, "ok"))
     text = template.encoder.decode(template.delta(conversation))
     assert text == "\n<|im_start|>tool\nok<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_ac_34_a_thought_that_the_prompt_opens_stays_in_the_prompt(tokenizer: Any) -> None:
+    opening = "<|im_start|>assistant\n<think>\n"
+    template = ChatTemplate(CHATML.replace("assistant\\n'", "assistant\\n<think>\\n'"), tokenizer)
+    conversation = Conversation((said(Role.USER, "go"),))
+    first = take_turn(template, conversation, "hm\n</think>done")
+    conversation.append(said(Role.TOOL, "ok"))
+    second = template.delta(conversation)
+    assert template.encoder.decode(first).endswith(opening)
+    assert template.encoder.decode(second) == f"\n<|im_start|>tool\nok<|im_end|>\n{opening}"
+    # once for each turn, and never in front of what was sampled
+    row = template.encoder.decode([*conversation.tokens, *second])
+    assert row.count("<think>") == 2
+    assert f"{opening}hm\n</think>done<|im_end|>" in row
 
 
 def test_a_turn_cut_by_length_is_closed_in_the_context(tokenizer: Any) -> None:
@@ -143,7 +158,7 @@ def test_a_turn_cut_by_length_is_closed_in_the_context(tokenizer: Any) -> None:
     assert text == "<|im_end|>\n<|im_start|>tool\nok<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_what_was_sampled_is_never_encoded_again(tokenizer: Any) -> None:
+def test_ac_31_what_was_sampled_is_never_encoded_again(tokenizer: Any) -> None:
     """Letter by letter, as no tokenizer would encode it, and with bytes that are no text at all."""
     template = ChatTemplate(CHATML, tokenizer)
     conversation = Conversation((said(Role.USER, "go"),))
@@ -175,7 +190,7 @@ def test_a_text_only_history_is_rendered_whole(tokenizer: Any) -> None:
     assert list(template.delta(conversation)) == fresh(tokenizer, template, conversation.messages)
 
 
-def test_a_template_that_strips_reasoning_is_refused(tokenizer: Any) -> None:
+def test_ac_33_a_template_that_strips_reasoning_is_refused(tokenizer: Any) -> None:
     template = ChatTemplate(STRIPS_REASONING, tokenizer)
     conversation = Conversation((said(Role.USER, "go"),))
     take_turn(template, conversation, "<think>hm</think>yes")
@@ -184,7 +199,7 @@ def test_a_template_that_strips_reasoning_is_refused(tokenizer: Any) -> None:
         template.delta(conversation)
 
 
-def test_a_template_that_moves_its_instruction_is_refused(tokenizer: Any) -> None:
+def test_ac_31_a_template_that_moves_its_instruction_is_refused(tokenizer: Any) -> None:
     template = ChatTemplate(INSTRUCTION_LAST, tokenizer)
     conversation = Conversation((said(Role.USER, "go"),))
     take_turn(template, conversation, "yes")

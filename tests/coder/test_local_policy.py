@@ -268,7 +268,7 @@ def test_an_interrupted_batch_leaves_nobody_waiting(loaded: LoadedModel, templat
     assert kinds == ["PolicyError", "PolicyError", "ZeroDivisionError"]
 
 
-def test_a_row_that_does_not_fit_is_refused_before_sampling(
+def test_ac_30_a_row_that_does_not_fit_is_refused_before_sampling(
     loaded: LoadedModel, template: ChatTemplate
 ) -> None:
     length = len(template.delta(asking("hi")))

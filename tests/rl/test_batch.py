@@ -8,7 +8,7 @@ from builders import tiny_llama, trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.batch import Batch, make_batches
+from nano_rl.batch import ENOUGH, Batch, make_batches
 from nano_rl.config import ObjectiveConfig
 from nano_rl.logprob import score_tokens, token_logprobs
 from nano_rl.loss import mean_metrics, policy_loss, sft_loss
@@ -152,6 +152,28 @@ def test_a_group_counts_its_prompt_once_and_stays_together() -> None:
     assert [b.run_ids for b in batches] == [("0-0", "0-1", "0-2"), ("1-0", "1-1", "1-2")]
     # without trees the same budget holds one padded row
     assert len(make_batches(groups, max_tokens=10 + 3 * 2, trees=False)) == 6
+
+
+def test_groups_that_share_little_are_parted_once_there_is_enough_to_do() -> None:
+    def group(start: list[int], prompt: int, sampled: int) -> list[TrainSample]:
+        rows = range(4)
+        runs = [
+            trajectory(turn([*start, *range(prompt)], [i] * sampled), run_id=f"{start}-{i}") for i in rows
+        ]
+        return [to_samples(run, 1.0)[0] for run in runs]
+
+    large = group([1, 1], ENOUGH // 2, ENOUGH // 4), group([1, 2], ENOUGH // 2, ENOUGH // 4)
+    parts = make_batches([*large[0], *large[1]], max_tokens=4 * ENOUGH)
+    # a group is never parted below `max_tokens`, for its prompt would be forwarded again
+    assert [len(set(b.run_ids)) for b in parts] == [4, 4]
+    assert all(nodes(b) > ENOUGH for b in parts)
+    # what two groups have in common is a prefix like any other
+    common = [*range(ENOUGH // 4)]
+    together = group([*common, 1], 8, 8) + group([*common, 2], ENOUGH, 8)
+    assert len(make_batches(together, max_tokens=4 * ENOUGH)) == 1
+    # and small groups do not become small micro-batches
+    small = group([1, 1], 8, 8) + group([1, 2], 8, 8)
+    assert len(make_batches(small, max_tokens=4 * ENOUGH)) == 1
 
 
 def test_tokens_are_rows_of_one_token_with_every_column() -> None:

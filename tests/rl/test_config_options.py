@@ -118,6 +118,15 @@ def test_a_wrong_flag_is_refused_in_a_sentence(arguments: tuple[str, ...], said:
     assert said in str(run(*arguments))
 
 
+def test_several_wrong_settings_of_a_file_are_told_apart() -> None:
+    settings = Settings(kind=Example, values={"count": 99, "colr": "red"}, flags=frozenset(), shown=False)
+    with pytest.raises(ConfigError) as error:
+        settings.config()
+    assert str(error.value) == (
+        "count = 99: Input should be less than 10; colr: no such setting; did you mean colour?"
+    )
+
+
 def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text('count = 5\nquiet = true\nlearning_rate = "none"\n[table]\na = 1.0\n')

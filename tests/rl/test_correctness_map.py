@@ -6,15 +6,17 @@ import ast
 import re
 from pathlib import Path
 
-HERE = Path(__file__).parent
-PAGE = HERE.parents[1] / "docs" / "correctness.md"
+TESTS = Path(__file__).parents[1]
+PAGE = TESTS.parent / "docs" / "correctness.md"
+CRITERIA = 41
+"""as many as there are"""
 
 
 def written() -> set[str]:
-    """`file.py::test` of every test function beside this file."""
+    """`file.py::test` of every test function; files have names of their own across the folders."""
     return {
         f"{path.name}::{node.name}"
-        for path in HERE.glob("test_*.py")
+        for path in TESTS.rglob("test_*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
     }
@@ -24,6 +26,10 @@ def rows() -> list[tuple[int, list[str]]]:
     """Criterion and tests of each row of the table."""
     pattern = re.compile(r"^\| AC-(\d+) \|.*\| (.*) \|$", re.MULTILINE)
     return [(int(n), re.findall(r"`([^`]+)`", cell)) for n, cell in pattern.findall(PAGE.read_text("utf-8"))]
+
+
+def test_every_criterion_has_a_row() -> None:
+    assert [number for number, _ in rows()] == list(range(1, CRITERIA + 1))
 
 
 def test_every_named_test_exists_and_bears_its_criterion() -> None:

@@ -128,6 +128,33 @@ def test_ac_17_ratio_and_mismatch_are_two_things() -> None:
     assert mean["mismatch"] == mean["mismatch_max"] == pytest.approx(0.5)
 
 
+def test_ac_23_what_a_step_reports_of_its_health() -> None:
+    """Two tokens in two micro-batches: both have moved, the sampler differs by 0.5 nats on one."""
+    gaps, new, old = [0.5, 0.0], [-1.0, -2.0], [-1.4, -1.7]
+    parts = [
+        policy_loss(
+            flat_logprobs([n]),
+            flat_batch([a], old=[o], behaviour=[o - gap]),
+            ObjectiveConfig(),
+            entropy_BT=torch.full((1, 2), e, dtype=torch.float64),
+        )[1]
+        for n, o, gap, a, e in zip(new, old, gaps, [1.0, -1.0], [0.3, 0.5], strict=True)
+    ]
+    told = mean_metrics(parts)
+    weights = [math.exp(gap) for gap in gaps]
+    expected = {
+        "mismatch": 0.25,
+        "mismatch_max": 0.5,
+        "mismatch_ratio": (weights[0] + 1) / 2,
+        "mismatch_kl": (weights[0] - 1 - 0.5) / 2,
+        "ess": sum(weights) ** 2 / (2 * sum(w * w for w in weights)),
+        "clip_low": 0.5,
+        "clip_high": 0.5,
+        "entropy": 0.4,
+    }
+    assert {name: told[name] for name in expected} == pytest.approx(expected, rel=1e-9)
+
+
 def test_ac_18_importance_weights_oracle() -> None:
     """Weights come from the log-probs at the start of the step, not from the current ones."""
     old, behaviour = [-1.0] * 3, [-0.5, -1.5, -0.8]

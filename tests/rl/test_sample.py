@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nano_rl.sample import TrainSample, recent_samples, to_samples
+from nano_rl.update import _stale
 from nano_shared import Sampling, Trajectory
 from nano_shared.redact import REDACTED_ID
 
@@ -155,6 +156,12 @@ def test_ac_22_stale_tokens_alone_are_left_out(max_staleness: int, trained: list
 
 def test_ac_22_without_a_bound_every_token_stays() -> None:
     assert recent_samples(versions_0_to_2(), 99, None) == (versions_0_to_2(), 0)
+
+
+def test_ac_23_stale_tokens_are_counted_as_a_share_of_the_trained_ones() -> None:
+    """Turns of versions 0, 1 and 2 with three tokens each, and two tokens of version 0: eight of eleven."""
+    assert _stale(versions_0_to_2(), 2) == pytest.approx(8 / 11)
+    assert _stale(versions_0_to_2()[1:], 0) == 0.0
 
 
 def test_a_redacted_run_is_refused_for_both_losses_on_its_ids() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from nano_coder.chat_template import ChatTemplate
 from nano_coder.runtime import (
     COMPACT_1,
     OpenedWeights,
@@ -30,6 +31,7 @@ from nano_rl.source import admit
 from nano_rl.tasks import make_tasks
 from nano_rl.tiny import build_tiny
 from nano_rl.train import train
+from nano_shared.conversation import Conversation
 from nano_shared.errors import CheckpointError
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split
@@ -96,7 +98,7 @@ def test_the_same_seed_gives_the_same_rollouts(tiny: Path, runtime: Runtime) -> 
     ]
 
 
-def test_logged_logprobs_are_those_of_the_weights(tiny: Path, runtime: Runtime) -> None:
+def test_ac_36_logged_logprobs_are_those_of_the_weights(tiny: Path, runtime: Runtime) -> None:
     opened = open_weights(str(tiny))
     policy = local_policy(opened.loaded, opened.profile)
     for run in collect(TASKS, replace(runtime, policy=policy), group_size=2, seed=3):
@@ -112,6 +114,21 @@ def test_logged_logprobs_are_those_of_the_weights(tiny: Path, runtime: Runtime) 
             logged += tokens.logprobs
         (scores,) = policy.engine.score([tuple(row)])
         assert [scores[i - 1] for i in sampled] == pytest.approx(logged, abs=1e-4)
+
+
+def test_ac_35_a_logged_run_can_be_rendered_again(tiny: Path, runtime: Runtime) -> None:
+    opened = open_weights(str(tiny))
+    (run,) = collect(TASKS[:1], live(opened, runtime))
+    logged = runtime.store.get(run.id)
+    template = ChatTemplate(opened.loaded.chat_template, opened.loaded.tokenizer)
+    assert logged.template_hash == template.template_hash
+    assert (logged.profile_hash, logged.tools_hash) == (opened.profile.hash, opened.profile.tools_hash)
+    asked = Conversation(first_messages(opened.profile, logged.task, ()))
+    assert logged.turns[0].completion.tokens is not None
+    assert logged.turns[0].completion.tokens.context_ids == template.delta(asked)
+    # what would have been rendered otherwise bears another hash
+    other = ChatTemplate(opened.loaded.chat_template + " ", opened.loaded.tokenizer)
+    assert other.template_hash != logged.template_hash
 
 
 def test_ac_15_the_first_update_has_ratio_exactly_one(tiny: Path, runtime: Runtime, tmp_path: Path) -> None:

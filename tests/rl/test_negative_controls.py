@@ -1,0 +1,64 @@
+"""The mistakes that are made on purpose are those that they are called after, and end with their block."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from looping import CONFIG, PATIENT, Loop, logged_groups, same, tiny_model
+
+from nano_rl.config import ObjectiveConfig
+from nano_rl.gather import Sources
+from nano_rl.group import Group
+from nano_rl.sample import group_samples
+
+sys.path.append(str(Path(__file__).parents[2] / "integration"))
+
+from negative_controls import dealt_over_tasks, mask_off, unmasked, wrong_groups
+
+LENIENT = PATIENT.model_copy(update={"mismatch_max": 1e9})
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def logged(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Group, ...]:
+    """Two tasks, two runs each, one of them right."""
+    return logged_groups(tiny, tmp_path_factory.mktemp("log") / "log.db")
+
+
+def test_wrong_groups_hold_the_same_rollouts_of_other_tasks(logged: tuple[Group, ...]) -> None:
+    mixed = dealt_over_tasks(logged)
+    one, other = logged
+    assert [[run.id for run in group.trajectories] for group in mixed] == [
+        [one.trajectories[0].id, other.trajectories[0].id], [one.trajectories[1].id, other.trajectories[1].id]
+    ]  # fmt: skip
+    # each task fails first and succeeds then: mixed up, nothing is left to compare
+    assert [group.rewards_G for group in mixed] == [(0.0, 0.0), (1.0, 1.0)]
+
+
+def test_without_its_mask_a_row_trains_what_nobody_sampled(logged: tuple[Group, ...]) -> None:
+    sample = group_samples(logged[0])[0]
+    bare = unmasked(sample)
+    assert bare.mask == (0, *[1] * (len(sample.ids) - 1))
+    assert (bare.ids, bare.logprobs, bare.advantage) == (sample.ids, sample.logprobs, sample.advantage)
+
+
+@pytest.mark.parametrize("control", [wrong_groups, mask_off])
+def test_a_control_changes_what_is_learned_within_its_block_alone(
+    control: object, tiny: Path, logged: tuple[Group, ...], tmp_path: Path
+) -> None:
+    settings = {
+        "config": CONFIG.model_copy(update={"steps": 1, "group_size": 0, "guards": LENIENT}),
+        "sources": Sources(logged=logged), "objective": ObjectiveConfig(tis_cap=None), "score": None,
+    }  # fmt: skip
+    sound = Loop(tiny, tmp_path / "sound").go(**settings)  # type: ignore[arg-type]
+    with control():  # type: ignore[operator]
+        wrong = Loop(tiny, tmp_path / "wrong").go(**settings)  # type: ignore[arg-type]
+    again = Loop(tiny, tmp_path / "again").go(**settings)  # type: ignore[arg-type]
+    assert not same(sound, wrong)
+    assert same(sound, again)
