@@ -35,6 +35,7 @@ from nano_coder.reflect import criticised, second_chance
 from nano_coder.refusal import Refusal
 from nano_coder.sandbox import Jail, Sandbox, open_sandbox
 from nano_coder.sandbox.lazy import LazyJail
+from nano_coder.seats import give_up, seats_for
 from nano_coder.token_check import TokenCheck
 from nano_coder.tools import ToolContext
 from nano_coder.verify import blocking, verify
@@ -79,6 +80,7 @@ __all__ = [
     "first_messages",
     "by_grader",
     "gap_of",
+    "give_up",
     "grade_folder",
     "grade_run",
     "grade_trajectory",
@@ -98,6 +100,7 @@ __all__ = [
     "resume_run",
     "run_task",
     "runtime_version",
+    "seats_for",
     "serving_profile",
     "untouched",
     "used_names",

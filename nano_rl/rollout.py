@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from nano_coder.runtime import Runtime, grade_run, run_task
+from nano_coder.runtime import Runtime, give_up, grade_run, run_task, seats_for
 from nano_rl.rewards import Reward
 from nano_shared.hashing import content_hash
 from nano_shared.policy import Policy
@@ -45,7 +45,7 @@ def collect(
     if not jobs:
         return []
     at_once = min(concurrency, len(jobs))
-    seats = _seats(runtime.policy, len(jobs), at_once)
+    seats = seats_for(runtime.policy, len(jobs), at_once)
     done: list[Trajectory] = []
     # grading has threads of its own: an agent's thread is needed for the next agent
     with (
@@ -58,7 +58,7 @@ def collect(
             agents.submit(_episode, task, episode_seed(seed, task, member), runtime, seat, graders)
             for (task, member), seat in zip(jobs, seats, strict=True)
         ]
-        stack.callback(_give_up, futures, seats)
+        stack.callback(give_up, futures, seats)
         for future in futures:
             lead(future)
             lead(future.result())
@@ -95,11 +95,6 @@ def episode_seed(seed: int, task: Task, member: int) -> int:
     return int(content_hash([seed, task.key, member]).removeprefix("sha256:")[:15], 16)
 
 
-def _seats(policy: Policy, count: int, at_once: int) -> list[AbstractContextManager[object]]:
-    agents = getattr(policy, "agents", None)  # policies without local weights need no seats
-    return list(agents(count, at_once)) if agents else [nullcontext() for _ in range(count)]
-
-
 def _hosted(policy: Policy) -> AbstractContextManager[Callable[[Future[Any]], object]]:
     """What waits for an agent: with local weights this thread decodes meanwhile."""
     hosted = getattr(policy, "hosted", None)
@@ -120,13 +115,3 @@ def _episode(
 
 def _run_and_grade(task: Task, runtime: Runtime) -> Trajectory:
     return grade_run(run_task(task, runtime), runtime)
-
-
-def _give_up(
-    futures: Sequence[Future[Future[Trajectory]]], seats: Sequence[AbstractContextManager[object]]
-) -> None:
-    """Begin no more agents, and hold no seat for them; where all are done this does nothing."""
-    for future, seat in zip(futures, seats, strict=True):
-        if future.cancel():
-            with seat:
-                pass
