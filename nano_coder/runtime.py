@@ -31,7 +31,7 @@ from nano_coder.models import (
 from nano_coder.policies.scripted import ScriptedPolicy
 from nano_coder.profiles import COMPACT_1, PROFILES, find_profile, serving_profile
 from nano_coder.prompt import first_messages, offered_tools
-from nano_coder.reflect import criticised, second_chance
+from nano_coder.reflect import criticised, is_reflection, second_chance
 from nano_coder.refusal import Refusal
 from nano_coder.sandbox import Jail, Sandbox, open_sandbox
 from nano_coder.sandbox.lazy import LazyJail
@@ -73,6 +73,7 @@ __all__ = [
     "TokenCheck",
     "blocking",
     "attempt_task",
+    "is_reflection",
     "branch_run",
     "default_model",
     "find_grader",
@@ -101,6 +102,7 @@ __all__ = [
     "run_task",
     "runtime_version",
     "seats_for",
+    "second_chance",
     "serving_profile",
     "untouched",
     "used_names",
