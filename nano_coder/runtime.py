@@ -18,6 +18,7 @@ from nano_coder.grading import grade_folder, grade_trajectory
 from nano_coder.grading.graders import GRADERS, by_grader, find_grader
 from nano_coder.grading.measure import measured
 from nano_coder.grading.names import used_names
+from nano_coder.guarded import guarded
 from nano_coder.logprob_check import Scored, gap_of, rescored
 from nano_coder.models import (
     SHIPPED,
@@ -83,6 +84,7 @@ __all__ = [
     "gap_of",
     "give_up",
     "grade_folder",
+    "guarded",
     "grade_run",
     "grade_trajectory",
     "local_policy",
