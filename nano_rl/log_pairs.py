@@ -201,7 +201,8 @@ def _pair(
         return
     yield PreferencePair(
         prompt=prompt, chosen=answer, rejected=other, source=source, task=chosen.task.key,
-        chosen_run=chosen.id, rejected_run=rejected.id, exact=exact,
+        task_id=chosen.task.id, split=chosen.task.split, chosen_run=chosen.id,
+        rejected_run=rejected.id, exact=exact,
     )  # fmt: skip
 
 

@@ -172,6 +172,12 @@ def test_a_second_attempt_is_not_compared_with_the_one_it_read_about(tmp_path: P
     assert found.refused == {"graded: no other of its task to compare with": 2}
 
 
+def test_a_pair_knows_which_task_it_trains_on(tmp_path: Path) -> None:
+    good = run("good", 1.0, split=Split.TRAIN)
+    (pair,) = log_pairs(logged(tmp_path, good, run("bad", 0.0, split=Split.TRAIN))).pairs
+    assert (pair.task_id, pair.split) == (good.task.id, Split.TRAIN)
+
+
 def test_a_damaged_run_makes_no_pair_of_any_source(tmp_path: Path) -> None:
     def broken(name: str, reward: float) -> Trajectory:
         whole = run(name, reward)
@@ -210,9 +216,9 @@ def test_runs_of_two_contents_under_one_key_are_not_compared(tmp_path: Path) -> 
 
 def test_what_people_prefer_is_a_pair_and_stands_against_the_grader(tmp_path: Path) -> None:
     store = logged(tmp_path, run("good", 1.0), run("bad", 0.0), run("lone", None, key="task-1"))
-    store.add_feedback("bad", Feedback(created=1.0, kind=FeedbackKind.PREFER, text="good", created=0.0))
-    store.add_feedback("bad", Feedback(created=1.0, kind=FeedbackKind.PREFER, text="lone", created=0.0))
-    store.add_feedback("bad", Feedback(created=1.0, kind=FeedbackKind.PREFER, text="nobody", created=0.0))
+    store.add_feedback("bad", Feedback(kind=FeedbackKind.PREFER, text="good", created=0.0))
+    store.add_feedback("bad", Feedback(kind=FeedbackKind.PREFER, text="lone", created=0.0))
+    store.add_feedback("bad", Feedback(kind=FeedbackKind.PREFER, text="nobody", created=0.0))
     found = log_pairs(store)
     assert named(found.pairs) == {("bad", "good")}
     assert found.pairs[0].source == "feedback"
@@ -224,7 +230,7 @@ def test_what_people_prefer_is_a_pair_and_stands_against_the_grader(tmp_path: Pa
 def test_runs_that_people_liked_are_preferred_to_those_that_they_did_not(tmp_path: Path) -> None:
     store = logged(tmp_path, *(run(name, None) for name in ("liked", "disliked", "neither")))
     for name, value in (("liked", 1.0), ("disliked", -1.0), ("neither", 0.0)):
-        store.add_feedback(name, Feedback(created=1.0, kind=FeedbackKind.THUMB, value=value, created=0.0))
+        store.add_feedback(name, Feedback(kind=FeedbackKind.THUMB, value=value, created=0.0))
     assert named(log_pairs(store).pairs) == {("liked", "disliked")}
 
 
