@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 from nano_coder.policies.replayed import Reader
 from nano_coder.profiles import serving_profile
 from nano_coder.replay import refeed
 from nano_coder.runtime import Runtime, branch_run, grade_run
+from nano_coder.seats import give_up, seats_for
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.redact import is_redacted
@@ -42,10 +43,7 @@ def fork_run(
     task = run.task if check is None else checked_by(run.task, check)
     base = secrets.randbits(32) if seed is None else seed
     at_once = min(n, _AT_ONCE)
-    agents = getattr(runtime.policy, "agents", None)
-    seats: list[AbstractContextManager[object]] = (
-        list(agents(n, at_once)) if agents else [nullcontext() for _ in range(n)]
-    )
+    seats = seats_for(runtime.policy, n, at_once)
 
     def one(member: int) -> Trajectory:
         with seats[member]:
@@ -56,20 +54,12 @@ def fork_run(
     forks = []
     with ThreadPoolExecutor(at_once) as pool, ExitStack() as stack:
         futures = [pool.submit(one, member) for member in range(n)]
-        stack.callback(_give_up, futures, seats)
+        stack.callback(give_up, futures, seats)
         for future in futures:
             forks.append(grade_run(future.result(), runtime))
             if on_run:
                 on_run(forks[-1])
     return forks
-
-
-def _give_up(futures: Sequence[Future[Trajectory]], seats: Sequence[AbstractContextManager[object]]) -> None:
-    """Begin no more forks, and hold no seat for them; where all are done this does nothing."""
-    for future, seat in zip(futures, seats, strict=True):
-        if future.cancel():
-            with seat:
-                pass
 
 
 def fork_seed(seed: int, run: str, at: int, member: int) -> int:

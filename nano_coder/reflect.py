@@ -69,7 +69,7 @@ def _observation(run: Trajectory, runtime: Runtime) -> Observation:
         exit_code=exit_code,
         bytes_total=len(data),
         truncated=cut,
-        blob=runtime.store.blobs.put(data) if cut else None,
+        blob=runtime.store.put_blob(data) if cut else None,
         started=started,
         ended=time.time(),
     )

@@ -18,6 +18,7 @@ from nano_coder.grading import grade_folder, grade_trajectory
 from nano_coder.grading.graders import GRADERS, by_grader, find_grader
 from nano_coder.grading.measure import measured
 from nano_coder.grading.names import used_names
+from nano_coder.guarded import guarded
 from nano_coder.logprob_check import Scored, gap_of, rescored
 from nano_coder.models import (
     SHIPPED,
@@ -31,10 +32,11 @@ from nano_coder.models import (
 from nano_coder.policies.scripted import ScriptedPolicy
 from nano_coder.profiles import COMPACT_1, PROFILES, find_profile, serving_profile
 from nano_coder.prompt import first_messages, offered_tools
-from nano_coder.reflect import criticised, second_chance
+from nano_coder.reflect import criticised, is_reflection, second_chance
 from nano_coder.refusal import Refusal
 from nano_coder.sandbox import Jail, Sandbox, open_sandbox
 from nano_coder.sandbox.lazy import LazyJail
+from nano_coder.seats import give_up, seats_for
 from nano_coder.token_check import TokenCheck
 from nano_coder.tools import ToolContext
 from nano_coder.verify import blocking, verify
@@ -72,6 +74,7 @@ __all__ = [
     "TokenCheck",
     "blocking",
     "attempt_task",
+    "is_reflection",
     "branch_run",
     "default_model",
     "find_grader",
@@ -79,7 +82,9 @@ __all__ = [
     "first_messages",
     "by_grader",
     "gap_of",
+    "give_up",
     "grade_folder",
+    "guarded",
     "grade_run",
     "grade_trajectory",
     "local_policy",
@@ -98,6 +103,8 @@ __all__ = [
     "resume_run",
     "run_task",
     "runtime_version",
+    "seats_for",
+    "second_chance",
     "serving_profile",
     "untouched",
     "used_names",

@@ -11,9 +11,15 @@ import torch
 
 from nano_coder.runtime import OpenedWeights, runtime_version
 from nano_rl.config import Config
-from nano_shared.checkpoint import Manifest, TrainedOn, atomic_checkpoint, read_checkpoint, write_manifest
+from nano_shared.checkpoint import (
+    Listed,
+    Manifest,
+    TrainedOn,
+    atomic_checkpoint,
+    read_checkpoint,
+    write_manifest,
+)
 from nano_shared.hashing import content_hash
-from nano_shared.types import Task
 
 
 def save_checkpoint(
@@ -25,7 +31,7 @@ def save_checkpoint(
     config: Config,
     steps: int,
     run_ids: Iterable[str],
-    tasks: Iterable[Task],
+    tasks: Iterable[Listed],
     metrics: dict[str, float],
 ) -> Manifest:
     """Write a checkpoint that plain transformers and PEFT load, whole or not at all.

@@ -56,7 +56,7 @@ def _pair(run: Trajectory, texts: Mapping[int, str]) -> PreferencePair:
                 side += observation_messages(turn)
     return PreferencePair(
         prompt=tuple(before), chosen=tuple(sides[0]), rejected=tuple(sides[1]), source=SOURCE,
-        task=run.task.key, rejected_run=run.id,
+        task=run.task.key, task_id=run.task.id, split=run.task.split, rejected_run=run.id,
     )  # fmt: skip
 
 

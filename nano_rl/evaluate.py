@@ -35,8 +35,8 @@ def table(trajectories: Sequence[Trajectory]) -> list[Row]:
     for trajectory in trajectories:
         suites[suite_of(trajectory.task)].append(trajectory)
         parts[_part(trajectory.task)].append(trajectory)
-    by_suite = [_row(f"suite {name}", suites[name]) for name in sorted(suites)] if len(suites) > 1 else []
-    return [_row("all", trajectories), *by_suite, *(_row(name, parts[name]) for name in sorted(parts))]
+    by_suite = [row_of(f"suite {name}", suites[name]) for name in sorted(suites)] if len(suites) > 1 else []
+    return [row_of("all", trajectories), *by_suite, *(row_of(name, parts[name]) for name in sorted(parts))]
 
 
 def suite_of(task: Task) -> str:
@@ -85,7 +85,7 @@ def _task_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return {key: sum(values) / len(values) for key, values in outcomes.items()}
 
 
-def _row(name: str, trajectories: Sequence[Trajectory]) -> Row:
+def row_of(name: str, trajectories: Sequence[Trajectory]) -> Row:
     by_task: dict[str, list[bool]] = defaultdict(list)
     for trajectory in trajectories:
         value = outcome(trajectory.verdict)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from nano_coder.runtime import PROFILES, serving_profile
+from nano_coder.runtime import PROFILES, Refusal, serving_profile
+from nano_rl.admission import Bench, looked_at
 from nano_rl.edit_pairs import edit_pairs
 from nano_rl.imitation import run_messages
 from nano_rl.preference_pairs import Exact, PreferencePair, TokenRow
@@ -48,6 +49,9 @@ def log_pairs(
 ) -> LogPairs:
     """Pairs of runs of one task, read under one template and profile; each names its source.
 
+    Forks are paired with forks of the same step: what they took over is their prompt. A damaged run, by the
+    codes of admission, makes no pair of any source, nor does a copy of another.
+
     `graded`: a run that passed against one that did not, each run in one pair at most and at most `per_task`
     pairs a task, in a seeded order. `feedback`: what a `prefer` row says, and runs that people liked (above
     one half on the scale of the reward part `human`) against runs that they did not. `edit`: what somebody
@@ -55,7 +59,7 @@ def log_pairs(
     `constitution`: a run that kept all principles against one that broke some. The last two are in `asked`.
     """
     refused: Counter[str] = Counter()
-    runs = [run for run in store.trajectories() if _admitted(run, refused)]
+    runs = [run for run in _whole(store, refused) if _admitted(run, refused)]
     pairs: list[PreferencePair] = []
     if "feedback" in sources:
         pairs += _preferred(store, runs, refused)
@@ -81,12 +85,25 @@ def log_pairs(
     return LogPairs(pairs=(*kept.values(), *edits), refused=refused)
 
 
+def _whole(store: LogStore, refused: Counter[str]) -> Iterator[Trajectory]:
+    """The runs that hold what happened, each once, oldest first."""
+    kept = []
+    for looked in looked_at(store.facts(), Bench()):
+        for run, code in looked:
+            if code is not None and (code.damage or code is Refusal.DUPLICATE):
+                refused[code.value] += 1
+            else:
+                kept.append((run.started, run.id))
+    for _, run_id in sorted(kept):
+        yield store.get(run_id)
+
+
 def _admitted(run: Trajectory, refused: Counter[str]) -> bool:
     profile = PROFILES.get(run.profile)
     reason = None
     if run.stop is None or run.stop.ours:
         reason = "unfinished, or a failure of ours"
-    elif not run.turns:
+    elif not run.own_turns:
         reason = "no turns"
     elif run.task.split is Split.TEST:
         reason = "of the test split"
@@ -148,11 +165,13 @@ def _opposed(
             yield from _pair(chosen, rejected, source, refused)
 
 
-def _alike(runs: Iterable[Trajectory]) -> dict[tuple[str, str, str, bool], list[Trajectory]]:
-    """Runs that may be compared: of one task, under one template and profile, all with tokens or none."""
-    groups: dict[tuple[str, str, str, bool], list[Trajectory]] = defaultdict(list)
+def _alike(runs: Iterable[Trajectory]) -> dict[tuple[object, ...], list[Trajectory]]:
+    """Runs that may be compared: of one task, or forks of one step of a run; of one content of the task,
+    under one template and profile, all with tokens or none."""
+    groups: dict[tuple[object, ...], list[Trajectory]] = defaultdict(list)
     for run in runs:
-        groups[run.task.key, run.template_hash, run.profile_hash, run.has_tokens].append(run)
+        under = (run.template_hash, run.profile_hash, run.has_tokens)
+        groups[run.group_key, run.task.id, *under].append(run)
     return groups
 
 
@@ -165,6 +184,15 @@ def _number(worth: dict[str, float | None], run: Trajectory) -> float:
 def _pair(
     chosen: Trajectory, rejected: Trajectory, source: Source, refused: Counter[str]
 ) -> Iterator[PreferencePair]:
+    # where one went on from a step of the other, or of what the other went on from, they part after that step
+    shared = max(chosen.inherited, rejected.inherited)
+    if chosen.turns[:shared] != rejected.turns[:shared]:
+        refused["they went on from different steps"] += 1
+        return
+    chosen, rejected = (run.model_copy(update={"parent_step": shared}) for run in (chosen, rejected))
+    if not (chosen.own_turns and rejected.own_turns):
+        refused["one has nothing after the step that the other went on from"] += 1
+        return
     prompt, answer = _conversation(chosen)
     _, other = _conversation(rejected)
     exact = _exact(chosen, rejected)
@@ -173,7 +201,8 @@ def _pair(
         return
     yield PreferencePair(
         prompt=prompt, chosen=answer, rejected=other, source=source, task=chosen.task.key,
-        chosen_run=chosen.id, rejected_run=rejected.id, exact=exact,
+        task_id=chosen.task.id, split=chosen.task.split, chosen_run=chosen.id,
+        rejected_run=rejected.id, exact=exact,
     )  # fmt: skip
 
 
@@ -183,10 +212,10 @@ def pair_of(chosen: Trajectory, rejected: Trajectory) -> PreferencePair | None:
 
 
 def _conversation(run: Trajectory) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """What the policy was asked, and all that followed up to its last word."""
+    """What the policy read before its own first word, and all that followed up to its last."""
     messages = run_messages(run, PROFILES[run.profile])
-    first = next(i for i, m in enumerate(messages) if m.role is Role.ASSISTANT)
-    last = max(i for i, m in enumerate(messages) if m.role is Role.ASSISTANT)
+    said = [i for i, m in enumerate(messages) if m.role is Role.ASSISTANT]
+    first, last = said[run.inherited], said[-1]
     return tuple(messages[:first]), tuple(messages[first : last + 1])
 
 

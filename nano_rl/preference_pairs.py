@@ -20,7 +20,7 @@ from nano_rl.exchange.refusal import Refusal, Refused
 from nano_rl.imitation import Reader
 from nano_rl.sample import TrainSample
 from nano_shared.errors import PolicyError, UsageError
-from nano_shared.types import Message, Role, Value
+from nano_shared.types import Message, Role, Split, Value
 
 
 class TokenRow(Value):
@@ -58,6 +58,9 @@ class PreferencePair(Value):
     """who preferred: graded, feedback, edit, judge, constitution, or what a file says"""
     task: str | None = None
     """key of the task that both tried"""
+    task_id: str | None = None
+    """hash of that task: a checkpoint lists what it was trained on, so that it is not promoted on it"""
+    split: Split | None = None
     chosen_run: str | None = None
     rejected_run: str | None = None
     exact: Exact | None = None
@@ -85,6 +88,14 @@ class PreferencePair(Value):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PairTask:
+    """What a pair knows of the task that both sides tried."""
+
+    id: str
+    split: Split | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PairRows:
     """A pair as one policy reads it: the token rows of both sides, with all that was written trained."""
 
@@ -94,6 +105,7 @@ class PairRows:
     """the same for pairs on one task or prompt"""
     encoded: bool
     """the pair was text alone and was encoded here for the first time"""
+    task: PairTask | None = None
 
     @property
     def run_ids(self) -> list[str]:
@@ -142,7 +154,10 @@ def _rows(name: str, pair: PreferencePair, reader: Reader, vocabulary: int) -> P
         _refuse_foreign(name, pair, reader, vocabulary)
         exact = (pair.exact.chosen, pair.exact.rejected)
         sides = [tuple(_sample(run, row) for row in rows) for run, rows in zip(names, exact, strict=True)]
-    return PairRows(chosen=sides[0], rejected=sides[1], prompt_key=key, encoded=pair.exact is None)
+    return PairRows(
+        chosen=sides[0], rejected=sides[1], prompt_key=key, encoded=pair.exact is None,
+        task=PairTask(id=pair.task_id, split=pair.split) if pair.task_id else None,
+    )  # fmt: skip
 
 
 def _encoded(

@@ -17,6 +17,7 @@ from nano_rl.page.calibration import CALIBRATION
 from nano_rl.reward_model import Report, row_scores
 from nano_rl.scalar_model import ScalarModel, by_budget
 from nano_shared.checkpoint import (
+    Listed,
     Manifest,
     TrainedOn,
     atomic_checkpoint,
@@ -42,6 +43,7 @@ def save_reward_model(
     config: Config,
     steps: int,
     run_ids: Iterable[str],
+    tasks: Iterable[Listed] = (),
     report: Report,
     page: str | None = None,
 ) -> Manifest:
@@ -71,7 +73,7 @@ def save_reward_model(
                 template_hash=content_hash(template),
                 tools_hash=profile.tools_hash,
                 policy_version=steps,
-                trained_on=TrainedOn.of(run_ids, ()),
+                trained_on=TrainedOn.of(run_ids, tasks),
                 config=config.model_dump(mode="json"),
                 metrics=dict(report.metrics()),
                 code_version=runtime_version,

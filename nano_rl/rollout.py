@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from nano_coder.runtime import Runtime, grade_run, run_task
+from nano_coder.runtime import (
+    Runtime,
+    give_up,
+    grade_run,
+    reflect_run,
+    run_task,
+    seats_for,
+    second_chance,
+)
 from nano_rl.rewards import Reward
+from nano_shared.errors import SandboxError
 from nano_shared.hashing import content_hash
 from nano_shared.policy import Policy
 from nano_shared.types import Task, Trajectory
@@ -31,10 +40,15 @@ def collect(
     concurrency: int = CONCURRENCY,
     on_run: OnRun | None = None,
     reward: Reward | None = None,
+    reflect: int = 0,
 ) -> list[Trajectory]:
     """Run each task `group_size` times (one number, or one for each task) and grade each run: [runs] in task
     order, logged. With a `reward`, its composed verdicts are logged beside the grader's, and are those
     returned.
+
+    With `reflect`, a run that failed is followed by so many second attempts, which each read its diff and
+    what the check said: forks of its last step, and so a group that can be trained on. They are returned
+    behind it.
 
     All agents run, `concurrency` at a time: one that ends makes room for the next, one that waits for its
     tools holds up nobody's decoding, and grading goes on beside both. Under a policy's lockstep scheduler
@@ -45,7 +59,7 @@ def collect(
     if not jobs:
         return []
     at_once = min(concurrency, len(jobs))
-    seats = _seats(runtime.policy, len(jobs), at_once)
+    seats = seats_for(runtime.policy, len(jobs), at_once)
     done: list[Trajectory] = []
     # grading has threads of its own: an agent's thread is needed for the next agent
     with (
@@ -54,17 +68,18 @@ def collect(
         _hosted(runtime.policy) as lead,
         ExitStack() as stack,
     ):
-        futures: list[Future[Future[Trajectory]]] = [
-            agents.submit(_episode, task, episode_seed(seed, task, member), runtime, seat, graders)
+        futures: list[Future[list[Future[Trajectory]]]] = [
+            agents.submit(_episode, task, episode_seed(seed, task, member), runtime, seat, graders, reflect)
             for (task, member), seat in zip(jobs, seats, strict=True)
         ]
-        stack.callback(_give_up, futures, seats)
+        stack.callback(give_up, futures, seats)
         for future in futures:
             lead(future)
-            lead(future.result())
-            done.append(future.result().result())
-            if on_run:
-                on_run(done[-1])
+            for graded in future.result():
+                lead(graded)
+                done.append(graded.result())
+                if on_run:
+                    on_run(done[-1])
     return reward.apply(done, runtime) if reward else done
 
 
@@ -92,12 +107,7 @@ def execute(
 
 def episode_seed(seed: int, task: Task, member: int) -> int:
     """The seed of one rollout: a function of the run's seed, the task and the place in the group."""
-    return int(content_hash([seed, task.key, member]).removeprefix("sha256:")[:15], 16)
-
-
-def _seats(policy: Policy, count: int, at_once: int) -> list[AbstractContextManager[object]]:
-    agents = getattr(policy, "agents", None)  # policies without local weights need no seats
-    return list(agents(count, at_once)) if agents else [nullcontext() for _ in range(count)]
+    return _seed_of([seed, task.key, member])
 
 
 def _hosted(policy: Policy) -> AbstractContextManager[Callable[[Future[Any]], object]]:
@@ -112,21 +122,37 @@ def _episode(
     runtime: Runtime,
     seat: AbstractContextManager[object],
     graders: ThreadPoolExecutor,
-) -> Future[Trajectory]:
+    reflect: int,
+) -> list[Future[Trajectory]]:
+    """A run, and its second attempts where it failed; each is being graded or is graded."""
     with seat:
-        trajectory = run_task(task, runtime, seed=seed)
-    return graders.submit(grade_run, trajectory, runtime)
+        graded = [graders.submit(grade_run, run_task(task, runtime, seed=seed), runtime)]
+        if reflect and second_chance(first := graded[0].result()):
+            graded += [
+                graders.submit(grade_run, attempt, runtime)
+                for attempt in _second_attempts(first, runtime, seed, reflect)
+            ]
+    return graded
+
+
+def _second_attempts(
+    failed: Trajectory, runtime: Runtime, seed: int | None, count: int
+) -> Iterator[Trajectory]:
+    try:
+        for member in range(count):
+            yield reflect_run(failed, runtime, seed=reflection_seed(seed, member))
+    except SandboxError:  # the check cannot be run again: the attempts so far stand, as in `attempt_task`
+        return
+
+
+def reflection_seed(seed: int | None, member: int) -> int | None:
+    """The seed of a second attempt: a function of the first one's and of its place among them."""
+    return None if seed is None else _seed_of([seed, "second", member])
+
+
+def _seed_of(parts: list[int | str]) -> int:
+    return int(content_hash(parts).removeprefix("sha256:")[:15], 16)
 
 
 def _run_and_grade(task: Task, runtime: Runtime) -> Trajectory:
     return grade_run(run_task(task, runtime), runtime)
-
-
-def _give_up(
-    futures: Sequence[Future[Future[Trajectory]]], seats: Sequence[AbstractContextManager[object]]
-) -> None:
-    """Begin no more agents, and hold no seat for them; where all are done this does nothing."""
-    for future, seat in zip(futures, seats, strict=True):
-        if future.cancel():
-            with seat:
-                pass

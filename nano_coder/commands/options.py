@@ -9,11 +9,10 @@ from typing import Any
 import click
 
 from nano_coder.config import AgentConfig
+from nano_coder.guarded import guarded
 from nano_coder.models import open_policy
 from nano_coder.runtime import Runtime
 from nano_coder.sandbox import open_sandbox
-from nano_shared.redact import Redactor
-from nano_shared.redact.store import RedactingStore
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling
 
@@ -50,12 +49,10 @@ def open_runtime(
     opened = open_policy(
         model or config.model, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype
     )
-    if config.redact.on == "write":
-        store = RedactingStore(store, Redactor(config.redact), getattr(opened.policy, "decode", None))
     return Runtime(
         policy=opened.policy,
         sandbox=sandbox,
-        store=store,
+        store=guarded(store, getattr(opened.policy, "decode", None), config),
         profile=opened.profile,
         sampling=Sampling(temperature=config.temperature),
         policy_name=opened.name,

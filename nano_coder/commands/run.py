@@ -77,7 +77,7 @@ def command(
     accepted = trajectory.last_snapshot if apply_changes else None
     if trajectory.diff and not apply_changes and not as_json and on_terminal():
         display.diff(trajectory)
-        accepted = review(trajectory, directory, store)
+        accepted = review(trajectory, directory, runtime.store)
     applied = bool(trajectory.diff) and accepted is not None
     if applied:
         apply_to(trajectory, directory, store, accepted)

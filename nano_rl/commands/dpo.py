@@ -38,7 +38,7 @@ def command(
     config = settings.config()
     from nano_coder.runtime import default_model, open_weights
     from nano_rl.checkpoint import save_checkpoint
-    from nano_rl.commands.pairs import open_pairs, trained_runs
+    from nano_rl.commands.pairs import open_pairs, trained_runs, trained_tasks
     from nano_rl.commands.progress import bar, print_metrics
     from nano_rl.commands.session import training_folder
     from nano_rl.dpo import train_dpo
@@ -61,7 +61,7 @@ def command(
     kept = ("loss", "accuracy", "margin")
     save_checkpoint(
         target, trained, opened, parent=parent, config=config, steps=steps, run_ids=trained_runs(pairs),
-        tasks=(), metrics={k: v for k, v in last.items() if k in kept},
+        tasks=trained_tasks(pairs), metrics={k: v for k, v in last.items() if k in kept},
     )  # fmt: skip
     print_metrics(read_metrics(folder / METRICS))
     print(target)

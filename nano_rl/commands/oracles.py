@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nano_coder.runtime import COMPACT_1, Runtime, ScriptedPolicy, open_sandbox
+from nano_coder.runtime import COMPACT_1, Runtime, ScriptedPolicy, guarded, open_sandbox
 from nano_rl import oracle
 from nano_rl.commands.progress import bar
 from nano_rl.oracle import ORACLE
@@ -16,7 +16,7 @@ def oracle_runtime(log: str | None) -> Runtime:
     return Runtime(
         policy=ScriptedPolicy([]),
         sandbox=open_sandbox(),
-        store=LogStore.open(log),
+        store=guarded(LogStore.open(log)),
         profile=COMPACT_1,
         policy_name=ORACLE,
     )

@@ -14,7 +14,7 @@ from nano_shared.errors import UsageError
 
 if TYPE_CHECKING:
     from nano_coder.runtime import OpenedWeights
-    from nano_rl.preference_pairs import PairRows
+    from nano_rl.preference_pairs import PairRows, PairTask
 
 PAIR_OPTIONS = ("pairs_file", "from_logs", "log")
 
@@ -66,6 +66,10 @@ def say(refused: Counter[str]) -> None:
     """What made no pair, a line a reason, on stderr."""
     for reason, count in refused.most_common():
         print(f"left out: {count} ({reason})", file=sys.stderr)
+
+
+def trained_tasks(pairs: Iterable[PairRows]) -> list[PairTask]:
+    return [pair.task for pair in pairs if pair.task is not None]
 
 
 def trained_runs(pairs: Iterable[PairRows]) -> list[str]:

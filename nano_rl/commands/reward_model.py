@@ -44,7 +44,7 @@ def command(
 
     plotter = Plotter()  # it refuses before the training, not after
     from nano_coder.runtime import default_model, open_weights
-    from nano_rl.commands.pairs import open_pairs, trained_runs
+    from nano_rl.commands.pairs import open_pairs, trained_runs, trained_tasks
     from nano_rl.commands.progress import bar
     from nano_rl.commands.session import training_folder
     from nano_rl.reward_checkpoint import save_reward_model
@@ -66,7 +66,7 @@ def command(
     report = measure(scalar, kept, max_tokens=config.max_tokens)
     save_reward_model(
         target, scalar, opened, parent=parent, config=config, steps=steps, run_ids=trained_runs(train),
-        report=report, page=calibration_page(name, report, plotter),
+        tasks=trained_tasks(train),        report=report, page=calibration_page(name, report, plotter),
     )  # fmt: skip
     _show(report)
     print(target / CALIBRATION)

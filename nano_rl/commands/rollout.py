@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from nano_coder.runtime import is_reflection
 from nano_rl.commands.progress import bar, print_components, print_rows
 from nano_rl.commands.session import (
     chosen_reward,
@@ -17,10 +18,13 @@ from nano_rl.commands.session import (
     reward_option,
     seed_option,
 )  # fmt: skip
-from nano_rl.evaluate import component_means, table
+from nano_rl.evaluate import component_means, row_of, table
 from nano_rl.oracle import ORACLE, oracle_policy
+from nano_rl.reflection import split_attempts, worth_of
 from nano_rl.rollout import collect, execute
 from nano_rl.tasks import read_tasks
+from nano_shared.errors import UsageError
+from nano_shared.types import Trajectory
 
 
 @click.command("rollout")
@@ -33,19 +37,30 @@ from nano_rl.tasks import read_tasks
 @click.option(
     "--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Of one completion."
 )
+@click.option(
+    "--reflect", type=click.IntRange(0), is_flag=False, flag_value=1, default=0, metavar="[N]",
+    help="Of each run that fails, N second attempts (1) that read its diff and the check's output: a group.",
+)  # fmt: skip
 @reward_option
 @seed_option
 @dtype_option
 @log_option
 def command(
     tasks_file: Path, model: str | None, base_url: str | None, oracle: bool, group_size: int,
-    temperature: float, max_tokens: int, reward: str | None, seed: int, dtype: str, log: str | None,
+    temperature: float, max_tokens: int, reflect: int, reward: str | None, seed: int, dtype: str,
+    log: str | None,
 ) -> int:  # fmt: skip
     """Run each task of a file GROUP_SIZE times; the runs and their verdicts are in the log."""
+    if oracle and reflect:
+        raise UsageError("--reflect: oracles do not fail, so no attempt follows; leave out one of the two")
     tasks = read_tasks(tasks_file)
     composed = chosen_reward(reward)
     with bar("rollouts", len(tasks) * (1 if oracle else group_size)) as progress:
-        done = lambda trajectory: progress.advance(str(trajectory.stop))  # noqa: E731
+
+        def done(run: Trajectory) -> None:
+            if not is_reflection(run):
+                progress.advance(str(run.stop))
+
         if oracle:
             from nano_rl.commands.oracles import oracle_runtime
 
@@ -56,8 +71,14 @@ def command(
             runtime = policy_runtime(
                 model, log, base_url=base_url, dtype=dtype, temperature=temperature, max_tokens=max_tokens
             )
-            runs = collect(tasks, runtime, group_size=group_size, seed=seed, on_run=done, reward=composed)
-    print_rows(table(runs))
+            runs = collect(
+                tasks, runtime, group_size=group_size, seed=seed, on_run=done, reward=composed,
+                reflect=reflect,
+            )  # fmt: skip
+    first, second = split_attempts(runs)
+    print_rows([*table(first), *([row_of("second attempts", second)] if second else [])])
+    if reflect:
+        print(worth_of(runs))
     if composed:
         print_components(component_means(runs))
     return 0

@@ -10,6 +10,7 @@ from nano_coder.runtime import (
     Runtime,
     ScriptedPolicy,
     default_model,
+    guarded,
     open_policy,
     open_sandbox,
     open_weights,
@@ -66,7 +67,7 @@ def policy_runtime(
     return Runtime(
         policy=opened.policy,
         sandbox=sandbox,
-        store=store,
+        store=guarded(store, getattr(opened.policy, "decode", None)),
         profile=opened.profile,
         sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
         policy_name=opened.name,
@@ -77,6 +78,8 @@ def training_runtime(
     model: str | None, log: str | None, *, dtype: str, temperature: float
 ) -> tuple[OpenedWeights, str, Runtime]:
     """Trainable weights, their name, and a runtime whose policy each step replaces by the live module."""
+    from nano_rl.demonstrations import reader_of
+
     sandbox = open_sandbox()
     store = LogStore.open(log)
     name = model or default_model()
@@ -84,7 +87,7 @@ def training_runtime(
     runtime = Runtime(
         policy=ScriptedPolicy([]),
         sandbox=sandbox,
-        store=store,
+        store=guarded(store, reader_of(opened).template.encoder.decode),
         profile=opened.profile,
         sampling=Sampling(temperature=temperature),
         policy_name=name,

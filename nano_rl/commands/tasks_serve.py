@@ -29,11 +29,11 @@ def command(file: Path, host: str, port: int, sessions: int, idle: float, log: s
         from nano_rl.exchange.sessions import Sessions
     except ModuleNotFoundError as problem:
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[gym]'") from None
-    from nano_coder.runtime import open_sandbox
+    from nano_coder.runtime import guarded, open_sandbox
     from nano_rl.exchange.episode import Episode
     from nano_shared.store import LogStore
 
-    sandbox, store = open_sandbox(), LogStore.open(log)
+    sandbox, store = open_sandbox(), guarded(LogStore.open(log))
     held = Sessions(lambda task: Episode(task, sandbox, store), most=sessions, idle_seconds=idle)
     print(f"{len(tasks)} tasks on http://{host}:{port}", file=sys.stderr)
     uvicorn.run(gym_app(tasks, held), host=host, port=port, log_level="warning")

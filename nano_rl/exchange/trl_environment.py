@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nano_coder.runtime import Sandbox, find_profile, open_sandbox
+from nano_coder.runtime import Sandbox, find_profile, guarded, open_sandbox
 from nano_rl.exchange.episode import PROFILE, Episode, EpisodeOver
 from nano_rl.exchange.row_format import WHOLE, embedded
 from nano_shared.errors import UsageError
@@ -36,7 +36,7 @@ def environment_class(
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"no tool {unknown[0]!r}; the tools are {', '.join(known)}")
     methods = {name: _method(known[name]) for name in names}
-    places = {"_sandbox": sandbox or open_sandbox(), "_store": store or LogStore.open()}
+    places = {"_sandbox": sandbox or open_sandbox(), "_store": store or guarded(LogStore.open())}
     return type("NanoEnvironment", (_Environment,), methods | places)
 
 

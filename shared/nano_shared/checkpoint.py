@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from filelock import FileLock, Timeout
 from pydantic import Field, JsonValue, ValidationError, field_validator
@@ -19,12 +19,22 @@ from nano_shared.durable import durable_folder, file_hash, sweep, write_text
 from nano_shared.errors import CheckpointError
 from nano_shared.hashing import content_hash
 from nano_shared.home import nano_home
-from nano_shared.types import Task, Value
+from nano_shared.types import Split, Value
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
 VERSION = 1
 _LISTED = 1000
+
+
+class Listed(Protocol):
+    """What is kept of a task: a Task, or what a preference pair still knows of it."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def split(self) -> Split | None: ...
 
 
 class TrainedOn(Value):
@@ -44,7 +54,7 @@ class TrainedOn(Value):
     """split -> content hash of its task ids, sorted; tasks without a split stand under `none`"""
 
     @classmethod
-    def of(cls, run_ids: Iterable[str], tasks: Iterable[Task]) -> TrainedOn:
+    def of(cls, run_ids: Iterable[str], tasks: Iterable[Listed]) -> TrainedOn:
         runs = sorted(set(run_ids))
         by_split: dict[str, set[str]] = {}
         for task in tasks:

@@ -56,6 +56,15 @@ def test_the_run_is_as_ever_and_the_log_without_its_secret(logged, tmp_path: Pat
     assert SECRET not in decode(after.context_ids)
 
 
+def test_what_people_say_later_is_scrubbed_too(logged, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    run, runtime = logged
+    monkeypatch.setenv("NANO_REDACT", "write")
+    said = ["feedback", run.id, "--log", runtime.store.url, "--note", f"it printed {SECRET}"]
+    assert CliRunner().invoke(cli, said).exit_code == 0
+    (row,) = runtime.store.feedback(run.id)
+    assert row.text == "it printed [redacted:gitlab-token]"
+
+
 def test_a_redacted_run_trains_no_policy_gradient(logged) -> None:  # type: ignore[no-untyped-def]
     run, runtime = logged
     kinds = [finding.kind for finding in verify(runtime.store.get(run.id)) if finding.blocks]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from builders import verdict
 
-from nano_coder.runtime import COMPACT_1
+from nano_coder.runtime import COMPACT_1, DIALECTS
 from nano_rl.log_pairs import log_pairs
 from nano_rl.preference_pairs import PreferencePair, read_pairs, write_pairs
 from nano_shared import Completion, Finish, Sampling, StopReason, Task, Trajectory, Turn, TurnTokens
@@ -38,6 +38,7 @@ def run(
             Turn(
                 index=i,
                 completion=completion,
+                calls=DIALECTS[COMPACT_1.dialect].parse(said, COMPACT_1.tools).calls,
                 parser="compact",
                 observations=() if i else (seen,),
                 started=0.0,
@@ -111,10 +112,106 @@ def test_what_cannot_be_compared_is_counted_by_its_reason(tmp_path: Path) -> Non
 
 
 def test_runs_that_say_the_same_prefer_nothing(tmp_path: Path) -> None:
-    store = logged(tmp_path, run("good", 1.0, text="same"), run("bad", 0.0, text="same"))
+    again = run("bad", 0.0, text="same").model_copy(update={"seed": 2})
+    again = again.model_copy(
+        update={"turns": tuple(t.model_copy(update={"started": 1.0, "ended": 1.0}) for t in again.turns)}
+    )
+    store = logged(tmp_path, run("good", 1.0, text="same"), again)
     found = log_pairs(store)
     assert found.pairs == ()
     assert found.refused == {"both runs say the same": 1}
+
+
+def forked(parent: Trajectory, name: str, reward: float | None) -> Trajectory:
+    """A fork of a run after its first step."""
+    own = run(name, reward)
+    turns = (parent.turns[0], own.turns[0].model_copy(update={"index": 1}))
+    return own.model_copy(update={"turns": turns, "parent": parent.id, "parent_step": 1, "task": parent.task})
+
+
+def test_forks_are_compared_with_forks_of_the_same_step(tmp_path: Path) -> None:
+    base, other = run("base", 0.0), run("other", 0.0)
+    forks = [forked(base, "kept", 1.0), forked(base, "lost", 0.0), forked(other, "elsewhere", 0.0)]
+    found = log_pairs(logged(tmp_path, base, other, *forks))
+    assert named(found.pairs) == {("kept", "lost")}
+    (pair,) = found.pairs
+    # what both took over is read before the first word that is compared
+    assert [m.role for m in pair.prompt] == ["system", "user", "assistant", "tool"]
+    assert pair.chosen[0].content == "@search\nkept"
+    assert pair.exact is not None
+    assert [sum(row.mask) for row in (*pair.exact.chosen, *pair.exact.rejected)] == [2, 2]
+
+
+def test_a_fork_that_somebody_prefers_to_its_parent_parts_from_it_at_the_step(tmp_path: Path) -> None:
+    base, other = run("base", None), run("other", None)
+    store = logged(tmp_path, base, other, forked(base, "fork", None))
+    store.add_feedback("fork", Feedback(created=1.0, kind=FeedbackKind.PREFER, text="base"))
+    store.add_feedback("fork", Feedback(created=1.0, kind=FeedbackKind.PREFER, text="other"))
+    found = log_pairs(store, sources=["feedback"])
+    assert named(found.pairs) == {("fork", "base")}
+    (pair,) = found.pairs
+    assert pair.rejected[0].content == "@submit"
+    assert pair.exact is not None
+    # the step that both share is context on both sides
+    assert [sum(row.mask) for row in (*pair.exact.chosen, *pair.exact.rejected)] == [2, 2]
+    assert found.refused["they went on from different steps"] == 1
+
+
+def test_a_second_attempt_is_not_compared_with_the_one_it_read_about(tmp_path: Path) -> None:
+    failed = run("failed", 0.0)
+    told = Observation(tool="reflection", ok=False, text="Not solved yet.", started=0.0, ended=0.0)
+    last = failed.turns[1].model_copy(update={"observations": (told,)})
+    own = run("second", 1.0).turns[0].model_copy(update={"index": 2})
+    second = run("second", 1.0).model_copy(
+        update={
+            "turns": (failed.turns[0], last, own), "parent": "failed", "parent_step": 2, "task": failed.task,
+        }
+    )  # fmt: skip
+    found = log_pairs(logged(tmp_path, failed, second))
+    assert found.pairs == ()
+    assert found.refused == {"graded: no other of its task to compare with": 2}
+
+
+def test_a_pair_knows_which_task_it_trains_on(tmp_path: Path) -> None:
+    good = run("good", 1.0, split=Split.TRAIN)
+    (pair,) = log_pairs(logged(tmp_path, good, run("bad", 0.0, split=Split.TRAIN))).pairs
+    assert (pair.task_id, pair.split) == (good.task.id, Split.TRAIN)
+
+
+def test_a_damaged_run_makes_no_pair_of_any_source(tmp_path: Path) -> None:
+    def broken(name: str, reward: float) -> Trajectory:
+        whole = run(name, reward)
+        tokens = whole.turns[0].completion.tokens
+        assert tokens is not None
+        completion = whole.turns[0].completion.model_copy(
+            update={"tokens": tokens.model_copy(update={"logprobs": (0.5, -0.5)})}
+        )
+        return whole.model_copy(
+            update={"turns": (whole.turns[0].model_copy(update={"completion": completion}), whole.turns[1])}
+        )
+
+    store = logged(tmp_path, run("good", 1.0), broken("bad", 0.0))
+    store.add_feedback("good", Feedback(created=1.0, kind=FeedbackKind.PREFER, text="bad"))
+    store.add_feedback("good", Feedback(created=1.0, kind=FeedbackKind.THUMB, value=1))
+    store.add_feedback("bad", Feedback(created=1.0, kind=FeedbackKind.THUMB, value=-1))
+    store.add_feedback("bad", Feedback(created=1.0, kind=FeedbackKind.EDIT, turn=0, text="@submit"))
+    found = log_pairs(store)
+    assert found.pairs == ()
+    assert found.refused["log-prob above 0"] == 1
+
+
+def test_a_copy_of_a_run_makes_no_second_pair(tmp_path: Path) -> None:
+    bad = run("bad", 0.0)
+    copies = [bad.model_copy(update={"id": f"copy-{i}"}) for i in range(3)]
+    found = log_pairs(logged(tmp_path, run("good", 1.0), run("better", 1.0), bad, *copies))
+    assert len(found.pairs) == 1
+    assert found.refused["duplicated run"] == 3
+
+
+def test_runs_of_two_contents_under_one_key_are_not_compared(tmp_path: Path) -> None:
+    other = run("bad", 0.0)
+    other = other.model_copy(update={"task": other.task.model_copy(update={"prompt": "Find another."})})
+    assert log_pairs(logged(tmp_path, run("good", 1.0), other)).pairs == ()
 
 
 def test_what_people_prefer_is_a_pair_and_stands_against_the_grader(tmp_path: Path) -> None:

@@ -222,6 +222,7 @@ def test_pairs_of_a_log_are_built_and_trained_token_for_token(
     assert (code, "4, 4 with the tokens that were logged, 0 text-only" in said) == (0, True), said
     trained_on = read_checkpoint(checkpoints_dir() / "exact").trained_on
     assert trained_on.run_ids == tuple(sorted(f"{k}-{i}" for k in ("good", "bad") for i in range(4)))
+    assert trained_on.tasks == 2  # so that it is not promoted on them
     code, said = nano("dpo", "--from-logs", "--log", log, "--model", tiny, "--name", "again", "--epochs", 1)
     assert code == 0, said
 

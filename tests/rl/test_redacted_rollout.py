@@ -1,0 +1,115 @@
+"""`redact = "write"` holds for whoever executes: rollouts, oracles, trainings and served environments too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nano_coder.runtime import (
+    COMPACT_1,
+    DIALECTS,
+    ScriptedPolicy,
+    first_messages,
+    grade_run,
+    reflect_run,
+    run_task,
+)  # fmt: skip
+from nano_rl.cli import cli
+from nano_rl.commands.oracles import oracle_runtime
+from nano_rl.commands.session import training_runtime
+from nano_rl.source import admit
+from nano_rl.tasks.make import write_tasks
+from nano_rl.tiny import build_tiny
+from nano_shared.command_line import run_command
+from nano_shared.redact import is_redacted
+from nano_shared.redact.store import RedactingStore
+from nano_shared.store import LogStore
+from nano_shared.types import HiddenChecks, Task, ToolCall
+
+SECRET = "ghp_" + "aB3dE6gH9jK2mN5pQ8sTvW1xY4zA7cD0fG3h"
+PASSWORD = "hunter-Two-93"
+SECRETS = (SECRET.encode(), PASSWORD.encode())
+
+
+def a_task(oracle: Sequence[ToolCall] | None = None) -> Task:
+    return Task(
+        key="deploy",
+        prompt=f"Deploy with {SECRET} to https://admin:{PASSWORD}@example.org/app.",
+        files={"conf.py": f'TOKEN = "{SECRET}"\n'},
+        hidden=HiddenChecks(kind="command", command="true"),
+        oracle=oracle,
+    )
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    texts = [m.content for m in first_messages(COMPACT_1, a_task(), ("conf.py",))]
+    build_tiny(tmp_path / "tiny", texts, hidden=32, layers=1, max_positions=512, vocab_size=400)
+    return tmp_path / "tiny"
+
+
+def held(folder: Path) -> bytes:
+    """All bytes of the database. The files of snapshots stay as they were: grading needs them."""
+    return b"".join(path.read_bytes() for path in folder.iterdir() if path.is_file())
+
+
+def rolled(tmp_path: Path, tiny: Path, *options: str) -> LogStore:
+    write_tasks(tmp_path / "tasks.jsonl", [a_task()])
+    log = tmp_path / "log" / "log.db"
+    log.parent.mkdir()
+    arguments = ["rollout", "--tasks", tmp_path / "tasks.jsonl", "--model", tiny, "--log", log]
+    with pytest.raises(SystemExit) as end:
+        run_command(cli, [str(a) for a in (*arguments, "--max-tokens", 8, "--group-size", 2, *options)])
+    assert end.value.code == 0
+    return LogStore.open(log)
+
+
+def test_rollouts_keep_no_secret_in_the_log(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANO_REDACT", "write")
+    with rolled(tmp_path, tiny) as store:
+        runs = list(store.trajectories())
+        assert len(runs) == 2
+        assert all(is_redacted(run) for run in runs)
+        admitted = admit(store, COMPACT_1, runs[0].template_hash)
+        assert admitted.groups == ()
+        assert admitted.refused["redacted"] == 2
+    assert not [secret for secret in SECRETS if secret in held(tmp_path / "log")]
+
+
+def test_without_it_the_log_holds_what_happened(tmp_path: Path, tiny: Path) -> None:
+    with rolled(tmp_path, tiny) as store:
+        assert not any(is_redacted(run) for run in store.trajectories())
+    assert all(secret in held(tmp_path / "log") for secret in SECRETS)
+
+
+def test_trainings_and_oracles_write_through_the_same_guard(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = str(tmp_path / "log.db")
+    assert not isinstance(oracle_runtime(log).store, RedactingStore)
+    monkeypatch.setenv("NANO_REDACT", "write")
+    assert isinstance(oracle_runtime(log).store, RedactingStore)
+    opened, _, runtime = training_runtime(str(tiny), log, dtype="float32", temperature=1.0)
+    assert isinstance(runtime.store, RedactingStore)
+    ids = opened.loaded.tokenizer.encode("Deploy", add_special_tokens=False)
+    assert runtime.store._decode is not None
+    assert runtime.store._decode(ids) == "Deploy"
+
+
+def test_what_a_second_attempt_reads_of_its_check_is_scrubbed_with_its_blob(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANO_REDACT", "write")
+    submit = DIALECTS[COMPACT_1.dialect].render("", (ToolCall(name="submit", arguments={}),), COMPACT_1.tools)
+    policy = ScriptedPolicy([submit, submit], tokens=True, context_limit=1_000_000)
+    runtime = replace(oracle_runtime(str(tmp_path / "log.db")), policy=policy)
+    task = Task(key="t", prompt="Fix it.", check=f"echo {SECRET}; seq 1 5000; false")
+    failed = grade_run(run_task(task, runtime), runtime)
+    second = reflect_run(failed, runtime)
+    (told,) = [o for turn in second.turns for o in turn.observations if o.blob]
+    assert SECRET.encode() not in runtime.store.get_blob(str(told.blob))

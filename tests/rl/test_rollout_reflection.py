@@ -1,0 +1,85 @@
+"""Reflection in rollouts: second attempts are graded, logged and grouped, and their worth is counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nano_coder.runtime import DIALECTS, PROFILES, Runtime, ScriptedPolicy, open_sandbox
+from nano_rl.cli import cli
+from nano_rl.group import form_groups
+from nano_rl.reflection import split_attempts, worth_of
+from nano_rl.rollout import collect
+from nano_rl.sample import to_samples
+from nano_rl.source import admit
+from nano_shared.command_line import run_command
+from nano_shared.store import LogStore
+from nano_shared.types import HiddenChecks, Task, ToolCall
+
+PROFILE = PROFILES["compact-1"]
+
+
+def act(tool: str, **arguments: str) -> str:
+    return DIALECTS[PROFILE.dialect].render("", (ToolCall(name=tool, arguments=arguments),), PROFILE.tools)
+
+
+SUBMIT = act("submit")
+WRONG = act("write_file", path="a.py", content="two\n")
+RIGHT = act("write_file", path="a.py", content="three\n")
+
+
+def a_task(key: str = "t") -> Task:
+    hidden = HiddenChecks(kind="command", command="grep -q three a.py")
+    return Task(key=key, prompt="Write three.", files={"a.py": "one\n"}, hidden=hidden)
+
+
+def a_runtime(folder: Path, *texts: str) -> Runtime:
+    policy = ScriptedPolicy(list(texts), tokens=True, context_limit=1_000_000)
+    return Runtime(policy=policy, sandbox=open_sandbox(), store=LogStore.open(folder / "log.db"))
+
+
+def test_a_failed_run_is_followed_by_second_attempts_that_form_a_group(tmp_path: Path) -> None:
+    runtime = a_runtime(tmp_path, WRONG, SUBMIT, RIGHT, SUBMIT, WRONG, SUBMIT)
+    runs = collect([a_task()], runtime, reflect=2, seed=3)
+    assert [run.reward for run in runs] == [0.0, 1.0, 0.0]
+    first, second = split_attempts(runs)
+    assert [run.parent for run in second] == [first[0].id] * 2
+    assert len({run.seed for run in runs}) == 3
+    groups = form_groups(runs)
+    assert [group.rewards_G for group in groups] == [(0.0,), (1.0, 0.0)]
+    # the attempts are what is trained: the tokens of the run before them are context
+    (sample,) = to_samples(runs[1], 1.0)
+    assert sum(sample.mask) == sum(len(text.encode()) + 1 for text in (RIGHT, SUBMIT))
+    assert [runtime.store.get(run.id) for run in runs] == runs
+
+
+def test_the_log_trains_reflection(tmp_path: Path) -> None:
+    runtime = a_runtime(tmp_path, WRONG, SUBMIT, RIGHT, SUBMIT, WRONG, SUBMIT)
+    runs = collect([a_task()], runtime, reflect=2)
+    (group,) = admit(runtime.store, PROFILE, runs[0].template_hash).groups
+    assert group.forked
+    assert {run.id for run in group.trajectories} == {run.id for run in runs[1:]}
+
+
+def test_what_passes_at_first_needs_no_second_attempt(tmp_path: Path) -> None:
+    runs = collect([a_task()], a_runtime(tmp_path, RIGHT, SUBMIT), reflect=3)
+    assert [run.reward for run in runs] == [1.0]
+
+
+def test_the_worth_counts_a_failure_as_the_mean_of_its_second_attempts(tmp_path: Path) -> None:
+    script = (WRONG, SUBMIT, RIGHT, SUBMIT, WRONG, SUBMIT)
+    runs = collect([a_task("a")], a_runtime(tmp_path / "a", *script), reflect=2)
+    runs += collect([a_task("b")], a_runtime(tmp_path / "b", RIGHT, SUBMIT), reflect=2)
+    worth = worth_of(runs)
+    assert (worth.graded, worth.first, worth.reflected) == (2, 0.5, 0.75)
+    alone = worth_of(split_attempts(runs)[0])
+    assert (alone.first, alone.reflected) == (0.5, 0.5)
+
+
+def test_an_oracle_is_not_reflected_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["rollout", "--tasks", str(tmp_path / "none.jsonl"), "--oracle", "--reflect"]
+    with pytest.raises(SystemExit) as end:
+        run_command(cli, command)
+    assert end.value.code == 2
+    assert "oracles do not fail" in capsys.readouterr().err
