@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from nano_rl.exchange.jsonl import Row, to_json, validated
 from nano_rl.exchange.refusal import Refused
 from nano_rl.exchange.row_format import RowFormat
-from nano_rl.tasks.rows import BadRow, OpenRow, read_row
+from nano_rl.tasks.rows import OpenRow, read_row
 from nano_shared.types import HiddenChecks, Task
 
 NAME = "rows"
@@ -17,11 +17,7 @@ NAME = "rows"
 
 def read_published(row: Row) -> Task:
     """A row with `tests` or `cases`. Raises Refused as the reader of task files would."""
-    try:
-        return read_row(to_json(row))
-    except BadRow as problem:
-        field, _, why = str(problem).partition(": ")
-        raise Refused(field, why) from None
+    return read_row(to_json(row))
 
 
 def open_task(row: Row) -> Task:

@@ -7,9 +7,11 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from nano_rl.tasks.rows import BadRow, read_row
+from nano_rl.tasks.rows import read_row
 from nano_rl.tasks.suites import TaskSuite, View, find_suite
 from nano_shared.errors import UsageError
+from nano_shared.refusal import Refused
+from nano_shared.strict_json import at_place, text_lines
 from nano_shared.types import Split, Task
 
 
@@ -110,22 +112,14 @@ def read_tasks(path: Path) -> list[Task]:
     Raises UsageError naming the file, the line and the field where a row is malformed, where a key appears
     twice, and where the file is missing, unreadable or holds no task.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UsageError(f"no such task file: {path}; nano-rl tasks make writes one") from None
-    except (OSError, UnicodeDecodeError) as err:
-        raise UsageError(f"{path}: cannot read tasks: {err}") from err
+    if not path.exists():
+        raise UsageError(f"no such task file: {path}; nano-rl tasks make writes one")
     tasks: dict[str, Task] = {}
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
+    for where, line in text_lines(path):
+        with at_place(where):
             task = read_row(line)
-        except BadRow as err:
-            raise UsageError(f"{path}:{number}: {err}") from err
-        if task.key in tasks:
-            raise UsageError(f"{path}:{number}: key: {task.key!r} is already used by an earlier line")
+            if task.key in tasks:
+                raise Refused("key", f"{task.key!r} is already used by an earlier line")
         tasks[task.key] = task
     if not tasks:
         raise UsageError(f"{path}: holds no task; one JSON object a line is expected")

@@ -8,8 +8,10 @@ what the row itself calls visible.
 from __future__ import annotations
 
 import ast
-import json
+import keyword
 import math
+import posixpath
+import unicodedata
 import warnings
 from typing import Any, Literal
 
@@ -18,26 +20,32 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
 from nano_coder.runtime import used_names
+from nano_shared.refusal import Refused
+from nano_shared.strict_json import json_object, refusing_invalid
 from nano_shared.types import Case, HiddenChecks, OracleAction, Provenance, Suite, Task
 
 _LITERAL = "Submit the value that belongs in place of `??`, as a Python literal."
 
 
-class BadRow(Exception):
-    """A row that is no task: which field, and what is wrong with it."""
-
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field}: {problem}")
-
-
 class _Row(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+    @field_validator("target", check_fields=False)
+    @classmethod
+    def _inside(cls, target: str) -> str:
+        if not target or target.startswith(("/", "../")) or posixpath.normpath(target) != target:
+            raise ValueError(f"{target!r} is no path inside the workspace; write it as 'folder/file.py'")
+        return target
+
+    @field_validator("entry_point", check_fields=False)
+    @classmethod
+    def _as_python_reads_it(cls, name: str | None) -> str | None:
+        return None if name is None else unicodedata.normalize("NFKC", name)
 
 
 class PlainRow(_Row):
@@ -52,13 +60,18 @@ class PlainRow(_Row):
 
     @field_validator("cases")
     @classmethod
-    def _finite(cls, cases: list[Case]) -> list[Case]:
+    def _complete(cls, cases: list[Case]) -> list[Case]:
         for number, case in enumerate(cases):
             if "expected" not in case.model_fields_set:
                 raise ValueError(f"case {number} lacks `expected`; null has to be written too")
-            if not _is_finite([case.args, case.kwargs, case.expected]):
-                raise ValueError(f"case {number} holds NaN or an infinity, which is no JSON")
         return cases
+
+    @field_validator("entry_point")
+    @classmethod
+    def _is_a_name(cls, name: str) -> str:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise ValueError(f"{name!r} is no name that Python gives a function")
+        return name
 
     def task(self) -> Task:
         hidden = HiddenChecks(kind="cases", entry_point=self.entry_point, cases=tuple(self.cases))
@@ -148,24 +161,22 @@ class OpenRow(_Row):
 
 
 def read_row(line: str) -> Task:
-    """One line of a task file: a task as we write it, or a row of another kind. Raises BadRow."""
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise BadRow("row", f"no JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise BadRow("row", "one JSON object is expected")
+    """One line of a task file: a task as we write it, or a row of another kind.
+
+    Raises Refused with the first field that is wrong.
+    """
+    row = json_object(line, finite=False)
+    for name, field in row.items():
+        if not _is_finite(field):
+            raise Refused(name, "holds NaN or an infinity, which is no JSON number")
     kind: type[Task] | type[PlainRow] | type[OpenRow] = Task
     if "key" not in row and "id" in row:
         if "tests" not in row and "cases" not in row:
-            raise BadRow("cases", "is missing, and `tests` too: nothing says how the row is graded")
+            raise Refused("cases", "is missing, and `tests` too: nothing says how the row is graded")
         kind = OpenRow if "tests" in row else PlainRow
-    try:
+    with refusing_invalid():
         value: Task | PlainRow | OpenRow = kind.model_validate_json(line)
         return value if isinstance(value, Task) else value.task()
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise BadRow(".".join(str(part) for part in first["loc"]) or "row", first["msg"]) from error
 
 
 def _with_place(prompt: str, target: str, entry_point: str | None) -> str:
@@ -179,11 +190,13 @@ def _visible_check(files: dict[str, str]) -> str | None:
 
 
 def _is_finite(value: JsonValue) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, dict):
-        return all(map(_is_finite, value.values()))
-    return all(map(_is_finite, value)) if isinstance(value, list) else True
+    held = [value]
+    while held:
+        value = held.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            return False
+        held += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return True
 
 
 # ------------------------------------------------------------------------------------ live objects

@@ -34,13 +34,22 @@ def json_lines(path: Path, *, finite: bool = True) -> Iterator[tuple[str, Row]]:
 
     Raises Refused, its field being the place and the field, for the first line that is no JSON object.
     """
+    for where, line in text_lines(path):
+        with at_place(where):
+            row = json_object(line, finite=finite)
+        yield where, row
+
+
+def text_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Every line that is not blank with its place, `file:line`. Raises Refused where one is no UTF-8."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     where = f"{path}:{number}"
                     with at_place(where):
-                        yield where, json_object(decoded(line), finite=finite)
+                        text = decoded(line)
+                    yield where, text
     except OSError as problem:
         raise Refused(str(path), f"cannot be read: {problem.strerror}") from None
 

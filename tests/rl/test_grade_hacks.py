@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from listed_hacks import LISTED, OWN, RIGHT, WRONG, Hack
+from listed_hacks import FAIR, LISTED, OWN, RIGHT, WRONG, Hack
 
 from nano_rl.cli import cli
 from nano_shared.hashing import content_hash
@@ -34,6 +34,10 @@ TABLE = {
     **SUITE, "hidden": {"kind": "suite", "suite": {"framework": "script", "files": {"check.py": CALLS}}},
 }  # fmt: skip
 """a script that only calls and compares, which is graded in one jail"""
+STATE = {
+    "key": "total", "prompt": "Write the total.",
+    "hidden": {"kind": "state", "state": [{"kind": "json", "path": "out.json", "expected": {"total": 14}}]},
+}  # fmt: skip
 ROWS = {"cases": PLAIN, "suite": SUITE, "table": TABLE}
 
 
@@ -113,6 +117,42 @@ def test_a_hack_of_our_own_earns_nothing(
 ) -> None:
     hack.lay_down(folder)
     _check(hack, graded(capsys, folder, ROWS[kind]))
+
+
+@pytest.mark.parametrize("name", FAIR, ids=lambda name: name.replace(" ", "-"))
+@pytest.mark.parametrize("kind", ROWS)
+def test_a_right_solution_of_unusual_make_earns_one(
+    kind: str, name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "solution.py").write_text(FAIR[name], encoding="utf-8")
+    verdict = graded(capsys, folder, ROWS[kind])
+    assert (verdict["reward"], verdict["tampering"]) == (1.0, []), verdict
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        b'{"total": 0, "total": 14}', b'{"total": 14.0}', b'{"total": "14"}', b'{"total": [14]}', b"14",
+        b'{"total": 14} {"total": 14}', b'{"total": 14, "also": 15}', b'{"total": NaN}', b"", b"\x00",
+        '{"total": 14}'.encode("utf-16"), b"[" * 100_000, b'{"total": 1e999}',
+    ],
+    ids=lambda left: repr(left[:24]),
+)  # fmt: skip
+def test_a_state_that_is_nearly_right_earns_nothing(
+    left: bytes, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "out.json").write_bytes(left)
+    assert graded(capsys, folder, STATE)["reward"] == 0.0
+
+
+def test_a_state_behind_a_link_earns_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder.parent / "elsewhere.json").write_text('{"total": 14}')
+    (folder / "out.json").symlink_to(folder.parent / "elsewhere.json")
+    verdict = graded(capsys, folder, STATE)
+    assert (verdict["reward"], [found["kind"] for found in verdict["tampering"]]) == (0.0, ["link"])
+    (folder / "out.json").unlink()
+    (folder / "out.json").write_text('{ "total":\r\n14 }')
+    assert graded(capsys, folder, STATE)["reward"] == 1.0
 
 
 def test_every_listed_number_is_here_and_in_the_table_of_the_docs() -> None:

@@ -44,17 +44,22 @@ def _grade(task: Task, text: str) -> Verdict:
 
 
 def _noisy(text: str) -> str:
-    """Prints and warns on import, and writes to stderr in every function."""
+    """Prints and warns on import, and writes to stderr in every function, 300 times in all.
+
+    Not more often: a call made at the recursion limit changes the message of the error, in plain Python too.
+    """
     tree = _parsed(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            noise = ast.parse("__import__('sys').stderr.write('noise\\n')").body
+            noise = ast.parse("if _noise: __import__('sys').stderr.write(_noise.pop())").body
             at = int(ast.get_docstring(node) is not None)
             node.body[at:at] = noise
     at = next(
         (i for i, n in enumerate(tree.body) if not (isinstance(n, ast.Expr) or _is_future(n))), len(tree.body)
     )
-    tree.body[at:at] = ast.parse("import warnings as _w\nprint('hello')\n_w.warn('old')").body
+    tree.body[at:at] = ast.parse(
+        "import warnings as _w\nprint('hello')\n_w.warn('old')\n_noise = ['noise\\\\n'] * 300"
+    ).body
     return ast.unparse(ast.fix_missing_locations(tree))
 
 

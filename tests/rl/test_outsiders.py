@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from bohrin.api import Shape, Source, battery, positive_controls
 from bohrin.api import Task as Audited
+from falsepass import runner as falsepass
 from gradecheck.runner import run
 
 from nano_coder.runtime import grade_folder, open_sandbox
-from nano_shared.types import Case, HiddenChecks, Task
+from nano_rl.tasks import make_tasks
+from nano_shared.types import Case, HiddenChecks, Split, Task
 
 REFERENCES = {
     "add_all": ("def add_all(xs):\n    total = 0\n    for x in xs:\n        total += x\n    return total\n",
@@ -66,3 +68,35 @@ def test_gradecheck_its_attacks_do_not_fool_the_command(tmp_path: Path) -> None:
     assert {finding.attack: finding.summary for finding in report.fooled} == {}
     (tmp_path / "work" / "solution.py").write_text(source)
     assert _reward(_task("add_all"), source, tmp_path / "work") == 1.0
+
+
+REFUSED = {"sentence_after", "trailing_period_inside_slot", "answer_case_swapped"}
+"""what falsepass calls right, and an answer that is compared whole is not: more words, a full stop, other letters"""
+BLANKS = {"surrounding_whitespace", "crlf_line_endings", "padding_inside_slot"}
+"""right where a text is submitted; where a function returns it, it is another text"""
+
+
+@pytest.mark.parametrize(
+    ("graded", "examples", "refused"), [("submitted", 12, REFUSED), ("returned", 3, REFUSED | BLANKS)]
+)
+def test_falsepass_no_wrong_completion_is_paid(
+    graded: str, examples: int, refused: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # falsepass changes it
+    tasks = make_tasks(levels=[1], n=examples, seed=1, split=Split.TRAIN, views=["predict", "calculate"])
+    rows = [{"prompt": task.prompt, "answer": task.hidden.answer} for task in tasks if task.hidden]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rewards = Path(__file__).with_name("falsepass_rewards.py")
+    (tmp_path / "env.toml").write_text(
+        f"[env]\nid = 'nano'\nframework = 'reward'\ntask = {json.dumps(str(rewards))}\n"
+        f"dataset = {json.dumps(str(tmp_path / 'rows.jsonl'))}\nfunctions = ['{graded}']\n"
+    )
+    found = falsepass.run(tmp_path, n=examples, few=2, search_calls=30, search_examples=1, jobs=1)["results"]
+    wrong = [one for one in found if one["expected"] == "zero" and one["probe"] != "P12"]  # P12: the data set
+    assert len(wrong) > 20 * examples
+    assert [one for one in wrong if one["score"] != 0] == []
+    assert [one for one in found if one["errors"]] == []
+    right = {one["variant"]: one["score"] for one in found if one["probe"] in ("P1", "P2")}
+    assert right["reference"] == 1
+    assert {variant for variant, score in right.items() if score != 1} <= refused
+    assert all(one["passed"] for one in found if one["probe"] == "P11")  # the same twice

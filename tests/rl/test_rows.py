@@ -32,7 +32,8 @@ LITERAL = {
 
 def _read(folder: Path, *rows: Any) -> list[Task]:
     path = folder / "rows.jsonl"
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    lines = [row if isinstance(row, str | bytes) else json.dumps(row) for row in rows]
+    path.write_bytes(b"".join((x if isinstance(x, bytes) else x.encode()) + b"\n" for x in lines))
     return read_tasks(path)
 
 
@@ -92,6 +93,18 @@ def test_rows_of_several_kinds_share_a_file_and_come_back_as_tasks(tmp_path: Pat
         ({**PLAIN, "prompt": " "}, "prompt"),
         ({**PLAIN, "files": {"../x": ""}}, "files"),
         ({**PLAIN, "cases": [{"args": [1], "expected": float("nan")}]}, "cases"),
+        ({**PLAIN, "target": "../sol.py"}, "target"),
+        ({**PLAIN, "target": "./sol.py"}, "target"),
+        ({**PLAIN, "target": "/etc/sol.py"}, "target"),
+        ({**PLAIN, "entry_point": "not a name"}, "entry_point"),
+        ({**PLAIN, "entry_point": "lambda"}, "entry_point"),
+        ({"key": "k", "prompt": "p", "artifacts": ["../../sol.py"]}, "artifacts"),
+        ('{"id": "x", "id": "y"}', "id"),
+        ('{"id": "x", "prompt": "p", "cases": ' + "[" * 5000 + "]" * 5000 + "}", "row"),
+        ('{"id": "x", "prompt": "p", "cases": ' + "[" * 800 + "]" * 800 + "}", "row"),
+        ({"key": "k", "prompt": "p", "hidden": {"kind": "answer", "answer": float("inf")}}, "hidden"),
+        (b"{\xff\xfe}", "row"),
+        ({**SCRIPT, "target": "a/../../b"}, "target"),
         ({**SCRIPT, "tests": {"runner": "tox", "files": {}}}, "tests.runner"),
         ({**SCRIPT, "tests": {"runner": "pytest", "files": {}}}, "tests"),
         ({**LITERAL, "tests": {"runner": "literal"}}, "tests"),
@@ -101,3 +114,15 @@ def test_rows_of_several_kinds_share_a_file_and_come_back_as_tasks(tmp_path: Pat
 def test_a_malformed_row_is_refused_by_line_and_field(tmp_path: Path, row: Any, field: str) -> None:
     with pytest.raises(UsageError, match=rf"rows\.jsonl:2: {field}: "):
         _read(tmp_path, PLAIN, row)
+
+
+def test_a_reason_is_one_plain_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        _read(tmp_path, {**PLAIN, "cases": [{"args": [1]}]})
+    assert str(refused.value).endswith(": cases: case 0 lacks `expected`; null has to be written too")
+
+
+def test_a_name_is_read_as_python_reads_it(tmp_path: Path) -> None:
+    (task,) = _read(tmp_path, {**PLAIN, "entry_point": "\ufb01x_\u00b5"})  # a ligature, a micro sign
+    assert task.hidden is not None
+    assert task.hidden.entry_point == "fix_\u03bc"
