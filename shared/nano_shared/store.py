@@ -90,19 +90,13 @@ class LogStore:
 
         def work(connection: sa.Connection) -> None:
             journal.insert_run(connection, trajectory)
-            for turn in trajectory.turns:
-                journal.insert_turn(connection, trajectory.id, turn)
+            journal.insert_turns(connection, trajectory.id, trajectory.turns)
 
         self._database.write(work)
 
     def append_turn(self, run_id: str, turn: Turn) -> None:
         """Add the next turn. Raises LogError for an unknown or ended run, and for a turn out of order."""
-
-        def work(connection: sa.Connection) -> None:
-            journal.refuse_ended(connection, run_id)
-            journal.insert_turn(connection, run_id, turn)
-
-        self._database.write(work)
+        self._database.write(lambda connection: journal.append_turn(connection, run_id, turn))
 
     def finish(
         self,
@@ -135,8 +129,7 @@ class LogStore:
 
         def work(connection: sa.Connection) -> None:
             journal.insert_run(connection, trajectory)
-            for turn in trajectory.turns:
-                journal.insert_turn(connection, trajectory.id, turn)
+            journal.insert_turns(connection, trajectory.id, trajectory.turns)
             if trajectory.verdict is not None:
                 journal.insert_verdict(connection, trajectory.id, trajectory.verdict)
 
