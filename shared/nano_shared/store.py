@@ -26,7 +26,7 @@ from nano_shared.logged_run import LoggedRun, Merged, feedback_of, load_logged, 
 from nano_shared.rows import said_from
 from nano_shared.run_id import new_run_id
 from nano_shared.run_summary import RunSummary
-from nano_shared.types import Split, StopReason, Trajectory, Turn, Verdict
+from nano_shared.types import Split, StopReason, Task, Trajectory, Turn, Verdict
 
 __all__ = ["LogStore", "SqlResult", "new_run_id"]
 
@@ -190,6 +190,10 @@ class LogStore:
             return selection.load(connection, selection.resolve(connection, run, self.url))
 
         return self._database.read(work)
+
+    def task(self, run_id: str) -> Task:
+        """The task of a run, without the run. `run_id` is a whole id. Raises LogError for an unknown one."""
+        return self._database.read(lambda connection: selection.load_task(connection, run_id))
 
     def trajectories(
         self,
