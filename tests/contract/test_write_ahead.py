@@ -91,5 +91,5 @@ def test_a_disk_that_is_full_at_the_flush_is_explained(
 
     with LogStore.open(tmp_path / "log.db") as store:
         monkeypatch.setattr(write_ahead, "_flush", full)
-        with pytest.raises(LogError, match="no space left while writing .*log.db.*NANO_HOME"):
+        with pytest.raises(LogError, match=r"no space left while writing .*log\.db.*NANO_HOME"):
             store.begin(a_run())
