@@ -1,9 +1,10 @@
 """One database under load: admission of many runs, many writers, writers that are killed, and ingest.
 
-    python benchmarks/log_scale.py [--runs 100000] [--folder DIR] [--writers 16]
+    python benchmarks/log_scale.py [--runs 100000] [--folder DIR] [--keep] [--writers 16]
 
-Prints each figure against its bar. The runs have 3 turns of about 300 tokens, real ones of a tiny model: of
-50 that were scored, each is logged many times under other tasks and rewards. One in ten cannot train.
+Prints each figure against its bar, and the CPU time beside the time on the wall, since other programs and the
+disk decide about the latter. The runs have 3 turns of about 300 tokens, real ones of a tiny model: of 50 that
+were scored, each is logged many times under other tasks and rewards. One in ten cannot train.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import shutil
 import signal
 import sqlite3
@@ -22,14 +24,18 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from nano_shared import schema
+from nano_shared.logged_run import LoggedRun
 from nano_shared.rows import run_row, task_row, tool_call_rows, turn_row, verdict_row
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import StopReason, Trajectory
 
 PER_TASK = 8
+CPU = "cpu"
+"""begins the last line of a writer; the others begin with the id of a run"""
 BATCH = 500
 ADMIT_SECONDS, GROWTH_MB, TURNS_A_SECOND = 60.0, 32.0, 1000.0
 TEXTS = ("@read_file path=sums.py", "@edit_file path=sums.py line=2\n    return a + b", "@submit")
@@ -158,16 +164,23 @@ cli.main(["admit", "--log", log, "--model", model, "--fresh", "12", "--json"], s
 PEAK = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
 
 
-def admitted(log: Path, model: Path | None) -> tuple[float, float, dict[str, object]]:
-    """Seconds, peak memory in MB and the report: of `nano-rl admit`, or of the columns without a model."""
+def admitted(log: Path, model: Path | None) -> tuple[float, float, float, dict[str, object]]:
+    """Seconds on the wall and of CPU, peak memory in MB and the report: of `nano-rl admit`, or of the columns
+    without a model."""
     code = COMMAND if model else COLUMNS
-    started = time.monotonic()
+    started, before = time.monotonic(), _cpu_of_children()
     done = subprocess.run(
         [sys.executable, "-c", code + PEAK, str(log), *([str(model)] if model else [])],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
+    seconds, cpu = time.monotonic() - started, _cpu_of_children() - before
     report: dict[str, object] = json.loads(done.stdout)
-    return time.monotonic() - started, int(done.stderr.split()[-1]) / 1024, report
+    return seconds, cpu, int(done.stderr.split()[-1]) / 1024, report
+
+
+def _cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 # ------------------------------------------------------------------------------------ writers
@@ -178,6 +191,7 @@ def write(log: str, template: Trajectory, runs: int, told: str, ready: object, g
     with LogStore.open(log) as store, open(told, "a") as confirmed:
         ready.release()  # type: ignore[attr-defined]
         go.wait()  # type: ignore[attr-defined]
+        begun = time.process_time()
         for _ in range(runs):
             bare = {"id": new_run_id(), "turns": (), "stop": None, "ended": None, "verdict": None}
             run = template.model_copy(update={**bare, "started": time.time()})
@@ -186,12 +200,21 @@ def write(log: str, template: Trajectory, runs: int, told: str, ready: object, g
                 store.append_turn(run.id, turn)
                 print(run.id, turn.index, file=confirmed, flush=True)
             store.finish(run.id, stop=StopReason.FINISHED, ended=time.time())
+        print(CPU, time.process_time() - begun, file=confirmed)
 
 
-def writers(
-    log: Path, template: Trajectory, count: int, runs: int, *, kill: bool
-) -> tuple[float, list[tuple[str, int]]]:
-    """Seconds, and every turn that a writer was told is logged. `kill` ends them by SIGKILL halfway."""
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What writers did: seconds on the wall and of CPU (0 of those that were killed), and every turn that
+    one of them was told is logged."""
+
+    seconds: float
+    cpu: float
+    confirmed: list[tuple[str, int]]
+
+
+def writers(log: Path, template: Trajectory, count: int, runs: int, *, kill: bool) -> Written:
+    """`kill` ends them by SIGKILL, one after the other at random moments, while the others go on."""
     context = multiprocessing.get_context("spawn")
     ready, go = context.Semaphore(0), context.Event()
     told = [log.parent / f"told-{kill}-{count}-{number}" for number in range(count)]
@@ -214,39 +237,49 @@ def writers(
     for process in processes:
         process.join()
     seconds = time.monotonic() - started
-    return seconds, [turn for path in told if path.exists() for turn in _lines(path)]
+    lines = [line.split() for path in told if path.exists() for line in _lines(path)]
+    return Written(
+        seconds=seconds,
+        cpu=sum(float(spent) for name, spent in lines if name == CPU),
+        confirmed=[(run, int(turn)) for run, turn in lines if run != CPU],
+    )
 
 
-def _lines(path: Path) -> Iterator[tuple[str, int]]:
-    for line in path.read_text().splitlines(keepends=True):
-        if line.endswith("\n"):
-            run, turn = line.split()
-            yield run, int(turn)
+def _lines(path: Path) -> Iterator[str]:
+    """But for one that its writer did not live to end."""
+    return (line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n"))
 
 
-def missing(log: Path, confirmed: list[tuple[str, int]]) -> tuple[int, int, str]:
-    """Confirmed turns that are not there, runs with a gap, and what SQLite thinks of the file."""
+def missing(log: Path, template: Trajectory, confirmed: list[tuple[str, int]]) -> tuple[int, int, str]:
+    """Confirmed turns that are not there, runs that are not a whole beginning of what was written, and what
+    SQLite thinks of the file."""
+    turns, held, broken = template.turns, set[tuple[str, int]](), 0
+    with LogStore.open(log) as store:
+        for run in store.trajectories():
+            broken += run.turns != turns[: len(run.turns)] or (run.stop is not None and run.turns != turns)
+            held |= {(run.id, turn.index) for turn in run.turns}
     with closing(sqlite3.connect(log)) as connection:
-        held = set(connection.execute("SELECT run_id, turn FROM log_turns"))
-        gaps = (
-            "SELECT count(*) FROM (SELECT 1 FROM log_turns GROUP BY run_id HAVING max(turn) + 1 != count(*))"
-        )
-        (broken,) = connection.execute(gaps).fetchone()
         (sound,) = connection.execute("PRAGMA integrity_check").fetchone()
     return len([turn for turn in confirmed if turn not in held]), broken, sound
 
 
-def ingest(log: Path, template: Trajectory, runs: int) -> float:
-    """Turns a second of finished runs that are added whole, as imports and remote rollouts are."""
+def ingest(log: Path, template: Trajectory, runs: int) -> tuple[float, float]:
+    """Turns a second on the wall and of CPU, of finished runs that are added as `log import` adds them."""
+
+    def finished() -> Iterator[LoggedRun]:
+        for number in range(runs):
+            run = template.model_copy(update={"id": f"whole-{number:09d}", "started": float(number)})
+            yield LoggedRun(trajectory=run, verdicts=(run.verdict,) if run.verdict else ())
+
     with LogStore.open(log) as store:
-        started = time.monotonic()
-        for _ in range(runs):
-            store.append(template.model_copy(update={"id": new_run_id(), "started": time.time()}))
-        return runs * len(template.turns) / (time.monotonic() - started)
+        started, begun = time.monotonic(), time.process_time()
+        store.merge(finished)
+        turns = runs * len(template.turns)
+        return turns / (time.monotonic() - started), turns / (time.process_time() - begun)
 
 
 def bar(name: str, value: str, holds: bool, wanted: str) -> bool:
-    print(f"{name:<42} {value:>26}   {wanted:<20} {'holds' if holds else 'MISSED'}", flush=True)
+    print(f"{name:<38} {value:>34}   {wanted:<20} {'holds' if holds else 'MISSED'}", flush=True)
     return holds
 
 
@@ -256,22 +289,25 @@ def main() -> int:
     asked.add_argument("--writers", type=int, default=16)
     asked.add_argument("--writer-runs", type=int, default=20)
     asked.add_argument("--folder", type=Path, help="where the databases are made; default: a temporary one")
+    asked.add_argument("--keep", action="store_true", help="leave the databases and the tiny model there")
     given = asked.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="log-scale-", dir=given.folder))
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; {given.runs} runs", flush=True)
     try:
         return measure(folder, given.runs, given.writers, given.writer_runs)
     finally:
-        shutil.rmtree(folder)
+        if given.keep:
+            print(f"kept: {folder}")
+        else:
+            shutil.rmtree(folder)
 
 
 def measure(folder: Path, count: int, processes: int, each: int) -> int:
     runs = pool(folder)
     held = [*_admission(folder, runs, count), *_writing(folder, runs[0], processes, each)]
-    rate = ingest(folder / "whole.db", runs[0], max(count // 100, 200))
-    held.append(
-        bar("ingest of whole runs, one process", f"{rate:.0f} turns/s", rate >= TURNS_A_SECOND, _RATE)
-    )
+    rate, of_cpu = ingest(folder / "whole.db", runs[0], max(count // 10, 500))
+    told = f"{rate:.0f} turns/s, {of_cpu:.0f} per CPU s"
+    held.append(bar("ingest of whole runs, one process", told, rate >= TURNS_A_SECOND, _RATE))
     return 0 if all(held) else 1
 
 
@@ -284,9 +320,9 @@ def _admission(folder: Path, runs: list[Trajectory], count: int) -> Iterator[boo
         fill(log, runs, size)
     print(f"database of {large.stat().st_size / 2**20:.0f} MB", flush=True)
     for name, model in (("columns alone", None), ("with a tiny model", folder / "model")):
-        _, before, _ = admitted(small, model)
-        seconds, peak, report = admitted(large, model)
-        told = f"{seconds:.1f} s, {peak:.0f} MB"
+        _, _, before, _ = admitted(small, model)
+        seconds, cpu, peak, report = admitted(large, model)
+        told = f"{seconds:.1f} s, CPU {cpu:.1f} s, {peak:.0f} MB"
         yield bar(f"admit, {name}", told, seconds < ADMIT_SECONDS, f"under {ADMIT_SECONDS:.0f} s")
         more = peak - before
         wanted = f"under {GROWTH_MB:.0f} MB more"
@@ -296,17 +332,20 @@ def _admission(folder: Path, runs: list[Trajectory], count: int) -> Iterator[boo
 
 def _writing(folder: Path, template: Trajectory, processes: int, each: int) -> Iterator[bool]:
     log = folder / "written.db"
-    seconds, confirmed = writers(log, template, processes, each, kill=False)
-    lost, _, sound = missing(log, confirmed)
-    whole = len(confirmed) == processes * each * len(template.turns) and sound == "ok"
-    told = f"{lost} lost of {len(confirmed)}"
-    yield bar(f"{processes} writers, turn by turn", told, lost == 0 and whole, "none lost")
-    rate = len(confirmed) / seconds
-    yield bar("  ingest, all together", f"{rate:.0f} turns/s", rate >= TURNS_A_SECOND, _RATE)
+    written = writers(log, template, processes, each, kill=False)
+    lost, broken, sound = missing(log, template, written.confirmed)
+    turns = len(written.confirmed)
+    whole = turns == processes * each * len(template.turns) and not broken and sound == "ok"
+    yield bar(
+        f"{processes} writers, turn by turn", f"{lost} lost of {turns}", lost == 0 and whole, "none lost"
+    )
+    rate = turns / written.seconds
+    told = f"{rate:.0f} turns/s, {turns / written.cpu:.0f} per CPU s"
+    yield bar("  ingest, all together", told, rate >= TURNS_A_SECOND, _RATE)
     log = folder / "killed.db"
-    _, confirmed = writers(log, template, processes, _ENDLESS, kill=True)
-    lost, broken, sound = missing(log, confirmed)
-    told = f"{lost} lost of {len(confirmed)}, {broken} gaps"
+    killed = writers(log, template, processes, _ENDLESS, kill=True)
+    lost, broken, sound = missing(log, template, killed.confirmed)
+    told = f"{lost} lost of {len(killed.confirmed)}, {broken} broken"
     yield bar(f"{processes} writers, SIGKILL", told, not lost and not broken and sound == "ok", "consistent")
 
 

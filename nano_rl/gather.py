@@ -13,6 +13,7 @@ from nano_rl.credit import has_signal
 from nano_rl.curriculum import Curriculum
 from nano_rl.group import Group, form_groups
 from nano_rl.log_pairs import pair_of
+from nano_rl.logged_group import LoggedGroup, LoggedTasks, members_of
 from nano_rl.order import Order
 from nano_rl.preference_pairs import PreferencePair
 from nano_rl.replay_buffer import ReplayBuffer
@@ -28,7 +29,7 @@ class Sources:
     """Where groups come from: tasks to roll out afresh, logged groups, or both."""
 
     tasks: tuple[Task, ...] = ()
-    logged: tuple[Group, ...] = ()
+    logged: tuple[Group | LoggedGroup, ...] = ()
     born: Mapping[str, int] = field(default_factory=dict)
     """logged run -> version of the policy that sampled it, where its turns do not say it (`lineage.py`)"""
     learned_from: frozenset[str] = frozenset()
@@ -41,8 +42,8 @@ class Sources:
     """chooses among `tasks` by their success so far; None takes them in turn"""
 
     @property
-    def every_task(self) -> tuple[Task, ...]:
-        return self.tasks or tuple(g.trajectories[0].task for g in self.logged) or self._of_rest
+    def every_task(self) -> Sequence[Task]:
+        return self.tasks or LoggedTasks(self.logged) or self._of_rest
 
     @property
     def _of_rest(self) -> tuple[Task, ...]:
@@ -60,7 +61,7 @@ class Sources:
     def logged_runs(self) -> dict[str, Any]:
         """What was taken of the log, by ids, to be found again by `only`."""
         return {
-            "groups": [[t.id for t in group.trajectories] for group in self.logged],
+            "groups": [[member.id for member in group.members] for group in self.logged],
             "born": dict(self.born),
             "learned_from": sorted(self.learned_from),
             "rest": [t.id for t in self.rest],
@@ -73,31 +74,41 @@ class Sources:
         Raises CheckpointError where one of them is gone.
         """
         runs: Sequence[Sequence[str]] = taken["groups"]
-        by_id = {t.id: t for group in self.logged for t in group.trajectories}
-        missing = [run for group in runs for run in group if run not in by_id]
+        group_of = members_of(self.logged)
+        missing = [run for group in runs for run in group if run not in group_of]
         if missing:
             raise CheckpointError(
                 f"the training began with {sum(map(len, runs))} logged runs, of which the log admits"
                 f" {len(missing)} no longer ({missing[0]} is one); use the same log, or another --name"
             )
-        groups = ([by_id[run] for run in group] for group in runs)
         rest = {t.id: t for t in self.rest}
-        known = {**by_id, **rest}
         gone = [run for run in taken["rest"] if run not in rest]
-        gone += [run for pair in taken["pairs"] for run in pair if run not in known]
+        gone += [run for pair in taken["pairs"] for run in pair if run not in rest and run not in group_of]
         if gone:
             raise CheckpointError(
                 f"the training began with runs to imitate or compare of which the log gives {len(gone)} no"
                 f" longer ({gone[0]} is one); use the same log, or another --name"
             )
+
+        def whole(run: str) -> Trajectory:
+            if run in rest:
+                return rest[run]
+            group = group_of[run].only([run]).load()
+            if group is None:
+                raise CheckpointError(
+                    f"run {run}, which the training compares, is damaged in the log by now; put the log back,"
+                    " or give another --name"
+                )
+            return group.trajectories[0]
+
         return replace(
             self,
-            logged=tuple(Group(task_key=g[0].task.key, trajectories=tuple(g)) for g in groups),
+            logged=tuple(group_of[group[0]].only(group) for group in runs),
             born=taken["born"],
             learned_from=frozenset(taken["learned_from"]),
             rest=tuple(rest[run] for run in taken["rest"]),
             # a log that grew would be paired otherwise
-            pairs=tuple(p for one, other in taken["pairs"] if (p := pair_of(known[one], known[other]))),
+            pairs=tuple(p for one, other in taken["pairs"] if (p := pair_of(whole(one), whole(other)))),
         )
 
 
@@ -114,6 +125,8 @@ class Gathered:
     """logged runs that later steps may take"""
     too_old: int = 0
     """logged runs that were never taken and have become too old"""
+    damaged: int = 0
+    """logged runs whose tokens, when they were to be taken, were not what their texts and template say"""
     from_logs: bool = False
     exhausted: bool = False
     """the logs had runs, and have none left to begin a step with"""
@@ -124,7 +137,8 @@ class Gathered:
     @property
     def metrics(self) -> dict[str, float]:
         """`refill_rounds` and `refill_groups`; of logs `logged_runs`, `fresh_runs`, `log_share` (logged ones
-        of all), `log_left`, `too_old`, and `age_mean` and `age_max` of the logged ones, in updates."""
+        of all), `log_left`, `too_old`, `log_damaged`, and `age_mean` and `age_max` of the logged ones, in
+        updates."""
         values = {"refill_rounds": float(self.refill_rounds), "refill_groups": float(self.refill_groups)}
         if not self.from_logs:
             return values
@@ -135,6 +149,7 @@ class Gathered:
             "log_share": len(self.logged) / max(1, runs),
             "log_left": float(self.left),
             "too_old": float(self.too_old),
+            "log_damaged": float(self.damaged),
         }
         ages = [self.version - born for born in self.logged.values()]
         return {**values, "age_mean": sum(ages) / len(ages), "age_max": float(max(ages))} if ages else values
@@ -232,6 +247,7 @@ class Gatherer:
             version=version,
             left=self._buffer.left(version),
             too_old=self._buffer.too_old(version),
+            damaged=len(self._buffer.damaged),
             from_logs=True,
             exhausted=bool(self._sources.logged) and not groups,
         )
@@ -243,7 +259,7 @@ class Gatherer:
         others = self._order.draw(self._config.prompts_per_step - len(drawn), taken=keys)
         held = {group.task_key: group for group in drawn if not group.forked}
         bare = [self._sources.logged[place] for place in others]
-        tasks = [group.trajectories[0].task for group in (*held.values(), *bare) if not group.forked]
+        tasks = [group.task for group in (*held.values(), *bare) if not group.forked]
         missing = {
             task.key: self._config.group_size - len(held[task.key].trajectories if task.key in held else ())
             for task in tasks

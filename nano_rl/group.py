@@ -5,10 +5,24 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nano_rl.advantage import is_dead
-from nano_shared import Finish, Trajectory
+from nano_shared import Finish, Task, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """What choosing among the runs of a group needs to know of one."""
+
+    id: str
+    started: float
+    version: int
+    """the one that its oldest turn names"""
+    reward: float
+    """NaN where there is none, or where the failure was not the policy's"""
+    log: int = 0
+    """place of its log among those that are read"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +60,27 @@ class Group:
         return tuple(_reward(t) for t in self.trajectories)
 
     @property
+    def members(self) -> tuple[Member, ...]:
+        """[G]"""
+        return tuple(
+            Member(id=t.id, started=t.started, version=sampled_by(t), reward=_reward(t))
+            for t in self.trajectories
+        )
+
+    @property
+    def task(self) -> Task:
+        return self.trajectories[0].task
+
+    def only(self, runs: Sequence[str]) -> Group:
+        """The group with these of its runs alone, in that order."""
+        by_id = {t.id: t for t in self.trajectories}
+        return replace(self, trajectories=tuple(by_id[run] for run in runs))
+
+    def load(self) -> Group:
+        """Itself: all that it holds is in memory (`LoggedGroup.load`)."""
+        return self
+
+    @property
     def policy_versions(self) -> tuple[int, ...]:
         """Policy versions that sampled any turn of the group, ascending."""
         versions = {turn.completion.policy_version for t in self.trajectories for turn in t.turns}
@@ -65,6 +100,11 @@ class Group:
     def dead(self) -> bool:
         """Whether no rollout differs from another, so that every advantage is 0."""
         return is_dead(self.rewards_G)
+
+
+def sampled_by(run: Trajectory) -> int:
+    """The version that the oldest turn of a run names."""
+    return min((turn.completion.policy_version for turn in run.turns), default=0)
 
 
 def form_groups(trajectories: Iterable[Trajectory]) -> list[Group]:

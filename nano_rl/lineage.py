@@ -20,6 +20,7 @@ from nano_coder.runtime import OpenedWeights, weights_id
 from nano_rl.used import USED, read_used
 from nano_shared.checkpoint import MANIFEST, Manifest, checkpoints_dir, read_checkpoint, resolve_checkpoint
 from nano_shared.errors import CheckpointError, UsageError
+from nano_shared.facts import RunFacts
 from nano_shared.types import Trajectory
 
 _GENERATIONS = 1000
@@ -58,17 +59,24 @@ class Lineage:
     def version(self) -> int:
         return self.stops[0].version
 
-    def born(self, run: Trajectory) -> int | None:
+    def born(self, run: Trajectory | RunFacts) -> int | None:
         """The version of the policy that sampled the oldest turn, as a place on the way; None where it is
         not known. It may be negative: weights that are farther away than the way is long."""
         stops = {stop.id: stop for stop in self.stops}
         places = []
-        for turn in run.turns:
-            stop = stops.get(turn.completion.policy_id)
+        for policy, version in _samplers(run):
+            stop = stops.get(policy)
             if stop is None:
                 return None
-            places.append(stop.place(run.id, turn.completion.policy_version))
+            places.append(stop.place(run.id, version))
         return min(places, default=None)
+
+
+def _samplers(run: Trajectory | RunFacts) -> Iterator[tuple[str, int]]:
+    """Policy and version of each turn."""
+    if isinstance(run, RunFacts):
+        return ((turn.policy_id, turn.policy_version) for turn in run.turns)
+    return ((turn.completion.policy_id, turn.completion.policy_version) for turn in run.turns)
 
 
 def lineage(opened: OpenedWeights) -> Lineage:

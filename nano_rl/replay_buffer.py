@@ -1,24 +1,19 @@
 """The logged runs that a training still has to learn from, by task, and what each step takes of them.
 
 A run is taken as often as `uses` says, the youngest of its task first; one that has become older than the
-bound on staleness is dropped. What was taken is part of the training's state.
+bound on staleness is dropped, and so is one whose tokens turn out to be damaged when it is taken. What was
+taken is part of the training's state.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from random import Random
 from typing import Any
 
-from nano_rl.group import Group
-from nano_shared.types import Trajectory
-
-
-def sampled_by(run: Trajectory) -> int:
-    """The version that the oldest turn of a run names."""
-    return min((turn.completion.policy_version for turn in run.turns), default=0)
+from nano_rl.group import Group, Member
+from nano_rl.logged_group import LoggedGroup
 
 
 class ReplayBuffer:
@@ -26,7 +21,7 @@ class ReplayBuffer:
 
     def __init__(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[Group | LoggedGroup],
         *,
         uses: int | None,
         max_staleness: int | None,
@@ -38,10 +33,13 @@ class ReplayBuffer:
         line; `learned_from` are runs that the policy has learned from once before. `uses` None is any
         number."""
         self._groups = {group.task_key: group for group in groups}
+        self._members = {key: group.members for key, group in self._groups.items()}
         self._limit, self._max_staleness, self._seed = uses, max_staleness, seed
         told = born or {}
-        self.born = {t.id: told.get(t.id, sampled_by(t)) for g in groups for t in g.trajectories}
+        self.born = {m.id: told.get(m.id, m.version) for of in self._members.values() for m in of}
         """version of the policy that sampled each run"""
+        self.damaged: set[str] = set()
+        """runs that were to be taken, and had tokens that cannot be trained on"""
         self._uses = {run: 1 for run in self.born if run in learned_from}
         self._round = -1
         self._queue: list[str] = []
@@ -63,7 +61,8 @@ class ReplayBuffer:
             runs = self._left_of(key, version)
             if runs:
                 take = math.ceil(len(runs) / math.ceil(len(runs) / most)) if even else most
-                drawn.append(replace(self._groups[key], trajectories=tuple(runs[:take])))
+                group = self._loaded(key, [run.id for run in runs[:take]])
+                drawn += [group] if group else []
         self._queue = [*passed, *self._queue]
         for group in drawn:
             for run in group.trajectories:
@@ -72,19 +71,25 @@ class ReplayBuffer:
 
     def left(self, version: int) -> int:
         """Runs that may still be taken at that version of the policy, each counted once."""
-        return sum(len(self._left_of(key, version)) for key in self._groups)
+        return sum(self._may(run) and self._young(run, version) for run in self.born)
 
     def too_old(self, version: int) -> int:
         """Runs that were not taken as often as they might, and have become too old."""
         return sum(self._may(run) and not self._young(run, version) for run in self.born)
 
     def state(self) -> dict[str, Any]:
-        return {"round": self._round, "queue": list(self._queue), "uses": dict(self._uses)}
+        return {
+            "round": self._round,
+            "queue": list(self._queue),
+            "uses": dict(self._uses),
+            "damaged": sorted(self.damaged),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state()` over the same runs and seed."""
         self._round, self._queue = int(state["round"]), [str(key) for key in state["queue"]]
         self._uses = {str(run): int(count) for run, count in state["uses"].items()}
+        self.damaged = set(state.get("damaged", ()))
 
     def _next_round(self, version: int, passed: Sequence[str], drawn: Sequence[Group]) -> bool:
         """Put the tasks that have runs left into a new order; False where all of them are drawn already."""
@@ -97,12 +102,19 @@ class ReplayBuffer:
         self._queue = keys
         return True
 
-    def _left_of(self, key: str, version: int) -> list[Trajectory]:
-        runs = [t for t in self._groups[key].trajectories if self._may(t.id) and self._young(t.id, version)]
-        return sorted(runs, key=lambda t: (self._uses.get(t.id, 0), -self.born[t.id], -t.started, t.id))
+    def _loaded(self, key: str, runs: Sequence[str]) -> Group | None:
+        """These runs whole, without those whose tokens are damaged; None where all of them are."""
+        group = self._groups[key].only(runs).load()
+        self.damaged |= set(runs) - {run.id for run in group.trajectories} if group else set(runs)
+        return group
+
+    def _left_of(self, key: str, version: int) -> list[Member]:
+        runs = [m for m in self._members[key] if self._may(m.id) and self._young(m.id, version)]
+        return sorted(runs, key=lambda m: (self._uses.get(m.id, 0), -self.born[m.id], -m.started, m.id))
 
     def _may(self, run: str) -> bool:
-        return self._limit is None or self._uses.get(run, 0) < self._limit
+        used_up = self._limit is not None and self._uses.get(run, 0) >= self._limit
+        return not used_up and run not in self.damaged
 
     def _young(self, run: str, version: int) -> bool:
         return self._max_staleness is None or version - self.born[run] <= self._max_staleness

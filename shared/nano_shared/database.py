@@ -15,10 +15,11 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
 
 from nano_shared.errors import LogError
-from nano_shared.full_disk import WAY_OUT
+from nano_shared.full_disk import WAY_OUT, full_disk_explained
 from nano_shared.home import nano_home
 from nano_shared.schema import HEAD, VERSION_TABLE
 from nano_shared.views import create_views, drop_views
+from nano_shared.write_ahead import WriteAhead
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ _EXPLANATIONS = {
 class Database:
     """One engine. Writes are short transactions that lock at their beginning, so that none can fail midway.
 
-    SQLite runs in WAL with synchronous=FULL: a committed turn survives kill -9, and a power cut.
+    A write that has returned survives kill -9, and a power cut (`write_ahead.py`).
     """
 
     def __init__(self, engine: sa.Engine) -> None:
@@ -49,6 +50,7 @@ class Database:
         self.name = _name(engine.url)
         # Threads of one process queue here rather than in SQLite's busy handler, which polls and is unfair.
         self._turnstile = threading.Lock() if self.is_sqlite else nullcontext()
+        self._write_ahead = WriteAhead(Path(self.name)) if self.is_sqlite else None
 
     @property
     def folder(self) -> Path:
@@ -77,6 +79,9 @@ class Database:
         )
         with explained(self.name):
             result: T = retrying(self._write_once, work)
+            if self._write_ahead is not None:
+                with full_disk_explained(Path(self.name)):
+                    self._write_ahead.flush()
             return result
 
     def _write_once(self, work: Callable[[sa.Connection], T]) -> T:
@@ -161,8 +166,10 @@ def _engine(url: sa.URL) -> sa.Engine:
 def _on_connect(dbapi_connection: Any, _record: Any) -> None:
     # The driver would begin transactions late and commit before DDL: we begin them ourselves.
     dbapi_connection.isolation_level = None
-    for pragma in ("foreign_keys=ON", "synchronous=FULL"):
-        dbapi_connection.execute(f"PRAGMA {pragma}")
+    dbapi_connection.execute("PRAGMA foreign_keys=ON")
+    (mode,) = dbapi_connection.execute("PRAGMA journal_mode").fetchone()
+    # Without a write-ahead log (a new file, a file system without shared memory) nothing else would be safe.
+    dbapi_connection.execute(f"PRAGMA synchronous={'NORMAL' if mode == 'wal' else 'FULL'}")
 
 
 def _on_begin(connection: sa.Connection) -> None:
@@ -233,6 +240,7 @@ def _upgrade(database: Database) -> None:
         # Persistent, and not possible inside a transaction.
         with database.engine.connect() as connection:
             connection.connection.driver_connection.execute("PRAGMA journal_mode=WAL")  # type: ignore[union-attr]
+        database.engine.dispose()  # connections look at the mode when they are made
     database.write(migrate)
 
 

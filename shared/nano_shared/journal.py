@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,19 +18,25 @@ from nano_shared.types import StopReason, Task, Trajectory, Turn, Verdict
 
 HINT = "see `nano-coder log list`"
 
+# Made once: a statement remembers what SQLAlchemy works out of it, which costs more than SQLite's own work.
+_RUN = sa.bindparam("run", type_=schema.runs.c.id.type)
+_RUN_IS_THERE = sa.select(sa.literal(1)).where(schema.runs.c.id == _RUN)
+_TASK_IS_THERE = sa.select(sa.literal(1)).where(schema.tasks.c.id == sa.bindparam("task"))
+_TURNS_HELD = sa.select(sa.func.count()).where(schema.turns.c.run_id == _RUN)
+_STOP = sa.select(schema.runs.c.id, schema.runs.c.stop).where(schema.runs.c.id == _RUN).with_for_update()
+_ADD_RUN, _ADD_TURN, _ADD_CALL = (table.insert() for table in (schema.runs, schema.turns, schema.tool_calls))
+
 
 def insert_run(connection: sa.Connection, trajectory: Trajectory) -> None:
     task_id = insert_task(connection, trajectory.task)
-    taken = sa.select(sa.literal(1)).where(schema.runs.c.id == trajectory.id)
-    if connection.scalar(taken) is not None:
+    if connection.scalar(_RUN_IS_THERE, {"run": trajectory.id}) is not None:
         raise LogError(f"run {trajectory.id} is already in the log; {HINT}")
-    connection.execute(schema.runs.insert(), run_row(trajectory, task_id))
+    connection.execute(_ADD_RUN, run_row(trajectory, task_id))
 
 
 def insert_task(connection: sa.Connection, task: Task) -> str:
     row = task_row(task)
-    known = sa.select(sa.literal(1)).where(schema.tasks.c.id == row["id"])
-    if connection.scalar(known) is None:
+    if connection.scalar(_TASK_IS_THERE, {"task": row["id"]}) is None:
         try:
             with connection.begin_nested():
                 connection.execute(schema.tasks.insert(), row)
@@ -37,15 +45,25 @@ def insert_task(connection: sa.Connection, task: Task) -> str:
     return str(row["id"])
 
 
-def insert_turn(connection: sa.Connection, run_id: str, turn: Turn) -> None:
-    count = sa.select(sa.func.count()).where(schema.turns.c.run_id == run_id)
-    expected = connection.scalar(count)
-    if turn.index != expected:
-        raise LogError(f"run {run_id} holds {expected} turns, so turn {turn.index} cannot be its next")
-    connection.execute(schema.turns.insert(), turn_row(run_id, turn))
-    rows = tool_call_rows(run_id, turn)
-    if rows:
-        connection.execute(schema.tool_calls.insert(), rows)
+def insert_turns(connection: sa.Connection, run_id: str, turns: Sequence[Turn], *, held: int = 0) -> None:
+    """Add turns to a run that holds `held`. Raises LogError for one that is out of order."""
+    for expected, turn in enumerate(turns, held):
+        if turn.index != expected:
+            raise LogError(f"run {run_id} holds {expected} turns, so turn {turn.index} cannot be its next")
+    rows = [turn_row(run_id, turn) for turn in turns]
+    calls = [row for turn in turns for row in tool_call_rows(run_id, turn)]
+    # One statement for all rows of one shape: a turn without tokens leaves their columns out.
+    for _, alike in groupby(rows, key=len):
+        connection.execute(_ADD_TURN, list(alike))
+    if calls:
+        connection.execute(_ADD_CALL, calls)
+
+
+def append_turn(connection: sa.Connection, run_id: str, turn: Turn) -> None:
+    """Add the next turn. Raises LogError for an unknown or ended run, and for a turn out of order."""
+    refuse_ended(connection, run_id)  # and then count: it locks the run where the database locks rows
+    held = connection.scalar(_TURNS_HELD, {"run": run_id}) or 0
+    insert_turns(connection, run_id, (turn,), held=held)
 
 
 def insert_verdict(connection: sa.Connection, run_id: str, verdict: Verdict) -> None:
@@ -87,10 +105,7 @@ def stop_of(connection: sa.Connection, run_id: str) -> StopReason | None:
 
     Locks the run's row where the database locks rows, so that writers of one run take turns.
     """
-    query = (
-        sa.select(schema.runs.c.id, schema.runs.c.stop).where(schema.runs.c.id == run_id).with_for_update()
-    )
-    row = connection.execute(query).one_or_none()
+    row = connection.execute(_STOP, {"run": run_id}).one_or_none()
     if row is None:
         raise LogError(f"no run {run_id!r} in the log; {HINT}")
     return None if row.stop is None else StopReason(row.stop)

@@ -75,8 +75,7 @@ def merge_run(connection: sa.Connection, run: LoggedRun, merged: Merged) -> None
     exists = sa.select(sa.literal(1)).where(schema.runs.c.id == trajectory.id)
     if connection.scalar(exists) is None:
         journal.insert_run(connection, trajectory)
-        for turn in trajectory.turns:
-            journal.insert_turn(connection, trajectory.id, turn)
+        journal.insert_turns(connection, trajectory.id, trajectory.turns)
         merged.added += 1
         _append(connection, trajectory.id, run.verdicts, run.feedback)
         return

@@ -15,7 +15,7 @@ from nano_shared.errors import LogError
 from nano_shared.journal import HINT
 from nano_shared.rows import trajectory_from
 from nano_shared.run_summary import RunSummary
-from nano_shared.types import Split, Trajectory
+from nano_shared.types import Split, Task, Trajectory
 
 _AMBIGUOUS_SHOWN = 3
 _PAGE = 500
@@ -77,6 +77,18 @@ def load(connection: sa.Connection, run_id: str) -> Trajectory:
         raise LogError(
             f"run {run_id} is damaged in the log ({cause}); `nano-coder log verify {run_id}` says more"
         ) from damage
+
+
+def load_task(connection: sa.Connection, run_id: str) -> Task:
+    """Raises LogError for an unknown run, and for a task whose row is damaged."""
+    query = sa.select(schema.tasks.c.body).join(schema.runs).where(schema.runs.c.id == run_id)
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        raise LogError(f"no run {run_id!r} in the log; {HINT}")
+    try:
+        return Task.model_validate(row.body)
+    except ValueError as damage:
+        raise LogError(f"the task of run {run_id} is damaged in the log ({damage})") from damage
 
 
 def select_ids(

@@ -26,7 +26,7 @@ from nano_shared.logged_run import LoggedRun, Merged, feedback_of, load_logged, 
 from nano_shared.rows import said_from
 from nano_shared.run_id import new_run_id
 from nano_shared.run_summary import RunSummary
-from nano_shared.types import Split, StopReason, Trajectory, Turn, Verdict
+from nano_shared.types import Split, StopReason, Task, Trajectory, Turn, Verdict
 
 __all__ = ["LogStore", "SqlResult", "new_run_id"]
 
@@ -90,19 +90,13 @@ class LogStore:
 
         def work(connection: sa.Connection) -> None:
             journal.insert_run(connection, trajectory)
-            for turn in trajectory.turns:
-                journal.insert_turn(connection, trajectory.id, turn)
+            journal.insert_turns(connection, trajectory.id, trajectory.turns)
 
         self._database.write(work)
 
     def append_turn(self, run_id: str, turn: Turn) -> None:
         """Add the next turn. Raises LogError for an unknown or ended run, and for a turn out of order."""
-
-        def work(connection: sa.Connection) -> None:
-            journal.refuse_ended(connection, run_id)
-            journal.insert_turn(connection, run_id, turn)
-
-        self._database.write(work)
+        self._database.write(lambda connection: journal.append_turn(connection, run_id, turn))
 
     def finish(
         self,
@@ -135,8 +129,7 @@ class LogStore:
 
         def work(connection: sa.Connection) -> None:
             journal.insert_run(connection, trajectory)
-            for turn in trajectory.turns:
-                journal.insert_turn(connection, trajectory.id, turn)
+            journal.insert_turns(connection, trajectory.id, trajectory.turns)
             if trajectory.verdict is not None:
                 journal.insert_verdict(connection, trajectory.id, trajectory.verdict)
 
@@ -197,6 +190,10 @@ class LogStore:
             return selection.load(connection, selection.resolve(connection, run, self.url))
 
         return self._database.read(work)
+
+    def task(self, run_id: str) -> Task:
+        """The task of a run, without the run. `run_id` is a whole id. Raises LogError for an unknown one."""
+        return self._database.read(lambda connection: selection.load_task(connection, run_id))
 
     def trajectories(
         self,

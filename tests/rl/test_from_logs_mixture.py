@@ -99,7 +99,7 @@ def test_what_policy_gradients_may_not_use_is_imitated_and_compared_in_the_same_
     assert rows[0]["preference_margin"] == 0
     assert rows[-1]["preference_margin"] != 0
     used = set(loop.used)
-    assert {run.id for group in held.groups for run in group.trajectories} <= used
+    assert {run.id for group in held.groups for run in group.members} <= used
     assert {pair.chosen_run for pair in held.pairs} <= used
 
     told = learned_from(rows)

@@ -47,8 +47,7 @@ def _rewrite(connection: sa.Connection, run: Trajectory, redactor: Redactor, kno
     connection.execute(schema.runs.update().where(schema.runs.c.id == run.id).values(**row))
     for table in (schema.tool_calls, schema.turns):
         connection.execute(table.delete().where(table.c.run_id == run.id))
-    for turn in run.turns:
-        journal.insert_turn(connection, run.id, turn)
+    journal.insert_turns(connection, run.id, run.turns)
     left = sa.select(sa.literal(1)).where(schema.runs.c.task_id == old_task).limit(1)
     if connection.scalar(left) is None:
         connection.execute(schema.tasks.delete().where(schema.tasks.c.id == old_task))
