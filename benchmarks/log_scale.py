@@ -287,7 +287,7 @@ def main() -> int:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     asked.add_argument("--runs", type=int, default=100_000)
     asked.add_argument("--writers", type=int, default=16)
-    asked.add_argument("--writer-runs", type=int, default=20)
+    asked.add_argument("--writer-runs", type=int, default=100)
     asked.add_argument("--folder", type=Path, help="where the databases are made; default: a temporary one")
     asked.add_argument("--keep", action="store_true", help="leave the databases and the tiny model there")
     given = asked.parse_args()
