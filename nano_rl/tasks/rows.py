@@ -176,7 +176,12 @@ def read_row(line: str) -> Task:
         kind = OpenRow if "tests" in row else PlainRow
     with refusing_invalid():
         value: Task | PlainRow | OpenRow = kind.model_validate_json(line)
-        return value if isinstance(value, Task) else value.task()
+        if not isinstance(value, Task):
+            return value.task()
+    for name in value.artifacts:
+        if not name or name.startswith("/") or "\0" in name or ".." in name.split("/"):
+            raise Refused("artifacts", f"{name!r} must be relative and stay inside the workspace")
+    return value
 
 
 def _with_place(prompt: str, target: str, entry_point: str | None) -> str:

@@ -211,13 +211,13 @@ class Task(Value):
             raise ValueError("must not be blank")
         return value
 
-    @field_validator("files", "artifacts")
+    @field_validator("files")
     @classmethod
-    def _inside(cls, names: dict[str, str] | tuple[str, ...]) -> dict[str, str] | tuple[str, ...]:
-        for name in names:
+    def _inside(cls, files: dict[str, str]) -> dict[str, str]:
+        for name in files:
             if not name or name.startswith("/") or "\0" in name or ".." in name.split("/"):
                 raise ValueError(f"file name {name!r} must be relative and stay inside the workspace")
-        return names
+        return files
 
     @property
     def id(self) -> str:
