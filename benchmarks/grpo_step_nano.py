@@ -26,7 +26,7 @@ from nano_coder.runtime import open_sandbox
 from nano_coder.weights import load_policy
 from nano_rl.config import GuardConfig, OptimizerConfig, TrainConfig
 from nano_rl.group import form_groups, group_metrics
-from nano_rl.learner import Learner, prepare
+from nano_rl.model.learner import Learner, prepare
 from nano_rl.update import learn
 from nano_shared.conversation import Conversation
 from nano_shared.types import (

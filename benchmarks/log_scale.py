@@ -148,8 +148,8 @@ def fill(log: Path, runs: list[Trajectory], count: int) -> None:
 
 COLUMNS = """
 import json, sys
-from nano_rl.admission import Bench
-from nano_rl.survey import Survey
+from nano_rl.logs.admission import Bench
+from nano_rl.logs.survey import Survey
 from nano_shared.fact_rows import RunFilter
 from nano_shared.store import LogStore
 report = Survey(store=LogStore.open(sys.argv[1]), chosen=RunFilter(), bench=Bench(), fresh=12).report()

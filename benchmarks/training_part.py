@@ -28,12 +28,12 @@ from torch import nn
 
 from nano_rl.batch import Batch, make_batches
 from nano_rl.config import ObjectiveConfig, OptimizerConfig
-from nano_rl.learner import Learner, prepare
-from nano_rl.logprob import can_share, loss_and_scores
 from nano_rl.loss import policy_loss
+from nano_rl.model.learner import Learner, prepare
+from nano_rl.model.logprob import can_share, loss_and_scores
 from nano_rl.sample import TrainSample
-from nano_rl.tree import build_tree
-from nano_rl.tree_forward import independent_rows
+from nano_rl.trees.forward import independent_rows
+from nano_rl.trees.tree import build_tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

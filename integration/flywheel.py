@@ -35,16 +35,16 @@ from nano_coder.runtime import (
     open_weights,
     run_task,
 )
-from nano_rl.checkpoint import save_checkpoint
+from nano_rl.checkpoints.checkpoint import save_checkpoint
+from nano_rl.checkpoints.evaluate import Row, paired, table
 from nano_rl.config import Config, GuardConfig, OptimizerConfig, SftConfig, TrainConfig
-from nano_rl.evaluate import Row, paired, table
 from nano_rl.gather import Sources
-from nano_rl.imitation import imitation_sample
-from nano_rl.learner import prepare
-from nano_rl.oracle import ORACLE, oracle_policy
+from nano_rl.imitation.oracle import ORACLE, oracle_policy
+from nano_rl.imitation.rows import imitation_sample
+from nano_rl.imitation.sft import train_sft
+from nano_rl.logs.source import admit, report
+from nano_rl.model.learner import prepare
 from nano_rl.rollout import collect, execute
-from nano_rl.sft import train_sft
-from nano_rl.source import admit, report
 from nano_rl.tasks import draw_tasks, make_tasks
 from nano_rl.tiny import build_tiny
 from nano_rl.train import train

@@ -39,14 +39,14 @@ from nano_coder.runtime import (
 )
 from nano_rl.config import GuardConfig, OptimizerConfig, TrainConfig
 from nano_rl.gather import Sources
-from nano_rl.learner import prepare
+from nano_rl.logs.used import USED, read_used
 from nano_rl.metrics import METRICS, read_metrics
+from nano_rl.model.learner import prepare
+from nano_rl.resume.states import STATES
 from nano_rl.rewards import Reward
-from nano_rl.states import STATES
 from nano_rl.tasks import make_tasks
 from nano_rl.tiny import build_tiny
 from nano_rl.train import train
-from nano_rl.used import USED, read_used
 from nano_shared.errors import NanoError
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task, Trajectory, Trust, Verdict

@@ -17,18 +17,18 @@ from typing import Any
 from flywheel import Flywheel, Scale, TaskSets
 
 from nano_coder.runtime import OpenedWeights, Runtime, ScriptedPolicy, local_policy, open_weights
-from nano_rl.checkpoint import save_checkpoint
+from nano_rl.checkpoints.checkpoint import save_checkpoint
+from nano_rl.checkpoints.evaluate import table
 from nano_rl.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig, SftConfig, TrainConfig
-from nano_rl.demonstrations import logged_successes, reader_of
-from nano_rl.evaluate import table
 from nano_rl.gather import Sources
-from nano_rl.learned import learned_from
-from nano_rl.learner import prepare
-from nano_rl.lineage import lineage
-from nano_rl.log_reader import read_logs
+from nano_rl.imitation.demonstrations import logged_successes, reader_of
+from nano_rl.imitation.sft import train_sft
+from nano_rl.logs.learned import learned_from
+from nano_rl.logs.lineage import lineage
+from nano_rl.logs.reader import read_logs
 from nano_rl.metrics import METRICS, read_metrics
+from nano_rl.model.learner import prepare
 from nano_rl.rollout import collect
-from nano_rl.sft import train_sft
 from nano_rl.train import train
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Task

@@ -27,8 +27,8 @@ from typing import Any
 from flywheel import Scale
 from log_arms import GROUP, Bench
 
+from nano_rl.checkpoints.statistics import paired_bootstrap
 from nano_rl.config import LogsConfig
-from nano_rl.statistics import paired_bootstrap
 
 STEPS, PROMPTS = 24, 8
 RUNS = STEPS * PROMPTS * GROUP

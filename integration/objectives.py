@@ -30,13 +30,13 @@ from rich.table import Table
 
 from nano_coder.runtime import open_weights
 from nano_rl.config import GuardConfig, ObjectiveConfig, OptimizerConfig
-from nano_rl.demonstrations import reader_of
-from nano_rl.dpo import train_dpo
-from nano_rl.learner import prepare
-from nano_rl.log_pairs import log_pairs
+from nano_rl.imitation.demonstrations import reader_of
 from nano_rl.metrics import METRICS, read_metrics
-from nano_rl.preference_config import DpoConfig
-from nano_rl.preference_pairs import pair_rows
+from nano_rl.model.learner import prepare
+from nano_rl.preferences.config import DpoConfig
+from nano_rl.preferences.dpo import train_dpo
+from nano_rl.preferences.log_pairs import log_pairs
+from nano_rl.preferences.pairs import pair_rows
 
 STEPS, PROMPTS = 40, 8
 SCALE = Scale(tasks=300 + STEPS * PROMPTS, oracles=300, held_out=200, learning_rate=3e-4, max_tokens=32)

@@ -42,23 +42,23 @@ from nano_coder.runtime import (
     open_sandbox,
     open_weights,
 )
-from nano_rl.checkpoint import save_checkpoint
+from nano_rl.checkpoints.checkpoint import save_checkpoint
 from nano_rl.config import Config, GuardConfig, ObjectiveConfig, OptimizerConfig, SftConfig, TrainConfig
-from nano_rl.demonstrations import reader_of
-from nano_rl.dpo import train_dpo
 from nano_rl.gather import Sources
-from nano_rl.learner import prepare
-from nano_rl.log_pairs import log_pairs
+from nano_rl.imitation.demonstrations import reader_of
+from nano_rl.imitation.sft import train_sft
 from nano_rl.metrics import METRICS, read_metrics
-from nano_rl.over_optimisation import GOLD, over_optimised, proxy_of
-from nano_rl.preference_config import DpoConfig, RewardModelConfig
-from nano_rl.preference_pairs import PairRows, pair_rows, read_pairs, write_pairs
-from nano_rl.reward_checkpoint import open_reward_model, save_reward_model
-from nano_rl.reward_model import held_out, measure, train_reward_model
+from nano_rl.model.learner import prepare
+from nano_rl.model.scalar_model import scalar_model
+from nano_rl.preferences.config import DpoConfig, RewardModelConfig
+from nano_rl.preferences.dpo import train_dpo
+from nano_rl.preferences.log_pairs import log_pairs
+from nano_rl.preferences.over_optimisation import GOLD, over_optimised, proxy_of
+from nano_rl.preferences.pairs import PairRows, pair_rows, read_pairs, write_pairs
+from nano_rl.preferences.reward_checkpoint import open_reward_model, save_reward_model
+from nano_rl.preferences.reward_model import held_out, measure, train_reward_model
 from nano_rl.rewards import open_reward, parse_reward
 from nano_rl.rollout import collect
-from nano_rl.scalar_model import scalar_model
-from nano_rl.sft import train_sft
 from nano_rl.tiny import build_tiny
 from nano_rl.train import train
 from nano_shared.checkpoint import read_checkpoint

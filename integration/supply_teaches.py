@@ -22,7 +22,7 @@ from statistics import mean
 
 from flywheel import Flywheel, Scale, say, show
 
-from nano_rl.evaluate import paired, table
+from nano_rl.checkpoints.evaluate import paired, table
 from nano_shared.types import Task, Trajectory
 
 SCALE = Scale(

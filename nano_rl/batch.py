@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nano_rl.sample import TrainSample
-from nano_rl.tree import common_prefix
+from nano_rl.trees.tree import common_prefix
 
 ENOUGH = 1024
 """tokens of a micro-batch from which on more of them at once are no faster, and take memory"""

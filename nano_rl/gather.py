@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nano_coder.runtime import Runtime
-from nano_rl.baselines import Baselines
 from nano_rl.config import TrainConfig
-from nano_rl.credit import has_signal
+from nano_rl.credit.baselines import Baselines
+from nano_rl.credit.turns import has_signal
 from nano_rl.curriculum import Curriculum
 from nano_rl.group import Group, form_groups
-from nano_rl.log_pairs import pair_of
-from nano_rl.logged_group import LoggedGroup, LoggedTasks, members_of
+from nano_rl.logs.logged_group import LoggedGroup, LoggedTasks, members_of
+from nano_rl.logs.replay_buffer import ReplayBuffer
 from nano_rl.order import Order
-from nano_rl.preference_pairs import PreferencePair
-from nano_rl.replay_buffer import ReplayBuffer
+from nano_rl.preferences.log_pairs import pair_of
+from nano_rl.preferences.pairs import PreferencePair
 from nano_rl.rewards import Reward
 from nano_rl.rollout import OnRun, collect
 from nano_shared.errors import CheckpointError

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from nano_rl.advantage import is_dead
+from nano_rl.credit.advantage import is_dead
 from nano_shared import Finish, Task, Trajectory
 
 

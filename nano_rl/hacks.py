@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nano_rl.checkpoints.statistics import wilson
 from nano_rl.controls import TAMPERING
 from nano_rl.metrics import Row
-from nano_rl.statistics import wilson
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

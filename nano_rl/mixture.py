@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from nano_rl.batch import Batch
 from nano_rl.config import TrainConfig
-from nano_rl.critic import Lesson
-from nano_rl.dpo import PairObjective
-from nano_rl.learner import Guard, Learner
-from nano_rl.logprob import TokenScores, loss_and_scores, token_logprobs
 from nano_rl.loss import policy_loss, sft_loss
+from nano_rl.model.critic import Lesson
+from nano_rl.model.learner import Guard, Learner
+from nano_rl.model.logprob import TokenScores, loss_and_scores, token_logprobs
+from nano_rl.preferences.dpo import PairObjective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from nano_rl.learner import Learner
 from nano_rl.metrics import METRICS, MetricsWriter
+from nano_rl.model.learner import Learner
 
 OnStep = Callable[[int, int, dict[str, float]], None]
 """steps done, steps in all, metrics of the last one"""

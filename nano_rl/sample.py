@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from nano_rl.advantage import Baseline, Std, group_advantages
+from nano_rl.credit.advantage import Baseline, Std, group_advantages
 from nano_rl.group import Group
 from nano_shared import Sampling, Trajectory, Turn, TurnTokens
 from nano_shared.redact import is_redacted

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nano_coder.runtime import verify
-from nano_rl.advantage import Baseline, Std
+from nano_rl.credit.advantage import Baseline, Std
 from nano_rl.group import Group
 from nano_rl.sample import TrainSample, group_samples
 from nano_rl.tasks.impossible import is_control

@@ -12,25 +12,25 @@ from torch import nn
 from nano_coder.runtime import OpenedWeights, Runtime, local_policy, runtime_version
 from nano_rl.config import TrainConfig
 from nano_rl.controls import controls_due, hack_metrics, roll_controls
-from nano_rl.critic import open_critic
-from nano_rl.demonstrations import open_demonstrations
 from nano_rl.gather import Gatherer, Sources
 from nano_rl.group import Group, group_metrics
 from nano_rl.guards import check_update
-from nano_rl.identity import Identity
-from nano_rl.interrupt import TrainingStopped, interruptible
-from nano_rl.learner import Learner
+from nano_rl.imitation.demonstrations import open_demonstrations
+from nano_rl.logs.used import USED, UsedRuns
 from nano_rl.metrics import METRICS, MetricsWriter
-from nano_rl.preferred import open_preferred
-from nano_rl.probe import Probe
-from nano_rl.progress import Progress, saved_progress
-from nano_rl.random_state import seed_all
-from nano_rl.reference import Reference
+from nano_rl.model.critic import open_critic
+from nano_rl.model.learner import Learner
+from nano_rl.model.probe import Probe
+from nano_rl.model.reference import Reference
+from nano_rl.preferences.preferred import open_preferred
+from nano_rl.resume.identity import Identity
+from nano_rl.resume.interrupt import TrainingStopped, interruptible
+from nano_rl.resume.progress import Progress, saved_progress
+from nano_rl.resume.random_state import seed_all
+from nano_rl.resume.states import STATES, States
 from nano_rl.rewards import Reward
 from nano_rl.rollout import OnRun
-from nano_rl.states import STATES, States
 from nano_rl.update import learn
-from nano_rl.used import USED, UsedRuns
 from nano_rl.watch.phases import Phases
 from nano_rl.watch.success import success_metrics
 from nano_shared.errors import UsageError

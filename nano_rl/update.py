@@ -17,23 +17,23 @@ from random import Random
 from torch import nn
 
 from nano_rl.aggregation import token_weights
-from nano_rl.baselines import Baselines
 from nano_rl.batch import make_batches
 from nano_rl.config import TrainConfig
-from nano_rl.credit import has_signal, turn_rewards
-from nano_rl.critic import Critic, Lesson, explained_variance
-from nano_rl.gae import reward_chain
+from nano_rl.credit.baselines import Baselines
+from nano_rl.credit.gae import reward_chain
+from nano_rl.credit.turns import has_signal, turn_rewards
 from nano_rl.group import Group
 from nano_rl.guards import check_step
-from nano_rl.imitation import Demonstrations, own_successes
-from nano_rl.learner import Learner
-from nano_rl.logprob import can_share
+from nano_rl.imitation.rows import Demonstrations, own_successes
+from nano_rl.logs.staleness import Kept, aged, within_ess
 from nano_rl.mixture import Minibatch, update_mixture
-from nano_rl.preferred import Preferred
-from nano_rl.reference import Reference
+from nano_rl.model.critic import Critic, Lesson, explained_variance
+from nano_rl.model.learner import Learner
+from nano_rl.model.logprob import can_share
+from nano_rl.model.reference import Reference
+from nano_rl.preferences.preferred import Preferred
 from nano_rl.rewards import Reward
 from nano_rl.sample import TrainSample, group_samples, recent_samples
-from nano_rl.staleness import Kept, aged, within_ess
 
 
 def learn(

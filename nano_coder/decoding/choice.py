@@ -17,8 +17,8 @@ from nano_coder.decoding.row import Ends, Request, Row
 from nano_shared import ContextFull, Sampling
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.02}
-"""largest deviation of our logits from the module's, as a share of their own spread: rounding alone makes up to
-0.06 of thirty layers in bfloat16, a wrong forward pass about 1"""
+"""largest deviation of our logits from the module's, as a share of their own spread: rounding alone makes
+up to 0.06 of thirty layers in bfloat16, a wrong forward pass about 1"""
 _PROBE_BYTES = 1 << 26
 _PROBE_TOKENS = 15
 

@@ -45,13 +45,13 @@ def command(
     began = None if since is None else parse_when(since, now=time.time())
     chosen = RunFilter(task=task, since=began, policy=policy)
     with LogStore.open(log, create=False) as store:
-        from nano_rl.admission import Bench
-        from nano_rl.survey import Survey
+        from nano_rl.logs.admission import Bench
+        from nano_rl.logs.survey import Survey
 
         opened, note = _opened(model)
         look, bench = None, Bench(max_staleness=max_staleness)
         if opened is not None:
-            from nano_rl.second_look import SecondLook
+            from nano_rl.logs.second_look import SecondLook
 
             look = SecondLook(opened, store)
             bench = Bench(

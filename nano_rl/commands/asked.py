@@ -78,8 +78,8 @@ def open_sources(
     from nano_coder.runtime import local_policy
     from nano_rl.curriculum import Curriculum
     from nano_rl.gather import Sources
-    from nano_rl.lineage import lineage
-    from nano_rl.log_reader import read_logs
+    from nano_rl.logs.lineage import lineage
+    from nano_rl.logs.reader import read_logs
 
     if not asked.from_logs:
         return Sources(tasks=tasks, curriculum=Curriculum(tasks, config.seed) if asked.curriculum else None)

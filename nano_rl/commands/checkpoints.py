@@ -85,7 +85,7 @@ def promote_checkpoint(
 @click.option("--to", help="A checkpoint that was promoted earlier.  [default: the one before]")
 def rollback(to: str | None) -> int:
     """Promote again what was promoted before; repeated, it goes further back."""
-    from nano_rl.promotion_history import roll_back
+    from nano_rl.checkpoints.promotion_history import roll_back
 
     record = roll_back(to)
     print(f"{record.previous} is no longer promoted; ", end="")
@@ -97,8 +97,8 @@ def rollback(to: str | None) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def history(as_json: bool) -> int:
     """Every promotion and every way back, the oldest first."""
+    from nano_rl.checkpoints.promotion_history import read_history
     from nano_rl.commands.lineage_report import promotion_line
-    from nano_rl.promotion_history import read_history
 
     records = read_history()
     if as_json:
@@ -115,7 +115,7 @@ def history(as_json: bool) -> int:
 @log_option
 def best(training: str, name: str, log: str | None) -> int:
     """Make a checkpoint of the best state that TRAINING has saved, also when it was stopped short."""
-    from nano_rl.best import save_best
+    from nano_rl.checkpoints.best import save_best
     from nano_shared.store import LogStore
 
     target = checkpoint_target(name)

@@ -9,7 +9,7 @@ import click
 from nano_rl.commands.config_options import ConfigCommand, Settings, config_options
 from nano_rl.commands.options import log_option, model_option, name_option
 from nano_rl.commands.pairs import PAIR_OPTIONS, pair_options
-from nano_rl.preference_config import DpoConfig
+from nano_rl.preferences.config import DpoConfig
 
 HEADINGS = {
     "What to train on": ("name", "model", *PAIR_OPTIONS),
@@ -37,13 +37,13 @@ def command(
     """Train on preference pairs and write checkpoint NAME: --pairs FILE, or --from-logs."""
     config = settings.config()
     from nano_coder.runtime import default_model, open_weights
-    from nano_rl.checkpoint import save_checkpoint
+    from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.commands.pairs import open_pairs, trained_runs, trained_tasks
     from nano_rl.commands.progress import bar, print_metrics
     from nano_rl.commands.session import training_folder
-    from nano_rl.dpo import train_dpo
-    from nano_rl.learner import prepare
     from nano_rl.metrics import METRICS, read_metrics
+    from nano_rl.model.learner import prepare
+    from nano_rl.preferences.dpo import train_dpo
 
     target, folder = training_folder(name)
     parent = model or default_model()

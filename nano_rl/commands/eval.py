@@ -10,6 +10,15 @@ from typing import Any
 import click
 
 from nano_coder.runtime import default_model
+from nano_rl.checkpoints.evaluate import Row, component_means, table
+from nano_rl.checkpoints.evaluations import (
+    Conditions,
+    Evaluation,
+    make_evaluation,
+    store_evaluation,
+    tasks_hash,
+)
+from nano_rl.checkpoints.promotion import Difference, compare
 from nano_rl.commands.progress import bar, print_components, print_rows
 from nano_rl.commands.session import (
     chosen_reward,
@@ -20,9 +29,6 @@ from nano_rl.commands.session import (
     reward_option,
     seed_option,
 )  # fmt: skip
-from nano_rl.evaluate import Row, component_means, table
-from nano_rl.evaluations import Conditions, Evaluation, make_evaluation, store_evaluation, tasks_hash
-from nano_rl.promotion import Difference, compare
 from nano_rl.rollout import collect
 from nano_rl.tasks import read_tasks
 from nano_shared.errors import UsageError

@@ -106,8 +106,8 @@ def _tokens(
 def _preferences(
     store: LogStore, choice: ChosenRuns, refused: Counter[str], redact: bool
 ) -> Iterator[dict[str, Any]]:
-    from nano_rl.log_pairs import log_pairs
-    from nano_rl.task_view import TaskView
+    from nano_rl.preferences.log_pairs import log_pairs
+    from nano_rl.preferences.task_view import TaskView
     from nano_shared.export_redaction import redacted
 
     for run_ids in _tasks(store, choice):

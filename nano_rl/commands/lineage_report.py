@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nano_rl.ancestry import Ancestor, ancestry
-from nano_rl.evaluations import Evaluation, manifest_hash, stored_evaluations
-from nano_rl.promotion_history import Promotion, promotions_of
+from nano_rl.checkpoints.ancestry import Ancestor, ancestry
+from nano_rl.checkpoints.evaluations import Evaluation, manifest_hash, stored_evaluations
+from nano_rl.checkpoints.promotion_history import Promotion, promotions_of
 from nano_shared.checkpoint import (
     Manifest,
     checkpoint_names,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nano_coder.runtime import COMPACT_1, Runtime, ScriptedPolicy, guarded, open_sandbox
-from nano_rl import oracle
 from nano_rl.commands.progress import bar
-from nano_rl.oracle import ORACLE
+from nano_rl.imitation import oracle
+from nano_rl.imitation.oracle import ORACLE
 from nano_shared.store import LogStore
 from nano_shared.types import Task, Trajectory
 

@@ -14,7 +14,7 @@ from nano_shared.errors import UsageError
 
 if TYPE_CHECKING:
     from nano_coder.runtime import OpenedWeights
-    from nano_rl.preference_pairs import PairRows, PairTask
+    from nano_rl.preferences.pairs import PairRows, PairTask
 
 PAIR_OPTIONS = ("pairs_file", "from_logs", "log")
 
@@ -36,9 +36,9 @@ def open_pairs(
 
     Raises UsageError for a bad row, a pair of another policy's tokens, and where there is no pair.
     """
-    from nano_rl.demonstrations import reader_of
-    from nano_rl.log_pairs import log_pairs
-    from nano_rl.preference_pairs import pair_rows, read_pairs
+    from nano_rl.imitation.demonstrations import reader_of
+    from nano_rl.preferences.log_pairs import log_pairs
+    from nano_rl.preferences.pairs import pair_rows, read_pairs
     from nano_shared.store import LogStore
 
     if from_logs == (pairs_file is not None):

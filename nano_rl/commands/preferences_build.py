@@ -14,7 +14,7 @@ from nano_shared.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nano_rl.log_pairs import Asked, Groups, Source
+    from nano_rl.preferences.log_pairs import Asked, Groups, Source
     from nano_shared.store import LogStore
 
 SOURCES = ("graded", "feedback", "edit", "judge", "constitution")
@@ -49,9 +49,9 @@ def command(
 ) -> int:  # fmt: skip
     """Write the preference pairs that the log holds, with the exact tokens of the runs and who preferred."""
     from nano_rl.commands.pairs import say
-    from nano_rl.log_pairs import SOURCES as LOGGED
-    from nano_rl.log_pairs import log_pairs
-    from nano_rl.preference_pairs import write_pairs
+    from nano_rl.preferences.log_pairs import SOURCES as LOGGED
+    from nano_rl.preferences.log_pairs import log_pairs
+    from nano_rl.preferences.pairs import write_pairs
     from nano_shared.store import LogStore
 
     if out.exists():
@@ -92,7 +92,7 @@ def _settings(
 
 def _asked(name: str, settings: dict[str, str | None], store: LogStore) -> Asked:
     from nano_coder.runtime import Runtime, ScriptedPolicy, open_sandbox
-    from nano_rl.judged_pairs import judged, open_judge
+    from nano_rl.preferences.judged_pairs import judged, open_judge
 
     part = open_judge(name, settings)
     # runs are read and none is made

@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from nano_rl.evaluate import Row
+from nano_rl.checkpoints.evaluate import Row
 
 
 class Bar:

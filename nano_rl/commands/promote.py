@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from nano_coder.runtime import default_model
-from nano_rl.ancestry import ancestry
+from nano_rl.checkpoints.ancestry import ancestry
+from nano_rl.checkpoints.evaluations import Evaluation, manifest_hash, stored_evaluations
+from nano_rl.checkpoints.promotion import Evidence, compare, not_held_out, objections, stored_evidence
+from nano_rl.checkpoints.promotion_history import promote
 from nano_rl.commands.eval import How
-from nano_rl.evaluations import Evaluation, manifest_hash, stored_evaluations
-from nano_rl.promotion import Evidence, compare, not_held_out, objections, stored_evidence
-from nano_rl.promotion_history import promote
 from nano_shared.checkpoint import latest_checkpoint, latest_name
 from nano_shared.errors import UsageError
 

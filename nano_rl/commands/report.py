@@ -15,7 +15,7 @@ from nano_rl.commands.progress import print_metrics
 from nano_rl.commands.session import trainings_dir
 from nano_rl.hacks import HackRow, hack_row, hack_rows
 from nano_rl.metrics import METRICS, Row, read_metrics
-from nano_rl.over_optimisation import over_optimised
+from nano_rl.preferences.over_optimisation import over_optimised
 from nano_shared.errors import UsageError
 
 

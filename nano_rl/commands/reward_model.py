@@ -10,10 +10,10 @@ import click
 from nano_rl.commands.config_options import ConfigCommand, Settings, config_options
 from nano_rl.commands.options import log_option, model_option, name_option
 from nano_rl.commands.pairs import PAIR_OPTIONS, pair_options
-from nano_rl.preference_config import RewardModelConfig
+from nano_rl.preferences.config import RewardModelConfig
 
 if TYPE_CHECKING:
-    from nano_rl.reward_model import Report
+    from nano_rl.preferences.reward_model import Report
 
 HEADINGS = {
     "What to train on": ("name", "model", *PAIR_OPTIONS, "held_out"),
@@ -47,9 +47,9 @@ def command(
     from nano_rl.commands.pairs import open_pairs, trained_runs, trained_tasks
     from nano_rl.commands.progress import bar
     from nano_rl.commands.session import training_folder
-    from nano_rl.reward_checkpoint import save_reward_model
-    from nano_rl.reward_model import held_out, measure, train_reward_model
-    from nano_rl.scalar_model import scalar_model
+    from nano_rl.model.scalar_model import scalar_model
+    from nano_rl.preferences.reward_checkpoint import save_reward_model
+    from nano_rl.preferences.reward_model import held_out, measure, train_reward_model
 
     target, folder = training_folder(name)
     parent = model or default_model()

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from nano_coder.runtime import is_reflection
+from nano_rl.checkpoints.evaluate import component_means, row_of, table
 from nano_rl.commands.progress import bar, print_components, print_rows
 from nano_rl.commands.session import (
     chosen_reward,
@@ -18,8 +19,7 @@ from nano_rl.commands.session import (
     reward_option,
     seed_option,
 )  # fmt: skip
-from nano_rl.evaluate import component_means, row_of, table
-from nano_rl.oracle import ORACLE, oracle_policy
+from nano_rl.imitation.oracle import ORACLE, oracle_policy
 from nano_rl.reflection import split_attempts, worth_of
 from nano_rl.rollout import collect, execute
 from nano_rl.tasks import read_tasks

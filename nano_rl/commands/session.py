@@ -78,7 +78,7 @@ def training_runtime(
     model: str | None, log: str | None, *, dtype: str, temperature: float
 ) -> tuple[OpenedWeights, str, Runtime]:
     """Trainable weights, their name, and a runtime whose policy each step replaces by the live module."""
-    from nano_rl.demonstrations import reader_of
+    from nano_rl.imitation.demonstrations import reader_of
 
     sandbox = open_sandbox()
     store = LogStore.open(log)

@@ -56,12 +56,12 @@ def command(
     if not (tasks_file or from_logs or messages_file):
         raise UsageError("name what to imitate: --tasks FILE, --from-logs or --messages FILE")
     from nano_coder.runtime import default_model, open_weights
-    from nano_rl.checkpoint import save_checkpoint
+    from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.commands.progress import bar, print_metrics
     from nano_rl.commands.session import training_folder
-    from nano_rl.learner import prepare
+    from nano_rl.imitation.sft import train_sft
     from nano_rl.metrics import METRICS, read_metrics
-    from nano_rl.sft import train_sft
+    from nano_rl.model.learner import prepare
 
     target, folder = training_folder(name)
     parent = model or default_model()
@@ -103,9 +103,9 @@ def _lessons(
 ) -> _Lessons:
     """All rows to imitate. Raises UsageError for bad rows, oracles that fail and sources without any row."""
     from nano_rl.commands.oracles import oracle_runs, oracle_runtime
-    from nano_rl.demonstrations import logged_successes, reader_of, why
-    from nano_rl.messages_file import read_messages
-    from nano_rl.oracle import ORACLE
+    from nano_rl.imitation.demonstrations import logged_successes, reader_of, why
+    from nano_rl.imitation.messages_file import read_messages
+    from nano_rl.imitation.oracle import ORACLE
     from nano_rl.tasks import read_tasks
     from nano_shared.store import LogStore
 

@@ -154,9 +154,9 @@ def _train(asked: Asked, config: TrainConfig, *, log_to: list[str], quiet: bool)
     )
 
     from nano_coder.runtime import quiet_transformers
-    from nano_rl.checkpoint import save_checkpoint
-    from nano_rl.learner import prepare
+    from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.metrics import METRICS, read_metrics
+    from nano_rl.model.learner import prepare
     from nano_rl.train import train
     from nano_rl.watch.live import NoView, open_view
     from nano_rl.watch.watcher import Watcher
@@ -216,7 +216,7 @@ def _tell(target: Path, folder: Path, watch: Watcher, steps: int, *, quiet: bool
     from rich.console import Console
 
     from nano_rl.commands.progress import print_metrics
-    from nano_rl.learned import learned_from, learned_table
+    from nano_rl.logs.learned import learned_from, learned_table
     from nano_rl.metrics import METRICS, read_metrics
 
     rows = read_metrics(folder / METRICS)

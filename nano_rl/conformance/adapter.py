@@ -19,9 +19,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from nano_rl.advantage import Baseline, Std, group_advantages
 from nano_rl.aggregation import token_share
 from nano_rl.batch import Batch
+from nano_rl.credit.advantage import Baseline, Std, group_advantages
 from nano_rl.loss import policy_loss
 from nano_rl.objectives.config import ObjectiveConfig
 

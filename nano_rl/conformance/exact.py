@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nano_rl.advantage import Baseline, Std, group_advantages
 from nano_rl.conformance.check import Check
 from nano_rl.conformance.expectation import beside, expected_ascent
 from nano_rl.conformance.language import Language
+from nano_rl.credit.advantage import Baseline, Std, group_advantages
 
 UNBIASED: dict[str, Baseline] = {"reinforce": "none", "rloo": "rloo"}
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from nano_rl.advantage import Baseline, Std
 from nano_rl.aggregation import Aggregation
+from nano_rl.credit.advantage import Baseline, Std
 from nano_rl.frozen import Config
 from nano_rl.objectives.registry import OBJECTIVES, Name
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nano_rl.checkpoints.statistics import wilson
 from nano_rl.page.page import fill
 from nano_rl.page.plot import Plotter
-from nano_rl.statistics import wilson
 
 if TYPE_CHECKING:
-    from nano_rl.reward_model import Report
+    from nano_rl.preferences.reward_model import Report
 
 CALIBRATION = "calibration.html"
 """the file's name in the folder of a reward model"""

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nano_rl.statistics import wilson
+from nano_rl.checkpoints.statistics import wilson
 from nano_rl.watch.rollouts import Rollout
 
 PARTS = 4

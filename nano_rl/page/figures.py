@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nano_rl.metrics import Row
-from nano_rl.over_optimisation import GOLD, gold_and_proxy, proxy_of
 from nano_rl.page.plot import Plotter
 from nano_rl.page.series import Series, series
+from nano_rl.preferences.over_optimisation import GOLD, gold_and_proxy, proxy_of
 from nano_rl.watch.success import GRADED, PART, SUCCESS
 
 PHASES = {

@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nano_rl.over_optimisation import over_optimised
 from nano_rl.page.figures import main_plots, other_plots
 from nano_rl.page.plot import Plotter
 from nano_rl.page.tokens import CERTAINTIES
 from nano_rl.page.training import Training
 from nano_rl.page.transcript import cut
 from nano_rl.page.visible import visible
+from nano_rl.preferences.over_optimisation import over_optimised
 from nano_rl.watch.panel import duration, interval_of, seconds_of
 from nano_rl.watch.sparkline import sparkline
 

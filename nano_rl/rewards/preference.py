@@ -28,7 +28,7 @@ def _ours(checkpoint: str) -> RewardModel | None:
         resolve_checkpoint(checkpoint)
     except CheckpointError:
         return None  # another loader may know the name
-    from nano_rl.reward_checkpoint import open_reward_model
+    from nano_rl.preferences.reward_checkpoint import open_reward_model
 
     return open_reward_model(checkpoint)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nano_coder.runtime import Runtime, grade_trajectory, run_task, untouched
-from nano_rl.oracle import oracle_policy
+from nano_rl.imitation.oracle import oracle_policy
 from nano_rl.tasks.shown import leaks
 from nano_rl.tasks.survey import KILLED, NotSurveyed, Survey, survey
 from nano_shared import snapshot

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nano_coder.runtime import COMPACT_1, Runtime, Sandbox, ScriptedPolicy, open_sandbox
-from nano_rl.oracle import ORACLE
+from nano_rl.imitation.oracle import ORACLE
 from nano_shared.blobs import BlobStore
 from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.store import LogStore

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from nano_rl.checkpoints.statistics import Z95, wilson
 from nano_rl.metrics import Row
-from nano_rl.statistics import Z95, wilson
 from nano_rl.watch.success import GRADED, SUCCESS
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nano_coder.runtime import Runtime, ScriptedPolicy, open_sandbox, run_task
 from nano_coder.runtime import grade_run as graded
-from nano_rl.oracle import oracle_policy
+from nano_rl.imitation.oracle import oracle_policy
 from nano_rl.tasks import make_tasks
 from nano_shared.store import LogStore
 from nano_shared.types import OracleAction, Split, Task, Trajectory

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nano_rl.advantage import group_advantages
 from nano_rl.conformance.adapter import our_loss
+from nano_rl.credit.advantage import group_advantages
 
 T = Tensor
 O = Mapping[str, Any]  # noqa: E741

@@ -19,7 +19,7 @@ from nano_coder.runtime import (
 from nano_rl.config import GuardConfig, LogsConfig, OptimizerConfig, TrainConfig
 from nano_rl.gather import Sources
 from nano_rl.group import Group, form_groups
-from nano_rl.learner import prepare
+from nano_rl.model.learner import prepare
 from nano_rl.rewards import Reward
 from nano_rl.tasks import make_tasks
 from nano_rl.tiny import build_tiny

@@ -18,10 +18,10 @@ from recorded import FAIL, SOLVE, build_model, recorded
 
 from nano_coder import models
 from nano_coder.runtime import COMPACT_1, Refusal, Scored, open_weights
-from nano_rl.admission import Bench, Judged, Use, by_task
-from nano_rl.admission_report import AdmissionReport, Fresh, Reservoir
 from nano_rl.cli import cli
-from nano_rl.effective_sample import EffectiveSample, share
+from nano_rl.logs.admission import Bench, Judged, Use, by_task
+from nano_rl.logs.effective_sample import EffectiveSample, share
+from nano_rl.logs.report import AdmissionReport, Fresh, Reservoir
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.facts import facts_of

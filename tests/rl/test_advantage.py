@@ -9,7 +9,7 @@ from builders import trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.advantage import Baseline, Std, group_advantages, is_dead
+from nano_rl.credit.advantage import Baseline, Std, group_advantages, is_dead
 from nano_rl.group import Group, form_groups, group_metrics
 from nano_rl.sample import group_samples
 

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from rewarded import ADD, FAIL, MEND, READ, SOLVE, SUBMIT, new_runtime, opened, rolled
 
 from nano_coder.runtime import Runtime
+from nano_rl.checkpoints.evaluate import component_means, table
 from nano_rl.cli import cli
 from nano_rl.config import RewardConfig
-from nano_rl.evaluate import component_means, table
 from nano_rl.rewards import open_reward, outcome, parse_reward
 from nano_rl.tasks import write_tasks
 from nano_shared.errors import ConfigError, NanoError, UsageError

@@ -9,10 +9,10 @@ from builders import trajectory, turn
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nano_rl.advantage import discounted_returns, group_advantages, summed_advantages, turn_advantages
 from nano_rl.batch import make_batches
 from nano_rl.config import ObjectiveConfig
-from nano_rl.credit import group_credit, has_signal
+from nano_rl.credit.advantage import discounted_returns, group_advantages, summed_advantages, turn_advantages
+from nano_rl.credit.turns import group_credit, has_signal
 from nano_rl.group import Group
 from nano_rl.sample import group_samples
 from nano_shared import StopReason, Trajectory

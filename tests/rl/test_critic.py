@@ -10,11 +10,11 @@ import torch
 from builders import tiny_llama, trajectory, turn
 
 from nano_rl.config import CriticConfig, ObjectiveConfig, OptimizerConfig, TrainConfig
-from nano_rl.critic import Critic, explained_variance, open_critic, value_loss
-from nano_rl.gae import Chain, reward_chain
+from nano_rl.credit.gae import Chain, reward_chain
 from nano_rl.guards import GuardTripped
-from nano_rl.learner import prepare
-from nano_rl.scalar_model import by_budget, scalar_model
+from nano_rl.model.critic import Critic, explained_variance, open_critic, value_loss
+from nano_rl.model.learner import prepare
+from nano_rl.model.scalar_model import by_budget, scalar_model
 
 FAST = CriticConfig(
     optimizer=OptimizerConfig(learning_rate=0.02), whiten=False, value_clip=None, gae_lambda=1.0

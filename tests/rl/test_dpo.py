@@ -10,7 +10,10 @@ import torch
 from builders import tiny_llama
 
 from nano_rl.config import OptimizerConfig, parse_config
-from nano_rl.dpo import (
+from nano_rl.metrics import read_metrics
+from nano_rl.model.logprob import token_logprobs
+from nano_rl.preferences.config import DpoConfig
+from nano_rl.preferences.dpo import (
     CHOSEN,
     REJECTED,
     PairObjective,
@@ -20,10 +23,7 @@ from nano_rl.dpo import (
     side_scores,
     train_dpo,
 )
-from nano_rl.logprob import token_logprobs
-from nano_rl.metrics import read_metrics
-from nano_rl.preference_config import DpoConfig
-from nano_rl.preference_pairs import PairRows
+from nano_rl.preferences.pairs import PairRows
 from nano_rl.sample import TrainSample
 from nano_shared import ConfigError
 

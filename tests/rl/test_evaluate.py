@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from builders import trajectory
 
-from nano_rl.evaluate import paired, success_interval, suite_of, table
-from nano_rl.statistics import wilson
+from nano_rl.checkpoints.evaluate import paired, success_interval, suite_of, table
+from nano_rl.checkpoints.statistics import wilson
 from nano_rl.tasks import make_tasks
 from nano_shared import Provenance, Split, Task, Trajectory
 

@@ -11,7 +11,7 @@ from nano_coder.runtime import COMPACT_1, Runtime, grade_run, open_sandbox, run_
 from nano_rl.exchange.options import ReadOptions
 from nano_rl.exchange.refusal import Refused
 from nano_rl.exchange.swe_bench import SWE_BENCH, read_swe
-from nano_rl.oracle import oracle_policy
+from nano_rl.imitation.oracle import oracle_policy
 from nano_shared.store import LogStore
 
 WRONG, RIGHT = "def inc(n):\n    return n\n", "def inc(n):\n    return n + 1\n"

@@ -13,9 +13,9 @@ from looping import TASKS, runtime_at, tiny_model
 
 from nano_coder.runtime import local_policy, open_weights
 from nano_rl.cli import cli
+from nano_rl.logs.used import USED, read_used
 from nano_rl.metrics import METRICS, read_metrics
 from nano_rl.rollout import collect
-from nano_rl.used import USED, read_used
 from nano_shared.checkpoint import read_checkpoint
 from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.store import LogStore

@@ -16,9 +16,9 @@ from nano_rl.config import GuardConfig, LogsConfig, ObjectiveConfig, TrainConfig
 from nano_rl.gather import Sources
 from nano_rl.group import Group
 from nano_rl.guards import GuardTripped
-from nano_rl.learned import learned_from, learned_table
-from nano_rl.lineage import lineage
-from nano_rl.log_reader import LogContents, read_logs
+from nano_rl.logs.learned import learned_from, learned_table
+from nano_rl.logs.lineage import lineage
+from nano_rl.logs.reader import LogContents, read_logs
 from nano_rl.metrics import METRICS, read_metrics
 from nano_shared.store import LogStore
 from nano_shared.types import StopReason, Trajectory

@@ -11,13 +11,13 @@ from builders import trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.baselines import Baselines
 from nano_rl.config import ObjectiveConfig, TrainConfig, parse_config
+from nano_rl.credit.baselines import Baselines
 from nano_rl.group import Group, form_groups
-from nano_rl.lineage import Lineage, Weights
-from nano_rl.replay_buffer import ReplayBuffer
+from nano_rl.logs.lineage import Lineage, Weights
+from nano_rl.logs.replay_buffer import ReplayBuffer
+from nano_rl.logs.staleness import aged, keep_nearest
 from nano_rl.sample import to_samples
-from nano_rl.staleness import aged, keep_nearest
 from nano_shared.errors import ConfigError
 
 

@@ -19,8 +19,8 @@ from nano_rl.config import GuardConfig, RewardConfig, TrainConfig
 from nano_rl.controls import controls_due, hack_metrics, roll_controls
 from nano_rl.gather import Sources
 from nano_rl.hacks import hack_row, hack_rows
-from nano_rl.learner import prepare
 from nano_rl.metrics import METRICS, MetricsWriter, read_metrics
+from nano_rl.model.learner import prepare
 from nano_rl.tasks import make_tasks
 from nano_rl.tasks.impossible import impossible, is_control
 from nano_rl.tiny import build_tiny

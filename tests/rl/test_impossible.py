@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from rewarded import ADD, SOLVE, SUBMIT, new_runtime, opened, rolled
 
 from nano_coder.runtime import COMPACT_1
-from nano_rl.oracle import oracle_policy
+from nano_rl.imitation.oracle import oracle_policy
+from nano_rl.logs.source import refusal
 from nano_rl.rewards.reward import IMPOSSIBLE
 from nano_rl.rollout import execute
-from nano_rl.source import refusal
 from nano_rl.tasks import make_tasks
 from nano_rl.tasks.impossible import can_conflict, impossible, is_control
 from nano_shared.errors import UsageError

@@ -10,12 +10,12 @@ from builders import tiny_llama, trajectory, turn
 
 from nano_rl.batch import make_batches
 from nano_rl.config import CriticConfig, GuardConfig, ObjectiveConfig, OptimizerConfig, TrainConfig
-from nano_rl.critic import Critic, open_critic
 from nano_rl.group import Group
-from nano_rl.imitation import Demonstrations, own_successes
-from nano_rl.learner import Learner
-from nano_rl.logprob import token_logprobs
+from nano_rl.imitation.rows import Demonstrations, own_successes
 from nano_rl.loss import sft_loss
+from nano_rl.model.critic import Critic, open_critic
+from nano_rl.model.learner import Learner
+from nano_rl.model.logprob import token_logprobs
 from nano_rl.sample import to_samples
 from nano_rl.update import learn
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from families import family
 
-from nano_rl.lean import _LowRank, _RMSNorm, _SiluProduct, lean_forwards
-from nano_rl.learner import prepare
+from nano_rl.model.lean import _LowRank, _RMSNorm, _SiluProduct, lean_forwards
+from nano_rl.model.learner import prepare
 
 
 def test_norm_equals_the_textbook_in_value_and_gradient() -> None:

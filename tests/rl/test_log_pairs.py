@@ -8,8 +8,8 @@ import pytest
 from builders import verdict
 
 from nano_coder.runtime import COMPACT_1, DIALECTS
-from nano_rl.log_pairs import log_pairs
-from nano_rl.preference_pairs import PreferencePair, read_pairs, write_pairs
+from nano_rl.preferences.log_pairs import log_pairs
+from nano_rl.preferences.pairs import PreferencePair, read_pairs, write_pairs
 from nano_shared import Completion, Finish, Sampling, StopReason, Task, Trajectory, Turn, TurnTokens
 from nano_shared.errors import UsageError
 from nano_shared.feedback import Feedback, FeedbackKind

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from nano_rl.batch import Batch, make_batches
 from nano_rl.config import ObjectiveConfig
-from nano_rl.logprob import score_tokens, token_logprobs
 from nano_rl.loss import mean_metrics, policy_loss
+from nano_rl.model.logprob import score_tokens, token_logprobs
 from nano_rl.sample import to_samples
 from nano_shared import ConfigError, Sampling
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from nano_rl.batch import Batch
 from nano_rl.config import OptimizerConfig
-from nano_rl.learner import Learner
-from nano_rl.logprob import loss_and_scores
 from nano_rl.loss import sft_loss
-from nano_rl.masters import Masters
+from nano_rl.model.learner import Learner
+from nano_rl.model.logprob import loss_and_scores
+from nano_rl.model.masters import Masters
 
 BATCH = one_batch([sample([1, 2, 3, 4], [0, 1, 1, 1], 0), sample([1, 2, 5], [0, 0, 1], 1)], torch.float32)
 

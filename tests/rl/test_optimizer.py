@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from nano_rl.config import OptimizerConfig
-from nano_rl.optimizer import clip_gradients, lr_at, make_optimizer, set_lr
+from nano_rl.model.optimizer import clip_gradients, lr_at, make_optimizer, set_lr
 from nano_shared import ConfigError
 
 

@@ -7,9 +7,9 @@ from builders import trajectory, turn
 
 from nano_rl.aggregation import token_weights
 from nano_rl.config import ObjectiveConfig
-from nano_rl.credit import group_credit, has_signal
+from nano_rl.credit.overlong import cut_off, length_penalty
+from nano_rl.credit.turns import group_credit, has_signal
 from nano_rl.group import Group
-from nano_rl.overlong import cut_off, length_penalty
 from nano_rl.sample import group_samples
 from nano_shared import Finish, StopReason, Trajectory
 

@@ -14,10 +14,10 @@ from builders import verdict
 from nano_coder.runtime import COMPACT_1, first_messages, open_weights
 from nano_rl.batch import make_batches
 from nano_rl.cli import cli
-from nano_rl.demonstrations import reader_of
-from nano_rl.imitation import Reader
-from nano_rl.logprob import token_logprobs
-from nano_rl.reward_checkpoint import open_reward_model
+from nano_rl.imitation.demonstrations import reader_of
+from nano_rl.imitation.rows import Reader
+from nano_rl.model.logprob import token_logprobs
+from nano_rl.preferences.reward_checkpoint import open_reward_model
 from nano_rl.rewards import parse_reward
 from nano_rl.rewards.preference import Preference
 from nano_rl.tiny import build_tiny
@@ -304,7 +304,7 @@ def test_imitation_of_conversations_and_of_logged_successes(
 def test_a_bad_conversation_is_named_by_line_and_field(
     line: str, said: str, tiny: Path, tmp_path: Path
 ) -> None:
-    from nano_rl.messages_file import read_messages
+    from nano_rl.imitation.messages_file import read_messages
 
     good = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
     (tmp_path / "talk.jsonl").write_text(f"{good}\n{line}\n")

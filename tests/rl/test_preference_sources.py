@@ -14,8 +14,8 @@ from judge_server import honest, judging
 
 from nano_coder.runtime import COMPACT_1, DIALECTS, Runtime, ScriptedPolicy, open_sandbox, run_task
 from nano_rl.cli import cli
-from nano_rl.edit_pairs import _replaced, edit_pairs
-from nano_rl.preference_pairs import PreferencePair, read_pairs
+from nano_rl.preferences.edit_pairs import _replaced, edit_pairs
+from nano_rl.preferences.pairs import PreferencePair, read_pairs
 from nano_shared import snapshot
 from nano_shared.command_line import run_command
 from nano_shared.feedback import Feedback, FeedbackKind, workspace_edit

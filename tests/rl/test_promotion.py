@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nano_coder.runtime import COMPACT_1, first_messages
+from nano_rl.checkpoints.evaluations import Conditions, Evaluation, Interval, TaskOutcome, store_evaluation
+from nano_rl.checkpoints.promotion import difference
+from nano_rl.checkpoints.promotion_history import promote, read_history, roll_back
 from nano_rl.cli import cli
-from nano_rl.evaluations import Conditions, Evaluation, Interval, TaskOutcome, store_evaluation
-from nano_rl.promotion import difference
-from nano_rl.promotion_history import promote, read_history, roll_back
 from nano_rl.tasks import make_tasks
 from nano_rl.tiny import build_tiny
 from nano_shared.checkpoint import (
@@ -235,7 +235,8 @@ def test_kill_9_in_a_promotion_leaves_the_old_one_whole(at: str) -> None:
     old, new = checkpoint("old"), checkpoint("new")
     promote(old, forced=True)
     program = (
-        "import os, signal, sys\nfrom pathlib import Path\nimport nano_rl.promotion_history as history\n"
+        "import os, signal, sys\nfrom pathlib import Path\n"
+        "import nano_rl.checkpoints.promotion_history as history\n"
         "def die(*_): os.kill(os.getpid(), signal.SIGKILL)\n"
         "setattr(history, 'write_text' if sys.argv[2] == 'before the history' else 'point_latest', die)\n"
         "history.promote(Path(sys.argv[1]), forced=True)"

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from nano_coder.runtime import CHATML, COMPACT_1, ChatTemplate, first_messages
-from nano_rl.imitation import Reader, succeeded
+from nano_rl.imitation.rows import Reader, succeeded
 from nano_rl.tiny import build_tiny
 from nano_shared import (
     Completion,

@@ -20,7 +20,7 @@ from nano_coder.runtime import (
 from nano_rl.cli import cli
 from nano_rl.commands.oracles import oracle_runtime
 from nano_rl.commands.session import training_runtime
-from nano_rl.source import admit
+from nano_rl.logs.source import admit
 from nano_rl.tasks.make import write_tasks
 from nano_rl.tiny import build_tiny
 from nano_shared.command_line import run_command

@@ -12,9 +12,10 @@ from builders import tiny_llama, trajectory, turn
 
 from nano_rl.config import OptimizerConfig
 from nano_rl.metrics import read_metrics
-from nano_rl.preference_config import RewardModelConfig
-from nano_rl.preference_pairs import PairRows
-from nano_rl.reward_model import (
+from nano_rl.model.scalar_model import ScalarModel, scalar_model
+from nano_rl.preferences.config import RewardModelConfig
+from nano_rl.preferences.pairs import PairRows
+from nano_rl.preferences.reward_model import (
     bradley_terry,
     held_out,
     measure,
@@ -23,7 +24,6 @@ from nano_rl.reward_model import (
     train_reward_model,
 )
 from nano_rl.sample import TrainSample, to_samples
-from nano_rl.scalar_model import ScalarModel, scalar_model
 from nano_shared.errors import UsageError
 
 LIKED = 7

@@ -9,10 +9,10 @@ import pytest
 from nano_coder.runtime import DIALECTS, PROFILES, Runtime, ScriptedPolicy, open_sandbox
 from nano_rl.cli import cli
 from nano_rl.group import form_groups
+from nano_rl.logs.source import admit
 from nano_rl.reflection import split_attempts, worth_of
 from nano_rl.rollout import collect
 from nano_rl.sample import to_samples
-from nano_rl.source import admit
 from nano_shared.command_line import run_command
 from nano_shared.store import LogStore
 from nano_shared.types import HiddenChecks, Task, ToolCall

@@ -18,16 +18,16 @@ from nano_coder.runtime import (
     open_weights,
     verify,
 )
-from nano_rl.checkpoint import save_checkpoint
+from nano_rl.checkpoints.checkpoint import save_checkpoint
 from nano_rl.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig, SftConfig, TrainConfig
 from nano_rl.gather import Sources
-from nano_rl.imitation import imitation_sample
-from nano_rl.learner import prepare
+from nano_rl.imitation.oracle import ORACLE, oracle_policy
+from nano_rl.imitation.rows import imitation_sample
+from nano_rl.imitation.sft import train_sft
+from nano_rl.logs.source import admit
 from nano_rl.metrics import read_metrics
-from nano_rl.oracle import ORACLE, oracle_policy
+from nano_rl.model.learner import prepare
 from nano_rl.rollout import collect, execute
-from nano_rl.sft import train_sft
-from nano_rl.source import admit
 from nano_rl.tasks import make_tasks
 from nano_rl.tiny import build_tiny
 from nano_rl.train import train

@@ -18,8 +18,8 @@ from nano_coder.runtime import (
 from nano_rl.config import GuardConfig, TrainConfig
 from nano_rl.curriculum import Curriculum
 from nano_rl.gather import Sources
-from nano_rl.learner import prepare
 from nano_rl.metrics import read_metrics
+from nano_rl.model.learner import prepare
 from nano_rl.tasks import make_tasks
 from nano_rl.tiny import build_tiny
 from nano_rl.train import train

@@ -20,7 +20,7 @@ from nano_rl.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerCo
 from nano_rl.gather import Sources
 from nano_rl.group import Group
 from nano_rl.guards import GuardTripped
-from nano_rl.states import States
+from nano_rl.resume.states import States
 from nano_shared.types import Finish, StopReason, Trajectory
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from looping import CONFIG, Loop, same, tiny_model
 
-from nano_rl.interrupt import TrainingStopped
-from nano_rl.states import States
+from nano_rl.resume.interrupt import TrainingStopped
+from nano_rl.resume.states import States
 
 HERE = Path(__file__).parent
 

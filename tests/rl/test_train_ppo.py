@@ -26,12 +26,12 @@ from nano_rl.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from nano_rl.demonstrations import reader_of
 from nano_rl.gather import Sources
 from nano_rl.group import form_groups
-from nano_rl.imitation import Reader
-from nano_rl.learner import prepare
+from nano_rl.imitation.demonstrations import reader_of
+from nano_rl.imitation.rows import Reader
 from nano_rl.metrics import read_metrics
+from nano_rl.model.learner import prepare
 from nano_rl.tiny import build_tiny
 from nano_rl.train import train
 from nano_shared import Completion, Finish, Sampling, StopReason, Task, Trajectory, Turn, TurnTokens

@@ -16,12 +16,12 @@ from looping import weights as weights_of
 
 from nano_coder.runtime import open_weights
 from nano_rl import train as loop_module
-from nano_rl.best import save_best
+from nano_rl.checkpoints.best import save_best
 from nano_rl.config import GuardConfig, OptimizerConfig
 from nano_rl.gather import Sources
+from nano_rl.logs.used import read_used
 from nano_rl.metrics import read_metrics
-from nano_rl.states import States
-from nano_rl.used import read_used
+from nano_rl.resume.states import States
 from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.store import LogStore
 
@@ -231,7 +231,7 @@ def test_runs_that_were_learned_from_must_be_on_record(tiny: Path, tmp_path: Pat
 
 
 def test_settings_are_compared_where_they_decide(tiny: Path) -> None:
-    from nano_rl.identity import Identity, difference
+    from nano_rl.resume.identity import Identity, difference
 
     def identity(**changed: object) -> Identity:
         config = CONFIG.model_copy(update=changed).model_dump(mode="json")

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from nano_rl.batch import Batch
 from nano_rl.config import ObjectiveConfig
-from nano_rl.logprob import TokenScores, can_share, loss_and_scores, score_tokens
 from nano_rl.loss import policy_loss
+from nano_rl.model.logprob import TokenScores, can_share, loss_and_scores, score_tokens
 from nano_rl.sample import TrainSample
-from nano_rl.tree import build_tree
-from nano_rl.tree_forward import tree_hidden
+from nano_rl.trees.forward import tree_hidden
+from nano_rl.trees.tree import build_tree
 
 shared_model = cache(family)
 CONFIG = ObjectiveConfig(beta=0.1)

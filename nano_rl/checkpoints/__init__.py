@@ -1,0 +1,1 @@
+"""Checkpoints: written, evaluated, promoted, traced back to where they come from."""

@@ -1,0 +1,1 @@
+"""Imitation: where demonstrations come from, their rows, and the training on them."""

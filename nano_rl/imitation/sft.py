@@ -1,0 +1,51 @@
+"""Imitation: the warm start. Every epoch sees every row once, in a seeded order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from nano_rl.batch import Batch, make_batches
+from nano_rl.config import GuardConfig, SftConfig
+from nano_rl.epochs import step_indices
+from nano_rl.guards import check_step
+from nano_rl.loss import sft_loss
+from nano_rl.model.learner import Learner
+from nano_rl.model.logprob import TokenScores, can_share, loss_and_scores
+from nano_rl.offline import OnStep, run_steps
+from nano_rl.sample import TrainSample
+from nano_shared.errors import UsageError
+
+
+def train_sft(
+    model: nn.Module, samples: Sequence[TrainSample], config: SftConfig, folder: Path, on_step: OnStep
+) -> int:
+    """Train in place, going on from a state that lies under `folder`. Returns the steps done in all.
+
+    A step is `config.batch` rows, whatever the micro-batches that `max_tokens` cuts them into: gradients are
+    accumulated over them, and each trained token weighs the same. Raises UsageError without any row.
+    """
+    if not samples:
+        raise UsageError("there is nothing to imitate: no row is left; name other tasks, runs or messages")
+    total = math.ceil(len(samples) * config.epochs / config.batch)
+    learner = Learner(model, config.optimizer, steps=total)
+
+    def do_step(step: int) -> dict[str, float]:
+        indices = step_indices(step, size=len(samples), batch=config.batch, seed=config.seed)
+        chosen = [samples[i] for i in indices]
+        batches = make_batches(chosen, max_tokens=config.max_tokens, trees=can_share(model))
+        values = learner.update(batches, _objective, lambda m: check_step(m, GuardConfig()))
+        return {**values, "seen": float(sum(len(sample.ids) for sample in chosen))}
+
+    end = min(total, config.stop_after or total)
+    return run_steps(learner, do_step, end=end, folder=folder, save_every=config.save_every, on_step=on_step)
+
+
+def _objective(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+    def loss(scores: TokenScores, tokens: Batch) -> tuple[Tensor, dict[str, float]]:
+        return sft_loss(scores.logprobs_BT, tokens)
+
+    return loss_and_scores(model, batch, loss, separable=True, entropy=False)

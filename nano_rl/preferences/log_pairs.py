@@ -1,0 +1,230 @@
+"""Preference pairs out of the log: a success against a failure of the same task, what people said or wrote
+instead, and what a judge or a constitution prefers."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+from nano_coder.runtime import PROFILES, Refusal, serving_profile
+from nano_rl.imitation.rows import run_messages
+from nano_rl.logs.admission import Bench, looked_at
+from nano_rl.preferences.edit_pairs import edit_pairs
+from nano_rl.preferences.pairs import Exact, PreferencePair, TokenRow
+from nano_rl.rewards import outcome
+from nano_rl.rewards.human import opinion
+from nano_rl.sample import to_samples
+from nano_rl.tasks.impossible import is_control
+from nano_shared.errors import LogError
+from nano_shared.feedback import FeedbackKind
+from nano_shared.store import LogStore
+from nano_shared.types import Message, Role, Split, Trajectory, Trust
+
+Source = Literal["graded", "feedback", "edit", "judge", "constitution"]
+SOURCES: tuple[Source, ...] = ("graded", "feedback", "edit")
+"""what the log says by itself; a judge and a constitution are asked"""
+Groups = Sequence[Sequence[Trajectory]]
+Asked = Callable[[Groups, Counter[str]], Mapping[str, float]]
+"""runs by task -> run id -> worth between 0 and 1, and what got none is counted by its reason"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPairs:
+    """The pairs of a log, and what made none, counted by its reason."""
+
+    pairs: tuple[PreferencePair, ...]
+    refused: Counter[str]
+
+
+def log_pairs(
+    store: LogStore,
+    *,
+    sources: Collection[Source] = SOURCES,
+    per_task: int = 4,
+    seed: int = 0,
+    asked: Mapping[Source, Asked] | None = None,
+) -> LogPairs:
+    """Pairs of runs of one task, read under one template and profile; each names its source.
+
+    Forks are paired with forks of the same step: what they took over is their prompt. A damaged run, by the
+    codes of admission, makes no pair of any source, nor does a copy of another.
+
+    `graded`: a run that passed against one that did not, each run in one pair at most and at most `per_task`
+    pairs a task, in a seeded order. `feedback`: what a `prefer` row says, and runs that people liked (above
+    one half on the scale of the reward part `human`) against runs that they did not. `edit`: what somebody
+    wrote in place of a run's words (`edit_pairs.py`). `judge`: above one half against below it.
+    `constitution`: a run that kept all principles against one that broke some. The last two are in `asked`.
+    """
+    refused: Counter[str] = Counter()
+    runs = [run for run in _whole(store, refused) if _admitted(run, refused)]
+    pairs: list[PreferencePair] = []
+    if "feedback" in sources:
+        pairs += _preferred(store, runs, refused)
+        opinions = {run.id: opinion(run.id, store.feedback(run.id)) for run in runs}
+        pairs += _opposed(runs, opinions, "feedback", per_task, seed, refused)
+    if "edit" in sources:
+        pairs += [pair for run in runs for pair in edit_pairs(store, run, refused)]
+    for source, ask in (asked or {}).items():
+        worth: dict[str, float | None] = dict(ask(list(_alike(runs).values()), refused))
+        pairs += _opposed(runs, worth, source, per_task, seed, refused)
+    if "graded" in sources:
+        graded = {run.id: outcome(run.verdict) if _trusted(run, refused) else None for run in runs}
+        pairs += _opposed(runs, graded, "graded", per_task, seed, refused)
+    kept: dict[tuple[str | None, str | None], PreferencePair] = {}
+    edits: list[PreferencePair] = []
+    for pair in pairs:
+        if pair.chosen_run is None:  # an edit, which is no other run
+            edits.append(pair)
+            continue
+        # what people said comes first, and stands against what a grader says of the same two runs
+        if (pair.rejected_run, pair.chosen_run) not in kept:
+            kept.setdefault((pair.chosen_run, pair.rejected_run), pair)
+    return LogPairs(pairs=(*kept.values(), *edits), refused=refused)
+
+
+def _whole(store: LogStore, refused: Counter[str]) -> Iterator[Trajectory]:
+    """The runs that hold what happened, each once, oldest first."""
+    kept = []
+    for looked in looked_at(store.facts(), Bench()):
+        for run, code in looked:
+            if code is not None and (code.damage or code is Refusal.DUPLICATE):
+                refused[code.value] += 1
+            else:
+                kept.append((run.started, run.id))
+    for _, run_id in sorted(kept):
+        yield store.get(run_id)
+
+
+def _admitted(run: Trajectory, refused: Counter[str]) -> bool:
+    profile = PROFILES.get(run.profile)
+    reason = None
+    if run.stop is None or run.stop.ours:
+        reason = "unfinished, or a failure of ours"
+    elif not run.own_turns:
+        reason = "no turns"
+    elif run.task.split is Split.TEST:
+        reason = "of the test split"
+    elif is_control(run.task):
+        reason = "impossible control"
+    elif profile is None or serving_profile(profile, run.task).hash != run.profile_hash:
+        reason = "made under another profile of that name"
+    if reason:
+        refused[reason] += 1
+    return reason is None
+
+
+def _trusted(run: Trajectory, refused: Counter[str]) -> bool:
+    trusted = run.verdict is not None and run.verdict.trust not in (Trust.JUDGE, Trust.NONE)
+    if not trusted:
+        refused["no verdict that can be trusted"] += 1
+    return trusted
+
+
+def _preferred(
+    store: LogStore, runs: Sequence[Trajectory], refused: Counter[str]
+) -> Iterator[PreferencePair]:
+    by_id = {run.id: run for run in runs}
+    for run in runs:
+        for row in store.feedback(run.id):
+            if row.kind is not FeedbackKind.PREFER:
+                continue
+            try:
+                other = by_id.get(store.resolve(row.text or ""))
+            except LogError:
+                other = None
+            if other is None:
+                refused["preferred to a run that is not in the log, or refused"] += 1
+            elif other.task.key != run.task.key:
+                refused["preferred to a run of another task"] += 1
+            else:
+                yield from _pair(run, other, "feedback", refused)
+
+
+def _opposed(
+    runs: Iterable[Trajectory],
+    worth: dict[str, float | None],
+    source: Source,
+    per_task: int,
+    seed: int,
+    refused: Counter[str],
+) -> Iterator[PreferencePair]:
+    """Graded, constitution: a whole success against less. Otherwise: above one half against below it."""
+    passed = 1.0 if source in ("graded", "constitution") else 0.5
+    for key, members in _alike(run for run in runs if worth.get(run.id) is not None).items():
+        good = [r for r in members if _number(worth, r) > 0.5 and _number(worth, r) >= passed]
+        bad = [r for r in members if _number(worth, r) < passed]
+        if not (good and bad):
+            refused[f"{source}: no other of its task to compare with"] += len(members)
+            continue
+        for side in (good, bad):
+            Random(f"pairs {seed} {key[0]}").shuffle(side)
+        for chosen, rejected in list(zip(good, bad, strict=False))[:per_task]:
+            yield from _pair(chosen, rejected, source, refused)
+
+
+def _alike(runs: Iterable[Trajectory]) -> dict[tuple[object, ...], list[Trajectory]]:
+    """Runs that may be compared: of one task, or forks of one step of a run; of one content of the task,
+    under one template and profile, all with tokens or none."""
+    groups: dict[tuple[object, ...], list[Trajectory]] = defaultdict(list)
+    for run in runs:
+        under = (run.template_hash, run.profile_hash, run.has_tokens)
+        groups[run.group_key, run.task.id, *under].append(run)
+    return groups
+
+
+def _number(worth: dict[str, float | None], run: Trajectory) -> float:
+    value = worth[run.id]
+    assert value is not None  # `_opposed` has left the others out
+    return value
+
+
+def _pair(
+    chosen: Trajectory, rejected: Trajectory, source: Source, refused: Counter[str]
+) -> Iterator[PreferencePair]:
+    # where one went on from a step of the other, or of what the other went on from, they part after that step
+    shared = max(chosen.inherited, rejected.inherited)
+    if chosen.turns[:shared] != rejected.turns[:shared]:
+        refused["they went on from different steps"] += 1
+        return
+    chosen, rejected = (run.model_copy(update={"parent_step": shared}) for run in (chosen, rejected))
+    if not (chosen.own_turns and rejected.own_turns):
+        refused["one has nothing after the step that the other went on from"] += 1
+        return
+    prompt, answer = _conversation(chosen)
+    _, other = _conversation(rejected)
+    exact = _exact(chosen, rejected)
+    if answer == other or (exact is not None and exact.chosen == exact.rejected):
+        refused["both runs say the same"] += 1
+        return
+    yield PreferencePair(
+        prompt=prompt, chosen=answer, rejected=other, source=source, task=chosen.task.key,
+        task_id=chosen.task.id, split=chosen.task.split, chosen_run=chosen.id,
+        rejected_run=rejected.id, exact=exact,
+    )  # fmt: skip
+
+
+def pair_of(chosen: Trajectory, rejected: Trajectory) -> PreferencePair | None:
+    """The pair of two runs of one task, by what graded them; None where both say the same."""
+    return next(_pair(chosen, rejected, "graded", Counter()), None)
+
+
+def _conversation(run: Trajectory) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """What the policy read before its own first word, and all that followed up to its last."""
+    messages = run_messages(run, PROFILES[run.profile])
+    said = [i for i, m in enumerate(messages) if m.role is Role.ASSISTANT]
+    first, last = said[run.inherited], said[-1]
+    return tuple(messages[:first]), tuple(messages[first : last + 1])
+
+
+def _exact(chosen: Trajectory, rejected: Trajectory) -> Exact | None:
+    """The logged tokens of both, where both have them under one template."""
+    if not (chosen.has_tokens and rejected.has_tokens and chosen.template_hash == rejected.template_hash):
+        return None
+    sides = [
+        tuple(TokenRow(ids=row.ids, mask=row.mask) for row in to_samples(run, 1.0, imitation=True))
+        for run in (chosen, rejected)
+    ]
+    return Exact(template_hash=chosen.template_hash, chosen=sides[0], rejected=sides[1])

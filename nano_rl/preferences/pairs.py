@@ -1,0 +1,199 @@
+"""Preference pairs: a JSON line each, with the exact tokens where they were logged and the texts always.
+
+A row needs `prompt`, `chosen` and `rejected`: text, or lists of `{"role", "content"}` messages, as preference
+data is commonly published. Rows that nano wrote also name both runs and hold the rows of tokens that the
+policy read and sampled, under the hash of its template: such a pair is trained token for token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from nano_rl.exchange.jsonl import read_rows, validated, write_lines
+from nano_rl.exchange.refusal import Refusal, Refused
+from nano_rl.imitation.rows import Reader
+from nano_rl.sample import TrainSample
+from nano_shared.errors import PolicyError, UsageError
+from nano_shared.types import Message, Role, Split, Value
+
+
+class TokenRow(Value):
+    """One token row of a run."""
+
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]
+    """1 exactly on tokens that the policy sampled"""
+
+    @model_validator(mode="after")
+    def _aligned(self) -> TokenRow:
+        if len(self.ids) != len(self.mask) or set(self.mask) - {0, 1}:
+            raise ValueError("ids and mask must be of one length, and the mask of 0 and 1")
+        if 1 not in self.mask or self.mask[0] == 1:
+            raise ValueError("a row needs a sampled token, and one before it")
+        if min(self.ids) < 0:
+            raise ValueError("token ids are not negative")
+        return self
+
+
+class Exact(Value):
+    """The tokens of both sides, and whose tokens they are."""
+
+    template_hash: str
+    chosen: tuple[TokenRow, ...] = Field(min_length=1)
+    rejected: tuple[TokenRow, ...] = Field(min_length=1)
+
+
+class PreferencePair(Value):
+    prompt: tuple[Message, ...] = Field(min_length=1)
+    chosen: tuple[Message, ...] = Field(min_length=1)
+    """what followed the prompt: assistant messages, and observations between them"""
+    rejected: tuple[Message, ...] = Field(min_length=1)
+    source: str = "file"
+    """who preferred: graded, feedback, edit, judge, constitution, or what a file says"""
+    task: str | None = None
+    """key of the task that both tried"""
+    task_id: str | None = None
+    """hash of that task: a checkpoint lists what it was trained on, so that it is not promoted on it"""
+    split: Split | None = None
+    chosen_run: str | None = None
+    rejected_run: str | None = None
+    exact: Exact | None = None
+    """None: text alone, to be encoded where it is trained"""
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _prompt(cls, value: Any) -> Any:
+        return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+    @field_validator("chosen", "rejected", mode="before")
+    @classmethod
+    def _answer(cls, value: Any) -> Any:
+        return [{"role": "assistant", "content": value}] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _differ(self) -> PreferencePair:
+        for name in ("chosen", "rejected"):
+            if all(m.role is not Role.ASSISTANT for m in getattr(self, name)):
+                raise ValueError(f"{name} holds no assistant message")
+        alike = self.chosen == self.rejected
+        if alike if self.exact is None else self.exact.chosen == self.exact.rejected:
+            raise ValueError("chosen and rejected are the same: nothing is preferred; leave the row out")
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairTask:
+    """What a pair knows of the task that both sides tried."""
+
+    id: str
+    split: Split | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairRows:
+    """A pair as one policy reads it: the token rows of both sides, with all that was written trained."""
+
+    chosen: tuple[TrainSample, ...]
+    rejected: tuple[TrainSample, ...]
+    prompt_key: str
+    """the same for pairs on one task or prompt"""
+    encoded: bool
+    """the pair was text alone and was encoded here for the first time"""
+    task: PairTask | None = None
+
+    @property
+    def run_ids(self) -> list[str]:
+        return [self.chosen[0].run_id, self.rejected[0].run_id]
+
+
+def read_pairs(path: Path) -> list[PreferencePair]:
+    """All pairs of a JSON lines file. Raises UsageError with line and field of the first bad row, and for a
+    file without any."""
+    pairs = []
+    for where, row in read_rows(path):
+        try:
+            if isinstance(row, Refusal):
+                raise Refused(row.field, row.why)
+            pairs.append(validated(PreferencePair, row))
+        except Refused as problem:
+            raise UsageError(f"{where}: {problem}") from None
+    if not pairs:
+        raise UsageError(f"{path} holds no preference pair; nano-rl preferences build writes some from a log")
+    return pairs
+
+
+def write_pairs(path: Path, pairs: Iterable[PreferencePair]) -> None:
+    write_lines(path, (pair.model_dump_json(exclude_none=True) for pair in pairs))
+
+
+def pair_rows(pairs: Sequence[PreferencePair], reader: Reader, *, vocabulary: int) -> list[PairRows]:
+    """The pairs as token rows of one policy: logged tokens as they are, texts by its template.
+
+    Raises UsageError for logged tokens of another template, profile or vocabulary, naming the pair.
+    """
+    return [_rows(f"pair {number}", pair, reader, vocabulary) for number, pair in enumerate(pairs, start=1)]
+
+
+def _rows(name: str, pair: PreferencePair, reader: Reader, vocabulary: int) -> PairRows:
+    key = pair.task or "\n".join(m.content for m in pair.prompt)
+    names = (pair.chosen_run or f"{name} chosen", pair.rejected_run or f"{name} rejected")
+    if pair.exact is None:
+        sides = [
+            (_encoded(f"{name} {side}", pair.prompt, answer, reader, run),)
+            for side, answer, run in zip(
+                ("chosen", "rejected"), (pair.chosen, pair.rejected), names, strict=True
+            )
+        ]
+    else:
+        _refuse_foreign(name, pair, reader, vocabulary)
+        exact = (pair.exact.chosen, pair.exact.rejected)
+        sides = [tuple(_sample(run, row) for row in rows) for run, rows in zip(names, exact, strict=True)]
+    return PairRows(
+        chosen=sides[0], rejected=sides[1], prompt_key=key, encoded=pair.exact is None,
+        task=PairTask(id=pair.task_id, split=pair.split) if pair.task_id else None,
+    )  # fmt: skip
+
+
+def _encoded(
+    name: str, prompt: Sequence[Message], answer: Sequence[Message], reader: Reader, run: str
+) -> TrainSample:
+    # assistant messages in the prompt are context: whoever wrote them, they were not compared
+    trained = [False] * len(prompt) + [m.role is Role.ASSISTANT for m in answer]
+    try:
+        return replace(reader.messages(name, (*prompt, *answer), trained), run_id=run)
+    except PolicyError as problem:
+        raise UsageError(f"{name}: {problem}") from None
+
+
+def _refuse_foreign(name: str, pair: PreferencePair, reader: Reader, vocabulary: int) -> None:
+    assert pair.exact is not None
+    cure = "name the --model that sampled it, or take `exact` out of the row, and its text is encoded"
+    if pair.exact.template_hash != reader.template.template_hash:
+        raise UsageError(f"{name} holds tokens of another chat template than this policy's; {cure}")
+    rows = (*pair.exact.chosen, *pair.exact.rejected)
+    texts = [m.content for m in (*pair.chosen, *pair.rejected) if m.role is Role.ASSISTANT]
+    turns = [turn for row in rows for turn in _written(row, reader)]
+    if max(max(row.ids) for row in rows) >= vocabulary or not all(
+        any(turn.startswith(text) for turn in turns) for text in texts
+    ):
+        raise UsageError(f"{name} holds tokens of another vocabulary than this policy's; {cure}")
+
+
+def _written(row: TokenRow, reader: Reader) -> list[str]:
+    """The text of each stretch of sampled tokens."""
+    stretches = groupby(zip(row.ids, row.mask, strict=True), key=lambda pair: pair[1])
+    return [reader.template.encoder.decode([i for i, _ in part]) for m, part in stretches if m]
+
+
+def _sample(run: str, row: TokenRow) -> TrainSample:
+    zeros = (0,) * len(row.ids)
+    return TrainSample(
+        run_id=run, ids=row.ids, mask=row.mask, logprobs=tuple(map(float, zeros)), versions=zeros,
+        advantage=1.0, temperature=1.0,
+    )  # fmt: skip

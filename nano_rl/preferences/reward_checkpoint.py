@@ -1,0 +1,165 @@
+"""Reward models on disk: a sequence classifier with one label, as transformers loads it, and our manifest."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nano_coder.runtime import ChatTemplate, OpenedWeights, find_profile, quiet_transformers, runtime_version
+from nano_rl.config import Config
+from nano_rl.imitation.rows import Reader
+from nano_rl.model.scalar_model import ScalarModel, by_budget
+from nano_rl.page.calibration import CALIBRATION
+from nano_rl.preferences.reward_model import Report, row_scores
+from nano_shared.checkpoint import (
+    Listed,
+    Manifest,
+    TrainedOn,
+    atomic_checkpoint,
+    read_checkpoint,
+    resolve_checkpoint,
+    write_manifest,
+)
+from nano_shared.errors import UsageError
+from nano_shared.hashing import content_hash
+from nano_shared.types import Trajectory
+
+KIND = "reward_model"
+MAX_TOKENS = 8192
+"""positions of one micro-batch when runs are scored"""
+
+
+def save_reward_model(
+    target: Path,
+    model: ScalarModel,
+    opened: OpenedWeights,
+    *,
+    parent: str,
+    config: Config,
+    steps: int,
+    run_ids: Iterable[str],
+    tasks: Iterable[Listed] = (),
+    report: Report,
+    page: str | None = None,
+) -> Manifest:
+    """Write a reward model, an adapter merged into it, whole or not at all; `page` is its calibration.html.
+
+    Raises CheckpointError where the target exists or the disk is full, UsageError for an architecture that
+    transformers has no classifier for.
+    """
+    classifier = _classifier(model, opened)
+    profile = opened.profile
+    template = profile.chat_template or opened.loaded.chat_template
+    with atomic_checkpoint(target) as folder:
+        classifier.save_pretrained(folder)
+        opened.loaded.tokenizer.save_pretrained(folder)
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+        if page is not None:
+            (folder / CALIBRATION).write_text(page, encoding="utf-8", newline="\n")
+        write_manifest(
+            folder,
+            Manifest(
+                name=target.name,
+                kind=KIND,
+                base_model=opened.loaded.id,
+                parent=parent,
+                profile=profile.name,
+                profile_hash=profile.hash,
+                template_hash=content_hash(template),
+                tools_hash=profile.tools_hash,
+                policy_version=steps,
+                trained_on=TrainedOn.of(run_ids, tasks),
+                config=config.model_dump(mode="json"),
+                metrics=dict(report.metrics()),
+                code_version=runtime_version,
+                created=time.time(),
+            ),
+        )
+    return read_checkpoint(target)
+
+
+class SavedRewardModel:
+    """A reward model that was opened: scores runs of the policies whose tokens it reads."""
+
+    def __init__(self, name: str, model: ScalarModel, reader: Reader, *, context_limit: int) -> None:
+        self.name = name
+        self.model = model
+        self._reader = reader
+        self._context_limit = context_limit
+
+    @torch.no_grad()
+    def __call__(self, runs: Sequence[Trajectory]) -> list[float]:
+        """[G] the score of each run: log-odds, up to a constant. A run that wrote nothing scores lowest, and
+        of one that is longer than the model reads, the last tokens are read.
+
+        Raises UsageError for a run of another template or vocabulary.
+        """
+        scores = [-float("inf")] * len(runs)
+        written = [i for i, run in enumerate(runs) if run.turns]
+        rows = [self._row(runs[i])[-self._context_limit :] for i in written]
+        for part in by_budget([len(row) for row in rows], MAX_TOKENS):
+            for place, score in zip(
+                part, row_scores(self.model, [rows[p] for p in part]).tolist(), strict=True
+            ):
+                scores[written[place]] = score
+        return scores
+
+    def _row(self, run: Trajectory) -> tuple[int, ...]:
+        if run.has_tokens and not self._reader.reads(run):
+            raise UsageError(
+                f"run {run.id} holds tokens of another template or vocabulary than reward model {self.name}"
+                " reads; train one on this policy's backbone: nano-rl reward-model --model POLICY"
+            )
+        return self._reader.rows(run)[-1].ids
+
+
+def open_reward_model(name: str) -> SavedRewardModel | None:
+    """The reward model of a checkpoint; None where it is a policy's. Raises CheckpointError for a checkpoint
+    that is not there or is damaged."""
+    folder = resolve_checkpoint(name)
+    manifest = read_checkpoint(folder)
+    if manifest.kind != KIND:
+        return None
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    with quiet_transformers():
+        classifier: Any = AutoModelForSequenceClassification.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model = ScalarModel(classifier, bias=False)
+    with torch.no_grad():
+        model.head.weight.copy_(classifier.score.weight)
+    template = ChatTemplate((folder / "chat_template.jinja").read_text(encoding="utf-8"), tokenizer)
+    reader = Reader(profile=find_profile(manifest.profile), template=template, eos_id=tokenizer.eos_token_id)
+    limit = int(classifier.config.max_position_embeddings)
+    return SavedRewardModel(manifest.name, model.requires_grad_(False), reader, context_limit=limit)
+
+
+def _classifier(model: ScalarModel, opened: OpenedWeights) -> Any:
+    from transformers import AutoModelForSequenceClassification
+
+    lm: Any = copy.deepcopy(model.lm)
+    if hasattr(lm, "peft_config"):
+        lm = lm.merge_and_unload()
+    config = copy.deepcopy(lm.config)
+    config.num_labels = 1
+    config.pad_token_id = opened.loaded.pad_id
+    with torch.random.fork_rng(devices=[]), quiet_transformers():
+        try:
+            classifier: Any = AutoModelForSequenceClassification.from_config(config)
+        except ValueError:
+            raise UsageError(
+                f"{type(lm).__name__} has no classifier in transformers to save a reward model as;"
+                " use a Llama, Qwen or other common backbone"
+            ) from None
+    classifier = classifier.to(next(lm.parameters()).dtype)
+    classifier.model.load_state_dict(lm.model.state_dict())
+    with torch.no_grad():
+        classifier.score.weight.copy_(model.head.weight)
+    return classifier

@@ -1,0 +1,188 @@
+"""Reward models: which of two runs people would prefer, learned from pairs on the policy's own backbone.
+
+    P(chosen preferred) = sigmoid(r(chosen) - r(rejected))      loss = mean over pairs of -log P
+
+Bradley and Terry 1952, as in Ouyang et al. 2022 (arXiv 2203.02155). r is a linear head in float32 on the last
+token of a run's last row, so it reads what the policy read and wrote. Left out: margins, several heads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from nano_rl.config import GuardConfig
+from nano_rl.epochs import step_indices
+from nano_rl.guards import check_step
+from nano_rl.model.learner import Learner
+from nano_rl.model.scalar_model import ScalarModel, by_budget, padded
+from nano_rl.offline import OnStep, run_steps
+from nano_rl.preferences.config import RewardModelConfig
+from nano_rl.preferences.pairs import PairRows
+from nano_shared.errors import UsageError
+
+BINS = 5
+"""of the calibration, between a confidence of one half and certainty"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bin:
+    """Held-out pairs that the model was about equally sure of."""
+
+    low: float
+    high: float
+    pairs: int
+    confidence: float
+    """mean probability of the side that it preferred"""
+    accuracy: float
+    """share of the pairs in which that side was the chosen one"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """How well a reward model predicts pairs that it was not trained on."""
+
+    pairs: int
+    accuracy: float
+    """a tie counts half"""
+    log_loss: float
+    """nats a pair; log 2 = 0.693 is that of a coin"""
+    calibration_error: float
+    """mean distance of confidence and accuracy over the bins, weighted by their pairs"""
+    bins: tuple[Bin, ...]
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "held_out_pairs": float(self.pairs),
+            "held_out_accuracy": self.accuracy,
+            "held_out_log_loss": self.log_loss,
+            "held_out_calibration_error": self.calibration_error,
+        }
+
+
+def train_reward_model(
+    model: ScalarModel, pairs: Sequence[PairRows], config: RewardModelConfig, folder: Path, on_step: OnStep
+) -> int:
+    """Train in place, going on from a state that lies under `folder`. Returns the steps done in all.
+
+    Each step reports `accuracy` and `margin`, means over its pairs.
+    """
+    total = math.ceil(len(pairs) * config.epochs / config.batch)
+    learner = Learner(model, config.optimizer, steps=total)
+
+    def do_step(step: int) -> dict[str, float]:
+        indices = step_indices(step, size=len(pairs), batch=config.batch, seed=config.seed)
+        chosen = [pairs[i] for i in indices]
+        margins: list[float] = []
+
+        def objective(module: nn.Module, part: Sequence[PairRows]) -> tuple[Tensor, dict[str, float]]:
+            margin_P = pair_margins(module, part)
+            loss = bradley_terry(margin_P).sum() / len(chosen)
+            margins.extend(margin_P.tolist())
+            return loss, {"loss": loss.item()}
+
+        values = learner.update(
+            _parts(chosen, config.max_tokens), objective, lambda m: check_step(m, GuardConfig())
+        )
+        seen = sum(len(row.ids) for pair in chosen for row in (pair.chosen[-1], pair.rejected[-1]))
+        accuracy = sum(m > 0 for m in margins) / len(margins)
+        return {
+            **values,
+            "accuracy": accuracy,
+            "margin": math.fsum(margins) / len(margins),
+            "seen": float(seen),
+        }
+
+    return run_steps(
+        learner, do_step, end=total, folder=folder, save_every=config.save_every, on_step=on_step
+    )
+
+
+def bradley_terry(margin_P: Tensor) -> Tensor:
+    """[P] the loss of each pair from r(chosen) - r(rejected)."""
+    return -logsigmoid(margin_P)
+
+
+def pair_margins(model: nn.Module, pairs: Sequence[PairRows]) -> Tensor:
+    """[P] r(chosen) - r(rejected)."""
+    rows = [pair.chosen[-1].ids for pair in pairs] + [pair.rejected[-1].ids for pair in pairs]
+    worth_2P = row_scores(model, rows)
+    return worth_2P[: len(pairs)] - worth_2P[len(pairs) :]
+
+
+def row_scores(model: nn.Module, rows: Sequence[Sequence[int]]) -> Tensor:
+    """[B] what the model says at the last token of each row."""
+    device = next(model.parameters()).device
+    ids_BT = padded(rows, torch.int64).to(device)
+    attention_BT = padded([[1] * len(row) for row in rows], torch.int64).to(device)
+    worth_BT: Tensor = model(ids_BT, attention_BT)
+    last_B = attention_BT.sum(dim=1) - 1
+    return worth_BT.gather(1, last_B[:, None]).squeeze(1)
+
+
+@torch.no_grad()
+def measure(model: nn.Module, pairs: Sequence[PairRows], *, max_tokens: int) -> Report:
+    """Accuracy and calibration on pairs. Raises ValueError without any."""
+    if not pairs:
+        raise ValueError("no pair to measure on")
+    margins = [m for part in _parts(pairs, max_tokens) for m in pair_margins(model, part).tolist()]
+    bins = _bins(margins)
+    return Report(
+        pairs=len(margins),
+        accuracy=_accuracy(margins),
+        log_loss=math.fsum(bradley_terry(torch.tensor(margins, dtype=torch.float64)).tolist()) / len(margins),
+        calibration_error=sum(b.pairs * abs(b.confidence - b.accuracy) for b in bins) / len(margins),
+        bins=bins,
+    )
+
+
+def held_out(pairs: Sequence[PairRows], share: float, seed: int) -> tuple[list[PairRows], list[PairRows]]:
+    """The pairs to train on and those to measure on; pairs on one task or prompt are never on both sides.
+
+    Raises UsageError where all pairs are on one.
+    """
+    keys = sorted({pair.prompt_key for pair in pairs})
+    if len(keys) < 2:
+        raise UsageError(
+            f"all {len(pairs)} pairs are on one prompt, so none could be held out to measure on; add pairs on"
+            " other tasks"
+        )
+    Random(f"held out {seed}").shuffle(keys)
+    kept = set(keys[: min(max(1, round(share * len(keys))), len(keys) - 1)])
+    train = [pair for pair in pairs if pair.prompt_key not in kept]
+    return train, [pair for pair in pairs if pair.prompt_key in kept]
+
+
+def _parts(pairs: Sequence[PairRows], max_tokens: int) -> list[list[PairRows]]:
+    lengths = [2 * max(len(pair.chosen[-1].ids), len(pair.rejected[-1].ids)) for pair in pairs]
+    return [[pairs[i] for i in part] for part in by_budget(lengths, max_tokens)]
+
+
+def _bins(margins: Sequence[float]) -> tuple[Bin, ...]:
+    width = 0.5 / BINS
+    sure: list[list[tuple[float, float]]] = [[] for _ in range(BINS)]
+    for margin in margins:
+        confidence = 1 / (1 + math.exp(-min(abs(margin), 700.0)))
+        sure[min(int((confidence - 0.5) / width), BINS - 1)].append((confidence, margin))
+    return tuple(
+        Bin(
+            low=0.5 + i * width,
+            high=0.5 + (i + 1) * width,
+            pairs=len(members),
+            confidence=math.fsum(c for c, _ in members) / len(members),
+            accuracy=_accuracy([m for _, m in members]),
+        )
+        for i, members in enumerate(sure)
+        if members
+    )
+
+
+def _accuracy(margins: Sequence[float]) -> float:
+    return math.fsum(1.0 if m > 0 else 0.5 if m == 0 else 0.0 for m in margins) / len(margins)

@@ -1,0 +1,153 @@
+"""The saved states of a training: one folder a step, whole or absent, the last few and the best kept.
+
+A folder holds a tree (`tensor_tree`) and, written last, `state.json` with the hash of every file. It is
+written by a thread while the next rollouts run, since the weights rest until then; `join` waits for it, and
+is called before they move. So a process that is killed loses at most the step in flight, which ends when its
+state is on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+from pydantic import Field, ValidationError
+
+from nano_rl.resume.identity import Identity
+from nano_rl.resume.tensor_tree import load_tree, save_tree
+from nano_shared.durable import durable_folder, file_hash, sweep, write_text
+from nano_shared.errors import CheckpointError
+from nano_shared.types import Value
+
+STATES = "states"
+"""name of the folder within that of a training"""
+MANIFEST = "state.json"
+TREE = "training"
+VERSION = 1
+
+
+class StateManifest(Value):
+    version: Literal[1] = 1
+    step: int = Field(ge=0)
+    """steps done"""
+    identity: Identity
+    created: float
+    """unix seconds"""
+    files: dict[str, str]
+    """name -> `sha256:` of its bytes"""
+
+
+class States:
+    """The states under `folder`, of which this process is the only writer while `claimed`."""
+
+    def __init__(self, folder: Path, *, keep: int = 2) -> None:
+        """`keep` is how many of the last states stay, beside the best."""
+        self._folder = folder
+        self._keep = keep
+        self._writer = ThreadPoolExecutor(1, "nano-save-state")
+        self._writing: Future[None] | None = None
+
+    @contextmanager
+    def claimed(self) -> Iterator[States]:
+        """Own the states until the block ends, the last one on disk; what killed writers left goes.
+
+        Raises CheckpointError, at once, when another process trains under this name.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(self._folder / ".lock", timeout=0):
+                sweep(self._folder)
+                try:
+                    yield self
+                finally:
+                    self._writer.shutdown(wait=True)
+                self.join()
+        except Timeout:
+            raise CheckpointError(
+                f"{self._folder.parent} is being trained by another process; wait for it, or give another"
+                " --name"
+            ) from None
+
+    def steps(self) -> list[int]:
+        """Steps of which there is a state, ascending."""
+        return sorted(
+            int(path.parent.name)
+            for path in self._folder.glob(f"*/{MANIFEST}")
+            if path.parent.name.isdecimal()
+        )
+
+    def save(self, step: int, tree: Any, identity: Identity, *, best: int | None = None) -> None:
+        """Begin to write the state after `step` steps; `best` is a step whose state outlives the last ones.
+
+        The tensors of `tree` must rest until `join`.
+        """
+        self.join()
+        self._writing = self._writer.submit(self._write, step, tree, identity, best)
+
+    def join(self) -> None:
+        """Wait until the state is on disk. Raises CheckpointError where that failed: the older are intact."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def read(self, step: int) -> tuple[StateManifest, Any]:
+        """The state after `step` steps. Raises CheckpointError for one that is missing, damaged or newer."""
+        path = self._folder / f"{step:08d}"
+        manifest = _manifest(path)
+        for name, expected in manifest.files.items():
+            if not (path / name).is_file() or file_hash(path / name) != expected:
+                raise CheckpointError(
+                    f"state {path}: {name} is missing or corrupt; delete that folder to go on from the state"
+                    " before it"
+                )
+        return manifest, load_tree(path, TREE)
+
+    def _write(self, step: int, tree: Any, identity: Identity, best: int | None) -> None:
+        target = self._folder / f"{step:08d}"
+        if target.exists():  # of a state that could not be read, and had no manifest
+            self._remove(target)
+        with durable_folder(target, CheckpointError) as folder:
+            save_tree(folder, TREE, tree)
+            manifest = StateManifest(
+                step=step,
+                identity=identity,
+                created=time.time(),
+                files={path.name: file_hash(path) for path in sorted(folder.iterdir())},
+            )
+            write_text(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n", CheckpointError)
+        for old in self.steps()[: -self._keep]:
+            if old != best:
+                self._remove(self._folder / f"{old:08d}")
+
+    def _remove(self, path: Path) -> None:
+        gone = path.parent / f".{path.name}.tmp-{secrets.token_hex(4)}"
+        path.rename(gone)  # so that a kill in the middle leaves no half of a state
+        shutil.rmtree(gone)
+
+
+def _manifest(path: Path) -> StateManifest:
+    try:
+        value = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"no state at {path}") from None
+    except ValueError as error:
+        raise CheckpointError(f"state {path}: {MANIFEST} is corrupt ({error})") from error
+    version = value.get("version") if isinstance(value, dict) else None
+    if isinstance(version, int) and version > VERSION:
+        raise CheckpointError(
+            f"state {path} was written by a newer nano (version {version}, this one reads {VERSION})"
+        )
+    try:
+        return StateManifest.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "it"
+        raise CheckpointError(f"state {path}: {MANIFEST}: {where}: {first['msg']}") from error

@@ -1,0 +1,1 @@
+"""Token trees: every shared prefix of a batch is forwarded once."""
