@@ -179,12 +179,13 @@ class TrainConfig(Config):
             return self
         if not self.group_size:
             raise ValueError(
-                "`overlap` rolls out while the trainer learns, and group_size = 0 rolls out none: set one of them"
+                "`overlap` rolls out while the trainer learns, and group_size = 0 rolls out none: set one of"
+                " them"
             )
         if self.objective.tis_cap is None:
             raise ValueError(
-                "`overlap` learns from rollouts that are one version old, which importance weights correct: set"
-                " tis_cap, or leave `overlap` out"
+                "`overlap` learns from rollouts that are one version old, which importance weights correct:"
+                " set tis_cap, or leave `overlap` out"
             )
         if self.objective.max_staleness == 0:
             raise ValueError(

@@ -129,7 +129,8 @@ class OverlappedGatherer(Gatherer):
         return Ahead(step=step, version=version, tasks=tuple(tasks), weights=weights)
 
     def _first(self, step: int) -> list[Task]:
-        assert self._ahead is not None and self._ahead.step == step
+        assert self._ahead is not None
+        assert self._ahead.step == step
         return list(self._ahead.tasks)
 
     def _roll_each(

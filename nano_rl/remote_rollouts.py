@@ -1,8 +1,8 @@
 """Rollouts in a process of their own: weights published, requests told, a worker that dies replaced.
 
 Both sides share a scratch folder, in memory where there is room: the opening, a file for each request, and
-the trained weights, each put in place by a rename. Nothing of it is left when the trainer ends; where that was
-killed, the worker dies with it and the next process that makes a scratch folder removes this one.
+the trained weights, which are put in place by a rename. Nothing of it is left when the trainer ends; where that
+was killed, the worker dies with it and the next process that makes a scratch folder removes this one.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from nano_rl.errors import RolloutsFailed
 from nano_rl.rollout_request import OPENING, Opening, RolloutRequest
 from nano_shared.scratch import ScratchFolder, in_memory, sweep
 
+MODULE = "nano_rl.rollout_worker"
+"""what a worker runs"""
 RESTARTS = 3
 """in a row, of one request; a worker that dies once more ends the training"""
 _LAST_WORDS = "worker.log"
@@ -44,12 +46,14 @@ class WorkerProcess:
     """One worker, from its start to its end."""
 
     def __init__(self, folder: Path, threads: int) -> None:
-        places = dict.fromkeys(str(Path(str(p.__file__)).parents[1]) for p in (nano_rl, nano_coder, nano_shared))
+        places = dict.fromkeys(
+            str(Path(str(p.__file__)).parents[1]) for p in (nano_rl, nano_coder, nano_shared)
+        )
         path = os.pathsep.join([*places, *filter(None, [os.environ.get("PYTHONPATH")])])
         with (folder / _LAST_WORDS).open("wb") as words:
             self._process = subprocess.Popen(
                 # -P: the folder that the user stands in may hold modules of any name
-                [sys.executable, "-P", "-m", "nano_rl.rollout_worker", str(folder)],
+                [sys.executable, "-P", "-m", MODULE, str(folder)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=words,
@@ -183,7 +187,8 @@ class RemoteRollouts:
 
         Raises RolloutsFailed where a request cannot be served, or no worker lives to serve it.
         """
-        assert self._asked is not None and self._worker is not None
+        assert self._asked is not None
+        assert self._worker is not None
         lost = 0
         while True:
             try:
