@@ -1,7 +1,7 @@
 """Rollouts in a process of their own: weights published, requests told, a worker that dies replaced.
 
 Both sides share a scratch folder, in memory where there is room: the opening, a file for each request, and
-the trained weights, which are put in place by a rename. Nothing of it is left when the trainer ends; where that
+the trained weights, which are put in place by a rename. Nothing of it is left when the trainer ends; where it
 was killed, the worker dies with it and the next process that makes a scratch folder removes this one.
 """
 
@@ -133,7 +133,7 @@ class RemoteRollouts:
     def __init__(
         self, opening: Opening, *, threads: int, patience: float, on_restart: Callable[[str], None]
     ) -> None:
-        """`patience` is in seconds of silence; `on_restart` hears what became of a worker that is replaced."""
+        """`patience` is in seconds of silence; `on_restart` hears why a worker is replaced."""
         self._opening, self._threads, self._patience = opening, threads, patience
         self._on_restart = on_restart
         self._scratch: ScratchFolder | None = None
