@@ -1,8 +1,8 @@
 """The process that rolls out the next step while the trainer learns from the last.
 
 `remote_rollouts.py` starts it, as `python -m nano_rl.rollout_worker FOLDER`, and ends it. FOLDER holds the
-opening; each line on stdin names a file there with a request, so that no pipe is ever full. Each line on
-stdout is a JSON object: `beat` (every second, from a thread of its own), `done` (ids of the runs, which are in
+opening; each line on stdin names a file there with a request, so that no pipe is ever full. Each on stdout is
+a JSON object: `beat` (every second, from a thread of its own), `done` (ids of the runs, which are in
 the log, in the order of the request), or `failed` with `exit_code` (an error of ours, after which this
 process ends). It ends with its trainer.
 """
