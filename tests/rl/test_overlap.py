@@ -31,6 +31,8 @@ from nano_shared.errors import ConfigError, UsageError
 from nano_shared.scratch import PREFIX
 from nano_shared.store import LogStore
 
+# a worker imports all of torch: on a machine that is busy with other things that takes a minute each
+pytestmark = pytest.mark.timeout(1800)
 HERE = Path(__file__).parent
 AHEAD = CONFIG.model_copy(update={"overlap": True, "heartbeat_seconds": 120.0, "refill": 1})
 """patient, for a machine that is busy with other things"""
@@ -129,6 +131,7 @@ def test_stale_tokens_are_weighted_by_what_sampled_them_and_trip_no_guard(whole:
     assert all(share < 1 for share in column(whole, "ess")[1:])
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_a_training_bit_for_bit(tiny: Path, whole: Loop, tmp_path: Path) -> None:
     again = Loop(tiny, tmp_path / "again")
     again.go(AHEAD)
