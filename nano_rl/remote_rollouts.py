@@ -22,7 +22,6 @@ from typing import Any
 
 from torch import Tensor
 
-import nano_coder
 import nano_rl
 import nano_shared
 from nano_rl.errors import RolloutsFailed
