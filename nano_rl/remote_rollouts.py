@@ -46,7 +46,9 @@ class WorkerProcess:
 
     def __init__(self, folder: Path, threads: int) -> None:
         places = dict.fromkeys(
-            str(Path(str(p.__file__)).parents[1]) for p in (nano_rl, nano_coder, nano_shared)
+            # nano_coder lies beside nano_rl
+            str(Path(str(p.__file__)).parents[1])
+            for p in (nano_rl, nano_shared)
         )
         path = os.pathsep.join([*places, *filter(None, [os.environ.get("PYTHONPATH")])])
         with (folder / _LAST_WORDS).open("wb") as words:
