@@ -130,6 +130,11 @@ class TrainConfig(Config):
     scheduler: Scheduler = "lockstep"
     """of rollouts: lockstep decodes in rounds that a seed reproduces bit for bit; free decodes each request
     when it comes"""
+    overlap: bool = False
+    """roll out the next step in a process of its own while this one is learned from: its rollouts are one
+    policy version old, which importance weights correct, and the weights lie in memory twice"""
+    heartbeat_seconds: float = Field(60.0, ge=2)
+    """with `overlap`: silence after which the rollout process is taken for dead and replaced"""
     shuffle_rewards: bool = False
     """negative control: rewards are permuted over the step, so nothing can be learned"""
     reward: RewardConfig | None = None
@@ -165,6 +170,27 @@ class TrainConfig(Config):
             raise ValueError(
                 "group_size = 1: a group of 1 has nothing to be compared with, so every advantage would be 0;"
                 " use at least 2 rollouts of each task, objective = ppo, or baseline = task or level"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _overlappable(self) -> TrainConfig:
+        if not self.overlap:
+            return self
+        if not self.group_size:
+            raise ValueError(
+                "`overlap` rolls out while the trainer learns, and group_size = 0 rolls out none: set one of"
+                " them"
+            )
+        if self.objective.tis_cap is None:
+            raise ValueError(
+                "`overlap` learns from rollouts that are one version old, which importance weights correct:"
+                " set tis_cap, or leave `overlap` out"
+            )
+        if self.objective.max_staleness == 0:
+            raise ValueError(
+                "`overlap` learns from rollouts that are one version old, and max_staleness = 0 leaves all of"
+                " them out: set 1 or more, or leave one of them out"
             )
         return self
 

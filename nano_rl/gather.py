@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import TracebackType
 from typing import Any
 
 from nano_coder.runtime import Runtime
@@ -133,13 +134,24 @@ class Gathered:
     refill_rounds: int = 0
     refill_groups: int = 0
     """groups rolled out beyond the step's own, in place of some without a signal"""
+    behind: int | None = None
+    """versions between the policy that sampled the rollouts ahead of time (`overlap.py`) and the one that is
+    trained; None where it sampled them itself"""
+    restarts: int = 0
+    """rollout workers that were replaced on the way"""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """`refill_rounds` and `refill_groups`; of logs `logged_runs`, `fresh_runs`, `log_share` (logged ones
+        """`refill_rounds` and `refill_groups`; of rollouts ahead of time `staleness` (versions),
+        `stale_tokens` and `worker_restarts`; of logs `logged_runs`, `fresh_runs`, `log_share` (logged ones
         of all), `log_left`, `too_old`, `log_damaged`, and `age_mean` and `age_max` of the logged ones, in
         updates."""
         values = {"refill_rounds": float(self.refill_rounds), "refill_groups": float(self.refill_groups)}
+        if self.behind is not None:
+            sampled = sum(run.num_sampled_tokens for group in self.groups for run in group.trajectories)
+            values["staleness"] = float(self.behind)
+            values["stale_tokens"] = float(sampled if self.behind else 0)
+            values["worker_restarts"] = float(self.restarts)
         if not self.from_logs:
             return values
         runs = sum(len(group.trajectories) for group in self.groups)
@@ -174,6 +186,14 @@ class Gatherer:
         items = [g.task_key for g in sources.logged] or [t.key for t in sources.tasks]
         self._order = Order(items, config.seed)
 
+    def __enter__(self) -> Gatherer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """What gathers ahead of time ends here; the others hold nothing."""
+
     def gather(self, runtime: Runtime, step: int, version: int, on_run: OnRun | None = None) -> Gathered:
         """The groups of one step: logged, topped up with fresh rollouts of the same tasks, or fresh alone.
 
@@ -184,13 +204,14 @@ class Gatherer:
         groups: list[Group] = []
         wanted = self._config.prompts_per_step
         rounds = 0
-        while rounds <= self._config.refill:
-            live = sum(has_signal(g, self._config.objective, self._reward) for g in groups)
-            tasks = self._draw(step, wanted - live, taken=[g.task_key for g in groups])
-            if not tasks:
-                break
+        tasks = self._first(step)
+        while tasks:
             groups += self._roll(tasks, runtime, step, on_run)
             rounds += 1
+            if rounds > self._config.refill:
+                break
+            live = sum(has_signal(g, self._config.objective, self._reward) for g in groups)
+            tasks = self._draw(step, wanted - live, taken=[g.task_key for g in groups])
         return Gathered(
             groups=groups, refill_rounds=max(0, rounds - 1), refill_groups=max(0, len(groups) - wanted)
         )
@@ -228,6 +249,14 @@ class Gatherer:
             )
         if curriculum is not None:
             curriculum.restore(state["curriculum"])
+
+    def seed(self, step: int) -> int:
+        """Of the rollouts of a step; that of each is a function of it, the task and its place among them."""
+        return self._config.seed * 1_000_003 + step
+
+    def _first(self, step: int) -> list[Task]:
+        """The tasks that a step begins with."""
+        return self._draw(step, self._config.prompts_per_step, taken=())
 
     def _draw(self, step: int, count: int, *, taken: Collection[str]) -> list[Task]:
         if self._sources.curriculum is not None:
@@ -288,14 +317,13 @@ class Gatherer:
         step: int,
         on_run: OnRun | None,
     ) -> dict[str, list[Trajectory]]:
-        """As many fresh rollouts of each task as are missing. The seed of each is a function of the run's
-        seed, the step, the task and its place among them."""
+        """As many fresh rollouts of each task as are missing."""
         fresh: dict[str, list[Trajectory]] = {task.key: [] for task in tasks}
         runs = collect(
             tasks,
             runtime,
             group_size=[missing[task.key] for task in tasks],
-            seed=self._config.seed * 1_000_003 + step,
+            seed=self.seed(step),
             on_run=on_run,
             reward=self._reward,
         )

@@ -22,6 +22,7 @@ from nano_rl.model.critic import open_critic
 from nano_rl.model.learner import Learner
 from nano_rl.model.probe import Probe
 from nano_rl.model.reference import Reference
+from nano_rl.overlap.gatherer import OverlappedGatherer
 from nano_rl.preferences.preferred import open_preferred
 from nano_rl.resume.identity import Identity
 from nano_rl.resume.interrupt import TrainingStopped, interruptible
@@ -31,6 +32,7 @@ from nano_rl.resume.states import STATES, States
 from nano_rl.rewards import Reward
 from nano_rl.rollout import OnRun
 from nano_rl.update import learn
+from nano_rl.watch.events import EventKind, note
 from nano_rl.watch.phases import Phases
 from nano_rl.watch.success import success_metrics
 from nano_shared.errors import UsageError
@@ -81,15 +83,15 @@ def train(
             sources = sources.only(saved["logged"])
         demonstrations = open_demonstrations(config, sources.every_task, runtime, opened, sources.rest)
         preferred = open_preferred(model, opened, sources.pairs, config)
-        gatherer = Gatherer(sources, config, reward)
+        gatherer = _gatherer(model, opened, runtime, sources, config, reward, folder, learner)
         progress = Progress(learner, gatherer, sources, states, identity)
         if saved:
             progress.restore(saved)
         else:
             seed_all(config.seed)
             progress.save()
-        used, phases = UsedRuns(folder / USED, step=learner.step), Phases()
-        with MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
+        used, phases = UsedRuns(folder / USED, step=learner.step), Phases(ahead=config.overlap)
+        with gatherer, MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
             while learner.step < config.steps and not interrupt.asked:
                 step = learner.step
                 version = opened.version + step
@@ -111,7 +113,7 @@ def train(
                 with phases("save"):
                     states.join()
                 with phases("train"):
-                    progress.judge(values)
+                    progress.judge(values, behind=gathered.behind or 0)
                     probe = Probe.of(groups, model)
                     values |= learn(
                         learner, reference, groups, values, config, version, progress.history, reward,
@@ -147,6 +149,20 @@ def identify(opened: OpenedWeights, runtime: Runtime, sources: Sources, config: 
         tasks=sources.hash,
         config=config.model_dump(mode="json"),
     )
+
+
+def _gatherer(
+    model: nn.Module, opened: OpenedWeights, runtime: Runtime, sources: Sources, config: TrainConfig,
+    reward: Reward | None, folder: Path, learner: Learner,
+) -> Gatherer:  # fmt: skip
+    """Where groups come from: one after the other, or rolled out ahead by another process."""
+    if not config.overlap:
+        return Gatherer(sources, config, reward)
+
+    def replaced(why: str) -> None:
+        note(folder, EventKind.WORKER, learner.step, why)
+
+    return OverlappedGatherer(model, opened, runtime, sources, config, reward, replaced)
 
 
 def _live(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 HEADINGS = {
     "What to train on": ("name", "model", "tasks_file", "from_logs", "fresh", "logs_given"),
     "Rollouts": ("steps", "prompts_per_step", "group_size", "temperature", "scheduler", "seed"),
+    "Rollouts ahead of time (docs/training.md)": ("overlap", "heartbeat_seconds"),
     "Objective": ("objective", "updates_per_step", "minibatches"),
     "Logs (docs/training.md)": ("logs", "objective__max_staleness"),
     "Imitation and preference beside it": (
@@ -96,6 +97,10 @@ def command(
         asked, settings = _resumed(asked, settings)
     config = _config(settings, reward, asked.fresh if asked.from_logs else None)
     asked.check(settings.flags)
+    if config.overlap and asked.from_logs:
+        from nano_rl.overlap.gatherer import NOT_FROM_LOGS
+
+        raise UsageError(NOT_FROM_LOGS)
     _train(asked, config, log_to=[n.strip() for n in log_to.split(",") if n.strip()], quiet=as_json)
     return 0
 

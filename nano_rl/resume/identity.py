@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from nano_shared.types import Value
 
-FREE = ("steps", "save_every", "keep_states", "max_tokens")
+FREE = ("steps", "save_every", "keep_states", "max_tokens", "heartbeat_seconds")
 """settings that leave the steps done as they were, so that `resume` may change them"""
 _NEVER = ("resume",)
 """says how to start, and is no setting of the training"""

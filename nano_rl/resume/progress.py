@@ -32,12 +32,13 @@ class Progress:
         self._states, self._identity = states, identity
         self._saved: int | None = None
 
-    def judge(self, values: Mapping[str, float]) -> None:
-        """Note whether the weights that sampled this step's groups are the best that are saved.
+    def judge(self, values: Mapping[str, float], *, behind: int = 0) -> None:
+        """Note whether the weights that sampled this step's groups, `behind` steps ago, are the best that are
+        saved.
 
         A higher level of the curriculum counts before the reward; among equals the later weights win.
         """
-        step, reward = self._learner.step, values.get("reward_mean")
+        step, reward = self._learner.step - behind, values.get("reward_mean")
         if reward is None or self._sources.from_logs or step not in self._states.steps():
             return
         curriculum = self._sources.curriculum

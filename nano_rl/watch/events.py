@@ -18,6 +18,8 @@ EVENTS = "events.jsonl"
 class EventKind(StrEnum):
     STARTED = "started"
     RESUMED = "resumed"
+    WORKER = "worker"
+    """one that rolled out was lost and replaced"""
     GUARD = "guard"
     STOPPED = "stopped"
     FINISHED = "finished"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -22,9 +22,10 @@ class Phases:
     written is counted in the next row.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, ahead: bool = False) -> None:
+        """`ahead`: the rollouts of a step begin while the step before it is learned from."""
         self._seconds: dict[str, float] = defaultdict(float)
-        self._began = time.time()
+        self._began = deque([time.time()], maxlen=2 if ahead else 1)
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -35,7 +36,8 @@ class Phases:
             self._seconds[phase] += time.monotonic() - started
 
     def metrics(self, runs: Sequence[Trajectory] = (), *, trained_tokens: float = 0.0) -> dict[str, float]:
-        """`seconds_<phase>` of each phase, and of the runs that began since the last call:
+        """`seconds_<phase>` of each phase, and of the runs that began since the last call (with
+        `ahead`, since the one before it):
 
         - `seconds_generate`: wall clock in which an agent waited for tokens and no tool ran;
         - `seconds_sandbox`: wall clock in which a tool ran;
@@ -46,7 +48,7 @@ class Phases:
 
         A rate is absent where its time is too short to divide by.
         """
-        fresh = [run for run in runs if run.started >= self._began]
+        fresh = [run for run in runs if run.started >= self._began[0]]
         seconds = {f"seconds_{phase}": spent for phase, spent in self._seconds.items()}
         sampled = float(sum(run.num_sampled_tokens for run in fresh))
         observed = float(sum(_observed_tokens(run) for run in fresh))
@@ -58,7 +60,7 @@ class Phases:
             within = seconds["seconds_sandbox"] + seconds["seconds_generate"]
             seconds["seconds_grade"] = max(0.0, seconds.get("seconds_rollout", 0.0) - within)
         self._seconds.clear()
-        self._began = time.time()
+        self._began.append(time.time())
         rates = {
             "rollout": (sampled, seconds.get("seconds_rollout", 0.0)),
             "generate": (sampled, seconds.get("seconds_generate", 0.0)),

@@ -64,6 +64,12 @@ class LogStore:
         """Path of the SQLite file, or the URL without its password."""
         return self._database.name
 
+    @property
+    def address(self) -> str:
+        """What `open` takes to open it again, with its password: for a process of ours, never to be shown."""
+        database = self._database
+        return database.name if database.is_sqlite else database.engine.url.render_as_string(False)
+
     def close(self) -> None:
         self._database.close()
 
