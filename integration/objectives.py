@@ -1,9 +1,9 @@
 """Objectives side by side: one warm start, the same tasks, the same number of rollouts, one process an arm.
 
 A tiny policy, function tasks of levels 1 and 2. Every objective takes its paper's settings by its name; what
-differs between arms is that name. DPO's arm learns offline, from as many runs of the starting policy. Three
-controls must do worse: rewards shuffled over the step, rollouts compared with those of other tasks, and every
-token of a row trained (`negative_controls.py`).
+differs between arms is that name. DPO learns offline, from as many runs of the starting policy, once alone
+and once with imitation of the chosen side beside it. Three controls must do worse: rewards shuffled over the
+step, rollouts compared with those of other tasks, and every token of a row trained (`negative_controls.py`).
 
     python integration/objectives.py --out FOLDER --seeds 0 1 2    some two minutes an arm on one thread
     python integration/objectives.py --out FOLDER --report         success, spread, time a step, peak memory
@@ -31,7 +31,6 @@ from rich.table import Table
 from nano_coder.runtime import open_weights
 from nano_rl.config import GuardConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.imitation.demonstrations import reader_of
-from nano_rl.metrics import METRICS, read_metrics
 from nano_rl.model.learner import prepare
 from nano_rl.preferences.config import DpoConfig
 from nano_rl.preferences.dpo import train_dpo
@@ -44,7 +43,9 @@ SMALL_STEPS = 2
 SMALL = replace(SCALE, tasks=SCALE.oracles + SMALL_STEPS * PROMPTS, held_out=8)
 OBJECTIVES = ("recipe", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce", "ppo")
 CONTROLS = ("shuffled", "wrong-group", "mask-off")
-ARMS = ("warm", *OBJECTIVES, "dpo", *CONTROLS)
+DPO = {"dpo": 0.0, "dpo-sft": 1.0}
+"""and the weight of imitating the chosen side"""
+ARMS = ("warm", *OBJECTIVES, *DPO, *CONTROLS)
 
 
 def run_arm(home: Path, seed: int, arm: str, *, scale: Scale = SCALE, steps: int = STEPS) -> None:
@@ -57,8 +58,8 @@ def run_arm(home: Path, seed: int, arm: str, *, scale: Scale = SCALE, steps: int
     def make() -> Path:
         if arm == "warm":
             return warm
-        if arm == "dpo":
-            return _dpo(bench, warm, steps)
+        if arm in DPO:
+            return _dpo(bench, warm, arm, steps)
         if arm == "shuffled":
             return bench.train(arm, warm, shuffle_rewards=True, **size)
         if arm == "wrong-group":
@@ -83,7 +84,7 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _dpo(bench: Bench, warm: Path, steps: int) -> Path:
+def _dpo(bench: Bench, warm: Path, arm: str, steps: int) -> Path:
     """Runs of the starting policy, as many as the others roll out; a success against a failure of a task."""
     with bench.log("warm", warm, bench.tasks.train[bench.scale.oracles :]) as store:
         opened = open_weights(str(warm))
@@ -91,17 +92,20 @@ def _dpo(bench: Bench, warm: Path, steps: int) -> Path:
     vocabulary = opened.loaded.model.get_input_embeddings().num_embeddings
     pairs = pair_rows(found, reader_of(opened), vocabulary=vocabulary)
     config = DpoConfig(
-        batch=max(1, len(pairs) // steps), lora_rank=0, seed=bench.seed, save_every=1000,
+        batch=max(1, len(pairs) // steps), lora_rank=0, lambda_sft=DPO[arm], seed=bench.seed, save_every=1000,
         optimizer=OptimizerConfig(learning_rate=bench.scale.learning_rate),
     )  # fmt: skip
     model = prepare(opened.loaded.model, lora_rank=0, seed=bench.seed)
-    folder = bench.home / "state" / "dpo"
+    folder = bench.home / "state" / arm
     folder.mkdir(parents=True, exist_ok=True)
     done = train_dpo(model, pairs, config, folder, lambda *_: None)
-    return bench.save("dpo", model, opened, config, warm, done, [])
+    return bench.save(arm, model, opened, config, warm, done, [])
 
 
 def report(out: Path) -> None:
+    """The table of what is there. A seed has collapsed that ends below half of the success it began with."""
+    begun = [json.loads(path.read_text()) for path in out.glob("seed-*/arm-warm.json")]
+    starts = {result["seed"]: mean(result["rewards"]) for result in begun}
     table = Table("objective", "held out", "seeds", "spread", "collapsed", "s a step", "peak MB")
     for arm in ARMS:
         paths = sorted(out.glob(f"seed-*/arm-{arm}.json"))
@@ -110,20 +114,13 @@ def report(out: Path) -> None:
         results = [json.loads(path.read_text()) for path in paths]
         rates = [100 * mean(result["rewards"]) for result in results]
         seconds = mean(result["train_seconds"] / result.get("steps", STEPS) for result in results)
-        low = [_lowest(path.parent / "state" / arm / METRICS) for path in paths]
+        collapsed = sum(mean(result["rewards"]) < starts[result["seed"]] / 2 for result in results)
         table.add_row(
             arm, f"{mean(rates):.1f} %", " ".join(f"{rate:.1f}" for rate in rates), f"{pstdev(rates):.1f}",
-            str(sum(value == 0 for value in low)), f"{seconds:.2f}" if arm != "warm" else "",
+            str(collapsed), f"{seconds:.2f}" if arm != "warm" else "",
             f"{max(result['peak_mb'] for result in results):.0f}",
         )  # fmt: skip
     Console(width=110).print(table)
-
-
-def _lowest(metrics: Path) -> float:
-    """The mean reward of the last quarter of the steps, 0 of a policy that has collapsed; 1 without steps."""
-    found = read_metrics(metrics) if metrics.exists() else []
-    rows = [row["reward_mean"] for row in found if "reward_mean" in row]
-    return mean(rows[-max(1, len(rows) // 4) :]) if rows else 1.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

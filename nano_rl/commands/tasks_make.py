@@ -21,7 +21,12 @@ from nano_shared.types import Split, Task
 @click.option(
     "--level", "levels", default="0-3", show_default=True, help="One level, or a range such as 0-3."
 )
-@click.option("--view", "views", help="Views, separated by commas; default all of the levels.")
+@click.option(
+    "--view",
+    "views",
+    multiple=True,
+    help="Views, separated by commas or given apart; default all of the levels.",
+)
 @click.option("-n", "n", type=click.IntRange(1), default=200, show_default=True, help="Number of tasks.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--split", type=click.Choice([s.value for s in Split]), default="train", show_default=True)
@@ -33,7 +38,7 @@ from nano_shared.types import Split, Task
 def command(
     suite: str,
     levels: str,
-    views: str | None,
+    views: tuple[str, ...],
     n: int,
     seed: int,
     split: str,
@@ -47,7 +52,7 @@ def command(
         levels=parse_levels(levels),
         seed=seed,
         split=Split(split),
-        views=tuple(views.split(",")) if views else (),
+        views=tuple(view for named in views for view in named.split(",")),
     )
     target = out or Path(f"{suite}-{levels}-{split}-{seed}.jsonl")
     refuse_unwritable(target)

@@ -166,6 +166,13 @@ def test_where_nothing_is_admitted_no_file_is_written(
     assert "is not written: no task is admitted" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("asked", [["--view", "copy,emit"], ["--view", "copy", "--view", "emit"]])
+def test_views_may_be_named_together_or_one_by_one(asked: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    cli.main(["tasks", "make", "--level", "0", "-n", "4", *asked, "--out", str(out)], standalone_mode=False)
+    assert {task.view for task in read_tasks(out)} == {"copy", "emit"}
+
+
 COUNTS = f"calls = []\n{SOURCE}".replace(
     "a < b", "a < b and not calls.append(a) and len(calls) == 1 or a < b - 9"
 )
