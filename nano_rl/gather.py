@@ -135,7 +135,7 @@ class Gathered:
     refill_groups: int = 0
     """groups rolled out beyond the step's own, in place of some without a signal"""
     behind: int | None = None
-    """versions between the policy that sampled the rollouts ahead of time (`overlap.py`) and the one that is
+    """versions between the policy that sampled the rollouts ahead of time (`overlap/`) and the one that is
     trained; None where it sampled them itself"""
     restarts: int = 0
     """rollout workers that were replaced on the way"""

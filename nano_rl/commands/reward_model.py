@@ -66,7 +66,7 @@ def command(
     report = measure(scalar, kept, max_tokens=config.max_tokens)
     save_reward_model(
         target, scalar, opened, parent=parent, config=config, steps=steps, run_ids=trained_runs(train),
-        tasks=trained_tasks(train),        report=report, page=calibration_page(name, report, plotter),
+        tasks=trained_tasks(train), report=report, page=calibration_page(name, report, plotter),
     )  # fmt: skip
     _show(report)
     print(target / CALIBRATION)

@@ -5,7 +5,7 @@ inputs of its product, a low-rank adapter its input as it came and not a float32
 a layer, on bfloat16 weights, those copies were three fifths of all that is kept). Only modules whose formula
 is known are touched: RMSNorm with `variance_epsilon` (a plain weight; others add 1 to it and name their
 epsilon otherwise), `down(silu(gate(x)) * up(x))`, and PEFT's plain LoRA of one adapter on a linear layer. The
-probe of `tree_forward.py` compares the whole with the model's own forward before it is relied upon.
+probe of `trees/forward.py` compares the whole with the model's own forward before it is relied upon.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from pydantic import (
 from nano_coder.runtime import used_names
 from nano_shared.refusal import Refused
 from nano_shared.strict_json import json_object, refusing_invalid
-from nano_shared.types import Case, HiddenChecks, OracleAction, Provenance, Suite, Task
+from nano_shared.types import Case, HiddenChecks, OracleAction, Provenance, Suite, Task, stays_inside
 
 _LITERAL = "Submit the value that belongs in place of `??`, as a Python literal."
 
@@ -179,7 +179,7 @@ def read_row(line: str) -> Task:
         if not isinstance(value, Task):
             return value.task()
     for name in value.artifacts:
-        if not name or name.startswith("/") or "\0" in name or ".." in name.split("/"):
+        if not stays_inside(name):
             raise Refused("artifacts", f"{name!r} must be relative and stay inside the workspace")
     return value
 

@@ -174,6 +174,11 @@ class OracleAction(ToolCall):
     thought: str = ""
 
 
+def stays_inside(name: str) -> bool:
+    """Whether a file's name is relative and never leaves the workspace."""
+    return bool(name) and not name.startswith("/") and "\0" not in name and ".." not in name.split("/")
+
+
 class Task(Value):
     """What the agent is asked to do, in which workspace, and how the result is graded."""
 
@@ -215,7 +220,7 @@ class Task(Value):
     @classmethod
     def _inside(cls, files: dict[str, str]) -> dict[str, str]:
         for name in files:
-            if not name or name.startswith("/") or "\0" in name or ".." in name.split("/"):
+            if not stays_inside(name):
                 raise ValueError(f"file name {name!r} must be relative and stay inside the workspace")
         return files
 
