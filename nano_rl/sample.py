@@ -110,8 +110,8 @@ def group_samples(
 ) -> list[TrainSample]:
     """The samples of a group. A rollout without a reward leaves the loss as it leaves the baseline.
 
-    `advantages_G` are advantages of another making (`credit/turns.py`), each one number, one for each turn, or
-    None for a rollout that leaves the loss.
+    `advantages_G` are advantages of another making (`credit/turns.py`), each one number, one for each turn,
+    or None for a rollout that leaves the loss.
     """
     rewards_G = group.rewards_G
     if advantages_G is None:
