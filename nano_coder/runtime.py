@@ -39,6 +39,7 @@ from nano_coder.sandbox.lazy import LazyJail
 from nano_coder.seats import give_up, seats_for
 from nano_coder.token_check import TokenCheck
 from nano_coder.tools import ToolContext
+from nano_coder.transcripts.opening import shown_files
 from nano_coder.verify import blocking, verify
 from nano_coder.verify import hashes as profile_hashes
 from nano_coder.weights import BASE, quiet_transformers
@@ -106,6 +107,7 @@ __all__ = [
     "seats_for",
     "second_chance",
     "serving_profile",
+    "shown_files",
     "untouched",
     "used_names",
     "verify",

@@ -20,6 +20,7 @@ from nano_rl.preferences.log_pairs import pair_of
 from nano_rl.preferences.pairs import PreferencePair
 from nano_rl.rewards import Reward
 from nano_rl.rollout import OnRun, collect
+from nano_shared.blobs import BlobStore
 from nano_shared.errors import CheckpointError
 from nano_shared.hashing import content_hash
 from nano_shared.types import Task, Trajectory
@@ -69,8 +70,9 @@ class Sources:
             "pairs": [[str(p.chosen_run), str(p.rejected_run)] for p in self.pairs],
         }
 
-    def only(self, taken: Mapping[str, Any]) -> Sources:
+    def only(self, taken: Mapping[str, Any], blobs: BlobStore) -> Sources:
         """The same, with those runs of the log alone: the log may have grown since, also by this training.
+        `blobs` are the log's.
 
         Raises CheckpointError where one of them is gone.
         """
@@ -109,7 +111,9 @@ class Sources:
             learned_from=frozenset(taken["learned_from"]),
             rest=tuple(rest[run] for run in taken["rest"]),
             # a log that grew would be paired otherwise
-            pairs=tuple(p for one, other in taken["pairs"] if (p := pair_of(whole(one), whole(other)))),
+            pairs=tuple(
+                p for one, other in taken["pairs"] if (p := pair_of(whole(one), whole(other), blobs))
+            ),
         )
 
 

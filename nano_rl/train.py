@@ -80,7 +80,7 @@ def train(
     with States(folder / STATES, keep=config.keep_states).claimed() as states, interruptible() as interrupt:
         saved = saved_progress(states, identity, resume=config.resume)
         if saved:
-            sources = sources.only(saved["logged"])
+            sources = sources.only(saved["logged"], runtime.store.blobs)
         demonstrations = open_demonstrations(config, sources.every_task, runtime, opened, sources.rest)
         preferred = open_preferred(model, opened, sources.pairs, config)
         gatherer = _gatherer(model, opened, runtime, sources, config, reward, folder, learner)

@@ -26,7 +26,7 @@ def opening(run: Trajectory, blobs: BlobStore) -> tuple[Message, ...] | None:
     if profile is None:
         return None
     try:
-        return first_messages(profile, run.task, _files(run, blobs))
+        return first_messages(profile, run.task, shown_files(run, blobs))
     except UsageError:  # the snapshot is not at hand, or the task names a tool that the profile lost
         return None
 
@@ -62,7 +62,9 @@ def plain_opening(task: Task) -> tuple[Message, ...]:
     return (Message(role=Role.USER, content=task.prompt),)
 
 
-def _files(run: Trajectory, blobs: BlobStore) -> list[str]:
+def shown_files(run: Trajectory, blobs: BlobStore) -> list[str]:
+    """The workspace's paths as the task message lists them: the task's own, or those of the directory that
+    the run began in. Raises LogError where the task's snapshot is damaged or not among `blobs`."""
     if run.snapshot is None or (run.snapshot not in blobs and run.task.snapshot is None):
         return sorted(run.task.files)
     return [e.path for e in snapshot.load(run.snapshot, blobs).entries if e.kind == "file"]

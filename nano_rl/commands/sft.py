@@ -113,8 +113,11 @@ def _lessons(
     rows = read_messages(messages_file, reader) if messages_file else []
     tasks = list(read_tasks(tasks_file)) if tasks_file else []
     runs = oracle_runs(tasks, replace(oracle_runtime(log), profile=opened.profile)) if tasks else []
+    blobs = None
     if from_logs:
-        successes, refused = logged_successes(LogStore.open(log, create=False), reader)
+        store = LogStore.open(log, create=False)
+        blobs = store.blobs
+        successes, refused = logged_successes(store, reader)
         # the oracles of --tasks are in the log too by now
         known = {run.id for run in runs}
         successes = [run for run in successes if run.id not in known and (run.policy != ORACLE or not tasks)]
@@ -124,6 +127,6 @@ def _lessons(
         runs += successes
         tasks += [run.task for run in successes]
     encoded = sum(not reader.reads(run) for run in runs) + len(rows)
-    rows += [row for run in runs for row in reader.rows(run)]
+    rows += [row for run in runs for row in reader.rows(run, blobs)]
     print(f"rows: {len(rows)}, {encoded} of them texts, encoded here by the template", file=sys.stderr)
     return _Lessons(rows=rows, run_ids=[run.id for run in runs], tasks=tasks)

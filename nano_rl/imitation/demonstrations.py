@@ -9,7 +9,7 @@ from dataclasses import replace
 from nano_coder.runtime import OpenedWeights, Runtime, local_policy
 from nano_rl.config import TrainConfig
 from nano_rl.imitation.oracle import ORACLE, oracle_runs
-from nano_rl.imitation.rows import Demonstrations, Reader, succeeded
+from nano_rl.imitation.rows import NO_DIRECTORY, Demonstrations, Reader, opens, succeeded
 from nano_rl.logs.source import undamaged
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
@@ -48,7 +48,7 @@ def open_demonstrations(
                 f"imitate = log: the log holds no success on these tasks that could be imitated{why(refused)}"
             )
     reader = reader_of(opened)
-    rows = tuple(row for run in runs for row in reader.rows(run))
+    rows = tuple(row for run in runs for row in reader.rows(run, runtime.store.blobs))
     return Demonstrations(rows=rows, batch=config.prompts_per_step, seed=config.seed)
 
 
@@ -69,6 +69,8 @@ def logged_successes(
             refused["no success"] += 1
         elif not reader.speaks(run):
             refused[f"profile {run.profile}, not {reader.profile.name}"] += 1
+        elif not reader.reads(run) and not opens(run, store.blobs):
+            refused[NO_DIRECTORY] += 1
         else:
             kept.append(run)
     return kept, refused

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nano_coder.runtime import ChatTemplate, first_messages, observation_messages, serving_profile
+from nano_coder.runtime import (
+    ChatTemplate,
+    first_messages,
+    observation_messages,
+    serving_profile,
+    shown_files,
+)
 from nano_rl.epochs import step_indices
 from nano_rl.group import Group
 from nano_rl.rewards import outcome
 from nano_rl.sample import TrainSample, to_samples
 from nano_rl.tasks.impossible import is_control
+from nano_shared.blobs import BlobStore
 from nano_shared.conversation import Conversation
 from nano_shared.profile import InterfaceProfile
 from nano_shared.redact import MARKER, is_redacted
@@ -41,11 +48,14 @@ class Reader:
         that this policy may write."""
         return run.profile_hash == serving_profile(self.profile, run.task).hash
 
-    def rows(self, run: Trajectory) -> list[TrainSample]:
-        """The rows of a run with all it sampled trained: its own tokens, or its texts encoded here."""
+    def rows(self, run: Trajectory, blobs: BlobStore | None = None) -> list[TrainSample]:
+        """The rows of a run with all it sampled trained: its own tokens, or its texts encoded here.
+
+        `blobs` are the log's, which know the directories that runs began in (`run_messages`).
+        """
         if self.reads(run):
             return to_samples(run, 1.0, imitation=True)
-        return [imitation_sample(run, self.profile, self.template, self.eos_id)]
+        return [imitation_sample(run, self.profile, self.template, self.eos_id, blobs)]
 
     def messages(self, name: str, messages: Sequence[Message], trained: Sequence[bool]) -> TrainSample:
         """The row of a text conversation (`messages_sample`)."""
@@ -62,7 +72,11 @@ class Reader:
 
 
 def imitation_sample(
-    trajectory: Trajectory, profile: InterfaceProfile, template: ChatTemplate, eos_id: int
+    trajectory: Trajectory,
+    profile: InterfaceProfile,
+    template: ChatTemplate,
+    eos_id: int,
+    blobs: BlobStore | None = None,
 ) -> TrainSample:
     """A row to imitate: the mask is 1 on the completions and the end-of-turn tokens that close them.
 
@@ -70,19 +84,34 @@ def imitation_sample(
     runtime will show. For text-only runs: their completions are encoded here for the first time. A completion
     that was redacted stays context: nobody is to learn to write markers.
     """
-    messages = run_messages(trajectory, profile)
+    messages = run_messages(trajectory, profile, blobs)
     trained = [m.role is Role.ASSISTANT and not MARKER.search(m.content) for m in messages]
     return messages_sample(trajectory.id, messages, trained, template, eos_id)
 
 
-def run_messages(trajectory: Trajectory, profile: InterfaceProfile) -> list[Message]:
-    """The conversation of a run as its policy saw it under the profile that serves its task."""
+def run_messages(
+    trajectory: Trajectory, profile: InterfaceProfile, blobs: BlobStore | None = None
+) -> list[Message]:
+    """The conversation of a run as its policy saw it under the profile that serves its task.
+
+    The task message lists files: those of the directory that the run began in, where `blobs` has it, else
+    those of the task alone. Raises LogError where that directory is the task's and is damaged or not there.
+    """
     task = trajectory.task
-    messages = list(first_messages(serving_profile(profile, task), task, sorted(task.files)))
+    files = shown_files(trajectory, blobs) if blobs else sorted(task.files)
+    messages = list(first_messages(serving_profile(profile, task), task, files))
     for turn in trajectory.turns:
         messages.append(Message(role=Role.ASSISTANT, content=turn.completion.text))
         messages += observation_messages(turn)
     return messages
+
+
+NO_DIRECTORY = "its directory is not in the log's blob store"
+
+
+def opens(run: Trajectory, blobs: BlobStore) -> bool:
+    """Whether `run_messages` can say what the run's policy was shown first."""
+    return run.task.snapshot is None or run.task.snapshot in blobs
 
 
 def messages_sample(

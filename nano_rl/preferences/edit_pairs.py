@@ -14,6 +14,7 @@ from nano_coder.runtime import DIALECTS, PROFILES, observation_messages, offered
 from nano_rl.imitation.rows import run_messages
 from nano_rl.preferences.pairs import PreferencePair
 from nano_shared import snapshot
+from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback, FeedbackKind, edited_workspace
 from nano_shared.snapshot import Kind, Snapshot
@@ -40,13 +41,14 @@ def edit_pairs(store: LogStore, run: Trajectory, refused: Counter[str]) -> Itera
         if all(run.turns[i].completion.text == text for i, text in texts.items()):
             refused["both runs say the same"] += 1
             continue
-        yield _pair(run, texts)
+        yield _pair(run, texts, store.blobs)
 
 
-def _pair(run: Trajectory, texts: Mapping[int, str]) -> PreferencePair:
+def _pair(run: Trajectory, texts: Mapping[int, str], blobs: BlobStore) -> PreferencePair:
     """`texts` are the better texts by turn; observations in between are what the run saw."""
     first, last = min(texts), max(texts)
-    before = run_messages(run.model_copy(update={"turns": run.turns[:first]}), PROFILES[run.profile])
+    said_before = run.model_copy(update={"turns": run.turns[:first]})
+    before = run_messages(said_before, PROFILES[run.profile], blobs)
     sides: list[list[Message]] = [[], []]
     for turn in run.turns[first : last + 1]:
         said = turn.completion.text

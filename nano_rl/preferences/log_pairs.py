@@ -10,7 +10,7 @@ from random import Random
 from typing import Literal
 
 from nano_coder.runtime import PROFILES, Refusal, serving_profile
-from nano_rl.imitation.rows import run_messages
+from nano_rl.imitation.rows import NO_DIRECTORY, opens, run_messages
 from nano_rl.logs.admission import Bench, looked_at
 from nano_rl.preferences.edit_pairs import edit_pairs
 from nano_rl.preferences.pairs import Exact, PreferencePair, TokenRow
@@ -18,6 +18,7 @@ from nano_rl.rewards import outcome
 from nano_rl.rewards.human import opinion
 from nano_rl.sample import to_samples
 from nano_rl.tasks.impossible import is_control
+from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError
 from nano_shared.feedback import FeedbackKind
 from nano_shared.store import LogStore
@@ -59,20 +60,21 @@ def log_pairs(
     `constitution`: a run that kept all principles against one that broke some. The last two are in `asked`.
     """
     refused: Counter[str] = Counter()
-    runs = [run for run in _whole(store, refused) if _admitted(run, refused)]
+    blobs = store.blobs
+    runs = [run for run in _whole(store, refused) if _admitted(run, refused, blobs)]
     pairs: list[PreferencePair] = []
     if "feedback" in sources:
         pairs += _preferred(store, runs, refused)
         opinions = {run.id: opinion(run.id, store.feedback(run.id)) for run in runs}
-        pairs += _opposed(runs, opinions, "feedback", per_task, seed, refused)
+        pairs += _opposed(runs, opinions, "feedback", per_task, seed, refused, blobs)
     if "edit" in sources:
         pairs += [pair for run in runs for pair in edit_pairs(store, run, refused)]
     for source, ask in (asked or {}).items():
         worth: dict[str, float | None] = dict(ask(list(_alike(runs).values()), refused))
-        pairs += _opposed(runs, worth, source, per_task, seed, refused)
+        pairs += _opposed(runs, worth, source, per_task, seed, refused, blobs)
     if "graded" in sources:
         graded = {run.id: outcome(run.verdict) if _trusted(run, refused) else None for run in runs}
-        pairs += _opposed(runs, graded, "graded", per_task, seed, refused)
+        pairs += _opposed(runs, graded, "graded", per_task, seed, refused, blobs)
     kept: dict[tuple[str | None, str | None], PreferencePair] = {}
     edits: list[PreferencePair] = []
     for pair in pairs:
@@ -98,7 +100,7 @@ def _whole(store: LogStore, refused: Counter[str]) -> Iterator[Trajectory]:
         yield store.get(run_id)
 
 
-def _admitted(run: Trajectory, refused: Counter[str]) -> bool:
+def _admitted(run: Trajectory, refused: Counter[str], blobs: BlobStore) -> bool:
     profile = PROFILES.get(run.profile)
     reason = None
     if run.stop is None or run.stop.ours:
@@ -111,6 +113,8 @@ def _admitted(run: Trajectory, refused: Counter[str]) -> bool:
         reason = "impossible control"
     elif profile is None or serving_profile(profile, run.task).hash != run.profile_hash:
         reason = "made under another profile of that name"
+    elif not opens(run, blobs):
+        reason = NO_DIRECTORY
     if reason:
         refused[reason] += 1
     return reason is None
@@ -140,7 +144,7 @@ def _preferred(
             elif other.task.key != run.task.key:
                 refused["preferred to a run of another task"] += 1
             else:
-                yield from _pair(run, other, "feedback", refused)
+                yield from _pair(run, other, "feedback", refused, store.blobs)
 
 
 def _opposed(
@@ -150,6 +154,7 @@ def _opposed(
     per_task: int,
     seed: int,
     refused: Counter[str],
+    blobs: BlobStore,
 ) -> Iterator[PreferencePair]:
     """Graded, constitution: a whole success against less. Otherwise: above one half against below it."""
     passed = 1.0 if source in ("graded", "constitution") else 0.5
@@ -162,7 +167,7 @@ def _opposed(
         for side in (good, bad):
             Random(f"pairs {seed} {key[0]}").shuffle(side)
         for chosen, rejected in list(zip(good, bad, strict=False))[:per_task]:
-            yield from _pair(chosen, rejected, source, refused)
+            yield from _pair(chosen, rejected, source, refused, blobs)
 
 
 def _alike(runs: Iterable[Trajectory]) -> dict[tuple[object, ...], list[Trajectory]]:
@@ -182,7 +187,7 @@ def _number(worth: dict[str, float | None], run: Trajectory) -> float:
 
 
 def _pair(
-    chosen: Trajectory, rejected: Trajectory, source: Source, refused: Counter[str]
+    chosen: Trajectory, rejected: Trajectory, source: Source, refused: Counter[str], blobs: BlobStore
 ) -> Iterator[PreferencePair]:
     # where one went on from a step of the other, or of what the other went on from, they part after that step
     shared = max(chosen.inherited, rejected.inherited)
@@ -193,8 +198,8 @@ def _pair(
     if not (chosen.own_turns and rejected.own_turns):
         refused["one has nothing after the step that the other went on from"] += 1
         return
-    prompt, answer = _conversation(chosen)
-    _, other = _conversation(rejected)
+    prompt, answer = _conversation(chosen, blobs)
+    _, other = _conversation(rejected, blobs)
     exact = _exact(chosen, rejected)
     if answer == other or (exact is not None and exact.chosen == exact.rejected):
         refused["both runs say the same"] += 1
@@ -206,14 +211,14 @@ def _pair(
     )  # fmt: skip
 
 
-def pair_of(chosen: Trajectory, rejected: Trajectory) -> PreferencePair | None:
+def pair_of(chosen: Trajectory, rejected: Trajectory, blobs: BlobStore) -> PreferencePair | None:
     """The pair of two runs of one task, by what graded them; None where both say the same."""
-    return next(_pair(chosen, rejected, "graded", Counter()), None)
+    return next(_pair(chosen, rejected, "graded", Counter(), blobs), None)
 
 
-def _conversation(run: Trajectory) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+def _conversation(run: Trajectory, blobs: BlobStore) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     """What the policy read before its own first word, and all that followed up to its last."""
-    messages = run_messages(run, PROFILES[run.profile])
+    messages = run_messages(run, PROFILES[run.profile], blobs)
     said = [i for i, m in enumerate(messages) if m.role is Role.ASSISTANT]
     first, last = said[run.inherited], said[-1]
     return tuple(messages[:first]), tuple(messages[first : last + 1])

@@ -131,7 +131,7 @@ def test_a_training_goes_on_with_the_runs_that_it_began_with(log: Recorded, stor
     grown = Sources(logged=read(log, store).groups)
     assert len(grown.logged_runs()["born"]) == 0
     assert sum(map(len, grown.logged_runs()["groups"])) == 6
-    assert grown.only(told).logged_runs()["groups"] == told["groups"]
+    assert grown.only(told, store.blobs).logged_runs()["groups"] == told["groups"]
     assert [task.key for task in began.every_task] == [ADD.key, SECOND.key]
 
 

@@ -1,0 +1,81 @@
+"""Texts of a run in a directory are taught under the prompt that was shown, its list of files included."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from builders import verdict
+from domains import runtime
+
+from nano_coder.runtime import COMPACT_1, Runtime, ScriptedPolicy, run_task
+from nano_rl.imitation.rows import run_messages
+from nano_rl.preferences.log_pairs import log_pairs
+from nano_shared import Completion, Sampling, Task, Trajectory, snapshot
+from nano_shared.conversation import Conversation
+from nano_shared.errors import LogError
+from nano_shared.feedback import Feedback, FeedbackKind
+from nano_shared.types import Message
+
+
+class Shown(ScriptedPolicy):
+    """Writes texts without tokens, as a model behind an API does, and keeps what it was shown first."""
+
+    opening: tuple[Message, ...] = ()
+
+    def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
+        self.opening = self.opening or conversation.messages
+        return super().complete(conversation, sampling)
+
+
+@pytest.fixture
+def within(tmp_path: Path) -> Runtime:
+    return runtime(tmp_path / "log")
+
+
+@pytest.fixture
+def task(tmp_path: Path, within: Runtime) -> Task:
+    home = tmp_path / "home"
+    (home / "pkg").mkdir(parents=True)
+    (home / "sums.py").write_text("def add(a, b):\n    return a - b\n")
+    (home / "pkg" / "more.py").write_text("")
+    start = snapshot.snapshot_directory(home, within.store.blobs, snapshot.DEFAULT_EXCLUDES)
+    return Task(key="adhoc", prompt="Mend add.", snapshot=start)
+
+
+def run(task: Task, within: Runtime, *texts: str) -> tuple[Trajectory, Shown]:
+    policy = Shown(texts)
+    return run_task(task, replace(within, policy=policy)), policy
+
+
+def test_the_messages_of_a_run_are_those_that_its_policy_was_shown(task: Task, within: Runtime) -> None:
+    made, policy = run(task, within, "@read_file path=sums.py", "@submit")
+    assert "pkg/more.py" in policy.opening[1].content
+    assert run_messages(made, COMPACT_1, within.store.blobs)[:2] == list(policy.opening)
+
+
+def test_pairs_of_texts_begin_with_them(task: Task, within: Runtime) -> None:
+    good, policy = run(task, within, "@read_file path=sums.py", "@submit")
+    bad, _ = run(task, within, "@submit")
+    for made, reward in ((good, 1.0), (bad, 0.0)):
+        within.store.add_verdict(made.id, verdict(reward))
+    within.store.add_feedback(
+        bad.id, Feedback(created=1.0, kind=FeedbackKind.EDIT, turn=0, text="@search\nadd")
+    )
+    pairs = log_pairs(within.store).pairs
+    assert [pair.source for pair in pairs] == ["graded", "edit"]
+    assert [pair.prompt for pair in pairs] == [policy.opening] * 2
+
+
+def test_a_directory_that_is_gone_is_no_other_prompt(task: Task, within: Runtime) -> None:
+    made, _ = run(task, within, "@submit")
+    within.store.add_feedback(
+        made.id, Feedback(created=1.0, kind=FeedbackKind.EDIT, turn=0, text="@search\nadd")
+    )
+    within.store.blobs.path(str(task.snapshot)).unlink()
+    with pytest.raises(LogError):
+        run_messages(made, COMPACT_1, within.store.blobs)
+    found = log_pairs(within.store)
+    assert found.pairs == ()
+    assert found.refused == {"its directory is not in the log's blob store": 1}
