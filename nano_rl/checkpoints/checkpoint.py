@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nano_coder.runtime import OpenedWeights, runtime_version
+from nano_coder.runtime import OpenedWeights, quiet_transformers, runtime_version
 from nano_rl.config import Config
 from nano_shared.checkpoint import (
     Listed,
@@ -42,7 +42,7 @@ def save_checkpoint(
     adapter = hasattr(model, "peft_config")
     profile = opened.profile
     template = profile.chat_template or opened.loaded.chat_template
-    with atomic_checkpoint(target) as folder:
+    with atomic_checkpoint(target) as folder, quiet_transformers():
         if adapter:
             _save_adapter(model, folder, opened)
         else:

@@ -104,11 +104,18 @@ def difference(name: str, values: Sequence[float]) -> Difference:
     )
 
 
-def stored_evidence(candidate_hash: str, baseline_hash: str) -> Evidence | None:
-    """The newest stored comparison of two checkpoints, by the hashes of their manifests."""
+def stored_evidence(
+    candidate_hash: str, baseline_hash: str, ancestors: Sequence[Manifest]
+) -> Evidence | None:
+    """The newest stored comparison of two checkpoints, by the hashes of their manifests.
+
+    One on tasks that training has not seen, by the candidate's `ancestors`, goes before a newer one that
+    could not count.
+    """
     of_candidate = list(stored_evaluations(candidate_hash))
     of_baseline = list(stored_evaluations(baseline_hash))
     pairs = [(new, old) for new in of_candidate for old in of_baseline if new.conditions == old.conditions]
+    pairs.sort(key=lambda pair: any(not_held_out(pair[0], ancestors)))  # stable: the newest first
     return (
         compare(*pairs[0], earlier=len({new.conditions.model_dump_json() for new, _ in pairs}) - 1)
         if pairs

@@ -78,11 +78,12 @@ def _evidence(
     old = manifest_hash(baseline)
     if new == old:
         raise UsageError(f"{name} is what it would be compared with; name another with --against, or --force")
+    manifests = [step.manifest for step in ancestry(folder) if step.manifest is not None]
     if how is not None:
-        candidate, _ = how.evaluate(str(folder))
+        candidate, _ = how.evaluate(name)
         found = compare(candidate, how.evaluate(baseline)[0])
     else:
-        stored = stored_evidence(str(new), old) if old else None
+        stored = stored_evidence(str(new), old, manifests) if old else None
         if stored is None:
             wanted = f"nano-rl eval --model {name} --against {baseline} --tasks FILE"
             if not force:
@@ -93,7 +94,6 @@ def _evidence(
             return None, ["there was no evidence"]
         found = stored
         candidate = _stored(found.candidate, str(new))
-    manifests = [step.manifest for step in ancestry(folder) if step.manifest is not None]
     return found, [*not_held_out(candidate, manifests), *objections(found)]
 
 

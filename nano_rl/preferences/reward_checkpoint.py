@@ -55,7 +55,7 @@ def save_reward_model(
     classifier = _classifier(model, opened)
     profile = opened.profile
     template = profile.chat_template or opened.loaded.chat_template
-    with atomic_checkpoint(target) as folder:
+    with atomic_checkpoint(target) as folder, quiet_transformers():
         classifier.save_pretrained(folder)
         opened.loaded.tokenizer.save_pretrained(folder)
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")

@@ -166,6 +166,17 @@ def test_tasks_that_training_has_seen_are_no_evidence(nano: NANO) -> None:
     assert "20 of the 20 tasks are of the split train" in out
 
 
+def test_a_newer_comparison_on_train_tasks_does_not_hide_the_one_that_counts(nano: NANO) -> None:
+    old, new = checkpoint("old"), checkpoint("new")
+    promote(old, forced=True)
+    for split, seed in ((Split.TEST, 1), (Split.TRAIN, 2)):
+        evaluated(old, {"a": [0] * 20}, split=split, seed=seed)
+        evaluated(new, {"a": [1] * 20}, split=split, seed=seed)
+    code, out, _ = nano("checkpoints", "promote", "new")
+    assert (code, latest_checkpoint()) == (0, new)
+    assert "stored besides: 1 other" in out
+
+
 def test_without_evidence_the_command_that_makes_it_is_said(nano: NANO) -> None:
     promote(checkpoint("old"), forced=True)
     checkpoint("new")
