@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from filelock import FileLock
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random
 
 from nano_shared.errors import LogError
 from nano_shared.full_disk import WAY_OUT, full_disk_explained
@@ -73,7 +73,7 @@ class Database:
         """Run `work` in one transaction, again from its beginning where the database was locked."""
         retrying = Retrying(
             retry=retry_if_exception(_is_locked),
-            stop=stop_after_attempt(_ATTEMPTS),
+            stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(_BUSY_SECONDS),
             wait=wait_random(0.01, 0.2),
             reraise=True,
         )
