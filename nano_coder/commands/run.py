@@ -77,7 +77,11 @@ def command(
     accepted = trajectory.last_snapshot if apply_changes else None
     if trajectory.diff and not apply_changes and not as_json and on_terminal():
         display.diff(trajectory)
-        accepted = review(trajectory, directory, runtime.store)
+        try:
+            accepted = review(trajectory, directory, runtime.store)
+        except click.Abort:
+            display.end(trajectory, applied=False)  # which says how the changes are had later
+            raise
     applied = bool(trajectory.diff) and accepted is not None
     if applied:
         apply_to(trajectory, directory, store, accepted)

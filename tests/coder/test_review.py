@@ -18,6 +18,7 @@ from nano_shared.store import LogStore
 SECONDS = 120
 """for one answer of the program, however busy the machine is"""
 ASKED = "decide later"
+END_OF_INPUT = b"\x04"
 
 
 @pytest.fixture
@@ -59,7 +60,10 @@ class Terminal:
             assert self._read(), f"it ended before {word!r}: {self.text}"
 
     def type(self, line: str) -> None:
-        os.write(self._master, line.encode() + b"\n")
+        self.press(line.encode() + b"\n")
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._master, keys)
 
     def end(self) -> int:
         while self._read():
@@ -159,6 +163,20 @@ def test_an_editor_that_fails_or_changes_nothing_leaves_the_question_open(
     assert (project / "a.py").read_text() == "one\n"
     with log() as store:
         assert [row.kind for row in store.feedback(store.resolve("last"))] == ["reject"]
+
+
+def test_whoever_leaves_the_question_is_told_how_the_changes_are_had_later(
+    run: Run, project: Path, log: Callable[[], LogStore]
+) -> None:
+    terminal = run()
+    terminal.read_until(ASKED)
+    terminal.press(END_OF_INPUT)
+    assert terminal.end() == 130
+    with log() as store:
+        name = store.resolve("last")
+        assert list(store.all_feedback()) == []
+    assert f"nano-coder apply {name}" in terminal.text
+    assert (project / "a.py").read_text() == "one\n"
 
 
 def test_with_apply_nobody_is_asked_and_nothing_is_said(
