@@ -27,7 +27,7 @@ from nano_coder.weights import load_policy
 from nano_rl.config import GuardConfig, OptimizerConfig, TrainConfig
 from nano_rl.group import form_groups, group_metrics
 from nano_rl.model.learner import Learner, prepare
-from nano_rl.update import learn
+from nano_rl.update import Updater
 from nano_shared.conversation import Conversation
 from nano_shared.types import (
     Limits,
@@ -84,7 +84,8 @@ class Steps:
             runs = [agent.result() for agent in agents]
         rolled = time.perf_counter()
         groups = form_groups(runs)
-        values = learn(self.learner, None, groups, group_metrics(groups), self.config, self.step, [], None)
+        updater = Updater(learner=self.learner, config=self.config)
+        values = updater.learn(groups, group_metrics(groups), version=self.step)
         self.step += 1
         generated = sum(len(turn.completion.tokens.sampled_ids) for run in runs for turn in run.turns)
         return {

@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from nano_rl import update
+from nano_rl import step_rows
 from nano_rl.group import Group
 from nano_rl.sample import TrainSample
+from nano_rl.update import Updater
 
 
 def dealt_over_tasks(groups: Sequence[Group]) -> list[Group]:
@@ -40,12 +41,12 @@ def unmasked(sample: TrainSample) -> TrainSample:
 @contextmanager
 def wrong_groups() -> Iterator[None]:
     """Within, steps learn from groups that were mixed up."""
-    learn = update.learn
+    learn = Updater.learn
 
-    def mixed(learner: Any, reference: Any, groups: Any, *rest: Any, **more: Any) -> dict[str, float]:
-        return learn(learner, reference, dealt_over_tasks(groups), *rest, **more)
+    def mixed(self: Updater, groups: Any, *rest: Any, **more: Any) -> dict[str, float]:
+        return learn(self, dealt_over_tasks(groups), *rest, **more)
 
-    with patch("nano_rl.train.learn", mixed):
+    with patch.object(Updater, "learn", mixed):
         yield
 
 
@@ -53,12 +54,12 @@ def wrong_groups() -> Iterator[None]:
 def mask_off() -> Iterator[None]:
     """Within, policy gradients train every token. The sampler gave no log-prob for most of them: train
     without importance weights (`tis_cap` None) and without the guard on the mismatch."""
-    samples = update.group_samples
+    samples = step_rows.group_samples
 
     def whole(*arguments: Any, **more: Any) -> list[TrainSample]:
         return [unmasked(sample) for sample in samples(*arguments, **more)]
 
-    with patch("nano_rl.update.group_samples", whole):
+    with patch("nano_rl.step_rows.group_samples", whole):
         yield
 
 

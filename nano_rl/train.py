@@ -31,7 +31,7 @@ from nano_rl.resume.random_state import seed_all
 from nano_rl.resume.states import STATES, States
 from nano_rl.rewards import Reward
 from nano_rl.rollout import OnRun
-from nano_rl.update import learn
+from nano_rl.update import Updater
 from nano_rl.watch.events import EventKind, note
 from nano_rl.watch.phases import Phases
 from nano_rl.watch.success import success_metrics
@@ -83,6 +83,10 @@ def train(
             sources = sources.only(saved["logged"], runtime.store.blobs)
         demonstrations = open_demonstrations(config, sources.every_task, runtime, opened, sources.rest)
         preferred = open_preferred(model, opened, sources.pairs, config)
+        updater = Updater(
+            learner=learner, config=config, reward=reward, reference=reference, critic=critic,
+            demonstrations=demonstrations, preferred=preferred,
+        )  # fmt: skip
         gatherer = _gatherer(model, opened, runtime, sources, config, reward, folder, learner)
         progress = Progress(learner, gatherer, sources, states, identity)
         if saved:
@@ -115,9 +119,9 @@ def train(
                 with phases("train"):
                     progress.judge(values, behind=gathered.behind or 0)
                     probe = Probe.of(groups, model)
-                    values |= learn(
-                        learner, reference, groups, values, config, version, progress.history, reward,
-                        critic, demonstrations, preferred, gathered.logged, gatherer.baselines,
+                    values |= updater.learn(
+                        groups, values, version=version, history=progress.history,
+                        logged=gathered.logged, baselines=gatherer.baselines,
                     )  # fmt: skip
                     values |= _checked(values, probe, model, opened, config, version + 1)
                     values |= gatherer.record(groups)

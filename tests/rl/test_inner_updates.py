@@ -17,7 +17,7 @@ from nano_rl.model.critic import Critic, open_critic
 from nano_rl.model.learner import Learner
 from nano_rl.model.logprob import token_logprobs
 from nano_rl.sample import to_samples
-from nano_rl.update import learn
+from nano_rl.update import Updater
 
 LOOSE = GuardConfig(mismatch_max=1e9, patience=100)
 
@@ -44,12 +44,17 @@ def groups(rewards: list[list[float | None]]) -> list[Group]:
 
 
 def step(
-    settings: TrainConfig, of: list[Group], *, critic: Critic | None = None, **more: Any
+    settings: TrainConfig,
+    of: list[Group],
+    *,
+    critic: Critic | None = None,
+    demonstrations: Demonstrations | None = None,
+    **more: Any,
 ) -> tuple[dict[str, float], Learner]:
     model = tiny_llama(torch.float32)
     learner = Learner(model, settings.optimizer, steps=settings.steps)
-    values = learn(learner, None, of, {"step": 0.0}, settings, 0, [], None, critic, **more)
-    return values, learner
+    updater = Updater(learner=learner, config=settings, critic=critic, demonstrations=demonstrations)
+    return updater.learn(of, {"step": 0.0}, version=0, **more), learner
 
 
 MIXED = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
@@ -94,10 +99,8 @@ def test_the_rate_is_set_once_a_step() -> None:
     )
     model = tiny_llama(torch.float32)
     learner = Learner(model, settings.optimizer, steps=4)
-    rates = [
-        learn(learner, None, groups(MIXED), {"step": float(i)}, settings, 0, [], None)["learning_rate"]
-        for i in range(2)
-    ]
+    updater = Updater(learner=learner, config=settings)
+    rates = [updater.learn(groups(MIXED), {"step": float(i)}, version=0)["learning_rate"] for i in range(2)]
     assert rates == [1.0, 0.75]
 
 

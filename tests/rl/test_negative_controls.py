@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from looping import CONFIG, PATIENT, Loop, logged_groups, same, tiny_model
+from looping import CONFIG, PATIENT, Loop, logged_groups, same, scored, tiny_model
 
 from nano_rl.config import ObjectiveConfig
 from nano_rl.gather import Sources
@@ -27,8 +28,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def logged(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Group, ...]:
-    """Two tasks, two runs each, one of them right."""
-    return logged_groups(tiny, tmp_path_factory.mktemp("log") / "log.db")
+    """Two tasks, two runs each, one of them right, or half right: so no mixture leaves every advantage as it
+    was, in whatever order the runs of a task began."""
+    one, other = logged_groups(tiny, tmp_path_factory.mktemp("log") / "log.db")
+    half = tuple(scored(run, (run.reward or 0.0) / 2) for run in other.trajectories)
+    return one, replace(other, trajectories=half)
 
 
 def test_wrong_groups_hold_the_same_rollouts_of_other_tasks(logged: tuple[Group, ...]) -> None:
@@ -37,8 +41,8 @@ def test_wrong_groups_hold_the_same_rollouts_of_other_tasks(logged: tuple[Group,
     assert [[run.id for run in group.trajectories] for group in mixed] == [
         [one.trajectories[0].id, other.trajectories[0].id], [one.trajectories[1].id, other.trajectories[1].id]
     ]  # fmt: skip
-    # each task fails first and succeeds then: mixed up, nothing is left to compare
-    assert [group.rewards_G for group in mixed] == [(0.0, 0.0), (1.0, 1.0)]
+    # each task fails first: mixed up, failures stand beside failures
+    assert [group.rewards_G for group in mixed] == [(0.0, 0.0), (1.0, 0.5)]
 
 
 def test_without_its_mask_a_row_trains_what_nobody_sampled(logged: tuple[Group, ...]) -> None:
