@@ -89,7 +89,7 @@ class Scale:
     steps: int = 60
     prompts: int = 8
     group_size: int = 8
-    beta: float = 0.15
+    beta: float = 0.3
     learning_rate: float = 6e-4
     evaluated: int = 6
     """runs of each number"""

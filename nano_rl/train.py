@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from nano_rl.update import Updater
 from nano_rl.watch.events import EventKind, note
 from nano_rl.watch.phases import Phases
 from nano_rl.watch.success import success_metrics
+from nano_shared.allocator import return_freed_memory
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.types import Trajectory
@@ -95,37 +96,18 @@ def train(
             seed_all(config.seed)
             progress.save()
         used, phases = UsedRuns(folder / USED, step=learner.step), Phases(ahead=config.overlap)
+        stepper = _Stepper(
+            model=model, opened=opened, runtime=runtime, sources=sources, updater=updater, gatherer=gatherer,
+            progress=progress, states=states, phases=phases, on_run=on_run, on_groups=on_groups,
+        )  # fmt: skip
         with gatherer, MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
             while learner.step < config.steps and not interrupt.asked:
                 step = learner.step
-                version = opened.version + step
-                live = _live(runtime, model, opened, config, version)
-                with phases("rollout"):
-                    gathered = gatherer.gather(live, step, version, on_run)
-                    groups = gathered.groups
-                    if gathered.exhausted:
-                        break
-                    due = controls_due(step, len(groups) * config.group_size, config.controls)
-                    controls = roll_controls(
-                        sources.every_task, live, reward, step=step, due=due, seed=config.seed, on_run=on_run
-                    )
-                runs = [t for g in groups for t in g.trajectories]
-                if on_groups:
-                    on_groups(step, groups, controls)
-                values = {**group_metrics(groups), **success_metrics(groups), **gathered.metrics}
-                values |= {"step": float(step), **hack_metrics(runs, controls)}
-                with phases("save"):
-                    states.join()
-                with phases("train"):
-                    progress.judge(values, behind=gathered.behind or 0)
-                    probe = Probe.of(groups, model)
-                    values |= updater.learn(
-                        groups, values, version=version, history=progress.history,
-                        logged=gathered.logged, baselines=gatherer.baselines,
-                    )  # fmt: skip
-                    values |= _checked(values, probe, model, opened, config, version + 1)
-                    values |= gatherer.record(groups)
-                values |= phases.metrics([*runs, *controls], trained_tokens=values.get("tokens", 0.0))
+                taken = stepper.take(step)
+                if taken is None:
+                    break
+                groups, values = taken
+                return_freed_memory()
                 used.append(step, groups)
                 metrics.write(step, values)
                 progress.note(values, config.guards.patience)
@@ -140,6 +122,60 @@ def train(
         )
     beside = [part.run_ids for part in (demonstrations, preferred) if part is not None]
     return [*used.run_ids, *(run for runs in beside for run in runs)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stepper:
+    """What the steps of a training are taken with."""
+
+    model: nn.Module
+    opened: OpenedWeights
+    runtime: Runtime
+    sources: Sources
+    updater: Updater
+    gatherer: Gatherer
+    progress: Progress
+    states: States
+    phases: Phases
+    on_run: OnRun | None
+    on_groups: OnGroups | None
+
+    def take(self, step: int) -> tuple[list[Group], dict[str, float]] | None:
+        """Gather, learn, check: the step's groups and metrics; None where the logs have no more of them.
+
+        Raises GuardTripped, before the weights are touched or served.
+        """
+        config, reward, phases = self.updater.config, self.updater.reward, self.phases
+        version = self.opened.version + step
+        live = _live(self.runtime, self.model, self.opened, config, version)
+        with phases("rollout"):
+            gathered = self.gatherer.gather(live, step, version, self.on_run)
+            groups = gathered.groups
+            if gathered.exhausted:
+                return None
+            due = controls_due(step, len(groups) * config.group_size, config.controls)
+            controls = roll_controls(
+                self.sources.every_task, live, reward, step=step, due=due, seed=config.seed,
+                on_run=self.on_run,
+            )  # fmt: skip
+        runs = [t for g in groups for t in g.trajectories]
+        if self.on_groups:
+            self.on_groups(step, groups, controls)
+        values = {**group_metrics(groups), **success_metrics(groups), **gathered.metrics}
+        values |= {"step": float(step), **hack_metrics(runs, controls)}
+        with phases("save"):
+            self.states.join()
+        with phases("train"):
+            self.progress.judge(values, behind=gathered.behind or 0)
+            probe = Probe.of(groups, self.model)
+            values |= self.updater.learn(
+                groups, values, version=version, history=self.progress.history,
+                logged=gathered.logged, baselines=self.gatherer.baselines,
+            )  # fmt: skip
+            values |= _checked(values, probe, self.model, self.opened, config, version + 1)
+            values |= self.gatherer.record(groups)
+        values |= phases.metrics([*runs, *controls], trained_tokens=values.get("tokens", 0.0))
+        return groups, values
 
 
 def identify(opened: OpenedWeights, runtime: Runtime, sources: Sources, config: TrainConfig) -> Identity:

@@ -23,3 +23,13 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_MMAP_THRESHOLD, 1 << 30)
         mallopt(_TRIM_THRESHOLD, _LARGEST)
+
+
+def return_freed_memory() -> None:
+    """Give back what is freed by now: between the steps of a training, whose sizes differ from step to step.
+
+    Kept, it is used again where it fits, and what does not fit is added to it. Elsewhere than on glibc this
+    does nothing.
+    """
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
