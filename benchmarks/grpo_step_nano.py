@@ -28,6 +28,7 @@ from nano_rl.config import GuardConfig, OptimizerConfig, TrainConfig
 from nano_rl.group import form_groups, group_metrics
 from nano_rl.model.learner import Learner, prepare
 from nano_rl.update import Updater
+from nano_shared.allocator import return_freed_memory
 from nano_shared.conversation import Conversation
 from nano_shared.types import (
     Limits,
@@ -86,6 +87,7 @@ class Steps:
         groups = form_groups(runs)
         updater = Updater(learner=self.learner, config=self.config)
         values = updater.learn(groups, group_metrics(groups), version=self.step)
+        return_freed_memory()
         self.step += 1
         generated = sum(len(turn.completion.tokens.sampled_ids) for run in runs for turn in run.turns)
         return {

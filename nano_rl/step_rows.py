@@ -62,10 +62,7 @@ class StepRows:
         return StepRows(
             samples_of=[aged(samples, born) for samples in self.samples_of],
             lessons_of=[
-                [
-                    replace(x, sample=s)
-                    for x, s in zip(of_group, aged([x.sample for x in of_group], born), strict=True)
-                ]
+                [replace(lesson, sample=aged([lesson.sample], born)[0]) for lesson in of_group]
                 for of_group in self.lessons_of
             ],
         )
