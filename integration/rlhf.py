@@ -90,6 +90,8 @@ class Scale:
     prompts: int = 8
     group_size: int = 8
     beta: float = 0.3
+    gated_beta: float = 0.05
+    """right answers are held by the tests there"""
     learning_rate: float = 6e-4
     evaluated: int = 6
     """runs of each number"""
@@ -297,7 +299,7 @@ class Circle:
         opened = open_weights(str(warm))
         judge = f"preference:{self.home / 'checkpoints' / 'judge'}=1"
         # a KL that is measured and does not hold: without any weight nothing would be compared with
-        beta = 1e-9 if name == "no_kl" else self.scale.beta
+        beta = {"no_kl": 1e-9, "kl": self.scale.beta, "gated": self.scale.gated_beta}[name]
         config = TrainConfig(
             steps=self.scale.steps, prompts_per_step=self.scale.prompts, group_size=self.scale.group_size,
             seed=self.seed, save_every=20,
