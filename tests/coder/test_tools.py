@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import pairwise
+from threading import BoundedSemaphore
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nano_coder.sandbox import Sandbox, open_sandbox
-from nano_coder.tools import TOOLS, ToolContext, ToolFailure, ToolResult
+from nano_coder.tools import TOOLS, ToolContext, ToolFailure, ToolResult, tool
 from nano_shared.types import Limits
 
 Use = Callable[..., ToolResult]
@@ -189,6 +192,24 @@ def test_shell_says_that_time_was_up(sandbox: Sandbox) -> None:
         context = ToolContext(jail=jail, limits=limits)
         result = TOOLS["shell"](context, {"command": "echo before; sleep 60"})
     assert (result.text, result.ok) == ("before\n[timed out]", False)
+
+
+def test_commands_of_many_agents_take_turns_and_waiting_is_not_on_their_clock(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool, "_at_once", BoundedSemaphore(1))
+    limits = Limits(memory_mb=256, tool_seconds=6)
+
+    def command(_: int) -> tuple[int, int]:
+        with closing(sandbox.open(None, limits)) as jail:
+            context = ToolContext(jail=jail, limits=limits)
+            result = TOOLS["shell"](context, {"command": "date +%s%N; sleep 1; date +%s%N"})
+        began, ended = map(int, result.text.split())
+        return began, ended
+
+    with ThreadPoolExecutor(8) as agents:
+        spans = sorted(agents.map(command, range(8)))  # 8 s in all, which one call may not take
+    assert all(ended <= began for (_, ended), (began, _) in pairwise(spans))
 
 
 def test_python_runs_in_the_workspace(use: Use, context: ToolContext) -> None:
