@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nano_coder.sandbox import Sandbox, open_sandbox
-from nano_coder.tools import TOOLS, ToolContext, ToolFailure, ToolResult, tool
+from nano_coder.tools import TOOLS, ToolContext, ToolFailure, ToolResult
 from nano_shared.types import Limits
 
 Use = Callable[..., ToolResult]
@@ -197,7 +198,7 @@ def test_shell_says_that_time_was_up(sandbox: Sandbox) -> None:
 def test_commands_of_many_agents_take_turns_and_waiting_is_not_on_their_clock(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tool, "_at_once", BoundedSemaphore(1))
+    monkeypatch.setattr(sys.modules[ToolContext.__module__], "_at_once", BoundedSemaphore(1))
     limits = Limits(memory_mb=256, tool_seconds=6)
 
     def command(_: int) -> tuple[int, int]:
