@@ -25,25 +25,27 @@ _NO_REASON = frozenset({"other profile", "calls differ from text"})
 def token_rows(
     runs: Iterable[Trajectory], refused: Counter[str], *, baseline: Baseline = "mean", std: Std = "none"
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one task's runs; runs of another template or profile are another group.
+    """The rows of one task's runs; runs of another template or profile are another group, and so are the
+    forks of one step, whose advantages are within them.
 
     Why a run gives none is counted in `refused`.
     """
-    groups: dict[tuple[str, str, str], list[Trajectory]] = {}
+    groups: dict[tuple[str, ...], list[Trajectory]] = {}
     for run in runs:
         reason = _refusal(run)
         if reason:
             refused[reason] += 1
         else:
-            groups.setdefault((run.task.id, run.template_hash, run.profile_hash), []).append(run)
+            under = (run.group_key, run.task.id, run.template_hash, run.profile_hash)
+            groups.setdefault(under, []).append(run)
     for members in groups.values():
-        group = Group(task_key=members[0].task.key, trajectories=tuple(members))
+        group = Group(task_key=members[0].group_key, trajectories=tuple(members))
         if baseline != "none" and (group.singleton or group.dead):
             refused["lone in its group, or all of the group earned the same"] += len(members)
             continue
         rewards = dict(zip((run.id for run in members), group.rewards_G, strict=True))
         for sample in group_samples(group, baseline=baseline, std=std):
-            yield _row(sample, group.task_key, rewards[sample.run_id])
+            yield _row(sample, group.task.key, rewards[sample.run_id])
 
 
 def _refusal(run: Trajectory) -> str | None:

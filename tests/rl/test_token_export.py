@@ -96,6 +96,26 @@ def test_a_row_holds_the_tokens_and_the_advantage_within_its_task(log: Path) -> 
     assert [row["reward"] for row in rows] == [1.0, 0.0, 0.25, 0.0, 1.0]
 
 
+def test_forks_of_a_step_are_a_group_beside_the_runs_of_their_task(log: Path) -> None:
+    with LogStore.open(log) as store:
+        parent = store.get("a1")
+        for name, reward in (("f5", 1.0), ("f6", 0.0)):
+            fork = a_run(name, "a", reward)
+            turns = (parent.turns[0], fork.turns[1])
+            store.append(
+                fork.model_copy(
+                    update={"turns": turns, "parent": "a1", "parent_step": 1, "task": parent.task}
+                )
+            )
+    rows = {row["run"]: row for row in export("--format", "tokens", "--log", log)}
+    assert set(rows) == {"a1", "a2", "a3", "b1", "b2", "f5", "f6"}
+    assert rows["f5"]["task"] == "a"
+    # what was taken over from the parent is prompt, and a fork is compared with forks
+    assert rows["f5"]["completion_ids"] == [7, 13]
+    assert (rows["f5"]["advantages"], rows["f6"]["advantages"]) == ([0.5] * 2, [-0.5] * 2)
+    assert rows["a1"]["advantages"][0] == pytest.approx(1.0 - 1.25 / 3)
+
+
 def test_without_a_baseline_a_lone_run_is_a_row_too(log: Path) -> None:
     rows = export("--format", "tokens", "--baseline", "none", "--task", "c", "--log", log)
     assert [(row["run"], row["advantages"][0]) for row in rows] == [("c1", 1.0)]  # type: ignore[index]
