@@ -65,6 +65,6 @@ def plain_opening(task: Task) -> tuple[Message, ...]:
 def shown_files(run: Trajectory, blobs: BlobStore) -> list[str]:
     """The workspace's paths as the task message lists them: the task's own, or those of the directory that
     the run began in. Raises LogError where the task's snapshot is damaged or not among `blobs`."""
-    if run.snapshot is None or (run.snapshot not in blobs and run.task.snapshot is None):
+    if run.task.snapshot is None:
         return sorted(run.task.files)
-    return [e.path for e in snapshot.load(run.snapshot, blobs).entries if e.kind == "file"]
+    return [e.path for e in snapshot.load(run.task.snapshot, blobs).entries if e.kind == "file"]

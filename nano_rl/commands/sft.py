@@ -112,8 +112,10 @@ def _lessons(
     reader = reader_of(opened)
     rows = read_messages(messages_file, reader) if messages_file else []
     tasks = list(read_tasks(tasks_file)) if tasks_file else []
-    runs = oracle_runs(tasks, replace(oracle_runtime(log), profile=opened.profile)) if tasks else []
-    blobs = None
+    runs, blobs = [], None
+    if tasks:
+        runtime = replace(oracle_runtime(log), profile=opened.profile)
+        runs, blobs = oracle_runs(tasks, runtime), runtime.store.blobs
     if from_logs:
         store = LogStore.open(log, create=False)
         blobs = store.blobs
