@@ -25,7 +25,7 @@ from statistics import mean
 from typing import Any
 
 from flywheel import Scale
-from log_arms import GROUP, Bench
+from log_arms import GROUP, Bench, by_program, rate
 
 from nano_rl.checkpoints.statistics import paired_bootstrap
 from nano_rl.config import LogsConfig
@@ -77,10 +77,10 @@ def _report(out: Path) -> int:
     print(f"{'arm':12} {'logged':>7} {'fresh':>7}  held-out success")
     for arm, of in by_arm.items():
         if of:
-            rates = [mean(r["rewards"]) for r in of.values()]
-            one = next(iter(of.values()))
-            each = " ".join(f"{rate:6.1%}" for rate in rates)
-            print(f"{arm:12} {one['logged']:7} {one['fresh']:7}  {mean(rates):6.1%}   seeds: {each}")
+            rates = [rate(r) for r in of.values()]
+            first = next(iter(of.values()))
+            each = " ".join(f"{one:6.1%}" for one in rates)
+            print(f"{arm:12} {first['logged']:7} {first['fresh']:7}  {mean(rates):6.1%}   seeds: {each}")
     reached = _difference("both", "fresh", by_arm)
     _difference("both", "fresh-half", by_arm)
     _difference("logs", "warm", by_arm)
@@ -99,12 +99,16 @@ def _report(out: Path) -> int:
 def _difference(
     one: str, other: str, by_arm: dict[str, dict[int, dict[str, Any]]]
 ) -> tuple[float, float, float] | None:
-    """Mean difference over tasks and seeds, paired, and its 95 % interval."""
+    """Mean difference over held-out programs and seeds, paired, and its 95 % interval."""
     seeds = sorted(by_arm[one].keys() & by_arm[other].keys())
     if not seeds:
         return None
-    left = [reward for seed in seeds for reward in by_arm[one][seed]["rewards"]]
-    right = [reward for seed in seeds for reward in by_arm[other][seed]["rewards"]]
+    left, right = [], []
+    for seed in seeds:
+        before = by_program(by_arm[other][seed])
+        for program, success in by_program(by_arm[one][seed]).items():
+            left.append(success)
+            right.append(before[program])
     difference = paired_bootstrap(left, right, seed=0)
     gained, low, high = difference
     print(f"{one} - {other}: {gained:+.1%} (95 % interval {low:+.1%} to {high:+.1%}, {len(seeds)} seeds)")

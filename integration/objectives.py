@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import mean, pstdev
 
 from flywheel import Scale
-from log_arms import GROUP, Bench
+from log_arms import GROUP, Bench, rate
 from negative_controls import mask_off, wrong_groups
 from rich.console import Console
 from rich.table import Table
@@ -103,20 +103,21 @@ def _dpo(bench: Bench, warm: Path, arm: str, steps: int) -> Path:
 
 
 def report(out: Path) -> None:
-    """The table of what is there. A seed has collapsed that ends below half of the success it began with."""
+    """The table of what is there, each held-out program counted once. A seed has collapsed that ends below
+    half of the success it began with."""
     begun = [json.loads(path.read_text()) for path in out.glob("seed-*/arm-warm.json")]
-    starts = {result["seed"]: mean(result["rewards"]) for result in begun}
+    starts = {result["seed"]: rate(result) for result in begun}
     table = Table("objective", "held out", "seeds", "spread", "collapsed", "s a step", "peak MB")
     for arm in ARMS:
         paths = sorted(out.glob(f"seed-*/arm-{arm}.json"))
         if not paths:
             continue
         results = [json.loads(path.read_text()) for path in paths]
-        rates = [100 * mean(result["rewards"]) for result in results]
+        rates = [100 * rate(result) for result in results]
         seconds = mean(result["train_seconds"] / result.get("steps", STEPS) for result in results)
-        collapsed = sum(mean(result["rewards"]) < starts[result["seed"]] / 2 for result in results)
+        collapsed = sum(rate(result) < starts[result["seed"]] / 2 for result in results)
         table.add_row(
-            arm, f"{mean(rates):.1f} %", " ".join(f"{rate:.1f}" for rate in rates), f"{pstdev(rates):.1f}",
+            arm, f"{mean(rates):.1f} %", " ".join(f"{of:.1f}" for of in rates), f"{pstdev(rates):.1f}",
             str(collapsed), f"{seconds:.2f}" if arm != "warm" else "",
             f"{max(result['peak_mb'] for result in results):.0f}",
         )  # fmt: skip

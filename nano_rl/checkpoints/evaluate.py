@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nano_rl.checkpoints.statistics import bootstrap, paired_bootstrap, wilson
+from nano_rl.checkpoints.statistics import bootstrap, by_cluster, paired_bootstrap, wilson
 from nano_rl.rewards import outcome
 from nano_shared.types import Task, Trajectory
 
@@ -46,16 +46,26 @@ def suite_of(task: Task) -> str:
     return task.provenance.source
 
 
+def cluster_of(task: Task) -> str:
+    """What a task rises and falls with: its program, which others may ask for too; else itself alone."""
+    return task.program_hash or task.key
+
+
 def paired(
     new: Sequence[Trajectory], old: Sequence[Trajectory], *, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Mean difference in success on the tasks that both were graded on, with a 95 % bootstrap interval.
+    """Mean difference in success on the tasks that both were graded on, with a 95 % bootstrap interval over
+    programs.
 
     A task that was run several times counts once, with the mean of its runs: those are not independent.
     """
     after, before = _task_means(new), _task_means(old)
     both = [key for key in after if key in before]
-    return paired_bootstrap([after[key] for key in both], [before[key] for key in both], seed=seed)
+    cluster = {run.task.key: cluster_of(run.task) for run in new}
+    return paired_bootstrap(
+        [after[key] for key in both], [before[key] for key in both], seed,
+        clusters=[cluster[key] for key in both],
+    )  # fmt: skip
 
 
 def component_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -86,17 +96,18 @@ def _task_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def row_of(name: str, trajectories: Sequence[Trajectory]) -> Row:
-    by_task: dict[str, list[bool]] = defaultdict(list)
+    passed: dict[tuple[str, str], list[bool]] = defaultdict(list)
     for trajectory in trajectories:
         value = outcome(trajectory.verdict)
         if value is not None:
-            by_task[trajectory.task.key].append(value >= 1)
-    successes = sum(map(sum, by_task.values()))
-    graded = sum(map(len, by_task.values()))
-    low, high = success_interval(list(by_task.values()))
+            passed[cluster_of(trajectory.task), trajectory.task.key].append(value >= 1)
+    graded = sum(map(len, passed.values()))
+    low, high = success_interval(
+        by_cluster((cluster, sum(runs) / len(runs)) for (cluster, _), runs in passed.items())
+    )
     return Row(
         name=name,
-        successes=successes,
+        successes=sum(map(sum, passed.values())),
         graded=graded,
         ungraded=len(trajectories) - graded,
         low=low,
@@ -104,14 +115,15 @@ def row_of(name: str, trajectories: Sequence[Trajectory]) -> Row:
     )
 
 
-def success_interval(runs_T: Sequence[Sequence[bool]]) -> tuple[float, float]:
-    """95 % interval of the success rate of tasks, each with its graded runs.
+def success_interval(clusters: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """95 % interval of the success rate of tasks, each with the mean of its graded runs, by cluster.
 
-    Wilson's where each task was run once. Runs of one task are not independent, so with several the tasks
-    are resampled; where they all agree resampling sees no spread, and Wilson's interval of as many tasks
-    stands in.
+    Wilson's where each task is a cluster of its own that passed or failed. Runs of one task and tasks of one
+    program are not independent, so otherwise the clusters are resampled; where they all agree resampling
+    sees no spread, and Wilson's interval of as many tasks stands in.
     """
-    means = [sum(runs) / len(runs) for runs in runs_T if runs]
-    if all(mean in (0, 1) for mean in means) and (len(set(means)) < 2 or max(map(len, runs_T)) == 1):
+    means = [sum(tasks) / len(tasks) for tasks in clusters]
+    alone = all(len(tasks) == 1 for tasks in clusters)
+    if all(mean in (0, 1) for mean in means) and (alone or len(set(means)) < 2):
         return wilson(sum(mean == 1 for mean in means), len(means))
-    return bootstrap(means, seed=0)[1:]
+    return bootstrap(clusters, seed=0)[1:]

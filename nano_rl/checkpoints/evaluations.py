@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from nano_coder.runtime import SHIPPED, Runtime, runtime_version
-from nano_rl.checkpoints.evaluate import success_interval, suite_of
+from nano_rl.checkpoints.evaluate import cluster_of, row_of, suite_of
 from nano_rl.rewards import outcome
 from nano_shared.checkpoint import MANIFEST, checkpoints_dir
 from nano_shared.durable import file_hash, write_text
@@ -31,6 +31,8 @@ class TaskOutcome(Value):
 
     id: str
     key: str
+    cluster: str | None = None
+    """what it rises and falls with (`cluster_of`); None in evaluations of before that was kept"""
     suite: str
     level: int | None = None
     view: str | None = None
@@ -91,12 +93,7 @@ def make_evaluation(
     of_task: dict[str, list[Trajectory]] = defaultdict(list)
     for run in runs:
         of_task[run.task.id].append(run)
-    passed = [
-        [value >= 1 for run in group if (value := outcome(run.verdict)) is not None]
-        for group in of_task.values()
-    ]
-    graded = [value for values in passed for value in values]
-    low, high = success_interval([values for values in passed if values])
+    whole = row_of("all", runs)
     return Evaluation(
         id=new_run_id(),
         created=time.time(),
@@ -104,7 +101,7 @@ def make_evaluation(
         manifest_hash=manifest_hash(model),
         log=runtime.store.url,
         conditions=conditions,
-        success=Interval(mean=sum(graded) / len(graded) if graded else 0.0, low=low, high=high),
+        success=Interval(mean=whole.rate, low=whole.low, high=whole.high),
         tasks=tuple(_task_outcome(task, of_task[task.id]) for task in tasks),
     )
 
@@ -156,6 +153,7 @@ def _task_outcome(task: Task, runs: Sequence[Trajectory]) -> TaskOutcome:
     return TaskOutcome(
         id=task.id,
         key=task.key,
+        cluster=cluster_of(task),
         suite=suite_of(task),
         level=task.level,
         view=task.view,

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from nano_rl.checkpoints.evaluations import Conditions, Evaluation, stored_evaluations
-from nano_rl.checkpoints.statistics import bootstrap, sign_flip
+from nano_rl.checkpoints.statistics import bootstrap, by_cluster, sign_flip
 from nano_shared.checkpoint import Manifest
 from nano_shared.errors import UsageError
 from nano_shared.types import Split, Value
@@ -20,15 +20,18 @@ class Difference(Value):
 
     name: str
     tasks: int
+    clusters: int | None = None
+    """programs, or whatever else tasks rise and fall with; None in what was stored before that was kept"""
     changed: int
     """tasks whose success differs"""
     mean: float
     low: float
     high: float
-    """95 % bootstrap interval over tasks"""
+    """95 % bootstrap interval over clusters"""
     p_better: float
     p_worse: float
-    """one-sided sign-flip tests: the bootstrap alone believes four changed tasks, which are not enough"""
+    """one-sided sign-flip tests over clusters: the bootstrap alone believes four that changed, which are not
+    enough"""
 
     @property
     def better(self) -> bool:
@@ -39,7 +42,8 @@ class Difference(Value):
         return self.high < 0 and self.p_worse <= ALPHA
 
     def __str__(self) -> str:
-        return f"{self.mean:+.1%} (95 % interval {self.low:+.1%} to {self.high:+.1%}, {self.tasks} tasks)"
+        of = f" of {self.clusters} programs" if (self.clusters or self.tasks) < self.tasks else ""
+        return f"{self.mean:+.1%} (95 % interval {self.low:+.1%} to {self.high:+.1%}, {self.tasks} tasks{of})"
 
 
 class Evidence(Value):
@@ -66,11 +70,11 @@ def compare(candidate: Evaluation, baseline: Evaluation, *, earlier: int = 0) ->
             " evaluate both again"
         )
     before = {task.id: task.mean for task in baseline.tasks}
-    differences: dict[str, list[float]] = defaultdict(list)
+    differences: dict[str, list[tuple[str, float]]] = defaultdict(list)
     for task in candidate.tasks:
         old = before.get(task.id)
         if task.mean is not None and old is not None:
-            differences[task.suite].append(task.mean - old)
+            differences[task.suite].append((task.cluster or task.id, task.mean - old))
     everything = [value for values in differences.values() for value in values]
     if not everything:
         raise UsageError(
@@ -90,17 +94,20 @@ def compare(candidate: Evaluation, baseline: Evaluation, *, earlier: int = 0) ->
     )
 
 
-def difference(name: str, values: Sequence[float]) -> Difference:
-    mean, low, high = bootstrap(values, seed=0)
+def difference(name: str, values: Sequence[tuple[str, float]]) -> Difference:
+    """Of the tasks of a suite, each with its cluster and what the candidate gains on it."""
+    clusters = by_cluster(values)
+    mean, low, high = bootstrap(clusters, seed=0)
     return Difference(
         name=name,
         tasks=len(values),
-        changed=sum(value != 0 for value in values),
+        clusters=len(clusters),
+        changed=sum(value != 0 for _, value in values),
         mean=mean,
         low=low,
         high=high,
-        p_better=sign_flip(values, seed=0),
-        p_worse=sign_flip([-value for value in values], seed=0),
+        p_better=sign_flip(clusters, seed=0),
+        p_worse=sign_flip([[-value for value in values] for values in clusters], seed=0),
     )
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from builders import trajectory
 
-from nano_rl.checkpoints.evaluate import paired, success_interval, suite_of, table
+from nano_rl.checkpoints.evaluate import paired, row_of, success_interval, suite_of, table
 from nano_rl.checkpoints.statistics import wilson
 from nano_rl.tasks import make_tasks
 from nano_shared import Provenance, Split, Task, Trajectory
 
 
-def run(key: str, reward: float | None, source: str = "user", level: int | None = None) -> Trajectory:
-    task = Task(key=key, prompt="Do it.", provenance=Provenance(source=source), level=level, view="copy")
+def run(
+    key: str, reward: float | None, source: str = "user", level: int | None = None, program: str | None = None
+) -> Trajectory:
+    task = Task(
+        key=key, prompt="Do it.", provenance=Provenance(source=source), level=level, view="copy",
+        program_hash=program,
+    )  # fmt: skip
     return trajectory(key=key, reward=reward).model_copy(update={"task": task})
 
 
@@ -33,11 +38,30 @@ def test_a_made_task_belongs_to_the_suite_that_made_it() -> None:
 
 
 def test_runs_of_one_task_are_not_independent_tries() -> None:
-    once = success_interval([[True], [False], [True], [True]])
-    assert once == wilson(3, 4)
-    low, high = success_interval([[True] * 25, [False] * 25, [True] * 25, [True] * 25])
-    assert high - low > 0.5 * (once[1] - once[0])  # four tasks, however often each is run
-    assert success_interval([[True] * 9, [True] * 9]) == wilson(2, 2)
+    once = row_of("once", [run(key, reward) for key, reward in zip("abcd", (1, 0, 1, 1), strict=True)])
+    assert (once.low, once.high) == wilson(3, 4)
+    often = row_of("often", [run(key, key != "b") for key in "abcd" for _ in range(25)])
+    assert (often.low, often.high) == wilson(3, 4)  # four tasks, however often each is run
+    mixed = row_of("mixed", [run(key, (key < "c") ^ (i == 0)) for key in "abcd" for i in range(25)])
+    assert mixed.high - mixed.low > 0.5 * (once.high - once.low)
+
+
+def test_tasks_of_one_program_are_not_independent_tries() -> None:
+    """Forty tasks ask for one program, and five for programs of their own."""
+    common = [run(f"common-{i}", 1.0, program="p") for i in range(40)]
+    rare = [run(f"rare-{i}", float(i < 2)) for i in range(5)]
+    row = row_of("all", common + rare)
+    assert row.rate == 42 / 45
+    assert row.low < 0.5  # where the common program is not drawn
+    old = [run(f"common-{i}", 0.0, program="p") for i in range(40)] + rare
+    gained, low, _high = paired(common + rare, old)
+    assert gained == 40 / 45
+    assert low == 0  # one program was learned: that may be luck
+
+
+def test_an_interval_where_all_agree() -> None:
+    assert success_interval([[1.0], [1.0]]) == wilson(2, 2)
+    assert success_interval([[1.0, 1.0], [1.0]]) == wilson(2, 2)
     assert success_interval([]) == (0, 1)
 
 

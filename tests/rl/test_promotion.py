@@ -72,13 +72,18 @@ def checkpoint(name: str, **changes: object) -> Path:
 
 
 def evaluated(
-    folder: Path, outcomes: dict[str, list[float]], *, split: Split = Split.TEST, seed: int = 0
+    folder: Path,
+    outcomes: dict[str, list[float]],
+    *,
+    split: Split = Split.TEST,
+    seed: int = 0,
+    program: str | None = None,
 ) -> Evaluation:
     """An evaluation as `nano-rl eval` keeps it: suite -> the outcome of each of its tasks."""
     tasks = tuple(
         TaskOutcome(
             id=f"{suite}-{i}", key=f"{suite}-{i}", suite=suite, split=split, runs=("r",), seeds=(0,),
-            outcomes=(value,),
+            outcomes=(value,), cluster=program,
         )
         for suite, values in outcomes.items()
         for i, value in enumerate(values)
@@ -113,6 +118,17 @@ def test_better_beyond_noise_is_promoted_with_its_evidence(nano: NANO) -> None:
     shown = json.loads(nano("checkpoints", "show", "new", "--json")[1])
     assert shown["promotions"][0]["evidence"]["overall"]["mean"] == 0.6
     assert "promoted, nano" in nano("checkpoints", "show", "new")[1]
+
+
+def test_tasks_of_one_program_are_one_observation(nano: NANO) -> None:
+    old, new = checkpoint("old"), checkpoint("new", parent="old")
+    promote(old, forced=True)
+    evaluated(old, {"a": [0] * 12 + [1] * 8}, program="p")
+    evaluated(new, {"a": [1] * 20}, program="p")
+    code, out, _ = nano("checkpoints", "promote", "new")
+    assert code == 1
+    assert "not better than old beyond noise" in out
+    assert "20 tasks of 1 programs" in out
 
 
 def test_within_noise_is_not_promoted_and_force_says_so(nano: NANO) -> None:
@@ -299,8 +315,8 @@ def test_the_lineage_is_told_up_to_the_base_and_where_it_breaks(nano: NANO) -> N
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0]), min_size=1, max_size=12))
 def test_a_difference_is_never_better_and_worse_and_needs_six_changed_tasks(values: list[float]) -> None:
-    found = difference("x", values)
-    mirrored = difference("x", [-value for value in values])
+    found = difference("x", [(str(place), value) for place, value in enumerate(values)])
+    mirrored = difference("x", [(str(place), -value) for place, value in enumerate(values)])
     assert not (found.better and found.worse)
     assert found.low <= found.mean <= found.high
     assert (found.better, found.worse) == (mirrored.worse, mirrored.better)

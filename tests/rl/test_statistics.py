@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.checkpoints.statistics import paired_bootstrap, sign_flip, wilson
+from nano_rl.checkpoints.statistics import bootstrap, paired_bootstrap, sign_flip, wilson
 
 
 @pytest.mark.parametrize(
@@ -74,15 +74,40 @@ def test_bootstrap_refuses_what_does_not_pair(a: list[float], b: list[float]) ->
         paired_bootstrap(a, b, 0)
 
 
+def test_clusters_are_drawn_whole() -> None:
+    """Four programs, one of which many tasks ask for: exact, over all 4^4 draws of programs."""
+    clusters = [[1.0] * 7, [0.0], [1.0, 0.0], [0.0]]
+    exact = sorted(
+        sum(map(sum, drawn)) / sum(map(len, drawn)) for drawn in itertools.product(clusters, repeat=4)
+    )
+    mean, low, high = bootstrap(clusters, 0, resamples=20_000)
+    assert mean == pytest.approx(8 / 11)
+    assert low == pytest.approx(exact[int(0.025 * len(exact))], abs=0.02)
+    assert high == pytest.approx(exact[math.ceil(0.975 * len(exact)) - 1], abs=0.02)
+    alone = paired_bootstrap([x for values in clusters for x in values], [0.0] * 11, 0)
+    assert high - low > alone[2] - alone[1]  # what takes eleven tasks for independent is too sure
+
+
+@given(st.lists(st.sampled_from([-1.0, 0.0, 0.5]), min_size=1, max_size=20), st.integers(0, 9))
+def test_a_cluster_of_one_task_is_a_task(differences: list[float], seed: int) -> None:
+    nothing = [0.0] * len(differences)
+    names = [str(place) for place in range(len(differences))]
+    assert paired_bootstrap(differences, nothing, seed, clusters=names, resamples=200) == paired_bootstrap(
+        differences, nothing, seed, resamples=200
+    )
+
+
 def test_sign_flip_equals_the_enumeration_of_all_signs() -> None:
     differences = [1.0, 1.0, 0.5, -0.5, 1.0, 0.0, 1.0]
     signs = itertools.product((1, -1), repeat=len(differences))
     sums = [sum(s * x for s, x in zip(sign, differences, strict=True)) for sign in signs]
     exact = sum(value >= sum(differences) for value in sums) / len(sums)
-    assert sign_flip(differences, 0) == pytest.approx(exact, abs=0.01)
-    assert sign_flip(differences, 3) == sign_flip(differences, 3)
+    alone = [[x] for x in differences]
+    assert sign_flip(alone, 0) == pytest.approx(exact, abs=0.01)
+    assert sign_flip(alone, 3) == sign_flip(alone, 3)
 
 
 def test_six_of_six_are_beyond_noise_and_five_are_not() -> None:
-    assert sign_flip([1.0] * 6, 0) < 0.025 < sign_flip([1.0] * 5, 0)
-    assert sign_flip([0.0] * 9, 0) == 1
+    assert sign_flip([[1.0]] * 6, 0) < 0.025 < sign_flip([[1.0]] * 5, 0)
+    assert sign_flip([[0.0]] * 9, 0) == 1
+    assert sign_flip([[1.0] * 6], 0) > 0.4  # six tasks of one program are one stroke of luck
