@@ -49,10 +49,7 @@ def open_pairs(
         found = log_pairs(LogStore.open(log, create=False), seed=seed)
         say(found.refused)
         if not found.pairs:
-            raise UsageError(
-                "the log holds no preference pair: it needs a success and a failure of one task, or feedback;"
-                " nano-rl rollout --group-size 4 adds runs"
-            )
+            raise UsageError(no_pair(found.refused))
         pairs = list(found.pairs)
     vocabulary = int(opened.loaded.model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
     rows = pair_rows(pairs, reader_of(opened), vocabulary=vocabulary)
@@ -66,6 +63,26 @@ def say(refused: Counter[str]) -> None:
     """What made no pair, a line a reason, on stderr."""
     for reason, count in refused.most_common():
         print(f"left out: {count} ({reason})", file=sys.stderr)
+
+
+def no_pair(refused: Counter[str]) -> str:
+    """Why a log made none, and what would help."""
+    for reason, _ in refused.most_common():
+        for symptom, advice in _JUDGES.items():
+            if symptom in reason:
+                return f"the log holds no preference pair: {advice}"
+    return (
+        "the log holds no preference pair: it needs a success and a failure of one task, or feedback;"
+        " nano-rl rollout --group-size 4 adds runs"
+    )
+
+
+_JUDGES = {
+    "judge_unparseable": "the judge's answers name no winner; a larger model would",
+    "judge_injectable": "the judge prefers wrong work that tells it to; name a better one",
+    "judge_": "the judge did not answer (see above); check --judge-url and --judge-model",
+}
+"""what a failure of the judge asks for, the particular ones first"""
 
 
 def trained_tasks(pairs: Iterable[PairRows]) -> list[PairTask]:

@@ -48,7 +48,7 @@ def command(
     principles: str | None, per_task: int, seed: int, log: str | None,
 ) -> int:  # fmt: skip
     """Write the preference pairs that the log holds, with the exact tokens of the runs and who preferred."""
-    from nano_rl.commands.pairs import say
+    from nano_rl.commands.pairs import no_pair, say
     from nano_rl.preferences.log_pairs import SOURCES as LOGGED
     from nano_rl.preferences.log_pairs import log_pairs
     from nano_rl.preferences.pairs import write_pairs
@@ -63,9 +63,7 @@ def command(
         found = log_pairs(store, sources=chosen, per_task=per_task, seed=seed, asked=asked)
     say(found.refused)
     if not found.pairs:
-        raise UsageError(
-            "the log holds no preference pair: it needs a success and a failure of one task, or feedback"
-        )
+        raise UsageError(no_pair(found.refused))
     write_pairs(out, found.pairs)
     counts = Counter(pair.source for pair in found.pairs)
     print(f"{len(found.pairs)} pairs ({', '.join(f'{n} {s}' for s, n in counts.items())}) in {out}")

@@ -27,6 +27,7 @@ from nano_shared.types import Message, Role, Split, Trajectory, Trust
 Source = Literal["graded", "feedback", "edit", "judge", "constitution"]
 SOURCES: tuple[Source, ...] = ("graded", "feedback", "edit")
 """what the log says by itself; a judge and a constitution are asked"""
+EQUAL = "all runs of its task are worth the same"
 Groups = Sequence[Sequence[Trajectory]]
 Asked = Callable[[Groups, Counter[str]], Mapping[str, float]]
 """runs by task -> run id -> worth between 0 and 1, and what got none is counted by its reason"""
@@ -162,7 +163,8 @@ def _opposed(
         good = [r for r in members if _number(worth, r) > 0.5 and _number(worth, r) >= passed]
         bad = [r for r in members if _number(worth, r) < passed]
         if not (good and bad):
-            refused[f"{source}: no other of its task to compare with"] += len(members)
+            alone = "no other of its task to compare with"
+            refused[f"{source}: {alone if len(members) == 1 else EQUAL}"] += len(members)
             continue
         for side in (good, bad):
             Random(f"pairs {seed} {key[0]}").shuffle(side)

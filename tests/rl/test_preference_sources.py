@@ -193,6 +193,7 @@ def test_a_judge_that_cannot_be_reached_makes_no_pair_and_is_counted(
     )
     assert code == 2
     assert "left out: 2 (judge: judge_unreachable)" in err
+    assert "the judge did not answer (see above); check --judge-url" in err
     assert not out.exists()
 
 
