@@ -7,7 +7,8 @@ weights give again (`logprob_check.py`).
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, Literal
 
 from nano_coder.logprob_check import MAX_GAP, MEAN_GAP, TURN_GAP, Gap, logprob_gap
 from nano_coder.models import OpenedWeights, local_policy, open_weights
@@ -19,6 +20,10 @@ from nano_shared.errors import NanoError, UsageError
 from nano_shared.facts import RunFacts
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
+
+
+class NotAtHand(UsageError):
+    """The weights that sampled a run are not here, or are not those under its policy's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +59,7 @@ class Certificate:
 def deep_verify(facts: RunFacts, store: LogStore, *, model: str | None = None) -> Certificate:
     """Certify a run, or say why not. `model` is where its policy lies now, if not under its recorded name.
 
-    Raises UsageError where that policy is not at hand, or where other weights are under its name.
+    Raises NotAtHand where that policy is not here, or where other weights are under its name.
     """
     name = model or facts.policy
     damage = tuple(f for f in judge(facts) if f.blocks and Refusal(f.kind) in _UNCERTIFIABLE)
@@ -71,7 +76,8 @@ def deep_verify(facts: RunFacts, store: LogStore, *, model: str | None = None) -
             Finding(True, Refusal.ANOTHER_TEMPLATE.value, "it was made under another chat template"),
             *findings,
         ]
-    dtype, gap = "float32", logprob_gap(run, policy.engine)
+    dtype = "float32"
+    gap = logprob_gap(run, policy.engine)
     if not gap.exact:  # the log does not say in what it was sampled, which is bfloat16 for larger models
         rounded = _opened(name, run, "bfloat16")
         dtype, gap = "bfloat16", logprob_gap(run, local_policy(rounded.loaded, rounded.profile).engine)
@@ -98,21 +104,27 @@ def _far(gap: Gap) -> Finding:
     )
 
 
-def _opened(name: str, run: Trajectory, dtype: str) -> OpenedWeights:
-    """The weights that sampled the run. Raises UsageError where they are not at hand."""
+@lru_cache(maxsize=2)
+def _weights(name: str, dtype: Literal["float32", "bfloat16"]) -> OpenedWeights:
+    """Kept, since many runs name one policy."""
+    return open_weights(name, dtype=dtype)
+
+
+def _opened(name: str, run: Trajectory, dtype: Literal["float32", "bfloat16"]) -> OpenedWeights:
+    """The weights that sampled the run. Raises NotAtHand."""
     way_out = "name where they lie with --model"
     try:
-        opened = open_weights(name, dtype="bfloat16" if dtype == "bfloat16" else "float32")
+        opened = _weights(name, dtype)
     except NanoError as problem:
-        raise UsageError(f"the policy of run {run.id} is not at hand ({problem}); {way_out}") from problem
+        raise NotAtHand(f"the policy of run {run.id} is not at hand ({problem}); {way_out}") from problem
     last = run.turns[-1].completion
     if opened.loaded.id != last.policy_id:
-        raise UsageError(
+        raise NotAtHand(
             f"the policy of run {run.id} is not at hand: {name} holds the weights {opened.loaded.id[:19]},"
             f" and {last.policy_id[:19]} sampled it; {way_out}"
         )
     if opened.version != last.policy_version:
-        raise UsageError(
+        raise NotAtHand(
             f"the policy of run {run.id} is not at hand: it was sampled {last.policy_version} optimizer"
             f" steps in, and {name} has {opened.version}; the weights of a training's middle are not kept"
         )

@@ -6,26 +6,19 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from nano_coder.commands import log_export, log_import
+from nano_coder.commands import log_export, log_import, log_verify
 from nano_coder.commands.display import Display
 from nano_coder.config import load_config
-from nano_coder.verify import findings
-from nano_shared.errors import UsageError
-from nano_shared.fact_rows import RunFilter
 from nano_shared.printable import printable
 from nano_shared.redact import Redactor
 from nano_shared.redact.rewrite import redact_run
 from nano_shared.store import LogStore
-
-if TYPE_CHECKING:
-    from nano_coder.deep_verify import Certificate
 
 _LOG = click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
@@ -41,6 +34,7 @@ def command() -> None:
 
 command.add_command(log_export.command)
 command.add_command(log_import.command)
+command.add_command(log_verify.command)
 
 
 @command.command("list")
@@ -85,57 +79,6 @@ def show(run: str, log: str | None, as_json: bool) -> int:
         display.turn(turn)
     display.end(trajectory, applied=True)
     return 0
-
-
-@command.command("verify")
-@click.argument("run")
-@click.option("--deep", is_flag=True, help="Recompute the log-probs under the policy that RUN names.")
-@click.option("--model", help="With --deep: where that policy lies, if not under the name that RUN has.")
-@_LOG
-@_JSON
-def verify_run(run: str, deep: bool, model: str | None, log: str | None, as_json: bool) -> int:
-    """May RUN train a policy gradient, and if not, why? Exit code 0 if it may, 1 if not.
-
-    With --deep: are its tokens and log-probs those of its policy? 0 certified, 1 not, 2 where the policy is
-    not at hand.
-    """
-    if model is not None and not deep:
-        raise UsageError("--model names the policy that recomputes log-probs; give --deep with it")
-    store = LogStore.open(log, create=False)
-    # the columns can be judged where the run is too damaged to be loaded
-    (facts,) = store.facts(RunFilter(run=store.resolve(run)))
-    checks = list(findings(facts))
-    trainable = not any(finding.blocks for finding in checks)
-    certificate = None
-    if deep:
-        from nano_coder.deep_verify import deep_verify
-
-        certificate = deep_verify(facts, store, model=model)
-    if as_json:
-        report = {"run": facts.id, "trainable": trainable, "findings": [f.as_dict() for f in checks]}
-        print(json.dumps(report | ({"deep": certificate.as_dict()} if certificate else {})))
-    else:
-        verdict = "may" if trainable else "may not"
-        print(f"run {facts.id} {verdict} train a policy gradient")
-        for finding in checks:
-            print(f"  {'no: ' if finding.blocks else 'ok: '}{printable(finding.text)}")
-    if certificate is None:
-        return 0 if trainable else 1
-    if not as_json:
-        _show(certificate)
-    return 0 if certificate.certified else 1
-
-
-def _show(certificate: Certificate) -> None:
-    gap = certificate.gap
-    print(f"{'certified' if certificate.certified else 'not certified'} by {printable(certificate.policy)}")
-    for finding in certificate.findings:
-        print(f"  no: {printable(finding.text)}")
-    if gap:
-        print(
-            f"  {gap.tokens} log-probs recomputed in {certificate.dtype}: {gap.max:.2g} nats away at most,"
-            f" {gap.mean:.2g} in the mean"
-        )
 
 
 @command.command("redact")

@@ -158,6 +158,35 @@ def test_model_without_deep_is_refused(home: Path) -> None:
     assert isinstance(done.exception, UsageError)
 
 
+def test_every_run_of_a_log_is_looked_at_and_summed_up(home: Path, tmp_path: Path) -> None:
+    good, rounded = runs(home)
+    log = Path(copied(home, tmp_path, good))
+    with LogStore.open(log, blobs=home / "blobs") as store:
+        store.append(rounded.model_copy(update={"policy": "gone"}))
+        store.append(good.model_copy(update={"id": "torn", "seed": 9, "template_hash": "sha256:other"}))
+
+    def verify(*arguments: str) -> tuple[int, list[str]]:
+        command_line = ["verify", *arguments, "--log", str(log)]
+        done = CliRunner().invoke(command, command_line, standalone_mode=False)
+        assert done.exception is None, done.exception
+        return int(done.return_value), done.stdout.splitlines()
+
+    code, lines = verify("--deep")
+    by_run = dict(line.split("  ", 1) for line in lines[:-1])
+    assert by_run[good.id].startswith("certified, ")
+    assert by_run[rounded.id].startswith("unknown: the policy of run")
+    assert "not certified; it was made under another chat template" in by_run["torn"]
+    counted = lines[-1].removeprefix("3 runs: ").split(", ")
+    assert sorted(counted) == ["1 certified", "1 not certified", "1 whose policy is not at hand"]
+    assert code == 1
+    assert verify(good.id, rounded.id, "--deep")[0] == 2
+    assert verify(good.id, rounded.id)[1][-1] == "2 runs: 2 may train"
+    told = [json.loads(line) for line in verify("--deep", "--json")[1]]
+    assert {row["run"]: row["deep"]["certified"] for row in told} == {
+        good.id: True, rounded.id: None, "torn": False,
+    }  # fmt: skip
+
+
 def test_the_report_for_people_says_how_far_they_are(home: Path) -> None:
     done = CliRunner().invoke(
         command, ["verify", runs(home)[0].id, "--log", str(home / "log.db"), "--deep"], standalone_mode=False

@@ -1,0 +1,154 @@
+"""`nano-coder log verify`: may runs train a policy gradient, and are their tokens those of their policy?"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nano_coder.verify import Finding, findings
+from nano_shared.errors import UsageError
+from nano_shared.fact_rows import RunFilter
+from nano_shared.facts import RunFacts
+from nano_shared.printable import printable
+from nano_shared.store import LogStore
+
+if TYPE_CHECKING:
+    from nano_coder.deep_verify import Certificate
+
+
+@click.command("verify")
+@click.argument("runs", metavar="[RUN]...", nargs=-1)
+@click.option("--deep", is_flag=True, help="Recompute the log-probs under the policy that a run names.")
+@click.option("--model", help="With --deep: where that policy lies, if not under the name that a run has.")
+@click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, an object a line and run, and nothing else."
+)
+def command(runs: tuple[str, ...], deep: bool, model: str | None, log: str | None, as_json: bool) -> int:
+    """May each RUN train a policy gradient, and if not, why? Without RUN: every run of the log, a line each.
+
+    Exit code 0 if all may, 1 if not.
+
+    With --deep: are their tokens and log-probs those of their policy? 0 all certified, 1 not all, 2 where
+    the policy of one is not at hand and the others are certified.
+    """
+    if model is not None and not deep:
+        raise UsageError("--model names the policy that recomputes log-probs; give --deep with it")
+    with LogStore.open(log, create=False) as store:
+        looks = (_look(facts, store, deep, model) for facts in _facts(store, runs))
+        return _tell_one(next(looks), as_json) if len(runs) == 1 else _tell_all(looks, as_json)
+
+
+def _tell_one(look: _Look, as_json: bool) -> int:
+    if look.missing is not None:
+        raise look.missing
+    print(json.dumps(look.as_dict()) if as_json else "\n".join(look.story()))
+    return look.exit_code
+
+
+def _tell_all(looks: Iterator[_Look], as_json: bool) -> int:
+    counts: Counter[str] = Counter()
+    codes = {0}
+    for look in looks:
+        print(json.dumps(look.as_dict()) if as_json else f"{look.facts.id}  {look.line()}", flush=True)
+        counts[look.standing] += 1
+        codes.add(look.exit_code)
+    if not as_json:
+        print(f"{counts.total()} runs: {', '.join(f'{n} {name}' for name, n in counts.items()) or 'none'}")
+    return 1 if 1 in codes else max(codes)
+
+
+def _facts(store: LogStore, runs: tuple[str, ...]) -> Iterator[RunFacts]:
+    """The columns, which can be judged where a run is too damaged to be loaded."""
+    chosen = [RunFilter(run=store.resolve(run)) for run in runs] or [RunFilter()]
+    for one in chosen:
+        with closing(store.facts(one)) as found:  # type: ignore[type-var]
+            yield from found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """What was found of one run."""
+
+    facts: RunFacts
+    checks: list[Finding]
+    certificate: Certificate | None
+    """of --deep"""
+    missing: UsageError | None
+    """why --deep could not look: the policy is not at hand"""
+
+    @property
+    def trainable(self) -> bool:
+        return not any(check.blocks for check in self.checks)
+
+    @property
+    def standing(self) -> str:
+        if self.missing is not None:
+            return "whose policy is not at hand"
+        if self.certificate is not None:
+            return "certified" if self.certificate.certified else "not certified"
+        return "may train" if self.trainable else "may not train"
+
+    @property
+    def exit_code(self) -> int:
+        if self.missing is not None:
+            return self.missing.exit_code
+        sound = self.trainable if self.certificate is None else self.certificate.certified
+        return 0 if sound else 1
+
+    def line(self) -> str:
+        if self.missing is not None:
+            return printable(f"unknown: {self.missing}")
+        if self.certificate is None:
+            wrong = [check for check in self.checks if check.blocks]
+        else:
+            wrong = list(self.certificate.findings)
+        gap = self.certificate.gap if self.certificate else None
+        near = f", {gap.max:.2g} nats away at most" if gap and not wrong else ""
+        return printable(self.standing + near + "".join(f"; {check.text}" for check in wrong))
+
+    def story(self) -> Iterator[str]:
+        yield f"run {self.facts.id} {'may' if self.trainable else 'may not'} train a policy gradient"
+        for check in self.checks:
+            yield f"  {'no: ' if check.blocks else 'ok: '}{printable(check.text)}"
+        certificate = self.certificate
+        if certificate is None:
+            return
+        yield f"{self.standing} by {printable(certificate.policy)}"
+        for check in certificate.findings:
+            yield f"  no: {printable(check.text)}"
+        if gap := certificate.gap:
+            yield (
+                f"  {gap.tokens} log-probs recomputed in {certificate.dtype}: {gap.max:.2g} nats away at"
+                f" most, {gap.mean:.2g} in the mean"
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        told: dict[str, Any] = {
+            "run": self.facts.id,
+            "trainable": self.trainable,
+            "findings": [check.as_dict() for check in self.checks],
+        }
+        if self.certificate is not None:
+            told["deep"] = self.certificate.as_dict()
+        if self.missing is not None:
+            told["deep"] = {"certified": None, "reason": str(self.missing)}
+        return told
+
+
+def _look(facts: RunFacts, store: LogStore, deep: bool, model: str | None) -> _Look:
+    certificate = missing = None
+    if deep:
+        from nano_coder.deep_verify import NotAtHand, deep_verify
+
+        try:
+            certificate = deep_verify(facts, store, model=model)
+        except NotAtHand as problem:
+            missing = problem
+    return _Look(facts=facts, checks=list(findings(facts)), certificate=certificate, missing=missing)
