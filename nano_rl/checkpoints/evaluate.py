@@ -101,13 +101,13 @@ def row_of(name: str, trajectories: Sequence[Trajectory]) -> Row:
         value = outcome(trajectory.verdict)
         if value is not None:
             passed[cluster_of(trajectory.task), trajectory.task.key].append(value >= 1)
-    graded = sum(map(len, passed.values()))
-    low, high = success_interval(
-        by_cluster((cluster, sum(runs) / len(runs)) for (cluster, _), runs in passed.items())
-    )
+    graded, successes = sum(map(len, passed.values())), sum(map(sum, passed.values()))
+    clusters = by_cluster((cluster, sum(runs) / len(runs)) for (cluster, _), runs in passed.items())
+    # of a single program nothing is told but by its runs
+    low, high = success_interval(clusters) if len(clusters) != 1 else wilson(successes, graded)
     return Row(
         name=name,
-        successes=sum(map(sum, passed.values())),
+        successes=successes,
         graded=graded,
         ungraded=len(trajectories) - graded,
         low=low,

@@ -59,6 +59,11 @@ def test_tasks_of_one_program_are_not_independent_tries() -> None:
     assert low == 0  # one program was learned: that may be luck
 
 
+def test_of_one_task_the_runs_tell_what_there_is_to_tell() -> None:
+    row = row_of("one", [run("a", reward) for reward in (1, 1, 0, 1, 0, 1)])
+    assert (row.low, row.high) == wilson(4, 6)
+
+
 def test_an_interval_where_all_agree() -> None:
     assert success_interval([[1.0], [1.0]]) == wilson(2, 2)
     assert success_interval([[1.0, 1.0], [1.0]]) == wilson(2, 2)
