@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from nano_coder.runtime import Runtime
+from nano_rl.preferences.log_pairs import ALONE
 from nano_rl.rewards.part import Part, checked
 from nano_rl.rewards.registry import open_part
 from nano_shared.errors import ConfigError, UsageError
@@ -33,7 +34,7 @@ def judged(
     worth: dict[str, float] = {}
     for runs in groups:
         if len(runs) < 2:
-            refused[f"{name}: no other of its task to compare with"] += len(runs)
+            refused[f"{name}: {ALONE}"] += len(runs)
             continue
         for run, score in zip(runs, part.score(runs, runtime), strict=True):
             value = checked(name, run, score).value

@@ -27,7 +27,8 @@ from nano_shared.types import Message, Role, Split, Trajectory, Trust
 Source = Literal["graded", "feedback", "edit", "judge", "constitution"]
 SOURCES: tuple[Source, ...] = ("graded", "feedback", "edit")
 """what the log says by itself; a judge and a constitution are asked"""
-EQUAL = "all runs of its task are worth the same"
+ALONE = "no other of its task to compare with"
+ONE_SIDED = "the runs of its task are all good enough, or none is"
 Groups = Sequence[Sequence[Trajectory]]
 Asked = Callable[[Groups, Counter[str]], Mapping[str, float]]
 """runs by task -> run id -> worth between 0 and 1, and what got none is counted by its reason"""
@@ -163,8 +164,7 @@ def _opposed(
         good = [r for r in members if _number(worth, r) > 0.5 and _number(worth, r) >= passed]
         bad = [r for r in members if _number(worth, r) < passed]
         if not (good and bad):
-            alone = "no other of its task to compare with"
-            refused[f"{source}: {alone if len(members) == 1 else EQUAL}"] += len(members)
+            refused[f"{source}: {ALONE if len(members) == 1 else ONE_SIDED}"] += len(members)
             continue
         for side in (good, bad):
             Random(f"pairs {seed} {key[0]}").shuffle(side)

@@ -80,10 +80,10 @@ def test_a_success_is_preferred_to_a_failure_of_the_same_task(tmp_path: Path) ->
     assert found.refused == {"graded: no other of its task to compare with": 1}
 
 
-def test_runs_that_are_worth_the_same_make_no_pair(tmp_path: Path) -> None:
-    found = log_pairs(logged(tmp_path, run("one", 0.0), run("two", 0.0)))
+def test_runs_that_are_all_good_enough_or_none_of_them_make_no_pair(tmp_path: Path) -> None:
+    found = log_pairs(logged(tmp_path, run("one", 0.0), run("two", 0.5)))
     assert found.pairs == ()
-    assert found.refused == {"graded: all runs of its task are worth the same": 2}
+    assert found.refused == {"graded: the runs of its task are all good enough, or none is": 2}
 
 
 def test_a_run_is_in_one_graded_pair_at_most_and_tasks_are_bounded(tmp_path: Path) -> None:
