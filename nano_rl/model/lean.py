@@ -62,9 +62,14 @@ def _adapted_linear(module: Any) -> Callable[..., Tensor] | None:
     drops = dropout.training and getattr(dropout, "p", 0.0) > 0
     base = module.base_layer
     frozen = type(base) is nn.Linear and not any(p.requires_grad for p in base.parameters())
-    if not plain or drops or not frozen:
+    if not plain or drops or not frozen or _narrower(down.weight, base.weight):
         return None
     return partial(_adapted, base, down.weight, up.weight, float(module.scaling[name]))
+
+
+def _narrower(adapter: Tensor, base: Tensor) -> bool:
+    """Whether the adapter rounds what the base does not."""
+    return torch.promote_types(adapter.dtype, base.dtype) is not adapter.dtype
 
 
 def _norm(module: Any, hidden_states: Tensor) -> Tensor:

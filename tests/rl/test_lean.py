@@ -112,7 +112,7 @@ def test_an_adapter_keeps_no_float32_copy_of_its_input() -> None:
     assert {v.shape[-1] for v in wide if v.shape[-2:-1] == (length,)} <= {rank, 1}
 
 
-@pytest.mark.parametrize("change", ["disabled", "merged", "dropout", "two", "thawed"])
+@pytest.mark.parametrize("change", ["disabled", "merged", "dropout", "two", "thawed", "narrower"])
 def test_an_adapter_that_does_more_keeps_its_own_forward(change: str) -> None:
     model = adapted(dropout=0.5 if change == "dropout" else 0.0)
     layer = next(module for module in model.modules() if hasattr(module, "lora_A"))
@@ -123,6 +123,8 @@ def test_an_adapter_that_does_more_keeps_its_own_forward(change: str) -> None:
         model.base_model.set_adapter(["default", "other"])  # type: ignore[operator]
     elif change == "thawed":
         layer.base_layer.weight.requires_grad_()
+    elif change == "narrower":
+        layer.base_layer.double()
     elif change == "disabled":
         layer.enable_adapters(False)
     else:
