@@ -161,7 +161,10 @@ from nano_rl.cli import cli
 log, model = sys.argv[1:]
 cli.main(["admit", "--log", log, "--model", model, "--fresh", "12", "--json"], standalone_mode=False)
 """
-PEAK = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
+PEAK = """
+told = open("/proc/self/status").read()  # not `ru_maxrss`, which begins with what this script itself holds
+print(told.partition("VmHWM:")[2].split()[0], file=sys.stderr)
+"""
 
 
 def admitted(log: Path, model: Path | None) -> tuple[float, float, float, dict[str, object]]:
