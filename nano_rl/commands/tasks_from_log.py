@@ -53,6 +53,8 @@ def command(
     lines = []
     for logged in made:
         solved = "the run solves it" if logged.task.oracle else "no run is known to solve it"
+        if logged.failure_kind == "check_not_found":
+            solved += "; the check names a program that is not there, try it with nano-coder exec"
         where = "" if logged.portable else "; its files stay in the blobs of this log"
         lines.append(
             f"{logged.task.key} from run {logged.run}: trust {logged.trust},"
@@ -62,7 +64,7 @@ def command(
         rows = [
             {
                 "key": m.task.key, "run": m.run, "trust": m.trust, "reward": m.reward,
-                "oracle": m.task.oracle is not None, "portable": m.portable,
+                "oracle": m.task.oracle is not None, "portable": m.portable, "failure_kind": m.failure_kind,
             }
             for m in made
         ]  # fmt: skip

@@ -25,6 +25,8 @@ class LoggedTask:
     run: str
     reward: float | None
     """of the run's own result under the task's check; None where that could not be graded"""
+    failure_kind: str | None = None
+    """why the check itself did not come to a judgement: `check_not_found` where it names no program"""
 
     @property
     def trust(self) -> Trust:
@@ -62,7 +64,8 @@ def task_from_run(
         oracle = _oracle(run)
         limits = task.limits.model_copy(update={"max_turns": max(task.limits.max_turns, len(oracle))})
         task = task.model_copy(update={"oracle": oracle, "limits": limits})
-    return LoggedTask(task=task, run=run.id, reward=reward)
+    failure = verdict.failure_kind if verdict is not None else None
+    return LoggedTask(task=task, run=run.id, reward=reward, failure_kind=failure)
 
 
 def distinct(made: list[LoggedTask]) -> list[LoggedTask]:

@@ -98,6 +98,18 @@ def test_a_run_that_failed_is_a_task_that_nobody_is_known_to_solve(
     assert "no run is known to solve it" in err
 
 
+def test_a_check_that_names_no_program_is_told_apart_from_one_that_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_run(tmp_path)
+    log, out = str(tmp_path / "log.db"), str(tmp_path / "tasks.jsonl")
+    for check, told in (("nosuch-program -q", True), ("grep -q four a.py", False)):
+        code, said, _ = command(capsys, "from-log", "last", "--check", check, "-o", out, "--log", log)
+        assert code == 0  # what is missing now may be what the agent is asked to make
+        assert "no run is known to solve it" in said
+        assert ("names a program that is not there" in said) is told
+
+
 def test_what_no_task_can_be_made_of_is_refused(tmp_path: Path) -> None:
     run, runtime = a_run(tmp_path, check=None)
     blobs, sandbox = runtime.store.blobs, runtime.sandbox
