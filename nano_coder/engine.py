@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from nano_coder.decoding.choice import choose_decoder
 from nano_coder.decoding.continuous import ContinuousDecoder
@@ -110,30 +113,45 @@ class Engine:
         """Forget every row and all KV, and give the memory back."""
         self._decoder, self._stamp, self._counters = None, (), ()
 
-    def score(self, rows: Sequence[tuple[int, ...]], temperature: float = 1.0) -> list[list[float]]:
-        """Teacher-forced log-probs of `row[1:]` for each row of [L] ids: lists of L - 1, in float32."""
+    def score(
+        self, rows: Sequence[tuple[int, ...]], temperature: float = 1.0, *, first: int = 1
+    ) -> list[list[float]]:
+        """Teacher-forced log-probs of `row[first:]` for each row of [L] ids: lists of L - first, in float32.
+
+        The head does not run on what lies before, which of a row that begins with a prompt is most.
+        """
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         scores: list[list[float]] = [[] for _ in rows]
         with evaluating(self.model):
             while order:
                 size = max(1, _SCORE_TOKENS // max(1, len(rows[order[-1]])))
                 batch, order = order[-size:], order[:-size]
-                for i, row_scores in zip(
-                    batch, self._score([rows[i] for i in batch], temperature), strict=True
-                ):
+                found = self._score([rows[i] for i in batch], temperature, first)
+                for i, row_scores in zip(batch, found, strict=True):
                     scores[i] = row_scores
         return scores
 
-    def _score(self, rows: list[tuple[int, ...]], temperature: float) -> Iterator[list[float]]:
+    def _score(self, rows: list[tuple[int, ...]], temperature: float, first: int) -> Iterator[list[float]]:
         width = max(map(len, rows))
         device = self.device
         # Padding on the right needs no mask: causal attention never looks there.
         padded = torch.tensor([[*row, *[self.pad_id] * (width - len(row))] for row in rows], device=device)
-        logits = self.model(input_ids=padded, use_cache=False).logits
-        for row, row_logits in zip(rows, logits, strict=True):
-            targets = torch.tensor(row[1:], dtype=torch.long, device=device)
+        # a token is predicted at the position before it
+        predicting = torch.arange(first - 1, max(first, width - 1), device=device)
+        for row, row_logits in zip(rows, self._logits(padded, predicting), strict=True):
+            targets = torch.tensor(row[first:], dtype=torch.long, device=device)
             logprobs = torch.log_softmax(row_logits[: len(targets)].float() / (temperature or 1.0), dim=-1)
             yield logprobs.gather(1, targets[:, None])[:, 0].tolist()
+
+    def _logits(self, ids_BT: Tensor, positions_n: Tensor) -> Tensor:
+        """[B, n, V] at these positions."""
+        model: Any = self.model
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        if "logits_to_keep" in inspect.signature(inner.forward).parameters:
+            kept: Tensor = model(input_ids=ids_BT, use_cache=False, logits_to_keep=positions_n).logits
+            return kept
+        every: Tensor = model(input_ids=ids_BT, use_cache=False).logits
+        return every[:, positions_n]
 
     def _current(self) -> ContinuousDecoder | PaddedDecoder:
         """The decoder, made anew where the weights are not those that its KV came from."""

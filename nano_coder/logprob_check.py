@@ -89,12 +89,12 @@ def rescored(run: Trajectory, engine: Engine) -> list[Scored]:
             begins.append((turn, len(row)))
             row += tokens.sampled_ids
         temperatures = {turn.completion.sampling.temperature for turn, _ in begins}
-        scores = {t: engine.score([tuple(row)], t)[0] for t in temperatures}
+        first = begins[0][1]
+        scores = {t: engine.score([tuple(row)], t, first=first)[0] for t in temperatures}
         for turn, start in begins:
             of_turn = scores[turn.completion.sampling.temperature]
-            # the score before a token is the one that predicts it
             scored += [
-                Scored(turn=turn.index, recorded=recorded, recomputed=of_turn[at - 1])
+                Scored(turn=turn.index, recorded=recorded, recomputed=of_turn[at - first])
                 for at, recorded in enumerate(tokens_of(turn).logprobs, start)
             ]
     return scored

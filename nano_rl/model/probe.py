@@ -51,9 +51,9 @@ class Probe:
         `engine` is the one that samples next.
         """
         after_N = _score(model, self.batch)
-        (served,) = engine.score([tuple(self.batch.ids_BT[0].tolist())])
         places = self.batch.mask_BT[0].nonzero()[:, 0].tolist()
-        served_N = torch.tensor([served[place - 1] for place in places], dtype=after_N.dtype)
+        (served,) = engine.score([tuple(self.batch.ids_BT[0].tolist())], first=places[0])
+        served_N = torch.tensor([served[place - places[0]] for place in places], dtype=after_N.dtype)
         gap_N = (after_N - served_N).abs()
         return {
             "probe_mismatch": gap_N.mean().item(),

@@ -71,6 +71,37 @@ def test_scores_equal_a_plain_forward(model: Any, temperature: float) -> None:
         assert row_scores == pytest.approx(plain_logprobs(model, row[:1], row[1:], temperature), abs=1e-4)
 
 
+def test_scores_may_begin_behind_the_prompt(model: Any) -> None:
+    rows = [prompt(seed, length) for seed, length in enumerate((9, 7, 31))]
+    engine = engine_of(model)
+    for row, late, all_of_it in zip(rows, engine.score(rows, first=7), engine.score(rows), strict=True):
+        assert len(late) == len(row) - 7
+        assert late == pytest.approx(all_of_it[6:], abs=1e-5)
+
+
+def test_the_head_does_not_run_on_a_prompt_that_is_not_scored(model: Any) -> None:
+    seen: list[int] = []
+    hook = model.get_output_embeddings().register_forward_pre_hook(
+        lambda _, given: seen.append(given[0].shape[1])
+    )
+    engine_of(model).score([prompt(0, 40)], first=38)
+    hook.remove()
+    assert seen == [2]
+
+
+def test_a_model_that_cannot_leave_logits_out_is_scored_alike(model: Any) -> None:
+    class Plain(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
+            return self.inner(input_ids=input_ids, use_cache=use_cache)
+
+    rows = [prompt(0, 40)]
+    assert engine_of(Plain()).score(rows, first=30) == engine_of(model).score(rows, first=30)
+
+
 def test_scores_of_many_rows_come_back_in_order(model: Any) -> None:
     """More tokens than one scoring batch holds."""
     rows = [prompt(seed, 20 + 97 * seed % 300) for seed in range(20)]
