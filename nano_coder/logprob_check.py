@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 MAX_GAP = 1e-4
 """nats, of any token, where the policy sampled in float32"""
 MEAN_GAP = 0.05
-"""nats, in the mean over a run, where it sampled in bfloat16 or may have: of 384 runs of the shipped policy the
-mean is 0.002 and the largest 0.036, since where two tokens are nearly alike a rounding moves both"""
+"""nats, in the mean over a run, where it sampled in bfloat16 or may have: of 384 runs of the shipped policy
+the mean is 0.002 and the largest 0.036, since where two tokens are nearly alike a rounding moves both"""
 TURN_GAP = 0.1
 """nats, in the mean over one turn, whatever it sampled in: a turn that another wrote is nats away, and is not
 to hide in a long run"""

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from nano_coder.decoding.continuous import ContinuousDecoder
+from nano_coder.decoding.llama import _weights
 from nano_coder.decoding.padded import PaddedDecoder
 from nano_coder.engine import Engine, Request
 from nano_shared import Sampling
@@ -117,6 +118,16 @@ def test_an_adapter_that_learns_is_merged_anew() -> None:
             if "lora_A" in name:
                 parameter.mul_(-2)
     assert deviation(engine) < 1e-4
+
+
+def test_an_adapter_on_bfloat16_weights_is_merged_to_their_precision() -> None:
+    model = adapted(build("Llama").to(torch.bfloat16))
+    for layer in [part for part in model.modules() if hasattr(part, "lora_A")]:
+        up, down = (part["default"].weight.double() for part in (layer.lora_B, layer.lora_A))
+        exact = layer.base_layer.weight.double() + layer.scaling["default"] * up @ down
+        merged = _weights(layer).matrix
+        assert merged.dtype is torch.bfloat16
+        assert (merged.double() - exact).norm() <= 2**-8 * exact.norm()
 
 
 def test_an_adapter_that_is_off_is_not_merged() -> None:
