@@ -220,7 +220,7 @@ def test_a_signal_finishes_the_step_and_ends_the_worker(tiny: Path, whole: Loop,
 def test_a_worker_ends_with_its_trainer(tiny: Path, tmp_path: Path, scratch: Path) -> None:
     code = (
         "import sys, tempfile\nfrom pathlib import Path\nfrom looping import Loop\n"
-        "from nano_rl import remote_rollouts\nfrom test_overlap import AHEAD\n"
+        "from nano_rl.overlap import remote_rollouts\nfrom test_overlap import AHEAD\n"
         "tempfile.tempdir = sys.argv[3]\nremote_rollouts.in_memory = lambda: sys.argv[3]\n"
         "hang = lambda *_: (print('learning', flush=True), __import__('time').sleep(600))\n"
         "Loop(*map(Path, sys.argv[1:3])).go(AHEAD, on_step=hang)"
