@@ -25,12 +25,14 @@ _REFUSALS = (
 )
 _BY_SETTINGS = ("composite",)
 """made of other datasets, which stand here by themselves"""
+_TAKES_ANYTHING = ("game_of_life_halting",)
+"""whose scorer asks only whether the answer is empty, so that any text is a yes and none but that a no"""
 
 
 def names() -> list[str]:
     from reasoning_gym.factory import DATASETS
 
-    return sorted(name for name in DATASETS if name not in _BY_SETTINGS)
+    return sorted(name for name in DATASETS if name not in _BY_SETTINGS + _TAKES_ANYTHING)
 
 
 def question(dataset: str, seed: int, level: int) -> dict[str, Any]:
