@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +14,9 @@ from nano_rl.tasks.make import refuse_unwritable
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
 from nano_shared.store import LogStore
+
+if TYPE_CHECKING:
+    from nano_rl.tasks.from_log import LoggedTask
 
 
 @click.command("from-log")
@@ -52,9 +56,7 @@ def command(
         write_tasks(out, [logged.task for logged in made])
     lines = []
     for logged in made:
-        solved = "the run solves it" if logged.task.oracle else "no run is known to solve it"
-        if logged.failure_kind == "check_not_found":
-            solved += "; the check names a program that is not there, try it with nano-coder exec"
+        solved = _solved(logged)
         where = "" if logged.portable else "; its files stay in the blobs of this log"
         lines.append(
             f"{logged.task.key} from run {logged.run}: trust {logged.trust},"
@@ -72,3 +74,16 @@ def command(
     else:
         click.echo(printable("\n".join(lines)), err=out is None)
     return 0
+
+
+def _solved(logged: LoggedTask) -> str:
+    if logged.reward == 1:
+        return "the run solves it"
+    if logged.task.oracle:
+        return "its own oracle solves it, the run does not"
+    if logged.failure_kind == "check_not_found":
+        return (
+            "no run is known to solve it; the check names a program that is not there, try it with"
+            " nano-coder exec"
+        )
+    return "no run is known to solve it"

@@ -19,7 +19,7 @@ from nano_rl.tasks.from_log import distinct, task_from_run
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.snapshot import snapshot_directory
-from nano_shared.types import HiddenChecks, Task, Trajectory, Trust
+from nano_shared.types import HiddenChecks, OracleAction, Task, Trajectory, Trust
 
 FIX = act("write_file", path="a.py", content="three\n")
 
@@ -108,6 +108,17 @@ def test_a_check_that_names_no_program_is_told_apart_from_one_that_fails(
         assert code == 0  # what is missing now may be what the agent is asked to make
         assert "no run is known to solve it" in said
         assert ("names a program that is not there" in said) is told
+
+
+def test_a_run_that_fails_is_not_said_to_solve_what_its_tasks_own_oracle_solves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    oracle = (OracleAction(name="write_file", arguments={"path": "a.py", "content": "three\n"}),)
+    a_run(tmp_path, oracle=oracle)
+    log, out = str(tmp_path / "log.db"), str(tmp_path / "tasks.jsonl")
+    code, said, _ = command(capsys, "from-log", "last", "-o", out, "--log", log)
+    assert code == 0
+    assert "reward 0.0; its own oracle solves it, the run does not" in said
 
 
 def test_what_no_task_can_be_made_of_is_refused(tmp_path: Path) -> None:
