@@ -16,17 +16,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from peak_memory import peak_kb
 from torch.nn import functional as F
 
 from nano_coder.decoding.continuous import ContinuousDecoder
@@ -160,9 +159,7 @@ def peak_of(name: str, side: str, shrink: int) -> float:
 def print_peak(name: str, side: str, shrink: int) -> None:
     work = Work(CASES[name], shrink)
     {"ours": work.ours, "transformers": work.transformers, "read anew": work.read_anew}[side]()
-    # not getrusage: its maximum outlives exec, so that a child shows at least what its parent held
-    status = Path("/proc/self/status").read_text()
-    print(json.dumps({"peak": int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1e6}))
+    print(json.dumps({"peak": peak_kb() / 1e6}))
 
 
 def run_step(rounds: int, shrink: int) -> None:

@@ -7,8 +7,9 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Literal
+
+from peak_memory import peak_kb
 
 TEMPLATE = (
     "{%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}"
@@ -85,11 +86,5 @@ def answer_steps(step: Callable[[], dict[str, float]]) -> None:
 
 def report(figures: dict[str, float], seconds: float, cpu_seconds: float) -> None:
     """Write the line that `grpo_step.py` reads. `peak_mb` is the process's largest resident set so far."""
-    line = {**figures, "seconds": seconds, "cpu_seconds": cpu_seconds, "peak_mb": peak_mb()}
+    line = {**figures, "seconds": seconds, "cpu_seconds": cpu_seconds, "peak_mb": peak_kb() // 1024}
     print("STEP " + json.dumps(line), flush=True)
-
-
-def peak_mb() -> int:
-    """Of this program: `ru_maxrss` begins with what the process that started it held at that moment."""
-    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM:"))
-    return int(line.split()[1]) // 1024

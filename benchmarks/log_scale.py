@@ -161,9 +161,11 @@ from nano_rl.cli import cli
 log, model = sys.argv[1:]
 cli.main(["admit", "--log", log, "--model", model, "--fresh", "12", "--json"], standalone_mode=False)
 """
-PEAK = """
-told = open("/proc/self/status").read()  # not `ru_maxrss`, which begins with what this script itself holds
-print(told.partition("VmHWM:")[2].split()[0], file=sys.stderr)
+PEAK = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from peak_memory import peak_kb
+print(peak_kb(), file=sys.stderr)
 """
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from random import Random
 from typing import Any
 
 import torch
+from peak_memory import peak_kb
 from torch import nn
 
 from nano_rl.batch import Batch, make_batches
@@ -189,7 +189,7 @@ def measure(work: Work, sides: list[str], steps: int, warmup: int) -> dict[str, 
     rate = statistics.median(rates[warmup:])
     found: dict[str, Any] = {
         "matmul_gflops": round(rate / 1e9, 1),
-        "peak_rss_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+        "peak_rss_gb": round(peak_kb() / 2**20, 2),
         "tokens_trained": predicted,
     }
     for side in runs:
