@@ -194,6 +194,33 @@ def test_a_model_that_cannot_falls_back_to_rows_and_says_so_once(make: Any, reas
     assert not can_share(model)
 
 
+def rounds_much() -> nn.Module:
+    """As trained models of many layers do: in bfloat16 its states along a tree are rounded otherwise."""
+    return family("llama", torch.bfloat16, num_hidden_layers=24, initializer_range=0.6)
+
+
+def test_rounding_of_bfloat16_is_no_reason_to_fall_back() -> None:
+    model = rounds_much()
+    before = {name: (p.data_ptr(), p.dtype, p.clone()) for name, p in model.named_parameters()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert can_share(model)
+    for name, parameter in model.named_parameters():
+        address, dtype, values = before[name]
+        assert (parameter.data_ptr(), parameter.dtype) == (address, dtype)
+        assert torch.equal(parameter, values)
+    hooked = [name for name, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks]
+    assert hooked == []
+
+
+def test_a_bfloat16_model_that_cannot_still_falls_back() -> None:
+    model = rounds_much()
+    model.model.layers[1].self_attn = Alibi(model.model.layers[1].self_attn)
+    with pytest.warns(UserWarning, match="tree_fallback: .*other values along a tree"):
+        assert not can_share(model)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
 def test_bfloat16_scores_are_close_and_their_type_is_float32() -> None:
     samples = [sample([1, 2, 3, 4 + g, 5], [0, 0, 1, 1, 1], g) for g in range(3)]
     batch = one_batch(samples, torch.float32)
