@@ -17,6 +17,7 @@ from nano_coder.runtime import (
     seats_for,
     second_chance,
 )
+from nano_rl.plugins_off import runtime_for
 from nano_rl.rewards import Reward
 from nano_shared.errors import SandboxError
 from nano_shared.hashing import content_hash
@@ -69,7 +70,15 @@ def collect(
         ExitStack() as stack,
     ):
         futures: list[Future[list[Future[Trajectory]]]] = [
-            agents.submit(_episode, task, episode_seed(seed, task, member), runtime, seat, graders, reflect)
+            agents.submit(
+                _episode,
+                task,
+                episode_seed(seed, task, member),
+                runtime_for(task, runtime),
+                seat,
+                graders,
+                reflect,
+            )
             for (task, member), seat in zip(jobs, seats, strict=True)
         ]
         stack.callback(give_up, futures, seats)
@@ -94,7 +103,7 @@ def execute(
     """Run each task once under a policy of its own (the oracles of a warm start), two at a time."""
     with ThreadPoolExecutor(2) as pool:
         futures = [
-            pool.submit(_run_and_grade, task, replace(runtime, policy=policy))
+            pool.submit(_run_and_grade, task, replace(runtime_for(task, runtime), policy=policy))
             for task, policy in zip(tasks, policies, strict=True)
         ]
         done = []

@@ -6,8 +6,10 @@ weights: whoever changes them calls `clear`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import torch
 from torch import Tensor
@@ -34,6 +36,16 @@ class KVShape:
         """[L, 2, *sizes, D]; zeros and not empty, because masked positions are multiplied all the same."""
         shape = (self.layers, 2, *sizes, self.dim)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def untouched(self, *sizes: int) -> Tensor:
+        """The same, for a block of which little may come to be used: on a CPU, pages that nobody has written
+        to take neither time nor memory."""
+        shape = (self.layers, 2, *sizes, self.dim)
+        size = math.prod(shape) * self.dtype.itemsize
+        if self.device.type != "cpu" or not size:
+            return self.zeros(*sizes)
+        pages = mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+        return torch.frombuffer(pages, dtype=self.dtype).view(shape)
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +88,7 @@ class Arena:
         if slots <= have_slots and capacity <= have:
             return
         old = self.kv
-        self.kv = self.shape.zeros(max(slots, have_slots), self.shape.keys, max(capacity, have))
+        self.kv = self.shape.untouched(max(slots, have_slots), self.shape.keys, max(capacity, have))
         self.kv[:, :, :used, :, :have] = old[:, :, :used]
 
     def slot(self, index: int) -> Tensor:

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
-from nano_coder.runtime import COMPACT_1, Runtime, Sandbox, ScriptedPolicy, open_sandbox
+from nano_coder.runtime import COMPACT_1, Runtime, ScriptedPolicy, open_sandbox
 from nano_rl.imitation.oracle import ORACLE
+from nano_rl.plugins_off import PluginsOff
 from nano_shared.blobs import BlobStore
 from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.store import LogStore
-from nano_shared.types import Limits
-
-_ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 def log_folder() -> AbstractContextManager[Path]:
@@ -36,7 +32,7 @@ def scratch_runtime(folder: Path, blobs: Path | None = None) -> Runtime:
         store.blobs = _Borrowed(store.blobs.root, BlobStore(blobs))
     return Runtime(
         policy=ScriptedPolicy([]),
-        sandbox=_Plain(open_sandbox()),
+        sandbox=PluginsOff(open_sandbox()),
         store=store,
         profile=COMPACT_1,
         policy_name=ORACLE,
@@ -55,27 +51,3 @@ class _Borrowed(BlobStore):
 
     def __contains__(self, blob: str) -> bool:
         return super().__contains__(blob) or blob in self._log
-
-
-class _Plain:
-    """A sandbox whose programs see an environment of ours too."""
-
-    def __init__(self, inner: Sandbox) -> None:
-        self._inner = inner
-        self.name: str = inner.name
-        self.layers: Mapping[str, bool] = inner.layers
-        self.python: str = inner.python
-
-    def open(self, workspace: Path | None, limits: Limits) -> Any:
-        return _PlainJail(self._inner.open(workspace, limits))
-
-
-class _PlainJail:
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def run(self, argv: Sequence[str], **options: Any) -> Any:
-        return self._inner.run(argv, **{**options, "env": {**_ENVIRONMENT, **options.get("env", {})}})
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nano_coder.decoding.continuous import ContinuousDecoder, Counts
+from nano_coder.decoding.kv_cache import Arena, KVShape
 from nano_coder.engine import Engine, Request, Row
 from nano_coder.weights import load_policy
 from nano_shared import Sampling
@@ -143,6 +144,17 @@ def test_a_row_that_is_dropped_leaves_the_others_alone(model: Any) -> None:
     finish(engine, [row for row in rows if row not in (rows[0], rows[4])])
     assert_exact(engine, [rows[1], rows[2], rows[3], rows[5]])
     assert not engine.busy
+
+
+def test_slots_that_grow_keep_what_they_hold_and_are_zero_elsewhere() -> None:
+    arena = Arena(KVShape(layers=2, keys=1, dim=4, dtype=torch.bfloat16, device=torch.device("cpu")))
+    arena.reserve(2, 10, 0)
+    arena.slot(1)[:, :, :, :3] = 1.0
+    arena.reserve(3, 200, 2)
+    assert arena.kv.shape == (2, 2, 3, 1, 256, 4)
+    held = torch.zeros_like(arena.kv)
+    held[:, :, 1, :, :3] = 1.0
+    assert torch.equal(arena.kv, held)
 
 
 def test_the_same_rows_are_decoded_bit_for_bit_alike(model: Any) -> None:

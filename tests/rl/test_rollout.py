@@ -8,6 +8,7 @@ import torch
 
 from nano_coder.runtime import (
     COMPACT_1,
+    DIALECTS,
     OpenedWeights,
     Runtime,
     ScriptedPolicy,
@@ -22,7 +23,7 @@ from nano_rl.tasks import make_tasks
 from nano_rl.tiny import build_tiny
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
-from nano_shared.types import Sampling, Split, StopReason, TurnTokens
+from nano_shared.types import Provenance, Sampling, Split, StopReason, ToolCall, TurnTokens
 
 TASKS = make_tasks(levels=[0], n=3, seed=1, split=Split.TRAIN, views=["copy"])
 
@@ -88,3 +89,17 @@ def test_a_task_that_cannot_be_served_ends_the_collection_with_its_sentence(
 
 def test_no_task_is_no_run(runtime: Runtime) -> None:
     assert collect([], runtime, group_size=4) == []
+
+
+@pytest.mark.parametrize(("source", "said"), [("generated", "1"), ("published rows", "")])
+def test_plugins_of_pytest_stay_out_of_the_tests_of_generated_tasks(
+    runtime: Runtime, source: str, said: str
+) -> None:
+    task = TASKS[0].model_copy(update={"provenance": Provenance(source=source), "tools": None})
+    line = "echo plugins=$PYTEST_DISABLE_PLUGIN_AUTOLOAD."
+    texts = [
+        DIALECTS[COMPACT_1.dialect].render("", (call,), COMPACT_1.tools)
+        for call in (ToolCall(name="shell", arguments={"command": line}), ToolCall(name="submit"))
+    ]
+    (run,) = collect([task], replace(runtime, policy=ScriptedPolicy(texts)))
+    assert f"plugins={said}." in run.turns[0].observations[0].text
