@@ -1,13 +1,14 @@
 """Attention over KV that lies in place: a decoding step of many rows, and the reading of new tokens.
 
-Shapes: B rows, N packed tokens, H query heads, K key heads, R = H / K, D of a head. Layers index the first
-dimension of every KV tensor, and key and value its second.
+Shapes: B rows, N packed tokens or queries, H query heads, K key heads, R = H / K, D of a head. Layers index
+the first dimension of every KV tensor, and key and value its second.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -33,26 +34,55 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -
     return (scores - lse[..., None]).exp().to(v.dtype) @ v, lse
 
 
-class Trunks:
-    """The trunks that the rows of a batch stand on, each read once for all of its rows.
-
-    The queries of a trunk's rows are one block of queries, so that its keys and values pass through the
-    processor once a step, however large the group.
-    """
+class Blocks:
+    """Queries that read the same keys and values, put side by side: N queries of H heads as [T, K, G * R],
+    T groups, G queries in the largest."""
 
     def __init__(
-        self, trunks_B: Sequence[Trunk], heads: int, keys: int, before: Trunks | None = None
+        self, members_T: Sequence[Sequence[int]], heads: int, keys: int, device: torch.device
     ) -> None:
-        """`trunks_B`: what each row stands on. `before`: those of the last batch, whose block of KV is used
+        """`members_T`: the queries of each group; every query is in one of them."""
+        widest, rep = max(map(len, members_T)), heads // keys
+        self._shape = (len(members_T), keys, widest * rep)
+        # smaller groups are filled up with any query, whose answer nobody reads
+        queries_TG = torch.tensor([[*one, *[-1] * (widest - len(one))] for one in members_T])
+        heads_KR = torch.arange(heads).view(keys, rep)
+        gather_TKGR = queries_TG.clamp(min=0)[:, None, :, None] * heads + heads_KR[None, :, None, :]
+        at_TKGR = torch.arange(gather_TKGR.numel()).view(gather_TKGR.shape)
+        real_TG = queries_TG >= 0
+        scatter_NH = torch.empty((int(real_TG.sum()), heads), dtype=torch.long)
+        scatter_NH[queries_TG[real_TG]] = at_TKGR.transpose(1, 2)[real_TG].flatten(1)
+        self._gather, self._scatter = gather_TKGR.flatten().to(device), scatter_NH.flatten().to(device)
+
+    def attend(
+        self, q_NHD: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """[N, H, D] over the [T, K, m, D] of each group, and [N, H] log-sum-exps."""
+        size, heads, dim = q_NHD.shape
+        q = q_NHD.reshape(size * heads, dim).index_select(0, self._gather).view(*self._shape, dim)
+        out, lse = attend(q, k, v, scale, mask)
+        out_NHD = out.reshape(-1, dim).index_select(0, self._scatter).view(size, heads, dim)
+        return out_NHD, lse.reshape(-1).index_select(0, self._scatter).view(size, heads)
+
+
+class Trunks:
+    """The trunks that the queries of a step stand on, each read once for all of its queries: its keys and
+    values pass through the processor once a step, however large the group."""
+
+    def __init__(
+        self, trunks_N: Sequence[Trunk], heads: int, keys: int, before: Trunks | None = None
+    ) -> None:
+        """`trunks_N`: what each query stands on. `before`: those of the last step, whose block of KV is used
         again where it holds all that is needed and not much else."""
-        self._distinct: list[Trunk] = list(dict.fromkeys(trunks_B))
+        self._distinct: list[Trunk] = list(dict.fromkeys(trunks_N))
         self._kv: Tensor
         self._mask: Tensor | None
         if before is not None and before._serves(self._distinct):
             self._distinct, self._kv, self._mask = before._distinct, before._kv, before._mask
         else:
             self._gather_kv(keys)
-        self._place_queries(trunks_B, heads, keys)
+        members = [[at for at, trunk in enumerate(trunks_N) if trunk is one] for one in self._distinct]
+        self._blocks = Blocks(members, heads, keys, trunks_N[0].kv.device)
 
     def _serves(self, trunks: list[Trunk]) -> bool:
         return set(trunks) <= set(self._distinct) and len(self._distinct) < 2 * len(trunks)
@@ -70,55 +100,64 @@ class Trunks:
             for one, trunk in enumerate(distinct):
                 self._kv[:, :, one, :, : lengths[one]] = trunk.kv
 
-    def attend(self, layer: int, q_BHD: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """[B, H, D], and [B, H] log-sum-exps."""
-        size, heads, dim = q_BHD.shape
-        q = q_BHD.reshape(size * heads, dim).index_select(0, self._gather).view(*self._queries, dim)
-        out, lse = attend(q, self._kv[layer, 0], self._kv[layer, 1], scale, self._mask)
-        out_BHD = out.reshape(-1, dim).index_select(0, self._scatter).view(size, heads, dim)
-        return out_BHD, lse.reshape(-1).index_select(0, self._scatter).view(size, heads)
-
-    def _place_queries(self, trunks_B: Sequence[Trunk], heads: int, keys: int) -> None:
-        """Where each query goes in [T, K, G * R], G the largest group, and where its answer is found."""
-        members = [[row for row, trunk in enumerate(trunks_B) if trunk is one] for one in self._distinct]
-        widest, rep = max(map(len, members)), heads // keys
-        self._queries = (len(members), keys, widest * rep)
-        # smaller groups are filled up with any row, whose answer nobody reads
-        rows_TG = torch.tensor([rows + [0] * (widest - len(rows)) for rows in members])
-        heads_KR = torch.arange(heads).view(keys, rep)
-        gather_TKGR = rows_TG[:, None, :, None] * heads + heads_KR[None, :, None, :]
-        at_TKGR = torch.arange(gather_TKGR.numel()).view(gather_TKGR.shape)
-        scatter_BH = torch.empty((len(trunks_B), heads), dtype=torch.long)
-        for one, rows in enumerate(members):
-            for nth, row in enumerate(rows):
-                scatter_BH[row] = at_TKGR[one, :, nth].flatten()
-        device = trunks_B[0].kv.device
-        self._gather, self._scatter = gather_TKGR.flatten().to(device), scatter_BH.flatten().to(device)
+    def attend(self, layer: int, q_NHD: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """[N, H, D], and [N, H] log-sum-exps."""
+        return self._blocks.attend(q_NHD, self._kv[layer, 0], self._kv[layer, 1], scale, self._mask)
 
 
 class DecodeAttention:
-    """One step of B rows, a token each: the new keys are stored, then read with all that lies before."""
+    """One step of B rows, of a token or a few each: the new keys are stored, then read with all before."""
 
-    def __init__(self, arena: Arena, lengths_B: Sequence[int], trunks: Trunks) -> None:
-        """`lengths_B`: positions that each row's slot holds already."""
+    def __init__(
+        self, arena: Arena, lengths_B: Sequence[int], counts_B: Sequence[int], trunks: Trunks, heads: int
+    ) -> None:
+        """`lengths_B`: positions that each row's slot holds already. `counts_B`: tokens of each row, N in
+        all; `trunks` are those of the N."""
         self._arena = arena
         self._trunks = trunks
-        self._size = len(lengths_B)
-        self._places = arena.places(lengths_B)
-        self._longest = max(lengths_B) + 1
-        self._mask = _length_mask([length + 1 for length in lengths_B], arena.kv)
+        self._rows = len(lengths_B)
+        slots = [slot for slot, count in enumerate(counts_B) for _ in range(count)]
+        seen = [
+            length + nth + 1
+            for length, count in zip(lengths_B, counts_B, strict=True)
+            for nth in range(count)
+        ]
+        self._places = arena.places(slots, [length - 1 for length in seen])
+        self._longest = max(seen)
+        self._blocks: Blocks | None = None
+        if len(slots) == self._rows:
+            self._mask = _length_mask(seen, arena.kv)
+            return
+        ends = list(accumulate(counts_B))
+        members = [range(end - count, end) for end, count in zip(ends, counts_B, strict=True)]
+        widest, keys = max(counts_B), arena.shape.keys
+        self._blocks = Blocks(members, heads, keys, arena.kv.device)
+        # fillers of a row with fewer tokens may see what they like
+        lengths = [
+            length + min(nth, count - 1) + 1
+            for length, count in zip(lengths_B, counts_B, strict=True)
+            for nth in range(widest)
+        ]
+        mask = _length_mask(lengths, arena.kv)
+        if mask is not None:
+            mask = mask.view(self._rows, 1, widest, -1).repeat_interleave(heads // keys, dim=2)
+        self._mask = mask
 
-    def __call__(self, layer: int, q_BHD: Tensor, k_BKD: Tensor, v_BKD: Tensor, scale: float) -> Tensor:
-        size, heads, dim = q_BHD.shape
-        keys = k_BKD.shape[1]
-        self._arena.write(layer, self._places, k_BKD, v_BKD)
-        k, v = self._arena.kv[layer, :, : self._size, :, : self._longest]
-        own, own_lse = attend(q_BHD.reshape(size, keys, heads // keys, dim), k, v, scale, self._mask)
-        trunk_BHD, trunk_lse_BH = self._trunks.attend(layer, q_BHD, scale)
+    def __call__(self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scale: float) -> Tensor:
+        size, heads, dim = q_NHD.shape
+        keys = k_NKD.shape[1]
+        self._arena.write(layer, self._places, k_NKD, v_NKD)
+        k, v = self._arena.kv[layer, :, : self._rows, :, : self._longest]
+        if self._blocks is None:
+            q = q_NHD.reshape(size, keys, heads // keys, dim)
+            own, own_lse = attend(q, k, v, scale, self._mask)
+        else:
+            own, own_lse = self._blocks.attend(q_NHD, k, v, scale, self._mask)
+        trunk_NHD, trunk_lse_NH = self._trunks.attend(layer, q_NHD, scale)
         # two parts of one softmax are weighed by the mass of their scores
-        weight_BH1 = torch.sigmoid(trunk_lse_BH - own_lse.reshape(size, heads))[..., None]
-        out = torch.lerp(own.reshape(size, heads, dim).float(), trunk_BHD.float(), weight_BH1)
-        return out.to(q_BHD.dtype).view(size, heads * dim)
+        weight_NH1 = torch.sigmoid(trunk_lse_NH - own_lse.reshape(size, heads))[..., None]
+        out = torch.lerp(own.reshape(size, heads, dim).float(), trunk_NHD.float(), weight_NH1)
+        return out.to(q_NHD.dtype).view(size, heads * dim)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -60,16 +61,24 @@ class _Watched(ContinuousDecoder):
         super().__init__(forward, max_batch=4, max_bytes=_PROBE_BYTES)
         self.seen: list[tuple[Row, Tensor]] = []
 
-    def _draw(self, seats: Sequence[Seat], logits_BV: Tensor) -> list[Row]:
-        self.seen += zip([seat.row for seat in seats], logits_BV, strict=True)
-        return super()._draw(seats, logits_BV)
+    def _draw(
+        self, seats: Sequence[Seat], drafts: Sequence[list[int]], logits_NV: Tensor, *, fed: bool = False
+    ) -> list[Row]:
+        rows = [seat.row for seat in seats]
+        had = [len(row.ids) for row in rows]
+        finished = super()._draw(seats, drafts, logits_NV, fed=fed)
+        first = 0
+        for row, before, draft in zip(rows, had, drafts, strict=True):
+            self.seen += [(row, logits_NV[first + nth]) for nth in range(len(row.ids) - before)]
+            first += 1 + len(draft)
+        return finished
 
 
 def _disagreement(model: Any, forward: LlamaForward, context_limit: int) -> str:
     """Why our forward pass is not to be trusted with this model; empty if it is.
 
-    Rows on one prompt are decoded for a few tokens, and one of them goes on after an observation: every
-    path that a real row takes. The logits must be those of the module's own forward pass.
+    Rows on one prompt are decoded for a few tokens, one of them goes on after an observation, and another
+    comes again: every path that a real row takes. The logits must be those of the module's own forward pass.
     """
     tolerance = _TOLERANCE.get(forward.dtype)
     if tolerance is None:
@@ -83,7 +92,11 @@ def _disagreement(model: Any, forward: LlamaForward, context_limit: int) -> str:
             rows = [Row(Request(tuple(tokens[:9]), sampling, seed, owner=seed), ends) for seed in range(2)]
             _decode(watched, rows)
             longer = (*rows[0].request.ids, *rows[0].ids, *tokens[9:])
-            rows.append(Row(Request(longer, sampling, 0, owner=0), ends))
+            # and what the first row said, drafted from it
+            rows += [
+                Row(Request(longer, sampling, 0, owner=0), ends),
+                Row(replace(rows[0].request, owner=2), ends),
+            ]
             _decode(watched, rows[2:])
         except ContextFull:
             return f"its context of {context_limit} tokens is too short for a check"

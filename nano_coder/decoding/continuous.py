@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 
 import torch
 from torch import Tensor
 
 from nano_coder.decoding.attention import DecodeAttention, ReadAttention, Segment, Trunks
+from nano_coder.decoding.drafts import CONTEXT, Drafts
 from nano_coder.decoding.kv_cache import Arena, KVShape, Parked, PrefixCache, Trunk, common_prefix
 from nano_coder.decoding.llama import LlamaForward
 from nano_coder.decoding.row import Row
@@ -33,7 +34,11 @@ class Counts:
     reused: int = 0
     """prompt and observation tokens whose KV was there already"""
     decoded: int = 0
-    """steps times the rows in them"""
+    """tokens drawn in steps"""
+    drafted: int = 0
+    """tokens fed on a guess"""
+    held: int = 0
+    """of which so many were what was drawn"""
     steps: int = 0
 
 
@@ -81,6 +86,7 @@ class ContinuousDecoder:
         self._trunks: Trunks | None = None
         """those of the batch, as it was when it last changed"""
         self._changed = True
+        self._drafts = Drafts()
         self.cache = PrefixCache(self._shape, max_bytes)
         self.counts = Counts()
 
@@ -97,11 +103,13 @@ class ContinuousDecoder:
         self._queue.extend(rows)
 
     def step(self) -> list[Row]:
-        """Let waiting rows join, then draw one token for each row. The rows that finished."""
+        """Let waiting rows join, then draw a token for each row, and more where a draft holds. The rows that
+        finished."""
         joined = self._join()
-        finished = self._draw(joined, _first_logits(joined)) if joined else []
+        finished = self._draw(joined, [[]] * len(joined), _first_logits(joined)) if joined else []
         if self._seats:
-            finished += self._draw(list(self._seats), self._decode())
+            drafts = self._draft()
+            finished += self._draw(list(self._seats), drafts, self._decode(drafts), fed=True)
         return finished
 
     def drop(self, rows: Sequence[Row]) -> None:
@@ -120,6 +128,7 @@ class ContinuousDecoder:
         self._seats.clear()
         self._arena = Arena(self._shape)
         self._trunks, self._changed = None, True
+        self._drafts = Drafts()
         self.cache.clear()
 
     def _join(self) -> list[Seat]:
@@ -141,12 +150,14 @@ class ContinuousDecoder:
             if ids:
                 rest.append((seat, Segment(ids, self._arena.slot(slot), seat.length, seat.trunk)))
         logits = iter(self._read([segment for _, segment in [*new, *rest]]))
-        for trunk, _ in new:
+        for trunk, segment in new:
             trunk.logits_V = next(logits)
             self.cache.add(trunk)
+            self._drafts.note(segment.ids)
         for seat, segment in rest:
             seat.logits_V = next(logits)
             seat.length += len(segment.ids)
+            self._drafts.note(segment.ids)
         self._changed = True
         self.cache.evict()
         return seats
@@ -236,35 +247,86 @@ class ContinuousDecoder:
             self.counts.read += len(positions)
         return logits
 
-    def _decode(self) -> Tensor:
-        """Feed the last token of each row. [B, V] logits of the next."""
+    def _draft(self) -> list[list[int]]:
+        """What each row of the batch is likely to say next; nothing for most where many rows decode."""
+        room = self._drafts.room(len(self._seats))
+        drafts = []
+        for seat in self._seats:
+            row = seat.row
+            # the token behind a draft is drawn as well
+            longest = min(room, row.limit - len(row.ids) - 1)
+            drafts.append(self._drafts.guess(row.last(CONTEXT), longest) if longest > 0 else [])
+            room -= len(drafts[-1])
+        return drafts
+
+    def _decode(self, drafts: Sequence[list[int]]) -> Tensor:
+        """Feed the last token of each row, and its draft. [N, V] logits of what comes after each."""
+        forward, seats = self._forward, self._seats
+        counts = [1 + len(draft) for draft in drafts]
         if self._changed:
-            trunks = [seat.trunk for seat in self._seats]
-            self._trunks = Trunks(trunks, self._forward.heads, self._forward.keys, self._trunks)
+            self._trunks = Trunks([seat.trunk for seat in seats], forward.heads, forward.keys, self._trunks)
             self._changed = False
         assert self._trunks is not None
+        trunks = self._trunks
+        if any(drafts):
+            each = [seat.trunk for seat, count in zip(seats, counts, strict=True) for _ in range(count)]
+            trunks = Trunks(each, forward.heads, forward.keys, trunks)
         rows = self.decoding
-        hidden_BH = self._forward.hidden(
-            self._tensor([row.ids[-1] for row in rows]),
-            self._tensor([row.position for row in rows]),
-            DecodeAttention(self._arena, [seat.length for seat in self._seats], self._trunks),
+        lengths = [seat.length for seat in seats]
+        hidden_NH = forward.hidden(
+            self._tensor(
+                [token for row, draft in zip(rows, drafts, strict=True) for token in (row.ids[-1], *draft)]
+            ),
+            self._tensor(
+                [row.position + nth for row, count in zip(rows, counts, strict=True) for nth in range(count)]
+            ),
+            DecodeAttention(self._arena, lengths, counts, trunks, forward.heads),
         )
-        for seat in self._seats:
-            seat.length += 1
         self.counts.steps += 1
-        self.counts.decoded += len(rows)
-        return self._forward.logits(hidden_BH)
+        return forward.logits(hidden_NH)
 
-    def _draw(self, seats: Sequence[Seat], logits_BV: Tensor) -> list[Row]:
-        """One token for each of these rows; those that it ended leave the batch."""
-        rows = [seat.row for seat in seats]
-        drawn = draw(logits_BV, [row.request.sampling for row in rows], [row.uniform for row in rows])
-        for row, token, logprob in zip(rows, *drawn, strict=True):
-            row.take(token, logprob)
+    def _draw(
+        self, seats: Sequence[Seat], drafts: Sequence[list[int]], logits_NV: Tensor, *, fed: bool = False
+    ) -> list[Row]:
+        """A token for each of these rows, and one more for each drafted token that is what was drawn. Rows
+        that end with it leave the batch. `fed`: the tokens before the logits are in the slots now."""
+        places = [
+            (seat.row, nth)
+            for seat, draft in zip(seats, drafts, strict=True)
+            for nth in range(len(draft) + 1)
+        ]
+        drawn = draw(
+            logits_NV,
+            [row.request.sampling for row, _ in places],
+            [row.uniforms[len(row.ids) + nth] for row, nth in places],
+        )
+        tokens = iter(zip(*drawn, strict=True))
+        held = 0
+        for seat, draft in zip(seats, drafts, strict=True):
+            kept = self._keep(seat.row, draft, list(islice(tokens, len(draft) + 1)))
+            held += kept - 1
+            if fed:
+                seat.length += kept
+                self.counts.decoded += kept
+        drafted = len(places) - len(seats)
+        self.counts.drafted += drafted
+        self.counts.held += held
+        self._drafts.told(drafted, held)
         ended = [seat for seat in seats if seat.row.finish is not None]
         for seat in ended:
             self._leave(seat)
         return [seat.row for seat in ended]
+
+    def _keep(self, row: Row, draft: Sequence[int], drawn: Sequence[tuple[int, float]]) -> int:
+        """Take drawn tokens up to the first that is not what was drafted. How many were taken."""
+        kept = 0
+        for token, logprob in drawn:
+            row.take(token, logprob)
+            self._drafts.note(row.last(CONTEXT + 1))
+            kept += 1
+            if row.finish is not None or list(draft[kept - 1 : kept]) != [token]:
+                break
+        return kept
 
     def _leave(self, seat: Seat) -> None:
         """Free the slot, which the last row of the batch takes; keep the KV if a next turn may come."""

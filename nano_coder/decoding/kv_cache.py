@@ -104,15 +104,16 @@ class Arena:
     def move(self, source: int, target: int, length: int) -> None:
         self.kv[:, :, target, :, :length] = self.kv[:, :, source, :, :length]
 
-    def places(self, lengths_B: Sequence[int]) -> Tensor:
-        """[B * K] where each row's and head's next position lies in a layer's [slots * K * capacity, D]."""
+    def places(self, slots_N: Sequence[int], positions_N: Sequence[int]) -> Tensor:
+        """[N * K] where each position and head lies in a layer's [slots * K * capacity, D]."""
         keys, capacity = self.shape.keys, self.kv.shape[4]
-        heads_BK = torch.arange(len(lengths_B) * keys).view(len(lengths_B), keys) * capacity
-        return (heads_BK + torch.tensor(lengths_B)[:, None]).flatten().to(self.kv.device)
+        heads_NK = torch.tensor(slots_N)[:, None] * keys + torch.arange(keys)
+        places_NK = heads_NK * capacity + torch.tensor(positions_N)[:, None]
+        return places_NK.flatten().to(self.kv.device)
 
-    def write(self, layer: int, places: Tensor, k_BKD: Tensor, v_BKD: Tensor) -> None:
-        """Store one position a row."""
-        for part, new in enumerate((k_BKD, v_BKD)):
+    def write(self, layer: int, places: Tensor, k_NKD: Tensor, v_NKD: Tensor) -> None:
+        """Store new positions."""
+        for part, new in enumerate((k_NKD, v_NKD)):
             self.kv[layer, part].view(-1, self.shape.dim).index_copy_(
                 0, places, new.reshape(-1, self.shape.dim)
             )

@@ -80,6 +80,10 @@ class Row:
         """Of the last token."""
         return len(self.request.ids) + len(self.ids) - 1
 
+    def last(self, count: int) -> list[int]:
+        """The last tokens, so many where there are."""
+        return [*self.request.ids[-count:], *self.ids[-count:]][-count:]
+
     def take(self, token: int, logprob: float) -> None:
         """Append a drawn token, and see whether the row ends with it."""
         self.ids.append(token)

@@ -243,8 +243,7 @@ def test_a_module_in_training_comes_back_as_it_was(tiny_folder: Path) -> None:
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.5
     batch = requests(5, 9)
-    engine = engine_of(model)
-    assert engine.generate(batch) == engine.generate(batch), "dropout was on"
+    assert engine_of(model).generate(batch) == engine_of(model).generate(batch), "dropout was on"
     assert model.training
     assert not model.model.layers[0].self_attn.training
     assert model.model.layers[1].self_attn.training
@@ -298,7 +297,7 @@ def test_a_stop_string_ends_a_row_and_is_part_of_it(model: Any, tiny_folder: Pat
         first = next(n for n in range(1, 13) if stop in encoder.decode(free.ids[:n]))
         (stopped,) = engine.generate(requests(12, stop=("never sampled by anyone", stop)))
         assert stopped.ids == free.ids[:first]
-        assert stopped.logprobs == pytest.approx(free.logprobs[:first], abs=1e-5)
+        assert stopped.logprobs == pytest.approx(free.logprobs[:first], abs=1e-4)
         assert stopped.finish is (Finish.STOP if first < 12 or stop in text else Finish.LENGTH)
 
 
