@@ -140,7 +140,9 @@ class Updater:
             minibatches.append(
                 Minibatch(
                     batches=batches if self.reference is None else self.reference.score(batches),
-                    imitated=make_batches(imitated[part::count], max_tokens=config.max_tokens, trees=trees),
+                    imitated=make_batches(
+                        _share(imitated, part, count), max_tokens=config.max_tokens, trees=trees
+                    ),
                     preferred=preferred.batches(pairs) if preferred and pairs else [],
                     pairs=preferred.objective(pairs) if preferred and pairs else None,
                     lessons=[lesson for g in chosen for lesson in rows.lessons_of[g]],
@@ -166,7 +168,7 @@ class Updater:
             check_step(judged, config.guards, earlier=history, bfloat16=config.dtype == "bfloat16")
 
         order = _order(len(minibatches), config, learner.step)
-        later = [m.with_old(learner.model) for m in minibatches] if len(order) > 1 else []
+        later = {index: minibatches[index].with_old(learner.model) for index in sorted(set(order[1:]))}
         rows = []
         for update, index in enumerate(order):
             # the weights of the first update are those that the old log-probs would be taken from
@@ -187,6 +189,11 @@ class Updater:
         if self.demonstrations is None:
             return own_successes(groups)
         return self.demonstrations.draw(self.learner.step)
+
+
+def _share(rows: Sequence[TrainSample], part: int, count: int) -> Sequence[TrainSample]:
+    """One of so many stretches of equal length: neighbours share prompts."""
+    return rows[len(rows) * part // count : len(rows) * (part + 1) // count]
 
 
 def _order(count: int, config: TrainConfig, step: int) -> list[int]:
