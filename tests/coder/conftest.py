@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,3 +28,18 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_folder: Path) -> Any:
+    """A policy that is sure of itself: random weights of the usual size give a nearly flat distribution,
+    which would hide mistakes."""
+    import torch
+
+    from nano_coder.weights import load_policy
+
+    model: Any = load_policy(str(tiny_folder)).model
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3 if parameter.ndim == 2 else 1)
+    return model

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,20 +13,9 @@ from nano_coder.decoding import drafts
 from nano_coder.decoding.continuous import ContinuousDecoder, Counts
 from nano_coder.decoding.drafts import CONTEXT, Drafts
 from nano_coder.engine import Engine, Request, Row
-from nano_coder.weights import load_policy
 from nano_shared import Finish, Sampling
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def model(tiny_folder: Path) -> Any:
-    """Sure of itself: at a low temperature it says the same things again."""
-    model: Any = load_policy(str(tiny_folder)).model
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3 if parameter.ndim == 2 else 1)
-    return model
 
 
 def engine_of(model: Any, **options: Any) -> Engine:

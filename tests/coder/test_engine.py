@@ -17,16 +17,6 @@ from nano_shared import ContextFull, Finish, Sampling, UsageError
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def model(tiny_folder: Path) -> Any:
-    model: Any = load_policy(str(tiny_folder)).model
-    with torch.no_grad():
-        # random weights of the usual size give a nearly flat distribution, which would hide mistakes
-        for parameter in model.parameters():
-            parameter.mul_(3 if parameter.ndim == 2 else 1)
-    return model
-
-
 def engine_of(model: Any, eos_ids: frozenset[int] = frozenset()) -> Engine:
     return Engine(model, eos_ids=eos_ids, pad_id=0, context_limit=1024)
 
