@@ -42,7 +42,8 @@ class Difference(Value):
         return self.high < 0 and self.p_worse <= ALPHA
 
     def __str__(self) -> str:
-        of = f" of {self.clusters} programs" if (self.clusters or self.tasks) < self.tasks else ""
+        programs = "1 program" if self.clusters == 1 else f"{self.clusters} programs"
+        of = f" of {programs}" if (self.clusters or self.tasks) < self.tasks else ""
         return f"{self.mean:+.1%} (95 % interval {self.low:+.1%} to {self.high:+.1%}, {self.tasks} tasks{of})"
 
 
