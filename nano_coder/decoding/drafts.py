@@ -23,8 +23,8 @@ _MEMORY = 64
 """drafted tokens after which what held before counts half"""
 _LOOK = 8
 """steps after which drafts that were not worth it are tried again"""
-_MOST = 1 << 20
-"""guesses that are kept; beyond it they begin anew"""
+_MOST = 1 << 17
+"""guesses that are kept, some 20 MB; beyond it they begin anew"""
 
 
 class Drafts:
