@@ -16,6 +16,7 @@ from nano_rl.imitation.rows import Reader
 from nano_rl.model.scalar_model import ScalarModel, by_budget
 from nano_rl.page.calibration import CALIBRATION
 from nano_rl.preferences.reward_model import Report, row_scores
+from nano_shared.blobs import BlobStore
 from nano_shared.checkpoint import (
     Listed,
     Manifest,
@@ -93,15 +94,16 @@ class SavedRewardModel:
         self._context_limit = context_limit
 
     @torch.no_grad()
-    def __call__(self, runs: Sequence[Trajectory]) -> list[float]:
+    def __call__(self, runs: Sequence[Trajectory], blobs: BlobStore | None = None) -> list[float]:
         """[G] the score of each run: log-odds, up to a constant. A run that wrote nothing scores lowest, and
         of one that is longer than the model reads, the last tokens are read.
 
-        Raises UsageError for a run of another template or vocabulary.
+        `blobs` are the log's, which know the directories that text-only runs began in (`run_messages`).
+        Raises UsageError for a run of another template or vocabulary, LogError where a directory is gone.
         """
         scores = [-float("inf")] * len(runs)
         written = [i for i, run in enumerate(runs) if run.turns]
-        rows = [self._row(runs[i])[-self._context_limit :] for i in written]
+        rows = [self._row(runs[i], blobs)[-self._context_limit :] for i in written]
         for part in by_budget([len(row) for row in rows], MAX_TOKENS):
             for place, score in zip(
                 part, row_scores(self.model, [rows[p] for p in part]).tolist(), strict=True
@@ -109,13 +111,13 @@ class SavedRewardModel:
                 scores[written[place]] = score
         return scores
 
-    def _row(self, run: Trajectory) -> tuple[int, ...]:
+    def _row(self, run: Trajectory, blobs: BlobStore | None) -> tuple[int, ...]:
         if run.has_tokens and not self._reader.reads(run):
             raise UsageError(
                 f"run {run.id} holds tokens of another template or vocabulary than reward model {self.name}"
                 " reads; train one on this policy's backbone: nano-rl reward-model --model POLICY"
             )
-        return self._reader.rows(run)[-1].ids
+        return self._reader.rows(run, blobs)[-1].ids
 
 
 def open_reward_model(name: str) -> SavedRewardModel | None:

@@ -12,12 +12,14 @@ from pydantic import PrivateAttr
 
 from nano_coder.runtime import Runtime
 from nano_rl.rewards.part import Part, Score
+from nano_shared.blobs import BlobStore
 from nano_shared.checkpoint import checkpoint_names, checkpoints_dir, read_checkpoint, resolve_checkpoint
 from nano_shared.errors import CheckpointError, ConfigError, UsageError
 from nano_shared.types import Trajectory
 
-RewardModel = Callable[[Sequence[Trajectory]], Sequence[float]]
-"""[G] trajectories to [G] scores: log-odds, as a model of pairwise preferences gives them"""
+RewardModel = Callable[[Sequence[Trajectory], BlobStore], Sequence[float]]
+"""[G] trajectories, and the blobs of their log, to [G] scores: log-odds, as a model of pairwise preferences
+gives them"""
 Loader = Callable[[str], RewardModel | None]
 """opens a checkpoint by name; None where it is no reward model of this loader's kind"""
 
@@ -70,7 +72,7 @@ class Preference(Part):
 
     def score(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Score]:
         assert self._model is not None  # `prepare` has opened it
-        return [Score(value=_logistic(x)) for x in self._model(runs)]
+        return [Score(value=_logistic(x)) for x in self._model(runs, runtime.store.blobs)]
 
 
 def _is_reward_model(name: str) -> bool:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from builders import verdict
 from domains import runtime
 
-from nano_coder.runtime import COMPACT_1, Runtime, ScriptedPolicy, run_task
+from nano_coder.runtime import COMPACT_1, Runtime, ScriptedPolicy, open_weights, run_task
+from nano_rl.imitation.demonstrations import reader_of
 from nano_rl.imitation.rows import run_messages
+from nano_rl.model.scalar_model import scalar_model
 from nano_rl.preferences.log_pairs import log_pairs
+from nano_rl.preferences.reward_checkpoint import SavedRewardModel
+from nano_rl.preferences.reward_model import row_scores
+from nano_rl.rewards.preference import Preference
+from nano_rl.tiny import build_tiny
 from nano_shared import Completion, Sampling, Task, Trajectory, snapshot
 from nano_shared.conversation import Conversation
 from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback, FeedbackKind
-from nano_shared.types import Message
+from nano_shared.types import Message, Role
 
 
 class Shown(ScriptedPolicy):
@@ -66,6 +74,26 @@ def test_pairs_of_texts_begin_with_them(task: Task, within: Runtime) -> None:
     pairs = log_pairs(within.store).pairs
     assert [pair.source for pair in pairs] == ["graded", "edit"]
     assert [pair.prompt for pair in pairs] == [policy.opening] * 2
+
+
+def test_a_reward_model_scores_a_run_under_them(task: Task, within: Runtime, tmp_path: Path) -> None:
+    made, policy = run(task, within, "@submit")
+    texts = [message.content for message in policy.opening]
+    opened = open_weights(str(build_tiny(tmp_path / "tiny", texts, hidden=32, layers=1)))
+    model = scalar_model(opened.loaded.model, lora_rank=0, seed=0, bias=False)
+    torch.nn.init.ones_(model.head.weight)
+    reader = reader_of(opened)
+    shown = reader.messages(
+        "shown", [*policy.opening, Message(role=Role.ASSISTANT, content="@submit")], [False, False, True]
+    )
+    judge = SavedRewardModel("judge", model, reader, context_limit=4096)
+    with torch.no_grad():
+        expected = row_scores(model, [shown.ids]).tolist()
+    assert judge([made], within.store.blobs) == expected
+    part = Preference(checkpoint="judge")
+    part._model = judge
+    (score,) = part.score([made], within)
+    assert score.value == pytest.approx(1 / (1 + math.exp(-expected[0])))
 
 
 def test_a_directory_that_is_gone_is_no_other_prompt(task: Task, within: Runtime) -> None:

@@ -10,6 +10,7 @@ from random import Random
 import pytest
 import torch
 from builders import verdict
+from domains import runtime
 
 from nano_coder.runtime import COMPACT_1, first_messages, open_weights
 from nano_rl.batch import make_batches
@@ -154,10 +155,11 @@ def test_a_reward_model_is_trained_saved_and_scores_runs(
     kind, rude = (run_of(reader, n, t, None) for n, t in (("a", "please please go"), ("b", "stop stop go")))
     part = Preference(checkpoint="judge")
     part.prepare()
-    scores = [score.value or 0.0 for score in part.score([kind, rude], None)]  # type: ignore[arg-type]
+    within = runtime(tmp_path / "log")
+    scores = [score.value or 0.0 for score in part.score([kind, rude], within)]
     assert 0 < scores[1] < scores[0] < 1
     nothing = kind.model_copy(update={"turns": ()})
-    assert part.score([nothing], None)[0].value == 0  # type: ignore[arg-type]
+    assert part.score([nothing], within)[0].value == 0
 
     # plain transformers loads it and says the same
     from transformers import AutoModelForSequenceClassification

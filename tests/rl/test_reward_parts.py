@@ -274,7 +274,8 @@ def test_preference_is_an_error_until_a_reward_model_is_given(
     for settings in ({"weight": 1.0}, {"weight": 1.0, "checkpoint": "nowhere"}):
         with pytest.raises(ConfigError, match="reward model"):
             opened(tests=1, preference=settings)
-    shorter = lambda name: (lambda runs: [-float(len(r.turns)) for r in runs]) if name == "short" else None  # noqa: E731
+    turns = lambda runs, blobs: [-float(len(run.turns)) for run in runs]  # noqa: E731
+    shorter = lambda name: turns if name == "short" else None  # noqa: E731
     monkeypatch.setattr("nano_rl.rewards.preference.LOADERS", [*LOADERS, shorter])
     value = component(runtime, run_of(runtime, *SOLVE), "preference", checkpoint="short")
     assert value == pytest.approx(1 / (1 + math.exp(3)))
