@@ -21,6 +21,7 @@ from flywheel import Flywheel, Scale, TaskSets
 from nano_coder.runtime import OpenedWeights, Runtime, ScriptedPolicy, local_policy, open_weights
 from nano_rl.checkpoints.checkpoint import save_checkpoint
 from nano_rl.checkpoints.evaluate import cluster_of, table
+from nano_rl.checkpoints.statistics import paired_bootstrap
 from nano_rl.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig, SftConfig, TrainConfig
 from nano_rl.gather import Sources
 from nano_rl.imitation.demonstrations import logged_successes, reader_of
@@ -52,6 +53,25 @@ def by_program(result: dict[str, Any]) -> dict[str, float]:
 def rate(result: dict[str, Any]) -> float:
     """Success of an arm on held-out programs, each counted once."""
     return mean(by_program(result).values())
+
+
+def difference(
+    one: str, other: str, by_arm: dict[str, dict[int, dict[str, Any]]]
+) -> tuple[float, float, float] | None:
+    """Mean difference over held-out programs and seeds, paired, and its 95 % interval."""
+    seeds = sorted(by_arm[one].keys() & by_arm[other].keys())
+    if not seeds:
+        return None
+    left, right = [], []
+    for seed in seeds:
+        before = by_program(by_arm[other][seed])
+        for program, success in by_program(by_arm[one][seed]).items():
+            left.append(success)
+            right.append(before[program])
+    difference = paired_bootstrap(left, right, seed=0)
+    gained, low, high = difference
+    print(f"{one} - {other}: {gained:+.1%} (95 % interval {low:+.1%} to {high:+.1%}, {len(seeds)} seeds)")
+    return difference
 
 
 class Bench:

@@ -22,12 +22,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from flywheel import Scale
-from log_arms import GROUP, Bench, by_program, rate
+from log_arms import GROUP, Bench, difference, rate
 
-from nano_rl.checkpoints.statistics import paired_bootstrap
 from nano_rl.config import LogsConfig
 
 STEPS, PROMPTS = 24, 8
@@ -81,10 +79,10 @@ def _report(out: Path) -> int:
             first = next(iter(of.values()))
             each = " ".join(f"{one:6.1%}" for one in rates)
             print(f"{arm:12} {first['logged']:7} {first['fresh']:7}  {mean(rates):6.1%}   seeds: {each}")
-    reached = _difference("both", "fresh", by_arm)
-    _difference("both", "fresh-half", by_arm)
-    _difference("logs", "warm", by_arm)
-    _difference("logs", "imitation", by_arm)
+    reached = difference("both", "fresh", by_arm)
+    difference("both", "fresh-half", by_arm)
+    difference("logs", "warm", by_arm)
+    difference("logs", "imitation", by_arm)
     if reached is None:
         print("the bar needs the arms `both` and `fresh` of a seed")
         return 1
@@ -94,25 +92,6 @@ def _report(out: Path) -> int:
     )
     print(f"bar (both >= fresh with half of its fresh rollouts): {verdict}")
     return 0 if gained >= 0 else 1
-
-
-def _difference(
-    one: str, other: str, by_arm: dict[str, dict[int, dict[str, Any]]]
-) -> tuple[float, float, float] | None:
-    """Mean difference over held-out programs and seeds, paired, and its 95 % interval."""
-    seeds = sorted(by_arm[one].keys() & by_arm[other].keys())
-    if not seeds:
-        return None
-    left, right = [], []
-    for seed in seeds:
-        before = by_program(by_arm[other][seed])
-        for program, success in by_program(by_arm[one][seed]).items():
-            left.append(success)
-            right.append(before[program])
-    difference = paired_bootstrap(left, right, seed=0)
-    gained, low, high = difference
-    print(f"{one} - {other}: {gained:+.1%} (95 % interval {low:+.1%} to {high:+.1%}, {len(seeds)} seeds)")
-    return difference
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -21,9 +21,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, pstdev
+from typing import Any
 
 from flywheel import Scale
-from log_arms import GROUP, Bench, rate
+from log_arms import GROUP, Bench, difference, rate
 from negative_controls import mask_off, wrong_groups
 from rich.console import Console
 from rich.table import Table
@@ -38,7 +39,10 @@ from nano_rl.preferences.log_pairs import log_pairs
 from nano_rl.preferences.pairs import pair_rows
 
 STEPS, PROMPTS = 40, 8
-SCALE = Scale(tasks=300 + STEPS * PROMPTS, oracles=300, held_out=200, learning_rate=3e-4, max_tokens=32)
+SCALE = Scale(
+    levels=(1, 2), views=("choose", "replace"), tasks=600 + STEPS * PROMPTS, oracles=600, held_out=200,
+    sft_epochs=3.0, learning_rate=3e-4, max_tokens=32,
+)  # fmt: skip
 SMALL_STEPS = 2
 SMALL = replace(SCALE, tasks=SCALE.oracles + SMALL_STEPS * PROMPTS, held_out=8)
 OBJECTIVES = ("recipe", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce", "ppo")
@@ -105,14 +109,13 @@ def _dpo(bench: Bench, warm: Path, arm: str, steps: int) -> Path:
 def report(out: Path) -> None:
     """The table of what is there, each held-out program counted once. A seed has collapsed that ends below
     half of the success it began with."""
-    begun = [json.loads(path.read_text()) for path in out.glob("seed-*/arm-warm.json")]
-    starts = {result["seed"]: rate(result) for result in begun}
+    by_arm = {arm: _results(out, arm) for arm in ARMS}
+    starts = {seed: rate(result) for seed, result in by_arm["warm"].items()}
     table = Table("objective", "held out", "seeds", "spread", "collapsed", "s a step", "peak MB")
-    for arm in ARMS:
-        paths = sorted(out.glob(f"seed-*/arm-{arm}.json"))
-        if not paths:
+    for arm, of_seeds in by_arm.items():
+        if not of_seeds:
             continue
-        results = [json.loads(path.read_text()) for path in paths]
+        results = list(of_seeds.values())
         rates = [100 * rate(result) for result in results]
         seconds = mean(result["train_seconds"] / result.get("steps", STEPS) for result in results)
         collapsed = sum(rate(result) < starts[result["seed"]] / 2 for result in results)
@@ -122,6 +125,14 @@ def report(out: Path) -> None:
             f"{max(result['peak_mb'] for result in results):.0f}",
         )  # fmt: skip
     Console(width=110).print(table)
+    for control in CONTROLS:
+        difference(control, "grpo", by_arm)
+
+
+def _results(out: Path, arm: str) -> dict[int, dict[str, Any]]:
+    """What is there of an arm, by seed."""
+    results = [json.loads(path.read_text()) for path in sorted(out.glob(f"seed-*/arm-{arm}.json"))]
+    return {result["seed"]: result for result in results}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
