@@ -19,6 +19,11 @@ def edit_file(
         edited = _replace_line(path, text, line, new)
     else:
         edited = _replace_passage(path, text, old or "", new)
+    if edited == text:
+        place = f"line {line} of {path}" if line is not None else f"old in {path}"
+        raise ToolFailure(
+            f"nothing changed: {place} reads like new already; give another place, or other text"
+        )
     write_text(context.jail, path, edited)
     return ToolResult(text=f"edited {path}")
 

@@ -141,6 +141,19 @@ def test_edit_file_needs_one_way_to_find_the_place(use: Use, context: ToolContex
     assert failure(use, "edit_file", path="b.py", new="x", line=1) == "no such file: b.py"
 
 
+def test_edit_file_says_that_nothing_changed(use: Use, context: ToolContext) -> None:
+    """A model that copies the line which it was to mend hears of it, and can go on."""
+    context.jail.write("a.py", b"one\ntwo\r\nthree")
+    for line, text in ((1, "one"), (1, "one\n"), (2, "two"), (3, "three")):
+        said = failure(use, "edit_file", path="a.py", line=line, new=text)
+        assert said == (
+            f"nothing changed: line {line} of a.py reads like new already; give another place, or other text"
+        )
+    said = failure(use, "edit_file", path="a.py", old="two", new="two")
+    assert said == "nothing changed: old in a.py reads like new already; give another place, or other text"
+    assert context.jail.read("a.py") == b"one\ntwo\r\nthree"
+
+
 # ------------------------------------------------------------------------------------------- search
 
 
