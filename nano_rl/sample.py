@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from nano_rl.credit.advantage import Baseline, Std, group_advantages
@@ -70,20 +70,24 @@ class TrainSample:
 
 
 def to_samples(
-    trajectory: Trajectory, advantage: float | Sequence[float], *, imitation: bool = False
+    trajectory: Trajectory,
+    advantage: float | Sequence[float],
+    *,
+    imitation: bool = False,
+    shown: Collection[int] = (),
 ) -> list[TrainSample]:
     """One sample for each token row; the advantage belongs to the rollout and is the same on all its rows,
     or is given for each turn ([T]).
 
     `imitation` admits rows that were sampled greedily or under top-p or top-k, and sets the temperature to 1:
-    maximum likelihood needs no behaviour policy, a policy gradient does.
+    maximum likelihood needs no behaviour policy, a policy gradient does. `shown` are turns that stay context.
 
     Raises ValueError with the reason for a rollout that cannot train: text-only, or with a behaviour policy
     that is not softmax(logits / T) over the whole vocabulary.
     """
     _refuse_text_only(trajectory)
     _refuse_redacted(trajectory)
-    inherited = trajectory.inherited
+    own = {turn.index for turn in trajectory.own_turns} - set(shown)
     rows: dict[int, list[tuple[Turn, TurnTokens]]] = {}
     for turn in trajectory.turns:
         tokens = turn.completion.tokens
@@ -93,10 +97,10 @@ def to_samples(
         rows.setdefault(tokens.row, []).append((turn, tokens))
     samples = []
     for turns in rows.values():
-        own = [(turn, tokens) for turn, tokens in turns if turn.index >= inherited]
-        if own:  # a row that a fork took over whole has nothing of it to train
-            temperature = 1.0 if imitation else _temperature(trajectory.id, own)
-            samples.append(_merge(trajectory.id, turns, advantage, temperature, inherited))
+        trained = [(turn, tokens) for turn, tokens in turns if turn.index in own]
+        if trained:  # a row that a fork took over whole has nothing of it to train
+            temperature = 1.0 if imitation else _temperature(trajectory.id, trained)
+            samples.append(_merge(trajectory.id, turns, advantage, temperature, own))
     return samples
 
 
@@ -190,9 +194,9 @@ def _merge(
     turns: Sequence[tuple[Turn, TurnTokens]],
     advantage: float | Sequence[float],
     temperature: float,
-    inherited: int,
+    own: Collection[int],
 ) -> TrainSample:
-    """`inherited` turns are context: another run sampled them."""
+    """Turns other than its `own` are context: another run sampled them, or they are not to be learned."""
     of_turn = None if isinstance(advantage, float | int) else advantage
     credits: list[float] = []
     ids: list[int] = []
@@ -202,9 +206,9 @@ def _merge(
     for turn, tokens in turns:
         context, sampled = len(tokens.context_ids), len(tokens.sampled_ids)
         ids += (*tokens.context_ids, *tokens.sampled_ids)
-        own = turn.index >= inherited
-        mask += [0] * context + [int(own)] * sampled
-        logprobs += [0.0] * context + (list(tokens.logprobs) if own else [0.0] * sampled)
+        trained = turn.index in own
+        mask += [0] * context + [int(trained)] * sampled
+        logprobs += [0.0] * context + (list(tokens.logprobs) if trained else [0.0] * sampled)
         versions += [turn.completion.policy_version] * (context + sampled)
         if of_turn is not None:
             credits += [of_turn[turn.index]] * (context + sampled)

@@ -21,7 +21,7 @@ from nano_shared.blobs import BlobStore
 from nano_shared.conversation import Conversation
 from nano_shared.profile import InterfaceProfile
 from nano_shared.redact import MARKER, is_redacted
-from nano_shared.types import Completion, Finish, Message, Role, Sampling, Trajectory, TurnTokens
+from nano_shared.types import Completion, Finish, Message, Role, Sampling, Trajectory, Turn, TurnTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +49,21 @@ class Reader:
         return run.profile_hash == serving_profile(self.profile, run.task).hash
 
     def rows(self, run: Trajectory, blobs: BlobStore | None = None) -> list[TrainSample]:
-        """The rows of a run with all it sampled trained: its own tokens, or its texts encoded here.
+        """The rows of a run with all it sampled trained but what was refused (`refused`): its own tokens, or
+        its texts encoded here.
 
         `blobs` are the log's, which know the directories that runs began in (`run_messages`).
         """
         if self.reads(run):
-            return to_samples(run, 1.0, imitation=True)
+            return imitated_samples(run)
         return [imitation_sample(run, self.profile, self.template, self.eos_id, blobs)]
+
+    def last_row(self, run: Trajectory, blobs: BlobStore | None = None) -> tuple[int, ...]:
+        """The tokens of a run's last row, mistakes and all, for who reads it and does not imitate it."""
+        if self.reads(run):
+            return to_samples(run, 1.0, imitation=True)[-1].ids
+        messages = run_messages(run, self.profile, blobs)
+        return self.messages(run.id, messages, [m.role is Role.ASSISTANT for m in messages]).ids
 
     def messages(self, name: str, messages: Sequence[Message], trained: Sequence[bool]) -> TrainSample:
         """The row of a text conversation (`messages_sample`)."""
@@ -78,14 +86,16 @@ def imitation_sample(
     eos_id: int,
     blobs: BlobStore | None = None,
 ) -> TrainSample:
-    """A row to imitate: the mask is 1 on the completions and the end-of-turn tokens that close them.
+    """A row to imitate: the mask is 1 on the completions and the end-of-turn tokens that close them, but for
+    what was refused (`refused`).
 
     The context is rendered by the very template that serves, turn by turn, so training sees what the
     runtime will show. For text-only runs: their completions are encoded here for the first time. A completion
     that was redacted stays context: nobody is to learn to write markers.
     """
     messages = run_messages(trajectory, profile, blobs)
-    trained = [m.role is Role.ASSISTANT and not MARKER.search(m.content) for m in messages]
+    turns = iter(trajectory.turns)
+    trained = [m.role is Role.ASSISTANT and _teaches(next(turns)) for m in messages]
     return messages_sample(trajectory.id, messages, trained, template, eos_id)
 
 
@@ -151,17 +161,36 @@ def _completion(text: str, context: tuple[int, ...], written: tuple[int, ...]) -
 
 
 def succeeded(run: Trajectory) -> bool:
-    """Whether a run may be imitated: it ended by itself, said something that was not redacted,
-    and passed all that graded it, on a possible task."""
+    """Whether a run may be imitated: it ended by itself, said something that was neither redacted nor
+    refused, and passed all that graded it, on a possible task."""
     ended = run.stop is not None and not run.stop.ours
-    says = any(not MARKER.search(turn.completion.text) for turn in run.turns)
-    return ended and says and not is_control(run.task) and outcome(run.verdict) == 1.0
+    teaches = any(map(_teaches, run.turns))
+    return ended and teaches and not is_control(run.task) and outcome(run.verdict) == 1.0
+
+
+def refused(turn: Turn) -> bool:
+    """Whether no action could be read from what a turn said, or a tool refused its call: a mistake that the
+    turns after it mend. Imitation shows it, so that they are learned, and does not train it. A command that
+    ran and failed is none: a failing test may be what was asked for."""
+    return turn.parse_error is not None or any(
+        not seen.ok and seen.exit_code is None and seen.signal is None and not seen.timed_out
+        for seen in turn.observations
+    )
+
+
+def _teaches(turn: Turn) -> bool:
+    return not refused(turn) and not MARKER.search(turn.completion.text)
+
+
+def imitated_samples(run: Trajectory) -> list[TrainSample]:
+    """The rows of a run's own tokens, what was refused left untrained."""
+    return to_samples(run, 1.0, imitation=True, shown=[t.index for t in run.turns if refused(t)])
 
 
 def own_successes(groups: Iterable[Group]) -> list[TrainSample]:
     """What the rollouts of a step that succeeded sampled, as rows to imitate."""
     runs = [run for group in groups for run in group.trajectories if succeeded(run)]
-    return [row for run in runs for row in to_samples(run, 1.0, imitation=True)]
+    return [row for run in runs for row in imitated_samples(run)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,7 +117,7 @@ class SavedRewardModel:
                 f"run {run.id} holds tokens of another template or vocabulary than reward model {self.name}"
                 " reads; train one on this policy's backbone: nano-rl reward-model --model POLICY"
             )
-        return self._reader.rows(run, blobs)[-1].ids
+        return self._reader.last_row(run, blobs)
 
 
 def open_reward_model(name: str) -> SavedRewardModel | None:

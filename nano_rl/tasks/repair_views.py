@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from nano_rl.tasks.grammar import draw_study
 from nano_rl.tasks.made import (
@@ -140,6 +141,39 @@ def make_repair(rng: random.Random, split: Split, level: int) -> Made:
         check=CHECK,
         limits=USUAL,
     )
+
+
+def make_fix_again(rng: random.Random, split: Split, level: int) -> Made:
+    """`fix`, with an oracle that edits in vain first."""
+    return _in_vain_first(make_fix(rng, split, level), rng)
+
+
+def make_repair_again(rng: random.Random, split: Split, level: int) -> Made:
+    """`repair`, with an oracle that edits in vain first."""
+    return _in_vain_first(make_repair(rng, split, level), rng)
+
+
+def _in_vain_first(made: Made, rng: random.Random) -> Made:
+    """Before its edit, the oracle copies a line of the function as it is, which the tool refuses: the
+    commonest mistake of a small model. What is refused is shown and not imitated, what follows it is learned.
+    """
+    at = next(i for i, action in enumerate(made.oracle) if action.name == "edit_file")
+    edit = made.oracle[at]
+    path, line = str(edit.arguments["path"]), int(str(edit.arguments["line"]))
+    lines = made.files[path].split("\n")
+    others = [n for n in _body_around(lines, line) if n != line]
+    copied = rng.choice(others) if others and rng.random() < 0.7 else line
+    text = lines[copied - 1]
+    before = edit.thought.partition("Wrong:")[0]
+    vain = correct(path, copied, text, text, thought=before)
+    return replace(made, oracle=(*made.oracle[:at], vain, *made.oracle[at:]))
+
+
+def _body_around(lines: list[str], line: int) -> list[int]:
+    """The numbers of the lines of code in the function that a line of its body belongs to."""
+    start = next(n for n in range(line, 0, -1) if lines[n - 1].startswith("def "))
+    end = next((n for n in range(line, len(lines) + 1) if not lines[n - 1].strip()), len(lines) + 1)
+    return [n for n in range(start + 1, end) if '"""' not in lines[n - 1]]
 
 
 def make_body(rng: random.Random, split: Split, level: int) -> Made:

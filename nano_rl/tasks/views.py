@@ -21,7 +21,13 @@ from nano_rl.tasks.first_views import (
 )
 from nano_rl.tasks.grammar import VERSION
 from nano_rl.tasks.refactor_views import make_refactor
-from nano_rl.tasks.repair_views import make_body, make_fix, make_repair
+from nano_rl.tasks.repair_views import (
+    make_body,
+    make_fix,
+    make_fix_again,
+    make_repair,
+    make_repair_again,
+)
 from nano_rl.tasks.suites import TaskSuite, View
 from nano_rl.tasks.write_views import make_fix_operator, make_write_body
 from nano_shared.types import Split, Task
@@ -40,6 +46,8 @@ VIEWS = (
     View("repair", 3, make_repair),
     # levels 0 to 3 keep their mix: checkpoints were trained on it
     View("fix_operator", 2, make_fix_operator, extra=True),
+    View("fix_again", 2, make_fix_again, extra=True),
+    View("repair_again", 2, make_repair_again, extra=True),
     View("write_body", 3, make_body, extra=True),
     View("write_body", 4, make_write_body),
     View("write_test", 5, make_write_test),

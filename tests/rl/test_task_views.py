@@ -139,6 +139,22 @@ def test_a_corrected_line_is_quoted_as_read_file_shows_it_before_it_is_replaced(
             assert edit.thought.split("\n")[1] in listing
 
 
+AGAIN = [view for view in FIRST if view.name in ("fix_again", "repair_again")]
+
+
+@pytest.mark.parametrize("view", AGAIN, ids=lambda v: v.name)
+def test_an_oracle_that_tries_again_first_copies_a_line_of_the_same_function(view: View) -> None:
+    copied_elsewhere = 0
+    for task in SAMPLE[view]:
+        vain, edit = (a for a in task.oracle or () if a.name == "edit_file")
+        listing = numbered(task.files[str(vain.arguments["path"])]).split("\n")
+        at, line = (int(str(a.arguments["line"])) for a in (vain, edit))
+        assert vain.thought.split("\n")[-1] == listing[at - 1] == f"{at}|{vain.arguments['new']}"
+        assert not any("|def " in row or '"""' in row for row in listing[min(at, line) - 1 : max(at, line)])
+        copied_elsewhere += at != line
+    assert 0 < copied_elsewhere < len(SAMPLE[view])
+
+
 def test_every_function_of_a_module_belongs_to_the_split() -> None:
     hashes = {split: _function_hashes(split) for split in Split}
     assert not hashes[Split.TRAIN] & hashes[Split.TEST]

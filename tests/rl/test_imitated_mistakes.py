@@ -1,0 +1,101 @@
+"""What a tool refused, or nobody could read, is shown to who imitates, and not trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from domains import runtime
+
+from nano_coder.runtime import OpenedWeights, Runtime, ScriptedPolicy, local_policy, open_weights, run_task
+from nano_rl.imitation.demonstrations import reader_of
+from nano_rl.imitation.oracle import oracle_policy
+from nano_rl.imitation.rows import Reader, refused, succeeded
+from nano_rl.rollout import execute
+from nano_rl.sample import TrainSample
+from nano_rl.tasks.views import VIEWS, make_task
+from nano_rl.tiny import build_tiny
+from nano_shared import Sampling, Task, Trajectory
+from nano_shared.types import Split
+
+AGAIN = next(view for view in VIEWS if view.name == "repair_again")
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return make_task(AGAIN, Split.TRAIN, 5)
+
+
+@pytest.fixture(scope="module")
+def opened(task: Task, tmp_path_factory: pytest.TempPathFactory) -> OpenedWeights:
+    texts = [task.prompt, *task.files.values()] * 3
+    return open_weights(str(build_tiny(tmp_path_factory.mktemp("tiny"), texts, hidden=32, layers=1)))
+
+
+@pytest.fixture(scope="module")
+def reader(opened: OpenedWeights) -> Reader:
+    return reader_of(opened)
+
+
+@pytest.fixture(scope="module")
+def within(tmp_path_factory: pytest.TempPathFactory) -> Runtime:
+    return runtime(tmp_path_factory.mktemp("log"))
+
+
+@pytest.fixture(scope="module")
+def run(task: Task, within: Runtime) -> Trajectory:
+    """The oracle's: a failing test run, the file, an edit in vain, the edit, the end."""
+    return execute([task], [oracle_policy(task, within.profile)], within)[0]
+
+
+def read(row: TrainSample, reader: Reader, *, trained: bool = False) -> str:
+    return reader.template.encoder.decode(
+        [i for i, m in zip(row.ids, row.mask, strict=True) if m or not trained]
+    )
+
+
+def test_an_edit_in_vain_is_shown_and_what_follows_is_learned(run: Trajectory, reader: Reader) -> None:
+    assert run.reward == 1
+    assert [refused(turn) for turn in run.turns] == [False, False, True, False, False]
+    (row,) = reader.rows(run)
+    vain, mended = (turn.completion.text for turn in run.turns[2:4])
+    assert vain in read(row, reader)
+    assert vain not in read(row, reader, trained=True)
+    assert mended in read(row, reader, trained=True)
+
+
+def test_a_command_that_fails_is_no_mistake(run: Trajectory, reader: Reader) -> None:
+    """The failing test run names what is to be mended."""
+    first = run.turns[0]
+    assert (first.observations[0].ok, first.observations[0].exit_code) == (False, 1)
+    assert first.completion.text in read(reader.rows(run)[0], reader, trained=True)
+
+
+def test_words_that_no_call_can_be_read_from_are_not_learned(
+    run: Trajectory, task: Task, within: Runtime, reader: Reader
+) -> None:
+    texts = [turn.completion.text for turn in run.turns[1:]]
+    wordy = run_task(task, replace(within, policy=ScriptedPolicy(["let me see", *texts])))
+    assert wordy.turns[0].parse_error is not None
+    (row,) = reader.rows(wordy)
+    assert "let me see" in read(row, reader)
+    assert "let me see" not in read(row, reader, trained=True)
+
+
+def test_the_same_holds_for_tokens_that_were_logged(
+    task: Task, within: Runtime, opened: OpenedWeights, reader: Reader
+) -> None:
+    """Of an untrained policy, whose noise is no call."""
+    policy = local_policy(opened.loaded, opened.profile)
+    noise = run_task(task, replace(within, policy=policy, sampling=Sampling(max_tokens=8)), seed=0)
+    assert reader.reads(noise)
+    assert all(map(refused, noise.turns))
+    assert reader.rows(noise) == []
+    tokens = noise.turns[-1].completion.tokens
+    assert tokens is not None
+    assert reader.last_row(noise)[-len(tokens.sampled_ids) :] == tokens.sampled_ids
+
+
+def test_a_run_of_mistakes_alone_is_no_success(run: Trajectory) -> None:
+    assert succeeded(run)
+    assert not succeeded(run.model_copy(update={"turns": run.turns[2:3]}))
