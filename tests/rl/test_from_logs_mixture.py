@@ -36,10 +36,12 @@ def groups(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Group,
 
 
 def passed(run: Trajectory) -> Trajectory:
-    """The run as if it had ended by itself, its verdict with a component, as graders give them."""
+    """The run as if it had been readable and had ended by itself, its verdict with a component, as graders
+    give them."""
     assert run.verdict is not None
     told = run.verdict.model_copy(update={"components": {"tests": run.verdict.reward}})
-    return run.model_copy(update={"verdict": told, "stop": StopReason.FINISHED})
+    turns = tuple(turn.model_copy(update={"parse_error": None, "observations": ()}) for turn in run.turns)
+    return run.model_copy(update={"verdict": told, "stop": StopReason.FINISHED, "turns": turns})
 
 
 def bare(run: Trajectory) -> Trajectory:
