@@ -145,7 +145,8 @@ def draw_digest(sampled: bytes, policy_id: str, seed: int | None, started: float
     That is the seed and the policy, since a seed that is used again draws nothing new; without a seed, the
     times in unix seconds.
     """
-    stamp = repr((started, ended) if seed is None else (policy_id, seed))
+    # a database keeps no minus zero
+    stamp = repr((started + 0.0, ended + 0.0) if seed is None else (policy_id, seed))
     digest = hashlib.blake2b(stamp.encode("utf-8", "surrogatepass"), digest_size=16)
     digest.update(sampled)
     return digest.digest()

@@ -13,7 +13,7 @@ from nano_shared.fact_rows import RunFilter
 from nano_shared.facts import facts_of
 from nano_shared.feedback import Feedback, FeedbackKind
 from nano_shared.store import LogStore
-from nano_shared.types import Trajectory
+from nano_shared.types import Sampling, Trajectory
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -23,6 +23,16 @@ def test_streamed_facts_are_those_of_the_run(run: Trajectory) -> None:
         store.append(run)
         (facts,) = store.facts()
     assert facts == facts_of(run)
+    assert facts.draw == facts_of(run).draw
+
+
+def test_a_time_of_minus_zero_is_the_zero_that_the_log_keeps(tmp_path: Path) -> None:
+    turn = a_turn().model_copy(update={"started": -0.0, "ended": -0.0})
+    bare = turn.completion.model_copy(update={"tokens": None, "sampling": Sampling()})
+    run = a_run(turns=(turn.model_copy(update={"completion": bare}),))
+    with LogStore.open(tmp_path / "log.db") as store:
+        store.append(run)
+        (facts,) = store.facts()
     assert facts.draw == facts_of(run).draw
 
 
