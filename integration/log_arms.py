@@ -96,7 +96,7 @@ class Bench:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
             with LogStore.open(folder / "log.db") as store:
-                collect(tasks, self.runtime(checkpoint, store), group_size=GROUP, seed=self.seed)
+                collect(tasks, self._runtime(checkpoint, store), group_size=GROUP, seed=self.seed)
             done.touch()
         return LogStore.open(folder / "log.db")
 
@@ -127,7 +127,7 @@ class Bench:
     def success(self, checkpoint: Path) -> dict[str, Any]:
         """Held-out programs, one run a task, sampled as in training: the row of all, and each by itself."""
         with LogStore.open(self.home / "evaluation.db") as store:
-            runs = collect(self.tasks.held_out, self.runtime(checkpoint, store), seed=self.seed)
+            runs = collect(self.tasks.held_out, self._runtime(checkpoint, store), seed=self.seed)
         return {
             "row": asdict(table(runs)[0]),
             "rewards": [run.reward or 0.0 for run in runs],
@@ -182,7 +182,7 @@ class Bench:
                 self.save(f"{name}-{done}", model, opened, config, checkpoint, done, [])
 
         with LogStore.open(folder / "log.db") as own:
-            runtime = replace(self.runtime(checkpoint, own), policy=ScriptedPolicy([]))
+            runtime = replace(self._runtime(checkpoint, own), policy=ScriptedPolicy([]))
             sources = Sources(tasks=tuple(tasks))
             if stores:
                 template = local_policy(opened.loaded, opened.profile).template_hash
@@ -229,7 +229,7 @@ class Bench:
             )  # fmt: skip
         return target
 
-    def runtime(self, checkpoint: Path, store: LogStore) -> Runtime:
+    def _runtime(self, checkpoint: Path, store: LogStore) -> Runtime:
         opened = open_weights(str(checkpoint))
         return Runtime(
             policy=local_policy(opened.loaded, opened.profile, version=opened.version),
