@@ -51,8 +51,10 @@ def gradients(model: nn.Module, loss: Tensor) -> Tensor:
 
 
 def assert_close(actual: Tensor, expected: Tensor, relative: float) -> None:
-    """Relative to the largest value: single entries may cancel to nothing."""
-    scale = max(float(expected.detach().abs().max()), 1e-6) if expected.numel() else 1.0
+    """Relative to the largest value: single entries may cancel to nothing. Where a token is all but sure, the
+    whole gradient does, and in float32 the rounding of what it cancels from stays."""
+    least = 1e-6 if relative < 1e-7 else 0.1
+    scale = max(float(expected.detach().abs().max()), least) if expected.numel() else 1.0
     torch.testing.assert_close(actual, expected, rtol=0, atol=relative * scale, check_dtype=False)
 
 
