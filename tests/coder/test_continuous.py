@@ -50,7 +50,7 @@ def turn(
 def assert_exact(engine: Engine, rows: Sequence[Row]) -> None:
     scores = engine.score([(*row.request.ids, *row.ids) for row in rows])
     for row, expected in zip(rows, scores, strict=True):
-        assert row.logprobs == pytest.approx(expected[len(row.request.ids) - 1 :], abs=3e-4)  # logits of a hundred, in float32
+        assert row.logprobs == pytest.approx(expected[len(row.request.ids) - 1 :], abs=3e-4)
 
 
 def group(prompt: tuple[int, ...], size: int, *, first: int = 0, length: int = 6) -> list[Request]:
