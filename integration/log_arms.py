@@ -68,10 +68,9 @@ def difference(
         for program, success in by_program(by_arm[one][seed]).items():
             left.append(success)
             right.append(before[program])
-    difference = paired_bootstrap(left, right, seed=0)
-    gained, low, high = difference
+    gained, low, high = paired_bootstrap(left, right, seed=0)
     print(f"{one} - {other}: {gained:+.1%} (95 % interval {low:+.1%} to {high:+.1%}, {len(seeds)} seeds)")
-    return difference
+    return gained, low, high
 
 
 class Bench:

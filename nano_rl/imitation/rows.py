@@ -172,10 +172,7 @@ def refused(turn: Turn) -> bool:
     """Whether no action could be read from what a turn said, or a tool refused its call: a mistake that the
     turns after it mend. Imitation shows it, so that they are learned, and does not train it. A command that
     ran and failed is none: a failing test may be what was asked for."""
-    return turn.parse_error is not None or any(
-        not seen.ok and seen.exit_code is None and seen.signal is None and not seen.timed_out
-        for seen in turn.observations
-    )
+    return turn.parse_error is not None or any(seen.refused for seen in turn.observations)
 
 
 def _teaches(turn: Turn) -> bool:

@@ -330,6 +330,11 @@ class Observation(Value):
     """unix seconds"""
     ended: float
 
+    @property
+    def refused(self) -> bool:
+        """Whether the tool refused the call: no command ran that could fail."""
+        return not (self.ok or self.timed_out) and self.exit_code is None and self.signal is None
+
 
 class Turn(Value):
     """complete -> parse -> execute -> observe, once."""
