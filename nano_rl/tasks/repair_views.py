@@ -24,11 +24,13 @@ from nano_rl.tasks.mutate import Mutant
 from nano_rl.tasks.phrases import BODY, FIX, REPAIR
 from nano_rl.tasks.program import Program, compile_function, outcome
 from nano_rl.tasks.study import Study
-from nano_shared.types import Case, Split
+from nano_shared.types import Case, OracleAction, Split
 
 # ------------------------------------------------------------------------------------------ levels 2, 3
 
 _SUBTLE = ("constant", "variable", "flag", "step")
+_TIMES_IN_VAIN = (1, 1, 2, 2, 3)
+"""drawn from; a run has eight turns, of which its oracle needs up to four"""
 
 
 def _bug(study: Study, rng: random.Random, *, subtle: bool) -> Mutant | None:
@@ -154,19 +156,25 @@ def make_repair_again(rng: random.Random, split: Split, level: int) -> Made:
 
 
 def _in_vain_first(made: Made, rng: random.Random) -> Made:
-    """Before its edit, the oracle copies a line of the function as it is, which the tool refuses: the
-    commonest mistake of a small model. What is refused is shown and not imitated, what follows it is learned.
+    """Before its edit, the oracle copies a line of the function as it is, up to three times, which the tool
+    refuses: the commonest mistake of a small model, and the commonest after it is to say the same again. What
+    is refused is shown and not imitated, what follows it is learned.
     """
     at = next(i for i, action in enumerate(made.oracle) if action.name == "edit_file")
     edit = made.oracle[at]
     path, line = str(edit.arguments["path"]), int(str(edit.arguments["line"]))
     lines = made.files[path].split("\n")
     others = [n for n in _body_around(lines, line) if n != line]
-    copied = rng.choice(others) if others and rng.random() < 0.7 else line
-    text = lines[copied - 1]
     before = edit.thought.partition("Wrong:")[0]
-    vain = correct(path, copied, text, text, thought=before)
-    return replace(made, oracle=(*made.oracle[:at], vain, *made.oracle[at:]))
+    vain: list[OracleAction] = []
+    for _ in range(rng.choice(_TIMES_IN_VAIN)):
+        if vain and rng.random() < 0.5:
+            vain.append(vain[-1])
+            continue
+        copied = rng.choice(others) if others and rng.random() < 0.7 else line
+        text = lines[copied - 1]
+        vain.append(correct(path, copied, text, text, thought=before))
+    return replace(made, oracle=(*made.oracle[:at], *vain, *made.oracle[at:]))
 
 
 def _body_around(lines: list[str], line: int) -> list[int]:

@@ -143,16 +143,27 @@ AGAIN = [view for view in FIRST if view.name in ("fix_again", "repair_again")]
 
 
 @pytest.mark.parametrize("view", AGAIN, ids=lambda v: v.name)
-def test_an_oracle_that_tries_again_first_copies_a_line_of_the_same_function(view: View) -> None:
-    copied_elsewhere = 0
+def test_an_oracle_that_tries_again_first_copies_lines_of_the_same_function(view: View) -> None:
+    copied_elsewhere: set[bool] = set()
     for task in SAMPLE[view]:
-        vain, edit = (a for a in task.oracle or () if a.name == "edit_file")
-        listing = numbered(task.files[str(vain.arguments["path"])]).split("\n")
-        at, line = (int(str(a.arguments["line"])) for a in (vain, edit))
-        assert vain.thought.split("\n")[-1] == listing[at - 1] == f"{at}|{vain.arguments['new']}"
-        assert not any("|def " in row or '"""' in row for row in listing[min(at, line) - 1 : max(at, line)])
-        copied_elsewhere += at != line
-    assert 0 < copied_elsewhere < len(SAMPLE[view])
+        *in_vain, edit = (a for a in task.oracle or () if a.name == "edit_file")
+        listing = numbered(task.files[str(edit.arguments["path"])]).split("\n")
+        line = int(str(edit.arguments["line"]))
+        for vain in in_vain:
+            at = int(str(vain.arguments["line"]))
+            assert vain.thought.split("\n")[-1] == listing[at - 1] == f"{at}|{vain.arguments['new']}"
+            between = listing[min(at, line) - 1 : max(at, line)]
+            assert not any("|def " in row or '"""' in row for row in between)
+            copied_elsewhere.add(at != line)
+    assert copied_elsewhere == {True, False}
+
+
+@pytest.mark.parametrize("view", AGAIN, ids=lambda v: v.name)
+def test_it_edits_in_vain_up_to_three_times_and_may_say_the_same_again(view: View) -> None:
+    tasks = [make_task(view, Split.TRAIN, seed) for seed in range(60)]
+    drawn = [[str(a) for a in task.oracle or () if a.name == "edit_file"][:-1] for task in tasks]
+    assert {len(texts) for texts in drawn} == {1, 2, 3}
+    assert {len(set(texts)) for texts in drawn if len(texts) == 2} == {1, 2}
 
 
 def test_every_function_of_a_module_belongs_to_the_split() -> None:
