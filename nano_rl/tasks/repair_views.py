@@ -24,13 +24,15 @@ from nano_rl.tasks.mutate import Mutant
 from nano_rl.tasks.phrases import BODY, FIX, REPAIR
 from nano_rl.tasks.program import Program, compile_function, outcome
 from nano_rl.tasks.study import Study
-from nano_shared.types import Case, OracleAction, Split
+from nano_shared.types import Case, Limits, OracleAction, Split
 
 # ------------------------------------------------------------------------------------------ levels 2, 3
 
 _SUBTLE = ("constant", "variable", "flag", "step")
 _TIMES_IN_VAIN = (1, 1, 2, 2, 3)
 """drawn from; a run has eight turns, of which its oracle needs up to four"""
+_IN_VAIN = Limits(max_turns=8, max_tokens=3072)
+"""of an oracle, which is text, a limit on tokens counts characters"""
 
 
 def _bug(study: Study, rng: random.Random, *, subtle: bool) -> Mutant | None:
@@ -174,7 +176,7 @@ def _in_vain_first(made: Made, rng: random.Random) -> Made:
         copied = rng.choice(others) if others and rng.random() < 0.7 else line
         text = lines[copied - 1]
         vain.append(correct(path, copied, text, text, thought=before))
-    return replace(made, oracle=(*made.oracle[:at], *vain, *made.oracle[at:]))
+    return replace(made, oracle=(*made.oracle[:at], *vain, *made.oracle[at:]), limits=_IN_VAIN)
 
 
 def _body_around(lines: list[str], line: int) -> list[int]:

@@ -12,6 +12,7 @@ import pytest
 from oracles import follow
 
 from nano_coder.grading.grade import grade
+from nano_coder.runtime import DIALECTS, PROFILES, offered_tools
 from nano_coder.sandbox import Sandbox, open_sandbox
 from nano_rl.tasks.grammar import split_of
 from nano_rl.tasks.made import numbered
@@ -164,6 +165,17 @@ def test_it_edits_in_vain_up_to_three_times_and_may_say_the_same_again(view: Vie
     drawn = [[str(a) for a in task.oracle or () if a.name == "edit_file"][:-1] for task in tasks]
     assert {len(texts) for texts in drawn} == {1, 2, 3}
     assert {len(set(texts)) for texts in drawn if len(texts) == 2} == {1, 2}
+
+
+@pytest.mark.parametrize("view", AGAIN, ids=lambda v: v.name)
+def test_what_it_says_in_vain_leaves_room_for_the_rest(view: View) -> None:
+    """Of text, each character counts as a token."""
+    for seed in range(100):
+        task = make_task(view, Split.TRAIN, seed)
+        for profile in PROFILES.values():
+            render, tools = DIALECTS[profile.dialect].render, offered_tools(profile, task)
+            said = [render(action.thought, (action,), tools) for action in task.oracle or ()]
+            assert sum(map(len, said[:-1])) < task.limits.max_tokens
 
 
 def test_every_function_of_a_module_belongs_to_the_split() -> None:
