@@ -8,7 +8,7 @@ from nano_coder.runtime import DIALECTS, Runtime, ScriptedPolicy, offered_tools,
 from nano_rl.rollout import OnRun, execute
 from nano_shared.errors import UsageError
 from nano_shared.profile import InterfaceProfile
-from nano_shared.types import Task, Trajectory
+from nano_shared.types import StopReason, Task, Trajectory
 
 ORACLE = "oracle"
 
@@ -36,11 +36,18 @@ def oracle_runs(tasks: Sequence[Task], runtime: Runtime, on_run: OnRun | None = 
         found |= {run.task.id: run for run in execute(missing, policies, runtime, on_run=on_run)}
     for task in tasks:
         if found[task.id].reward != 1:
-            run = found[task.id]
-            raise UsageError(
-                f"the oracle of task {task.key!r} does not solve it (run {run.id}); leave it out"
-            )
+            raise UsageError(_unsolved(found[task.id]))
     return [found[task.id] for task in tasks]
+
+
+def _unsolved(run: Trajectory) -> str:
+    task = f"the oracle of task {run.task.key!r}"
+    if run.stop is not None and run.stop.budget:
+        counted = ", where a byte of text counts as a token" if run.stop is StopReason.MAX_TOKENS else ""
+        return (
+            f"{task} was ended by {run.stop}{counted} (run {run.id}); raise the task's limit or leave it out"
+        )
+    return f"{task} does not solve it (run {run.id}); leave it out"
 
 
 def logged_oracles(tasks: Sequence[Task], runtime: Runtime) -> list[Trajectory]:
