@@ -41,13 +41,12 @@ def oracle_runs(tasks: Sequence[Task], runtime: Runtime, on_run: OnRun | None = 
 
 
 def _unsolved(run: Trajectory) -> str:
-    task = f"the oracle of task {run.task.key!r}"
+    why, way_out = "does not solve it", "leave it out"
     if run.stop is not None and run.stop.budget:
-        counted = ", where a byte of text counts as a token" if run.stop is StopReason.MAX_TOKENS else ""
-        return (
-            f"{task} was ended by {run.stop}{counted} (run {run.id}); raise the task's limit or leave it out"
-        )
-    return f"{task} does not solve it (run {run.id}); leave it out"
+        why, way_out = f"was ended by {run.stop}", "raise the task's limit or leave it out"
+    if run.stop is StopReason.MAX_TOKENS:
+        why += ", where a byte of text counts as a token"
+    return f"the oracle of task {run.task.key!r} {why} (run {run.id}); {way_out}"
 
 
 def logged_oracles(tasks: Sequence[Task], runtime: Runtime) -> list[Trajectory]:

@@ -32,7 +32,7 @@ _SUBTLE = ("constant", "variable", "flag", "step")
 _TIMES_IN_VAIN = (1, 1, 2, 2, 3)
 """drawn from; a run has eight turns, of which its oracle needs up to four"""
 _IN_VAIN = Limits(max_turns=8, max_tokens=3072)
-"""of an oracle, which is text, a limit on tokens counts characters"""
+"""of an oracle, which is text, a limit on tokens counts bytes"""
 
 
 def _bug(study: Study, rng: random.Random, *, subtle: bool) -> Mutant | None:
