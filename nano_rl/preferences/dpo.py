@@ -101,8 +101,9 @@ def pair_batches(pairs: Sequence[PairRows], indices: Sequence[int], max_tokens: 
     batches = []
     for part in by_budget(lengths, max_tokens):
         samples = [row for place in part for row in _named(place, pairs[indices[place]])]
-        # the budget was applied to pairs: what is left must not tear one apart
-        batches += make_batches(samples, max_tokens=len(samples) * max(len(s.ids) for s in samples))
+        # the budget was applied to pairs: as padded rows that all fit, none is torn apart
+        fits = len(samples) * max(len(s.ids) for s in samples)
+        batches += make_batches(samples, max_tokens=fits, trees=False)
     return batches
 
 

@@ -116,6 +116,14 @@ def test_ac_10_pairs_weigh_the_same_however_they_are_cut(config: DpoConfig) -> N
     torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-12)
 
 
+def test_long_sides_that_share_no_prefix_stay_in_one_batch() -> None:
+    def long(token: int) -> TrainSample:
+        return row([token] + [9] * 699, [0] + [1] * 699)
+
+    (batch,) = pair_batches([pair(long(1), long(2))], [0], 1)
+    assert sorted(batch.run_ids) == ["0+", "0-"]
+
+
 def test_imitation_beside_it_is_the_mean_over_chosen_tokens() -> None:
     plain, _ = gradients(DpoConfig(), 1000)
     mixed, _ = gradients(DpoConfig(lambda_sft=0.5), 1000)
