@@ -125,8 +125,10 @@ def report(out: Path) -> None:
             f"{max(result['peak_mb'] for result in results):.0f}",
         )  # fmt: skip
     Console(width=110).print(table)
-    for control in CONTROLS:
-        difference(control, "grpo", by_arm)
+    for other in ("warm", "grpo"):
+        for arm in ARMS:
+            if arm not in ("warm", other):
+                difference(arm, other, by_arm)
 
 
 def _results(out: Path, arm: str) -> dict[int, dict[str, Any]]:
