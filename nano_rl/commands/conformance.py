@@ -40,6 +40,11 @@ def command(against: str | None, as_json: bool) -> int:
         print(json.dumps({"subject": subject.name, "results": [_plain(k, r) for k, r in results]}, indent=1))
     else:
         _show(subject.name, results)
+    if against and all(result.status == "not offered" for _, result in results):
+        raise UsageError(
+            f"{against} answers everything with NotImplementedError, so nothing was checked; let it compute"
+            " the losses that it has (nano_rl/conformance/adapter.py)"
+        )
     return 1 if failed else 0
 
 

@@ -108,6 +108,14 @@ def test_a_module_that_cannot_be_used_is_refused(
     assert sentence in str(done.exception)
 
 
+def test_a_loss_that_offers_nothing_has_not_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "no_losses.py").write_text("def loss(*_):\n    raise NotImplementedError\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    done = CliRunner().invoke(command, ["--against", "no_losses"], standalone_mode=False)
+    assert isinstance(done.exception, UsageError)
+    assert "nothing was checked" in str(done.exception)
+
+
 def test_the_table_names_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(HERE)
     done = CliRunner().invoke(command, ["--against", "flawed_losses:raises"], standalone_mode=False)
