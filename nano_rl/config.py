@@ -67,8 +67,9 @@ class GuardConfig(Config):
 class CriticConfig(Config):
     """PPO's critic: advantages by generalised advantage estimation instead of by comparison in a group."""
 
-    gae_lambda: float = Field(0.95, ge=0, le=1)
-    """of generalised advantage estimation, a sampled token: 1 trusts the returns, 0 the critic"""
+    gae_lambda: float = Field(1.0, ge=0, le=1)
+    """of generalised advantage estimation, a sampled token: 1 trusts the returns, 0 the critic, which below 1
+    has to know more than it learns in tens of steps"""
     discount: float = Field(1.0, gt=0, le=1)
     """of what follows, a sampled token"""
     value_clip: float | None = Field(0.2, gt=0)

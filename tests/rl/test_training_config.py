@@ -48,6 +48,8 @@ def test_defaults_are_the_recipe() -> None:
     assert (objective.baseline, objective.std) == ("mean", "none")
     assert (objective.clip_low, objective.clip_high, objective.tis_cap) == (0.2, 0.2, 2.0)
     assert (objective.beta, objective.kl) == (0.0, "k3")
+    # rewards come at the end: below 1, a fresh critic would have to carry them back to the first tokens
+    assert TrainConfig().critic.gae_lambda == 1.0
 
 
 def test_configs_are_frozen() -> None:
