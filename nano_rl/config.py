@@ -180,8 +180,8 @@ class TrainConfig(Config):
             return self
         if not self.group_size:
             raise ValueError(
-                "`overlap` rolls out while the trainer learns, and group_size = 0 rolls out none: set one of"
-                " them"
+                "`overlap` rolls out while the trainer learns, and group_size = 0 rolls out none: leave one"
+                " of them out"
             )
         if self.objective.tis_cap is None:
             raise ValueError(
@@ -205,7 +205,7 @@ class TrainConfig(Config):
             )
         if self.refill and not self.group_size:
             raise ValueError(
-                "`refill` rolls out more tasks, and group_size = 0 rolls out none: set one of them"
+                "`refill` rolls out more tasks, and group_size = 0 rolls out none: leave one of them out"
             )
         if self.shuffle_rewards and self.objective.discount is not None:
             raise ValueError(
