@@ -17,8 +17,8 @@ from nano_rl.trees.tree import common_prefix
 
 ENOUGH = 1024
 """tokens of a micro-batch from which on more of them at once are no faster, and take memory"""
-Weighted = tuple[TrainSample, float]
-"""a sample, and what each of its trained tokens weighs in the loss of the step"""
+_Placed = tuple[TrainSample, int]
+"""a sample, and its place among all"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class _Part:
 
     cost: int
     """tokens to forward, a shared prefix counted once"""
-    rows: list[Weighted]
+    rows: list[_Placed]
 
     def cost_with(self, after: _Part) -> int:
         """Of both together, `after` being next in order."""
@@ -118,11 +118,18 @@ def make_batches(
     if weights is None:
         weights = [1 / max(num_action_tokens, 1)] * len(samples)
     weighted = list(zip(samples, weights, strict=True))
+    parts = split_samples(samples, max_tokens=max_tokens, trees=trees)
+    return [_collate([weighted[place] for place in part], num_action_tokens, dtype) for part in parts]
+
+
+def split_samples(samples: Sequence[TrainSample], *, max_tokens: int, trees: bool) -> list[list[int]]:
+    """The places in `samples` of each micro-batch's rows, as `make_batches` puts them together."""
+    placed = [(sample, place) for place, sample in enumerate(samples)]
     split = _split_trees if trees else _split_rows
-    return [_collate(rows, num_action_tokens, dtype) for rows in split(weighted, max_tokens)]
+    return [[place for _, place in part] for part in split(placed, max_tokens)]
 
 
-def _split_trees(samples: Sequence[Weighted], max_tokens: int) -> list[list[Weighted]]:
+def _split_trees(samples: Sequence[_Placed], max_tokens: int) -> list[list[_Placed]]:
     """Rows that share much stay together up to `max_tokens`; others only up to what is enough at once."""
     enough = min(max_tokens, ENOUGH)
     parts: list[_Part] = []
@@ -134,7 +141,7 @@ def _split_trees(samples: Sequence[Weighted], max_tokens: int) -> list[list[Weig
     return [part.rows for part in sorted(parts, key=lambda part: -part.cost)]
 
 
-def _families(samples: Sequence[Weighted], max_tokens: int, *, least: int) -> list[_Part]:
+def _families(samples: Sequence[_Placed], max_tokens: int, *, least: int) -> list[_Part]:
     """Neighbours that share a prefix of `least` tokens, so that to part them forwards it once more."""
     families: list[_Part] = []
     for sample in sorted(samples, key=lambda s: s[0].ids):
@@ -147,8 +154,8 @@ def _families(samples: Sequence[Weighted], max_tokens: int, *, least: int) -> li
     return families
 
 
-def _split_rows(samples: Sequence[Weighted], max_tokens: int) -> Iterator[list[Weighted]]:
-    rows: list[Weighted] = []
+def _split_rows(samples: Sequence[_Placed], max_tokens: int) -> Iterator[list[_Placed]]:
+    rows: list[_Placed] = []
     for sample in sorted(samples, key=lambda s: -len(s[0].ids)):
         if rows and (len(rows) + 1) * len(rows[0][0].ids) > max_tokens:
             yield rows
@@ -158,7 +165,9 @@ def _split_rows(samples: Sequence[Weighted], max_tokens: int) -> Iterator[list[W
         yield rows
 
 
-def _collate(weighted: Sequence[Weighted], num_action_tokens: int, dtype: torch.dtype) -> Batch:
+def _collate(
+    weighted: Sequence[tuple[TrainSample, float]], num_action_tokens: int, dtype: torch.dtype
+) -> Batch:
     rows = [sample for sample, _ in weighted]
     width = max(len(s.ids) for s in rows)
 

@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nano_rl.batch import split_samples
 from nano_rl.config import CriticConfig, TrainConfig
 from nano_rl.credit.gae import Chain, chain_gae, whitened
 from nano_rl.guards import GuardTripped
 from nano_rl.model.learner import Learner
-from nano_rl.model.scalar_model import ScalarModel, by_budget, padded, scalar_model
+from nano_rl.model.scalar_model import ScalarModel, padded, scalar_model
 from nano_rl.sample import TrainSample
+from nano_rl.trees.forward import shares_prefixes
 
 Row = tuple[float, ...]
 """[L] a number for each token of a sample"""
@@ -79,7 +81,7 @@ class Critic:
     def values(self, samples: Sequence[TrainSample]) -> list[Row]:
         """[rows][L] the value of the state before each sampled token; 0 on other tokens."""
         values: list[Row] = [()] * len(samples)
-        for indices in by_budget([len(s.ids) for s in samples], self._max_tokens):
+        for indices in self._split(samples):
             rows = [samples[i] for i in indices]
             ids_BT, attention_BT, mask_BT = self._inputs(rows)
             values_BT = value_of(self.model, ids_BT, attention_BT) * mask_BT
@@ -130,7 +132,7 @@ class Critic:
     def _batches(self, lessons: Sequence[Lesson]) -> list[ValueBatch]:
         count = sum(lesson.sample.num_action_tokens for lesson in lessons)
         batches = []
-        for indices in by_budget([len(lesson.sample.ids) for lesson in lessons], self._max_tokens):
+        for indices in self._split([lesson.sample for lesson in lessons]):
             rows = [lessons[i] for i in indices]
             ids_BT, attention_BT, mask_BT = self._inputs([row.sample for row in rows])
             batches.append(
@@ -144,6 +146,10 @@ class Critic:
                 )
             )
         return batches
+
+    def _split(self, samples: Sequence[TrainSample]) -> list[list[int]]:
+        """The rows of each micro-batch: those that share a prefix together, where the model gains by it."""
+        return split_samples(samples, max_tokens=self._max_tokens, trees=shares_prefixes(self.model.causal))
 
     def _inputs(self, rows: Sequence[TrainSample]) -> tuple[Tensor, Tensor, Tensor]:
         ids_BT = padded([row.ids for row in rows], torch.int64)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from nano_rl.model.learner import prepare
+from nano_rl.trees.forward import shares_prefixes, tree_hidden
+from nano_rl.trees.tree import build_tree
 
 
 class ScalarModel(nn.Module):
@@ -26,17 +28,29 @@ class ScalarModel(nn.Module):
             nn.init.zeros_(self.head.bias)
 
     @property
-    def backbone(self) -> Any:
+    def causal(self) -> Any:
+        """The LM without its adapter's wrapper."""
         lm: Any = self.lm
-        return (lm.get_base_model() if hasattr(lm, "peft_config") else lm).model
+        return lm.get_base_model() if hasattr(lm, "peft_config") else lm
+
+    @property
+    def backbone(self) -> Any:
+        return self.causal.model
 
     def forward(self, ids_BT: Tensor, attention_BT: Tensor) -> Tensor:
-        """[B, T] float32: what the state after each token is worth."""
-        hidden_BTH: Tensor = self.backbone(
-            input_ids=ids_BT, attention_mask=attention_BT, use_cache=False
-        ).last_hidden_state
-        worth_BT: Tensor = self.head(hidden_BTH.to(self.head.weight.dtype)).squeeze(-1)
-        return worth_BT
+        """[B, T] float32: what the state after each token is worth, in the padding anything.
+
+        Rows are padded on the right. What they share is computed once where the model can."""
+        if shares_prefixes(self.causal):
+            tree = build_tree(ids_BT, attention_BT.long().sum(1).tolist())
+            return self._worth(tree_hidden(self.causal, tree))[tree.node_BT]
+        return self._worth(
+            self.backbone(input_ids=ids_BT, attention_mask=attention_BT, use_cache=False).last_hidden_state
+        )
+
+    def _worth(self, hidden: Tensor) -> Tensor:
+        worth: Tensor = self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
+        return worth
 
 
 def scalar_model(policy: Any, *, lora_rank: int, seed: int, bias: bool) -> ScalarModel:

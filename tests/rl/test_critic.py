@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from nano_rl.guards import GuardTripped
 from nano_rl.model.critic import Critic, explained_variance, open_critic, value_loss
 from nano_rl.model.learner import prepare
 from nano_rl.model.scalar_model import by_budget, scalar_model
+from nano_rl.trees.forward import independent_rows
 
 FAST = CriticConfig(
     optimizer=OptimizerConfig(learning_rate=0.02), whiten=False, value_clip=None, gae_lambda=1.0
@@ -146,6 +148,24 @@ def test_its_state_goes_on_as_if_nothing_had_happened() -> None:
         c.update(lessons, ends_step=True)
     for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_prompt_that_rollouts_share_is_read_once_and_nothing_else_changes() -> None:
+    group = [reward_chain(trajectory(turn([3] * 60, [7, i])), [1.0 * i]) for i in range(4)]
+    read, values = [], []
+    for apart in (False, True):
+        one = critic(max_tokens=1000)
+        torch.nn.init.ones_(one.model.head.weight)
+        with independent_rows(one.model.causal) if apart else nullcontext():
+            lessons = [lesson for of in one.lessons(group) for lesson in of]
+            with one.model.backbone.embed_tokens.register_forward_hook(
+                lambda _module, inputs, _out: read.append(inputs[0].numel())
+            ):
+                one.update(lessons, ends_step=True)
+        values.append([lesson.values for lesson in lessons])
+    assert read == [60 + 4 * 2 - 1 * 3, 4 * 62]
+    for together, alone in zip(*values, strict=True):
+        assert together == pytest.approx(alone, abs=1e-5)
 
 
 def test_a_critic_that_diverges_stops_the_run_and_keeps_its_weights() -> None:
