@@ -12,13 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from nano_rl.batch import Batch
 from nano_rl.model.head import Anticipate, Targets, selected_scores
-from nano_rl.trees.forward import shares_prefixes, tree_hidden
-from nano_rl.trees.tree import build_tree
+from nano_rl.trees.forward import row_states, shares_prefixes
 from nano_shared import ConfigError
 
 
@@ -101,7 +99,7 @@ def _score(
     causal = _causal_lm(model)
     rows_N, positions_N = batch.mask_BT.nonzero(as_tuple=True)
     with _dropout_off(model):
-        states_MH, node_BT = _hidden(causal, batch)
+        states_MH, node_BT = row_states(causal, batch.ids_BT, batch.attention_BT)
         # the state before a token predicts it, at the temperature of its row
         temperatures, kind_B = batch.temperature_B.unique(return_inverse=True)
         key_N = node_BT[rows_N, positions_N - 1] * len(temperatures) + kind_B[rows_N]
@@ -133,18 +131,6 @@ def _score(
         return values_N.new_zeros(batch.mask_BT.shape).index_put(place, values_N)
 
     return TokenScores(logprobs_BT=scatter(logprobs_N), entropy_BT=scatter(entropy_N))
-
-
-def _hidden(causal: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-    """[M, H] hidden states, and which of them is that of each token [B, T]."""
-    if shares_prefixes(causal):
-        tree = build_tree(batch.ids_BT, batch.attention_BT.sum(1).tolist())
-        return tree_hidden(causal, tree), tree.node_BT
-    hidden_BTH: Tensor = causal.model(
-        input_ids=batch.ids_BT, attention_mask=batch.attention_BT, use_cache=False
-    ).last_hidden_state
-    every = torch.arange(batch.ids_BT.numel(), device=batch.ids_BT.device).view(batch.ids_BT.shape)
-    return hidden_BTH.flatten(0, 1), every
 
 
 def _causal_lm(model: Any) -> Any:

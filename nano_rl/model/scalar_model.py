@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nano_rl.model.learner import prepare
-from nano_rl.trees.forward import shares_prefixes, tree_hidden
-from nano_rl.trees.tree import build_tree
+from nano_rl.trees.forward import row_states
 
 
 class ScalarModel(nn.Module):
@@ -41,16 +40,9 @@ class ScalarModel(nn.Module):
         """[B, T] float32: what the state after each token is worth, in the padding anything.
 
         Rows are padded on the right. What they share is computed once where the model can."""
-        if shares_prefixes(self.causal):
-            tree = build_tree(ids_BT, attention_BT.long().sum(1).tolist())
-            return self._worth(tree_hidden(self.causal, tree))[tree.node_BT]
-        return self._worth(
-            self.backbone(input_ids=ids_BT, attention_mask=attention_BT, use_cache=False).last_hidden_state
-        )
-
-    def _worth(self, hidden: Tensor) -> Tensor:
-        worth: Tensor = self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
-        return worth
+        states_MH, node_BT = row_states(self.causal, ids_BT, attention_BT)
+        worth_M: Tensor = self.head(states_MH.to(self.head.weight.dtype)).squeeze(-1)
+        return worth_M[node_BT]
 
 
 def scalar_model(policy: Any, *, lora_rank: int, seed: int, bias: bool) -> ScalarModel:

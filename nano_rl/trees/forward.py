@@ -34,6 +34,19 @@ def tree_hidden(causal: Any, tree: TokenTree) -> Tensor:
     return hidden[0]
 
 
+def row_states(causal: Any, ids_BT: Tensor, attention_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """[M, H] last hidden states of rows padded on the right, and which of them is that of each token [B, T]:
+    along their tree, or row by row where a model cannot share prefixes."""
+    if shares_prefixes(causal):
+        tree = build_tree(ids_BT, attention_BT.long().sum(1).tolist())
+        return tree_hidden(causal, tree), tree.node_BT
+    hidden_BTH: Tensor = causal.model(
+        input_ids=ids_BT, attention_mask=attention_BT, use_cache=False
+    ).last_hidden_state
+    every = torch.arange(ids_BT.numel(), device=ids_BT.device).view(ids_BT.shape)
+    return hidden_BTH.flatten(0, 1), every
+
+
 def shares_prefixes(causal: nn.Module) -> bool:
     """Whether the model gives the same along a tree as row by row. Decided at first use, said if not."""
     if causal not in _supported:
