@@ -64,7 +64,7 @@ class Display:
 
 
 _FAILURES = {
-    "check_not_found": " (its command could not be found or run)",
+    "check_not_found": " (its command could not be run)",
     "agent_timeout": " (it ran out of time)",
 }
 

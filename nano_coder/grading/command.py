@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
-from nano_coder.grading.protected import protected
+from nano_coder.grading.protected import RUNNERS, protected
 from nano_coder.grading.version import GRADER
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared import snapshot
@@ -21,8 +21,16 @@ from nano_shared.hashing import content_hash
 from nano_shared.printable import printable
 from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.snapshot import Entry, Kind, Snapshot
-from nano_shared.types import Limits, Tampering, Trust, Verdict
+from nano_shared.types import CheckRun, Limits, Tampering, Trust, Verdict
 
+_TAIL = 4000
+"""characters of a check's output that its verdict keeps"""
+_MISSING = re.compile(
+    r"^(?:\S*python[\d.]*: (No module named \S+)|\S*sh: (?:line )?\d+: (.*(?:not found|[Pp]ermission denied))"
+    r"|make[][\d]*: (\S+: No such file or directory))(?:\nmake[][\d]*: \*\*\*.*)*\Z",
+    re.MULTILINE,
+)
+"""what an interpreter, a shell and make say last of a program that they cannot begin"""
 _PATIENCE = 120.0
 """seconds; a whole suite may take longer than one tool call"""
 
@@ -52,6 +60,8 @@ def grade_command(
 
     Exit code 0 earns 1.0. A check by pytest or unittest must also leave the runner's own report, with a test
     that passed and no more skipped tests than the original has: leaving the process early is no pass.
+    The reward is None where the check cannot be run on the original either, for want of a program or a test
+    runner that no workspace holds.
     `timeout`, in seconds, defaults to the longer of two minutes and one tool call. Raises SandboxError where
     the sandbox failed.
     """
@@ -62,12 +72,42 @@ def grade_command(
     if result.ok and (_by_pytest(command) or _by_unittest(command)):
         found = _doubts(counts, lambda: _run(command, before, blobs, sandbox, limits, seconds)[1])
     right = result.ok and found is None
+    ran = _how_it_ended(result)
+    if ran.not_run is not None:
+        original = _how_it_ended(_run(command, before, blobs, sandbox, limits, seconds)[0])
+        # the agent's own program may say so
+        ran = ran if original.not_run == ran.not_run else ran.model_copy(update={"not_run": None})
+    ours = _nobodys_fault(ran.not_run, command)
+    state = "pass" if right else "timeout" if result.timed_out else "error" if ran.not_run else "fail"
     return Verdict(
-        reward=float(right), components={"tests": float(right)},
-        checks={"check": "pass" if right else "timeout" if result.timed_out else "fail"},
-        tampering=(*tampering, *([found] if found else [])), failure_kind=_failure(result), trust=trust,
-        grader=GRADER, graded_hash=tree_hash(tree),
+        reward=None if ours else float(right), components={"tests": None if ours else float(right)},
+        checks={"check": state}, tampering=(*tampering, *([found] if found else [])),
+        failure_kind=_failure(result, ran), trust=Trust.NONE if ours else trust, grader=GRADER,
+        graded_hash=tree_hash(tree), check_run=ran,
     )  # fmt: skip
+
+
+def _how_it_ended(result: ExecResult) -> CheckRun:
+    """The facts of a check's end that its verdict keeps."""
+    output = b"\n".join(stream.strip() for stream in (result.stdout, result.stderr) if stream.strip())
+    text = printable(output.decode("utf-8", "replace"))
+    missing = None if result.ok or result.timed_out else _MISSING.search(text)
+    return CheckRun(
+        exit_code=result.exit_code, signal=result.signal, timed_out=result.timed_out,
+        not_run=next(filter(None, missing.groups())) if missing else None, output=text[-_TAIL:],
+    )  # fmt: skip
+
+
+def _nobodys_fault(missing: str | None, command: str) -> bool:
+    """Whether what the check lacks is no agent's to supply: a bare command, or the module of a test runner.
+
+    A script or another module may be what the task asks for.
+    """
+    if missing is None:
+        return False
+    module = missing.startswith("No module named ")
+    name = missing.removeprefix("No module named ").partition(":")[0].strip("'\"")
+    return name in RUNNERS if module else "/" not in name and "PATH" not in command
 
 
 def run_check(
@@ -159,12 +199,12 @@ def _run(
         return result, _counts(jail, report)
 
 
-def _failure(result: ExecResult) -> str | None:
+def _failure(result: ExecResult, ran: CheckRun) -> str | None:
     if result.timed_out:
         return "agent_timeout"
     if result.oom:
         return "memory"
-    return "check_not_found" if result.exit_code in (126, 127) else None
+    return "check_not_found" if ran.not_run is not None else None
 
 
 def _by_pytest(command: str) -> bool:

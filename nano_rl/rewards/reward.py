@@ -139,6 +139,7 @@ class Reward:
             trust=base.trust if base is not None and TESTS in self.parts else Trust.JUDGE,
             grader=composed_grader(base.grader if base else "no grader", self.recipe),
             graded_hash=base.graded_hash if base else content_hash([run.diff, run.answer]),
+            check_run=base.check_run if base else None,
         )
 
     def _missing(self, result: float | None, scores: Mapping[str, Score]) -> str | None:

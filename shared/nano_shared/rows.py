@@ -109,6 +109,7 @@ def verdict_row(run_id: str, verdict: Verdict, created: float) -> Row:
         "run_id": run_id,
         "created": created,
         "tampering": [found.model_dump() for found in verdict.tampering],
+        "check_run": verdict.check_run.model_dump() if verdict.check_run else None,
     }
     return row | {name: getattr(verdict, name) for name in _VERDICT_FIELDS}
 
@@ -129,7 +130,8 @@ def said_from(row: RowMapping) -> Said:
 
 
 def verdict_from(row: RowMapping) -> Verdict:
-    return Verdict(tampering=row["tampering"], **{name: row[name] for name in _VERDICT_FIELDS})
+    others = {name: row[name] for name in _VERDICT_FIELDS}
+    return Verdict(tampering=row["tampering"], check_run=row["check_run"], **others)
 
 
 def trajectory_from(

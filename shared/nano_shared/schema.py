@@ -21,7 +21,7 @@ from sqlalchemy import (
 
 from nano_shared.columns import ExactText, Json, Packed
 
-HEAD = "0002"
+HEAD = "0003"
 """newest migration; revisions are zero-padded numbers, so that text comparison says which is newer"""
 VERSION_TABLE = "log_version"
 
@@ -134,6 +134,7 @@ verdicts = Table(
     Column("trust", ExactText, nullable=False),
     Column("grader", ExactText, nullable=False),
     Column("graded_hash", ExactText, nullable=False),
+    Column("check_run", Json),
     Index("log_verdicts_run", "run_id", "id"),
 )
 

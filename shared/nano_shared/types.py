@@ -400,6 +400,19 @@ class Tampering(Value):
     detail: str
 
 
+class CheckRun(Value):
+    """How the program of a check by command ended."""
+
+    exit_code: int | None
+    """None when a signal ended it"""
+    signal: int | None = None
+    timed_out: bool = False
+    not_run: str | None = None
+    """what was missing, where the check itself could be run neither here nor on the original files"""
+    output: str = ""
+    """the end of what it printed, its standard error last"""
+
+
 class Verdict(Value):
     """A grader's judgement of one trajectory. Advantages are derived from rewards and never stored."""
 
@@ -416,6 +429,8 @@ class Verdict(Value):
     """name and version"""
     graded_hash: str
     """content hash of what was graded"""
+    check_run: CheckRun | None = None
+    """of a check by command"""
 
     @field_validator("reward")
     @classmethod

@@ -158,6 +158,7 @@ VERDICTS = View(
         "trust": ("v.trust", "hidden, user_check, judge or none"),
         "grader": ("v.grader", "name and version"),
         "graded_hash": ("v.graded_hash", "content hash of what was graded"),
+        "check_run": ("v.check_run", "JSON of a check by command: exit code, end of its output; or NULL"),
         "created": ("v.created", "unix seconds"),
     },
     "log_verdicts v",

@@ -390,9 +390,56 @@ def test_a_check_that_hangs_earns_nothing_and_is_named(project: Path, sandbox: S
     assert (verdict.reward, verdict.failure_kind) == (0.0, "agent_timeout")
 
 
-def test_a_check_that_is_not_there_is_named(project: Path, sandbox: Sandbox) -> None:
-    verdict = _check(project, sandbox, {}, "no-such-command")
-    assert (verdict.reward, verdict.failure_kind) == (0.0, "check_not_found")
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        ("no-such-command", "no-such-command: not found"),
+        ("python -m nose calc.py", "No module named nose"),
+        ("cd . && no-such-command --all || exit 3", "no-such-command: not found"),
+        ("printf 'all:\\n\tno-such-command x\\n' | make -f -", "no-such-command: No such file or directory"),
+    ],
+)
+def test_a_check_that_cannot_run_anywhere_has_not_failed(
+    command: str, missing: str, project: Path, sandbox: Sandbox
+) -> None:
+    verdict = _check(project, sandbox, {"calc.py": FIXED}, command)
+    assert (verdict.reward, verdict.failure_kind) == (None, "check_not_found")
+    assert (verdict.checks, verdict.trust) == ({"check": "error"}, Trust.NONE)
+    assert verdict.check_run is not None
+    assert verdict.check_run.not_run == missing
+    assert missing in verdict.check_run.output
+
+
+@pytest.mark.parametrize(
+    ("command", "changes"),
+    [
+        ("./run.sh", {}),  # asked of the agent, and not made
+        ("python -m tool", {}),
+        ("PATH=bin:$PATH tool", {}),
+        ("python calc.py", {"calc.py": b"print('sh: 1: make: not found')\nraise SystemExit(127)\n"}),
+        ("python calc.py", {"calc.py": b"print('python: No module named pytest')\nraise SystemExit(1)\n"}),
+        ("python calc.py", {"calc.py": None}),
+        ("no-such-command; python calc.py", {"calc.py": b"raise ValueError"}),
+    ],
+)
+def test_an_agent_cannot_make_a_check_impossible(
+    command: str, changes: dict[str, bytes | None], project: Path, sandbox: Sandbox
+) -> None:
+    verdict = _check(project, sandbox, changes, command)
+    assert verdict.reward == 0.0
+    assert verdict.check_run is not None
+    assert (verdict.check_run.not_run is None) is bool(changes)
+
+
+def test_a_verdict_keeps_how_the_check_ended_and_what_it_printed_last(
+    project: Path, sandbox: Sandbox
+) -> None:
+    command = "yes early | head -5000; echo '\033[31mlate' >&2; exit 3"
+    ran = _check(project, sandbox, {}, command).check_run
+    assert ran is not None
+    assert (ran.exit_code, ran.signal, ran.timed_out, ran.not_run) == (3, None, False, None)
+    assert ran.output.endswith("early\n\\x1b[31mlate")
+    assert len(ran.output) <= 4000
 
 
 def test_a_test_folder_may_not_be_replaced(project: Path, sandbox: Sandbox) -> None:

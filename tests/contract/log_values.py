@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from nano_shared.types import (
+    CheckRun,
     Completion,
     Denials,
     Finish,
@@ -52,6 +53,14 @@ observations = st.builds(
     started=floats,
     ended=floats,
 )
+check_runs = st.builds(
+    CheckRun,
+    exit_code=st.none() | st.integers(0, 255),
+    signal=st.none() | st.integers(1, 64),
+    timed_out=st.booleans(),
+    not_run=st.none() | texts,
+    output=texts,
+)
 verdicts = st.builds(
     Verdict,
     reward=st.none() | floats,
@@ -63,6 +72,7 @@ verdicts = st.builds(
     trust=st.sampled_from(Trust),
     grader=texts,
     graded_hash=texts,
+    check_run=st.none() | check_runs,
 )
 
 
