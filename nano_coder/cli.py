@@ -22,6 +22,7 @@ COMMANDS = {
     "exec": ("nano_coder.commands.exec", "Run one command in the sandbox."),
     "doctor": ("nano_coder.commands.doctor", "Prove what the sandbox holds here, by trying to escape."),
     "models": ("nano_coder.commands.models", "List the models that are at hand."),
+    "trust": ("nano_coder.commands.trust", "Let a project's nano.toml choose model, log and all else."),
     "config": ("nano_coder.commands.config", "Show the configuration and where each value came from."),
 }
 

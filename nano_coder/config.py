@@ -1,18 +1,28 @@
-"""Configuration: flag > environment (NANO_*) > project nano.toml > user config > default."""
+"""Configuration: flag > environment (NANO_*) > project nano.toml > user config > default.
+
+A project's nano.toml is a stranger's: it tightens, and sets the rest once the user trusts it (trust.py).
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import click
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from nano_coder.trust import MOST_BYTES, ProjectFile, read_project_file
 from nano_shared.errors import ConfigError
+from nano_shared.printable import printable
 from nano_shared.redact import RedactConfig
+from nano_shared.regular_file import NotReadable, read_regular
 
 
 class AgentConfig(BaseModel):
@@ -27,6 +37,8 @@ class AgentConfig(BaseModel):
     sandbox: str = "ns"
     python: str | None = None
     """interpreter inside the jail; None is DIR/.venv, else ours"""
+    check: str | None = None
+    """shell line that says whether a task is done, where the command line gives none; it runs in the jail"""
     max_turns: int = Field(24, ge=1)
     max_seconds: float = Field(600.0, gt=0)
     temperature: float = Field(0.0, ge=0)
@@ -53,54 +65,132 @@ class AgentConfig(BaseModel):
         return value
 
 
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """The effective configuration, and what is to be known about where it came from."""
+
+    config: AgentConfig
+    sources: dict[str, str]
+    """field -> the layers that its value came from"""
+    ignored: dict[str, Any]
+    """what the project's file sets and may not while it is not trusted: key -> value"""
+    project: ProjectFile | None
+
+
 def load_config(flags: Mapping[str, Any], directory: Path) -> tuple[AgentConfig, dict[str, str]]:
     """The effective configuration and, for each field, where its value came from.
 
-    Raises ConfigError (exit code 3) that names the source, the key and the value.
+    What an untrusted nano.toml sets beyond what it may is left out, and stderr says so. Raises ConfigError
+    (exit code 3) that names the source, the key and the value.
     """
+    found = read_config(flags, directory)
+    if found.ignored and found.project:
+        _say_once(
+            f"{found.project.path} sets {', '.join(found.ignored)}: ignored, {why_ignored(found.project)}"
+        )
+    return found.config, found.sources
+
+
+def read_config(flags: Mapping[str, Any], directory: Path) -> Configured:
+    """As `load_config`, with what was ignored, and says nothing."""
+    return configured(flags, read_project_file(directory))
+
+
+def configured(flags: Mapping[str, Any], project: ProjectFile | None) -> Configured:
     layers = [
         ("user config", _read_toml(user_config_path())),
-        ("nano.toml", _read_toml(directory / "nano.toml")),
+        ("nano.toml", parse_toml(project.path, project.content) if project else {}),
         ("environment", _environment()),
         ("flag", {key: value for key, value in flags.items() if value not in (None, ())}),
     ]
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = AgentConfig().model_dump()
     sources = dict.fromkeys(AgentConfig.model_fields, "default")
+    ignored: dict[str, Any] = {}
     for source, layer in layers:
-        for key, value in layer.items():
-            if key not in AgentConfig.model_fields:
-                raise ConfigError(
-                    f"{source}: unknown key {key!r}; known: {', '.join(AgentConfig.model_fields)}"
-                )
-            values[key] = _joined(values.get(key), value) if key == "redact" else value
-            sources[key] = source
-    if sources["base_url"] == "nano.toml" and sources["api_key"] in ("environment", "user config"):
-        # a stranger's repository must not choose where the user's key is sent
-        raise ConfigError(
-            f"nano.toml sends your API key to {values['base_url']!r}; if you trust it, say --base-url"
-        )
-    user = layers[0][1].get("redact")
-    if sources["redact"] == "nano.toml" and _is_on(user) and not _is_on(values["redact"]):
-        # nor whether the user's log keeps secrets
-        raise ConfigError(
-            "nano.toml turns off the redaction of your config; if you mean it, say NANO_REDACT=off"
-        )
+        bound = source == "nano.toml" and project is not None and not project.trusted
+        for key, value in typed_layer(source, layer).items():
+            before = values[key]
+            if bound:
+                values[key], refused = _tightened(key, before, value)
+                ignored |= refused
+            else:
+                values[key] = _joined(key, before, value)
+            if not bound or values[key] != before:
+                shared = key in ("exclude", "redact") and sources[key] != "default"
+                sources[key] = f"{sources[key]}, {source}" if shared else source
+    return Configured(AgentConfig.model_validate(values), sources, ignored, project)
+
+
+def why_ignored(project: ProjectFile) -> str:
+    directory = shlex.quote(str(project.path.parent))
+    return f"since a project's file may only tighten your settings; nano-coder trust {directory} lets it"
+
+
+def typed_layer(source: str, layer: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of one layer as the settings hold them, and no defaults. Raises ConfigError."""
+    for key in layer:
+        if key not in AgentConfig.model_fields:
+            known = ", ".join(AgentConfig.model_fields)
+            raise ConfigError(f"{source}: unknown key {key!r}; known: {known}")
     try:
-        return AgentConfig.model_validate(values), sources
+        return AgentConfig.model_validate(layer).model_dump(exclude_unset=True)
     except ValidationError as problem:
         error = problem.errors()[0]
         key = str(error["loc"][0])
-        raise ConfigError(f"{sources[key]}: {key} = {values[key]!r}: {error['msg'].lower()}") from None
+        value = "(hidden)" if key == "api_key" else repr(layer[key])
+        raise ConfigError(f"{source}: {key} = {value}: {error['msg'].lower()}") from None
 
 
-def _joined(below: Any, above: Any) -> Any:
-    """A table over a table, key by key; a plain text is short for the key `on`."""
-    layers = [{"on": layer} if isinstance(layer, str) else layer for layer in (below or {}, above)]
-    return {**layers[0], **layers[1]} if all(isinstance(layer, dict) for layer in layers) else above
+def _joined(key: str, below: Any, above: Any) -> Any:
+    """A value over the one below it: names that no run sees add up, a table goes key by key."""
+    match key:
+        case "exclude":
+            return tuple(dict.fromkeys((*below, *above)))
+        case "redact":
+            return below | above | {"patterns": below["patterns"] | above.get("patterns", {})}
+    return above
 
 
-def _is_on(redact: Any) -> bool:
-    return redact == "write" or (isinstance(redact, dict) and redact.get("on") == "write")
+def _tightened(key: str, below: Any, asked: Any) -> tuple[Any, dict[str, Any]]:
+    """What the file of a project that nobody trusts makes of a value, and what of it is refused.
+
+    A setting that is not named here is not such a file's to choose.
+    """
+    match key:
+        case "max_turns" | "max_seconds":
+            kept = min(below, asked)
+        case "check":
+            kept = below or asked
+        case "exclude":
+            return _joined(key, below, asked), {}
+        case "redact":
+            return _tightened_redaction(below, asked)
+        case _:
+            kept = below
+    return kept, {} if kept == asked else {key: asked}
+
+
+def _tightened_redaction(below: dict[str, Any], asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """More patterns beside the user's, which stay as they are; nothing turned off, nothing allowed."""
+    patterns = asked.get("patterns", {}) | below["patterns"]
+    on = "write" if "write" in (below["on"], asked.get("on")) else "off"
+    kept = below | {"on": on, "patterns": patterns}
+    refused = {
+        f"redact.patterns.{kind}": pattern
+        for kind, pattern in asked.get("patterns", {}).items()
+        if patterns[kind] != pattern
+    }
+    if asked.get("on", on) != on:
+        refused["redact.on"] = asked["on"]
+    if set(asked.get("allow", ())) - set(below["allow"]):
+        refused["redact.allow"] = asked["allow"]
+    return kept, refused
+
+
+@cache
+def _say_once(sentence: str) -> None:
+    # a training reads its configuration for every log that it opens
+    click.echo(printable(sentence), err=True)
 
 
 def user_config_path() -> Path:
@@ -117,10 +207,21 @@ def _environment() -> dict[str, str]:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    """The user's own file; one that is not there sets nothing."""
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
+        return parse_toml(path, read_regular(path, MOST_BYTES))
     except FileNotFoundError:
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as problem:
+    except (OSError, NotReadable) as problem:
         raise ConfigError(f"cannot read {path}: {problem}") from None
+
+
+def parse_toml(path: Path, content: bytes) -> dict[str, Any]:
+    """Raises ConfigError for what is no TOML, and for numbers that no setting has."""
+    try:
+        table = tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as problem:  # also an integer of 5,000 digits
+        raise ConfigError(f"cannot read {path}: {problem}") from None
+    if any(isinstance(value, int) and value.bit_length() > 63 for value in table.values()):
+        raise ConfigError(f"cannot read {path}: an integer of more than 64 bits")
+    return table

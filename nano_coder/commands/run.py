@@ -60,11 +60,12 @@ def command(
         raise UsageError(
             "the task is empty; say what to do, for example: nano-coder run 'fix the failing test'"
         )
-    if reflect and not check:
-        raise UsageError("--reflect needs a --check: without one no attempt fails")
     if not directory.is_dir():
         raise UsageError(f"no such directory: {directory}; -C names the directory to work in")
     config, _ = load_config(flags, directory)
+    check = check or config.check
+    if reflect and not check:
+        raise UsageError("--reflect needs a --check: without one no attempt fails")
     store = LogStore.open(config.log)
     work = make_task(prompt, directory, check, store, config)
     runtime = open_runtime(config, directory, store)

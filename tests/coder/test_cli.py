@@ -234,6 +234,7 @@ def test_config_says_where_each_value_is_from(cli: Cli, project: Path) -> None:
     done = cli("config", "show", "-C", str(project), "--json")
     values = json.loads(done.stdout)
     assert values["max_turns"] == {"value": 3, "source": "nano.toml"}
+    assert values["api_key"] == {"value": None, "source": "default", "ignored": {"api_key": "(set)"}}
     assert values["sandbox"] == {"value": "ns", "source": "default"}
     told = cli("config", "show", "-C", str(project)).stdout
     assert "(nano.toml)" in told

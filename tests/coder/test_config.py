@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from nano_coder.config import AgentConfig, load_config, user_config_path
+from nano_coder.trust import trust
 from nano_shared.errors import ConfigError
 
 
@@ -22,6 +23,7 @@ def test_each_layer_wins_over_the_ones_below(tmp_path: Path, monkeypatch: pytest
     user_config_path().parent.mkdir(parents=True)
     user_config_path().write_text("max_turns = 1\nmax_seconds = 1\nmodel = 'user'\ndtype = 'float32'\n")
     (tmp_path / "nano.toml").write_text("max_turns = 2\nmax_seconds = 2\nmodel = 'project'\n")
+    trust(tmp_path / "nano.toml", (tmp_path / "nano.toml").read_bytes())
     monkeypatch.setenv("NANO_MAX_TURNS", "3")
     monkeypatch.setenv("NANO_MAX_SECONDS", "3")
     config, sources = load_config({"max_turns": 4, "model": None}, tmp_path)
@@ -68,14 +70,3 @@ def test_a_folder_in_place_of_the_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "nano.toml").mkdir()
     with pytest.raises(ConfigError, match=r"cannot read .*nano.toml: .*directory"):
         load_config({}, tmp_path)
-
-
-def test_a_project_cannot_choose_where_the_users_key_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "nano.toml").write_text("base_url = 'http://elsewhere'")
-    monkeypatch.setenv("NANO_API_KEY", "secret")
-    with pytest.raises(ConfigError, match="your API key to 'http://elsewhere'"):
-        load_config({}, tmp_path)
-    config, _ = load_config({"base_url": "http://elsewhere"}, tmp_path)
-    assert config.api_key == "secret"

@@ -1,0 +1,70 @@
+"""`nano-coder trust`: let a project's nano.toml set more than it may unasked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from nano_coder.commands.review import on_terminal
+from nano_coder.config import configured, parse_toml, typed_layer
+from nano_coder.trust import read_project_file, revoke, trust, trusted_files
+from nano_shared.errors import UsageError
+from nano_shared.printable import printable
+
+
+@click.command("trust")
+@click.argument("directory", type=click.Path(path_type=Path), required=False)
+@click.option("--yes", is_flag=True, help="Do not ask; needed where nobody can answer.")
+@click.option("--revoke", "take_back", is_flag=True, help="Trust nothing of DIRECTORY any more.")
+@click.option("--list", "as_list", is_flag=True, help="The directories that are trusted.")
+@click.option("--json", "as_json", is_flag=True, help="With --list: print JSON and nothing else.")
+def command(directory: Path | None, yes: bool, take_back: bool, as_list: bool, as_json: bool) -> int:
+    """Let the nano.toml of DIRECTORY set model, URL, log, sandbox and all else, as it is now.
+
+    Unasked, a project's file may only tighten: lower limits, more `exclude`, more `redact.patterns`, a check.
+    What it would set is shown first. A file that changes is not trusted any more.
+    """
+    if as_list == (directory is not None):
+        raise UsageError("name the project's directory, or say --list")
+    if directory is None:
+        return _list(as_json)
+    if take_back:
+        known = revoke(directory)
+        print(printable(f"{directory}: {'not trusted any more' if known else 'was not trusted'}"))
+        return 0
+    return _trust(directory, yes)
+
+
+def _trust(directory: Path, yes: bool) -> int:
+    project = read_project_file(directory)
+    if project is None:
+        raise UsageError(f"{directory} has no nano.toml, so there is nothing to trust")
+    if project.trusted:
+        click.echo(printable(f"{project.path} is trusted as it is"), err=True)
+        return 0
+    asked = typed_layer("nano.toml", parse_toml(project.path, project.content))
+    beyond = {key.split(".")[0] for key in configured({}, project).ignored}
+    click.echo(printable(f"{project.path} sets:"), err=True)
+    # what only trust gives stands last, where it is read
+    for key, value in sorted(asked.items(), key=lambda item: item[0] in beyond):
+        more = "  (only if you trust it)" if key in beyond else ""
+        click.echo(f"  {key} = {printable('(set)' if key == 'api_key' else repr(value))}{more}", err=True)
+    if not yes:
+        if not on_terminal():
+            raise UsageError("nobody is there to ask; say --yes to trust it")
+        click.confirm("trust it?", abort=True, err=True)
+    trust(project.path, project.content)
+    print(printable(f"{project.path}: trusted until it changes"))
+    return 0
+
+
+def _list(as_json: bool) -> int:
+    files = trusted_files()
+    if as_json:
+        print(json.dumps(files))
+        return 0
+    for directory, hashes in files.items():
+        print(printable(f"{directory}: {', '.join(hashes)}"))
+    return 0
