@@ -11,7 +11,7 @@ import os
 import select
 from typing import Any, NoReturn
 
-from . import become, kernel, landlock, memory
+from . import become, kernel, landlock, memory, seccomp
 from .ending import end_everything, kill_all, outcome
 
 WRITABLE = ("/work", "/tmp", "/dev/shm")
@@ -50,6 +50,9 @@ def _become(request: dict[str, Any]) -> NoReturn:
     os.closerange(3, 1 << 20)
     if landlock.version():
         landlock.confine(writable=WRITABLE)
+    program = seccomp.program(kernel.MACHINE)
+    if program is not None:
+        kernel.install_filter(program)
     become.limit(request["rlimits"])
     become.reset_signals()
     become.execute(request["argv"], request["env"])

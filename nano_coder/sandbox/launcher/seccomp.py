@@ -1,8 +1,10 @@
-"""The system calls that a jail refuses: a denylist, since an allowlist breaks users' toolchains.
+"""The system calls that a jail refuses: a list, since an allowlist breaks users' toolchains.
 
 What is refused: new namespaces and mounts, looking into other processes, kernel interfaces with a history
-of exploits, memory that no limit counts (memfd, SysV IPC), pushing input to a terminal, and every socket
-family but UNIX, INET and INET6 (a network namespace does not confine AF_VSOCK).
+of exploits, kernel memory that no limit counts (memfd, SysV IPC, extended attributes, socket filters, further
+seccomp filters and Landlock rules), what the whole machine shares (AIO slots, huge pages, IPv6 flow labels,
+syncing its disks), pushing input to a terminal, and every socket but UNIX, TCP and UDP ones: a network
+namespace does not confine AF_VSOCK. A system call that is younger than this list does not exist in a jail.
 """
 
 from __future__ import annotations
@@ -15,19 +17,39 @@ MACHINES = ("x86_64", "aarch64")
 _ARCHITECTURE = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 _X32_BIT = 0x4000_0000
 
-_LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _KILL, _ERRNO, _ALLOW = 0x8000_0000, 0x0005_0000, 0x7FFF_0000
 # offsets into struct seccomp_data; little-endian, so the low half of an argument comes first
-_NUMBER, _ARCH, _ARGUMENT_0, _ARGUMENT_1 = 0, 4, 16, 24
+_NUMBER, _ARCH, _ARGUMENT_0, _ARGUMENT_1, _ARGUMENT_2, _ARGUMENT_3 = 0, 4, 16, 24, 32, 40
 
 _NEW_NAMESPACES = 0x7E02_0000
-_FAMILIES = (1, 2, 10)  # UNIX, INET, INET6
+_CLONE_FILES, _CLONE_THREAD = 0x400, 0x1_0000
+_UNIX, _INTERNET = (1,), (2, 10)
+_TYPE_BITS, _STREAM_DATAGRAM, _TCP_UDP = 0xF, (1, 2), (0, 6, 17)
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
+_MAP_HUGETLB = 0x4_0000
+_SOCKET_OPTIONS = {
+    1: (26, 50, 51, 52),  # SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF and _EBPF
+    6: (14, 31, 32, 38),  # TCP_MD5SIG, TCP_ULP, TCP_MD5SIG_EXT, TCP_AO_ADD_KEY
+    17: (100,),  # UDP_ENCAP
+    41: (32,),  # IPV6_FLOWLABEL_MGR
+}
+"""level -> options that take kernel memory beside the socket's buffers, or of which the machine has few"""
+_FILE_COMMANDS = {
+    37: errno.EINVAL,  # F_OFD_SETLK: /proc/locks does not say whose they are
+    38: errno.EINVAL,  # F_OFD_SETLKW
+    1024: errno.EINVAL,  # F_SETLEASE
+    1026: errno.EINVAL,  # F_NOTIFY
+    1031: errno.EPERM,  # F_SETPIPE_SZ
+}
+"""commands of fcntl -> the error that they meet"""
+_SET_SECCOMP, _FIRST_UNKNOWN_OPTION, _KNOWN_OPTIONS = 22, 78, (0x5356_4D41, 0x4155_5856)
+"""of prctl: the first unknown one, PR_FUTEX_HASH, takes memory; known are PR_SET_VMA and PR_GET_AUXV"""
 
 # name: its number on each of MACHINES, None where it does not exist; from 424 on they agree
 _INSPECTED: dict[str, tuple[int, int]] = {
-    "clone": (56, 220), "clone3": (435, 435), "ioctl": (16, 29),
-    "socket": (41, 198), "socketpair": (53, 199), "prlimit64": (302, 261),
+    "clone": (56, 220), "ioctl": (16, 29), "fcntl": (72, 25), "prctl": (157, 167), "mmap": (9, 222),
+    "socket": (41, 198), "socketpair": (53, 199), "setsockopt": (54, 208), "prlimit64": (302, 261),
 }  # fmt: skip
 """allowed or refused by their arguments"""
 _DENIED: dict[str, tuple[int, int | None]] = {
@@ -35,11 +57,17 @@ _DENIED: dict[str, tuple[int, int | None]] = {
     "pivot_root": (155, 41), "chroot": (161, 51),
     "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431),
     "fsmount": (432, 432), "fspick": (433, 433),
-    "mount_setattr": (442, 442), "open_tree_attr": (467, 467),
+    "mount_setattr": (442, 442),
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
     "pidfd_getfd": (438, 438),
     "process_madvise": (440, 440), "bpf": (321, 280), "userfaultfd": (323, 282),
-    "perf_event_open": (298, 241),
+    "perf_event_open": (298, 241), "clone3": (435, 435), "seccomp": (317, 277),
+    "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445),
+    "landlock_restrict_self": (446, 446),
+    "io_setup": (206, 0), "io_destroy": (207, 1), "io_submit": (209, 2), "io_cancel": (210, 3),
+    "io_getevents": (208, 4), "io_pgetevents": (333, 292),
+    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7),
+    "sync": (162, 81), "syncfs": (306, 267),
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
     "init_module": (175, 105), "finit_module": (313, 273), "delete_module": (176, 106),
@@ -51,8 +79,10 @@ _DENIED: dict[str, tuple[int, int | None]] = {
     "settimeofday": (164, 170), "adjtimex": (159, 171), "clock_settime": (227, 112),
     "clock_adjtime": (305, 266),
     "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "fanotify_init": (300, 262),
+    "fanotify_mark": (301, 263),
     "lookup_dcookie": (212, 18),
     "move_pages": (279, 239), "migrate_pages": (256, 238), "mbind": (237, 235), "set_mempolicy": (238, 237),
+    "set_mempolicy_home_node": (450, 450),
     "vhangup": (153, 58),
     "memfd_create": (319, 279), "memfd_secret": (447, 447),
     "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "shmdt": (67, 197), "semget": (64, 190),
@@ -62,6 +92,22 @@ _DENIED: dict[str, tuple[int, int | None]] = {
     "uselib": (134, None), "personality": (135, 92), "modify_ldt": (154, None), "nfsservctl": (180, 42),
     "sysfs": (139, None),
 }  # fmt: skip
+_LIKE_NONE = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self")
+_LIKE_OLD = ("io_setup", "io_destroy", "io_submit", "io_cancel", "io_getevents", "io_pgetevents", "seccomp")
+_ANSWERS = {
+    "clone3": errno.ENOSYS,  # glibc falls back to clone, whose flags a filter can read
+    # as a file system and a kernel without them say: programs go on
+    **dict.fromkeys(("setxattr", "lsetxattr", "fsetxattr", *_LIKE_NONE), errno.EOPNOTSUPP),
+    **dict.fromkeys(_LIKE_OLD, errno.ENOSYS),
+    # success: nothing of a jail is on a disk, and the host's disks are not its business
+    **dict.fromkeys(("sync", "syncfs"), 0),
+}
+"""name -> error, where it is another than EPERM"""
+_END_OF_OWN = {"x86_64": 337, "aarch64": 295}
+"""of the numbers that a machine has of its own"""
+_COMMON = range(424, 451)
+_YOUNGER = (452, 453, 462)
+"""fchmodat2, map_shadow_stack and mseal, which C libraries call"""
 
 
 def inspected(machine: str) -> dict[str, int]:
@@ -76,6 +122,11 @@ def denied(machine: str) -> dict[str, int]:
     return {name: number for name, numbers in _DENIED.items() if (number := numbers[column]) is not None}
 
 
+def answer(name: str) -> int:
+    """The error that a denied system call meets; 0 where it seems to succeed."""
+    return _ANSWERS.get(name, errno.EPERM)
+
+
 def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("=HBBI", code, if_true, if_false, value)
 
@@ -84,24 +135,96 @@ def _refuse(error: int) -> bytes:
     return _instruction(_RETURN, _ERRNO | error)
 
 
-def _when(number: int, body: bytes) -> bytes:
-    """Run `body` for one system call, and skip it for all others."""
-    return _instruction(_JUMP_EQUAL, number, 0, len(body) // 8) + body
+_PASS = _instruction(_RETURN, _ALLOW)
 
 
-def _allowed_values(offset: int, values: tuple[int, ...], error: int) -> bytes:
-    """Refuse unless the argument is one of these."""
-    body = _instruction(_LOAD, offset)
+def _if(code: int, value: int, then: bytes, otherwise: bytes) -> bytes:
+    """A test of what is loaded; both ways return. Raises struct.error where `then` is too long to skip."""
+    return _instruction(code, value, 0, len(then) // 8) + then + otherwise
+
+
+def _among(values: tuple[int, ...], then: bytes, otherwise: bytes) -> bytes:
+    """`then` where what is loaded is one of the values."""
+    tests = b""
     for index, value in enumerate(values):
-        body += _instruction(_JUMP_EQUAL, value, len(values) - index, 0)
-    return body + _refuse(error) + _instruction(_RETURN, _ALLOW)
+        tests += _instruction(_JUMP_EQUAL, value, len(values) - 1 - index + len(otherwise) // 8)
+    return tests + otherwise + then
 
 
-def _denied_values(offset: int, values: tuple[int, ...], error: int) -> bytes:
-    body = _instruction(_LOAD, offset)
-    for index, value in enumerate(values):
-        body += _instruction(_JUMP_EQUAL, value, len(values) - index, 0)
-    return body + _instruction(_RETURN, _ALLOW) + _refuse(error)
+def _on(offset: int, test: bytes) -> bytes:
+    return _instruction(_LOAD, offset) + test
+
+
+def _clone() -> bytes:
+    refuse = _refuse(errno.EPERM)
+    # what a process locks stays locked, in nobody's name, while another shares its files
+    sharing = _if(_JUMP_ANY_BIT, _CLONE_THREAD, _PASS, refuse)
+    processes = _if(_JUMP_ANY_BIT, _CLONE_FILES, sharing, _PASS)
+    return _on(_ARGUMENT_0, _if(_JUMP_ANY_BIT, _NEW_NAMESPACES, refuse, processes))
+
+
+def _socket() -> bytes:
+    protocol = _on(_ARGUMENT_2, _among(_TCP_UDP, _PASS, _refuse(errno.EPROTONOSUPPORT)))
+    kinds = _among(_STREAM_DATAGRAM, protocol, _refuse(errno.ESOCKTNOSUPPORT))
+    internet = _on(_ARGUMENT_1, _instruction(_AND, _TYPE_BITS) + kinds)
+    families = _among(_INTERNET, internet, _refuse(errno.EAFNOSUPPORT))
+    return _on(_ARGUMENT_0, _among(_UNIX, _PASS, families))
+
+
+def _set_socket_option() -> bytes:
+    levels = _PASS
+    for level, options in _SOCKET_OPTIONS.items():
+        refused = _among(options, _refuse(errno.EPERM), _PASS)
+        levels = _if(_JUMP_EQUAL, level, _on(_ARGUMENT_2, refused), levels)
+    return _on(_ARGUMENT_1, levels)
+
+
+def _file_control() -> bytes:
+    commands = _PASS
+    for command, error in _FILE_COMMANDS.items():
+        commands = _if(_JUMP_EQUAL, command, _refuse(error), commands)
+    return _on(_ARGUMENT_1, commands)
+
+
+def _process_control() -> bytes:
+    invalid = _refuse(errno.EINVAL)
+    young = _among(_KNOWN_OPTIONS, _PASS, invalid)
+    old = _if(_JUMP_EQUAL, _SET_SECCOMP, invalid, _PASS)
+    return _on(_ARGUMENT_0, _if(_JUMP_AT_LEAST, _FIRST_UNKNOWN_OPTION, young, old))
+
+
+def _inspections() -> dict[str, bytes]:
+    """Name -> the part of the program that looks at the arguments of this system call."""
+    refuse, no_memory = _refuse(errno.EPERM), _refuse(errno.ENOMEM)
+    return {
+        "clone": _clone(),
+        "socket": _socket(),
+        "socketpair": _on(_ARGUMENT_0, _among(_UNIX, _PASS, _refuse(errno.EAFNOSUPPORT))),
+        "setsockopt": _set_socket_option(),
+        "fcntl": _file_control(),
+        "prctl": _process_control(),
+        "mmap": _on(_ARGUMENT_3, _if(_JUMP_ANY_BIT, _MAP_HUGETLB, no_memory, _PASS)),
+        "ioctl": _on(_ARGUMENT_1, _among(_TERMINAL_INPUT, refuse, _PASS)),
+        # of another process: init has our uid, and a CPU limit would let a program end it
+        "prlimit64": _on(_ARGUMENT_0, _among((0,), _PASS, refuse)),
+    }
+
+
+def _tree(parts: list[tuple[int, bytes]]) -> bytes:
+    """Halve the numbers until one part is left: the kernel runs the program for each when it installs it."""
+    if len(parts) == 1:
+        return parts[0][1]
+    middle = len(parts) // 2
+    return _if(_JUMP_AT_LEAST, parts[middle][0], _tree(parts[middle:]), _tree(parts[:middle]))
+
+
+def _numbers(machine: str) -> dict[int, bytes]:
+    """Number -> its part of the program, for all that exist in a jail."""
+    known = [*range(_END_OF_OWN[machine]), *_COMMON, *_YOUNGER]
+    parts = dict.fromkeys(known, _PASS)
+    parts |= {number: _refuse(answer(name)) for name, number in denied(machine).items()}
+    inspections = _inspections()
+    return parts | {number: inspections[name] for name, number in inspected(machine).items()}
 
 
 @functools.cache
@@ -109,21 +232,18 @@ def program(machine: str) -> bytes | None:
     """The filter for a machine as classic BPF, eight bytes an instruction; None where there is no table."""
     if machine not in MACHINES:
         return None
-    known = inspected(machine)
-    kill = _instruction(_RETURN, _KILL)
-    code = _instruction(_LOAD, _ARCH) + _instruction(_JUMP_EQUAL, _ARCHITECTURE[machine], 1, 0) + kill
-    code += _instruction(_LOAD, _NUMBER)
+    numbers, unknown, kill = _numbers(machine), _refuse(errno.ENOSYS), _instruction(_RETURN, _KILL)
+    parts: list[tuple[int, bytes]] = []
+    for number in range(max(numbers) + 2):
+        part = numbers.get(number, unknown)
+        if not parts or parts[-1][1] != part:
+            parts.append((number, part))
     if machine == "x86_64":
-        code += _instruction(_JUMP_AT_LEAST, _X32_BIT, 0, 1) + kill
-    # glibc falls back to clone, whose flags a filter can read
-    code += _when(known["clone3"], _refuse(errno.ENOSYS))
-    namespaces = _instruction(_LOAD, _ARGUMENT_0) + _instruction(_JUMP_ANY_BIT, _NEW_NAMESPACES, 0, 1)
-    code += _when(known["clone"], namespaces + _refuse(errno.EPERM) + _instruction(_RETURN, _ALLOW))
-    code += _when(known["ioctl"], _denied_values(_ARGUMENT_1, _TERMINAL_INPUT, errno.EPERM))
-    for name in ("socket", "socketpair"):
-        code += _when(known[name], _allowed_values(_ARGUMENT_0, _FAMILIES, errno.EAFNOSUPPORT))
-    # of another process: init has our uid, and a CPU limit would let a program end it
-    code += _when(known["prlimit64"], _allowed_values(_ARGUMENT_0, (0,), errno.EPERM))
-    for number in denied(machine).values():
-        code += _when(number, _refuse(errno.EPERM))
-    return code + _instruction(_RETURN, _ALLOW)
+        parts.append((_X32_BIT, kill))
+    return (
+        _instruction(_LOAD, _ARCH)
+        + _instruction(_JUMP_EQUAL, _ARCHITECTURE[machine], 1, 0)
+        + kill
+        + _instruction(_LOAD, _NUMBER)
+        + _tree(parts)
+    )
