@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -12,10 +13,11 @@ from nano_rl.config import TrainConfig
 from nano_rl.credit.baselines import Baselines
 from nano_rl.credit.turns import has_signal
 from nano_rl.curriculum import Curriculum
+from nano_rl.errors import GuardTripped
 from nano_rl.group import Group, form_groups
 from nano_rl.logs.logged_group import LoggedGroup, LoggedTasks, members_of
 from nano_rl.logs.replay_buffer import ReplayBuffer
-from nano_rl.order import Order
+from nano_rl.order import Order, Rests
 from nano_rl.preferences.log_pairs import pair_of
 from nano_rl.preferences.pairs import PreferencePair
 from nano_rl.rewards import Reward
@@ -63,7 +65,8 @@ class Sources:
     def logged_runs(self) -> dict[str, Any]:
         """What was taken of the log, by ids, to be found again by `only`."""
         return {
-            "groups": [[member.id for member in group.members] for group in self.logged],
+            "groups": [[member.id for member in group.members] for group in self.logged if group.members],
+            "environments": [group.task_key for group in self.logged if not group.members],
             "born": dict(self.born),
             "learned_from": sorted(self.learned_from),
             "rest": [t.id for t in self.rest],
@@ -83,6 +86,13 @@ class Sources:
             raise CheckpointError(
                 f"the training began with {sum(map(len, runs))} logged runs, of which the log admits"
                 f" {len(missing)} no longer ({missing[0]} is one); use the same log, or another --name"
+            )
+        tasks = {g.task_key: g for g in self.logged if isinstance(g, LoggedGroup)}
+        lost = [key for key in taken["environments"] if key not in tasks]
+        if lost:
+            raise CheckpointError(
+                f"the training began with {len(taken['environments'])} logged tasks without a run that may"
+                f" train, of which the log holds {len(lost)} no longer; use the same log, or another --name"
             )
         rest = {t.id: t for t in self.rest}
         gone = [run for run in taken["rest"] if run not in rest]
@@ -106,7 +116,10 @@ class Sources:
 
         return replace(
             self,
-            logged=tuple(group_of[group[0]].only(group) for group in runs),
+            logged=(
+                *(group_of[group[0]].only(group) for group in runs),
+                *(tasks[key].bare() for key in taken["environments"]),
+            ),
             born=taken["born"],
             learned_from=frozenset(taken["learned_from"]),
             rest=tuple(rest[run] for run in taken["rest"]),
@@ -134,7 +147,9 @@ class Gathered:
     """logged runs whose tokens, when they were to be taken, were not what their texts and template say"""
     from_logs: bool = False
     exhausted: bool = False
-    """the logs had runs, and have none left to begin a step with"""
+    """the logs had runs, and have none left to begin a step with; or no task of theirs has a signal left"""
+    tasks: Mapping[str, float] = field(default_factory=dict)
+    """`tasks`, `tasks_resting` and `tasks_solved` of a log whose groups are filled up"""
     refill_rounds: int = 0
     refill_groups: int = 0
     """groups rolled out beyond the step's own, in place of some without a signal"""
@@ -166,6 +181,7 @@ class Gathered:
             "log_left": float(self.left),
             "too_old": float(self.too_old),
             "log_damaged": float(self.damaged),
+            **self.tasks,
         }
         ages = [self.version - born for born in self.logged.values()]
         return {**values, "age_mean": sum(ages) / len(ages), "age_max": float(max(ages))} if ages else values
@@ -189,6 +205,7 @@ class Gatherer:
         self._reward = reward
         items = [g.task_key for g in sources.logged] or [t.key for t in sources.tasks]
         self._order = Order(items, config.seed)
+        self._rests = Rests()
 
     def __enter__(self) -> Gatherer:
         return self
@@ -224,6 +241,11 @@ class Gatherer:
         """Learn from the outcomes of a step which tasks to choose, and what to compare the next ones with;
         metrics of the choice."""
         self.baselines.record(groups, self._config.objective)
+        whole = [g for g in groups if not g.forked and not all(map(math.isnan, g.rewards_G))]
+        self._rests.record(
+            {g.task_key: has_signal(g, self._config.objective, self._reward) for g in whole},
+            [g.task_key for g in whole if all(reward >= 1 for reward in g.rewards_G)],
+        )
         curriculum = self._sources.curriculum
         if curriculum is None:
             return {}
@@ -238,6 +260,7 @@ class Gatherer:
             "curriculum": curriculum.state() if curriculum else None,
             "buffer": self._buffer.state(),
             "baselines": self.baselines.state(),
+            "rests": self._rests.state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -245,6 +268,7 @@ class Gatherer:
         self._order.restore(state["order"])
         self._buffer.restore(state["buffer"])
         self.baselines.restore(state["baselines"])
+        self._rests.restore(state["rests"])
         curriculum = self._sources.curriculum
         if (curriculum is None) != (state["curriculum"] is None):
             had = "without" if state["curriculum"] is None else "with"
@@ -271,6 +295,8 @@ class Gatherer:
         """Groups of at most `group_size` runs, of which at most the share `mix` is logged; without fresh
         rollouts, whatever the logs have of each task, in parts of `largest_group`."""
         logs, size, wanted = self._config.logs, self._config.group_size, self._config.prompts_per_step
+        if size and self._sources.logged and self._nothing_left():
+            return Gathered(groups=[], from_logs=True, exhausted=True)
         most = max(1, round(logs.mix * size)) if size else logs.largest_group
         drawn = self._buffer.draw(wanted, most, version, even=not size)
         groups = self._filled(drawn, runtime, step, on_run) if size else drawn
@@ -283,13 +309,46 @@ class Gatherer:
             damaged=len(self._buffer.damaged),
             from_logs=True,
             exhausted=bool(self._sources.logged) and not groups,
+            tasks=self._told_of_tasks() if size else {},
+        )
+
+    @property
+    def _keys(self) -> list[str]:
+        """Tasks that fresh rollouts may be made of."""
+        return [group.task_key for group in self._sources.logged if not group.forked]
+
+    def _told_of_tasks(self) -> dict[str, float]:
+        keys = self._keys
+        return {
+            "tasks": float(len(keys)),
+            "tasks_resting": float(len(self._rests.resting & set(keys))),
+            "tasks_solved": float(self._rests.solved(keys)),
+        }
+
+    def _nothing_left(self) -> bool:
+        """Whether no task has a signal any more. Raises GuardTripped where none ever had one."""
+        keys = self._keys
+        if not keys or not self._rests.spent(keys):
+            return False
+        if self._rests.signal:
+            return True
+        solved, size = self._rests.solved(keys), self._config.group_size
+        raise GuardTripped(
+            f"nothing can be learned from the {len(keys)} logged tasks: {solved} are solved in all of {size}"
+            f" rollouts, and those of each of the other {len(keys) - solved} all earned the same, while a"
+            " policy gradient needs a task that is solved now and then; log runs of "
+            + ("harder" if solved == len(keys) else "easier")
+            + " tasks, give a larger --fresh, or imitate what passed: nano-rl sft --from-logs"
         )
 
     def _filled(self, drawn: list[Group], runtime: Runtime, step: int, on_run: OnRun | None) -> list[Group]:
         """Logged groups with fresh rollouts up to `group_size`, and tasks without logged runs in place of
         those that are missing. Forks begin where no fresh rollout does, and stay as they are."""
         keys = {group.task_key for group in drawn}
-        others = self._order.draw(self._config.prompts_per_step - len(drawn), taken=keys)
+        resting = keys | self._rests.resting
+        others = self._order.draw(self._config.prompts_per_step - len(drawn), taken=resting)
+        if not (drawn or others):  # all of them rest
+            others = self._order.draw(self._config.prompts_per_step)
         held = {group.task_key: group for group in drawn if not group.forked}
         bare = [self._sources.logged[place] for place in others]
         tasks = [group.task for group in (*held.values(), *bare) if not group.forked]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -48,3 +48,48 @@ class Order:
         self._epoch += 1
         self._left = list(range(len(self._keys)))
         Random(f"{self._seed} {self._epoch}").shuffle(self._left)
+
+
+class Rests:
+    """Which tasks of a log rest, since their last groups had no signal: one step, then two, four and so on,
+    each time that they come back without one."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._streak: dict[str, int] = {}
+        """task -> its last groups in a row without a signal"""
+        self._until: dict[str, int] = {}
+        """task -> step at which it comes again"""
+        self._passed: set[str] = set()
+        """tasks all of whose last rollouts earned the most there is"""
+        self.signal = False
+        """some group had one"""
+
+    @property
+    def resting(self) -> set[str]:
+        return {key for key, until in self._until.items() if until > self._step}
+
+    def solved(self, keys: Collection[str]) -> int:
+        return len(self._passed & set(keys))
+
+    def spent(self, keys: Collection[str]) -> bool:
+        """Whether each task had no signal lately: it is solved, or was tried twice."""
+        return all(key in self._passed or self._streak.get(key, 0) > 1 for key in keys)
+
+    def record(self, live: Mapping[str, bool], passed: Collection[str]) -> None:
+        """The tasks of one step: whether the group of each had a signal, and which were solved throughout."""
+        self._step += 1
+        for key, has_signal in live.items():
+            self._streak[key] = 0 if has_signal else self._streak.get(key, 0) + 1
+            self._until[key] = self._step + (1 << min(self._streak[key], 5)) // 2
+            self.signal |= has_signal
+        self._passed = (self._passed - set(live)) | set(passed)
+
+    def state(self) -> dict[str, Any]:
+        return {"step": self._step, "streak": dict(self._streak), "until": dict(self._until),
+                "passed": sorted(self._passed), "signal": self.signal}  # fmt: skip
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._step, self.signal = state["step"], state["signal"]
+        self._streak, self._until = dict(state["streak"]), dict(state["until"])
+        self._passed = set(state["passed"])

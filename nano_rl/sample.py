@@ -121,9 +121,9 @@ def group_samples(
     if advantages_G is None:
         advantages_G = group_advantages(rewards_G, baseline=baseline, std=std, eps=eps)
     members = zip(group.trajectories, rewards_G, advantages_G, strict=True)
-    return [
-        s for t, reward, a in members if not math.isnan(reward) and a is not None for s in to_samples(t, a)
-    ]
+    # a prompt that fills the context leaves a run without a turn, which is compared and has nothing to train
+    learned = ((t, a) for t, reward, a in members if not math.isnan(reward) and t.own_turns)
+    return [s for t, a in learned if a is not None for s in to_samples(t, a)]
 
 
 def recent_samples(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 import click
@@ -15,9 +16,14 @@ from nano_shared.errors import UsageError
 if TYPE_CHECKING:
     from nano_coder.runtime import OpenedWeights, Runtime
     from nano_rl.gather import Sources
+    from nano_rl.logs.reader import LogContents
     from nano_rl.rewards import Reward
     from nano_shared.store import LogStore
     from nano_shared.types import Task
+
+
+FRESH = 8
+"""runs of a logged group, which fresh rollouts fill up where nothing is said"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,16 +34,22 @@ class Asked:
     model: str | None
     tasks: Path | None
     from_logs: bool
-    fresh: int
+    fresh: int | None
+    """None: FRESH with --from-logs"""
     curriculum: bool
     logs: tuple[str, ...]
     """the first is written to; none: the default one"""
+
+    @property
+    def group_size(self) -> int:
+        """With --from-logs: what fresh rollouts fill a group up to; 0 where they do not."""
+        return FRESH if self.fresh is None else self.fresh
 
     def check(self, flags: Collection[str] = ()) -> None:
         """Raises UsageError where the arguments, or these settings given as flags, contradict each other."""
         if self.from_logs == (self.tasks is not None):
             raise UsageError(
-                "give either --tasks FILE, or --from-logs (with --fresh G to add fresh rollouts)"
+                "give either --tasks FILE, or --from-logs (with --fresh 0 for no rollouts beside the log)"
             )
         if self.curriculum and self.from_logs:
             raise UsageError(
@@ -46,10 +58,12 @@ class Asked:
         if self.from_logs and "group_size" in flags:
             raise UsageError("--group-size is --fresh with --from-logs: give that alone")
         if self.from_logs:
-            if "logs.mix" in flags and not self.fresh:
-                raise UsageError("--mix is the share of logged runs beside fresh ones: give --fresh G too")
+            if "logs.mix" in flags and not self.group_size:
+                raise UsageError(
+                    "--mix is the share of logged runs beside fresh ones: leave --fresh 0 or --mix out"
+                )
             return
-        if self.fresh:
+        if self.fresh is not None:
             raise UsageError(
                 "--fresh adds rollouts to logged groups: give --from-logs, or --group-size alone"
             )
@@ -94,10 +108,10 @@ def open_sources(
         rescore=(lambda runs: composed.apply(runs, runtime)) if composed else None,
     )
     if not quiet:
-        click.echo(contents.report(), err=True)
+        click.echo("\n".join((contents.report(), *_cost(contents, config, runtime.store))), err=True)
     beside = (config.lambda_sft > 0 and contents.rest) or contents.pairs
     if not (contents.groups or beside):
-        contents.refuse_nothing(stores)
+        contents.refuse_nothing(stores, fresh=config.group_size > 0)
     return Sources(
         logged=contents.groups,
         born=contents.born,
@@ -120,7 +134,31 @@ def further_logs(asked: Asked) -> list[LogStore]:
         if (
             "://" not in name
             and not Path(name).exists()
-            and (number or not asked.fresh or len(asked.logs) == 1)
+            and (number or not asked.group_size or len(asked.logs) == 1)
         ):
             raise UsageError(f"--log {name}: there is no such log; nano-coder log path shows the default one")
     return [LogStore.open(name, create=False) for name in asked.logs[1:]]
+
+
+def _cost(contents: LogContents, config: TrainConfig, store: LogStore) -> Iterator[str]:
+    """What the fresh rollouts will take, by how long the runs in the log took."""
+    from nano_rl.watch.panel import duration
+
+    tasks = sum(not group.forked for group in contents.groups)
+    if not (config.group_size and tasks):
+        return
+    at_once = min(config.prompts_per_step, tasks)
+    rollouts = config.steps * at_once * config.group_size
+    yield (
+        f"environments: {tasks} logged tasks; at most {rollouts} fresh rollouts ({config.steps} steps of"
+        f" {at_once} tasks, {config.group_size} runs each, less what the log has of them)"
+    )
+    took = [run.ended - run.started for run in store.runs(limit=200) if run.ended is not None]
+    if took:
+        each = median(took)
+        yield (
+            f"time: a run took {each:.0f} s in the log, so {duration(rollouts * each)} one after another;"
+            " those of a step are decoded together, which is several times faster, and learning from them"
+            " comes on top. Each step says how much is left; Ctrl-C ends after a step, and the same command"
+            " goes on"
+        )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nano_rl.commands.asked import Asked, further_logs, open_sources
+from nano_rl.commands.asked import FRESH, Asked, further_logs, open_sources
 from nano_rl.commands.config_options import ConfigCommand, Settings, config_options
 from nano_rl.commands.options import LogName, model_option, name_option, reward_option
 from nano_rl.config import TrainConfig
@@ -52,10 +52,9 @@ HEADINGS = {
 @click.option(
     "--fresh",
     type=click.IntRange(0),
-    default=0,
     metavar="INT",
-    show_default=True,
-    help="With --from-logs: runs of a group, which fresh rollouts fill up (--mix); 0 is logs alone.",
+    help=f"With --from-logs: runs of a group, which fresh rollouts fill up (--mix); 0 is logs alone."
+    f"  [default: {FRESH}]",
 )
 @click.option(
     "--curriculum",
@@ -81,8 +80,8 @@ HEADINGS = {
 @click.option("--json", "as_json", is_flag=True, help="Print JSON at the end, and nothing else.")
 @config_options(TrainConfig, aliases={"prompts_per_step": ("--prompts",)}, apart=("reward",))
 def command(
-    name: str, model: str | None, tasks_file: Path | None, from_logs: bool, fresh: int, curriculum: bool,
-    reward: str | None, logs_given: tuple[str, ...], log_to: str, as_json: bool,
+    name: str, model: str | None, tasks_file: Path | None, from_logs: bool, fresh: int | None,
+    curriculum: bool, reward: str | None, logs_given: tuple[str, ...], log_to: str, as_json: bool,
     settings: Settings[TrainConfig],
 ) -> int:  # fmt: skip
     """Train and write checkpoint NAME: --tasks FILE rolls out afresh, --from-logs learns from the log.
@@ -95,7 +94,7 @@ def command(
     )  # fmt: skip
     if name and settings.values.get("resume"):
         asked, settings = _resumed(asked, settings)
-    config = _config(settings, reward, asked.fresh if asked.from_logs else None)
+    config = _config(settings, reward, asked.group_size if asked.from_logs else None)
     asked.check(settings.flags)
     if config.overlap and asked.from_logs:
         from nano_rl.overlap.gatherer import NOT_FROM_LOGS
@@ -119,7 +118,9 @@ def _resumed(asked: Asked, settings: Settings[TrainConfig]) -> tuple[Asked, Sett
     if asked.tasks is None and not asked.from_logs:
         tasks = Path(record.tasks) if record.tasks else None
         filled = replace(filled, tasks=tasks, from_logs=record.from_logs)
-        filled = replace(filled, fresh=asked.fresh or record.fresh, curriculum=record.curriculum)
+        if record.from_logs and asked.fresh is None:
+            filled = replace(filled, fresh=record.fresh)
+        filled = replace(filled, curriculum=record.curriculum)
     return filled, settings.over(record.config)
 
 
@@ -201,7 +202,7 @@ def _record(
         model=model,
         tasks=str(asked.tasks.resolve()) if asked.tasks else None,
         from_logs=asked.from_logs,
-        fresh=asked.fresh,
+        fresh=asked.group_size if asked.from_logs else 0,
         curriculum=asked.curriculum,
         log=runtime.store.url,
         more_logs=tuple(store.url for store in further),
@@ -235,9 +236,16 @@ def _tell(target: Path, folder: Path, watch: Watcher, steps: int, *, quiet: bool
     table = learned_table(rows)
     if table is not None:
         Console(stderr=True).print(table)
-    if len(rows) < steps:
+    if len(rows) < steps and rows[-1].get("tasks"):
+        solved = rows[-1]["tasks_solved"]
         print(
-            f"the logs were used up after step {len(rows)} of {steps}; --fresh G goes on with fresh rollouts,"
+            f"ended after step {len(rows)} of {steps}: of {rows[-1]['tasks']:.0f} logged tasks {solved:.0f}"
+            " are solved in every rollout, and none of the others tells its rollouts apart any more",
+            file=sys.stderr,
+        )
+    elif len(rows) < steps:
+        print(
+            f"the logs were used up after step {len(rows)} of {steps}; --fresh 8 goes on with fresh rollouts,"
             " --uses N learns from each run N times",
             file=sys.stderr,
         )

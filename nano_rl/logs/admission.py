@@ -82,10 +82,15 @@ def refusal_of(run: RunFacts, bench: Bench) -> Refusal | None:
     return next(iter(found), None) or _stale(run, bench)
 
 
+def serving(profile: InterfaceProfile, task: TaskFacts) -> InterfaceProfile:
+    """The profile that would serve the task."""
+    return (
+        serving_profile(profile, Task(key=task.key, prompt="-", tools=task.tools)) if task.tools else profile
+    )
+
+
 def _speaks(profile: InterfaceProfile, task: TaskFacts) -> str:
-    """The hash of the profile that would serve the task."""
-    asked = Task(key=task.key, prompt="-", tools=task.tools) if task.tools else None
-    return profile_hashes(serving_profile(profile, asked) if asked else profile)[0]
+    return profile_hashes(serving(profile, task))[0]
 
 
 def _stale(run: RunFacts, bench: Bench) -> Refusal | None:
@@ -170,6 +175,11 @@ _WORTHLESS = (Refusal.UNFINISHED, Refusal.OURS, Refusal.NO_TURNS, Refusal.CONTRO
 
 def _worthless(code: Refusal | None) -> bool:
     return code is not None and (code.damage or code in _WORTHLESS)
+
+
+def may_imitate(run: RunFacts, code: Refusal) -> bool:
+    """Whether a run that may not train a policy gradient can be imitated by the policy."""
+    return not _worthless(code) and code is not Refusal.ANOTHER_PROFILE and outcome(run.verdict) == 1.0
 
 
 def _opposed(runs: Iterable[RunFacts]) -> set[str]:

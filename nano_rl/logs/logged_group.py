@@ -11,6 +11,7 @@ from typing import Any
 from nano_rl.credit.advantage import is_dead
 from nano_rl.group import Group, Member
 from nano_rl.logs.second_look import SecondLook
+from nano_shared import snapshot
 from nano_shared.store import LogStore
 from nano_shared.types import Task, Trajectory, Verdict
 
@@ -32,6 +33,13 @@ class Shelf:
         run = self.stores[member.log].get(member.id)
         verdict = self.verdicts.get(member.id)
         return run if verdict is None else run.model_copy(update={"verdict": verdict})
+
+    def task(self, log: int, run: str) -> Task:
+        """The task of a run, its starting files in the first log, where fresh runs of it are written."""
+        task = self.stores[log].task(run)
+        if log and task.snapshot is not None:
+            snapshot.copy(task.snapshot, self.stores[log].blobs, self.stores[0].blobs)
+        return task
 
     def sound(self, member: Member) -> Trajectory | None:
         """A run whole; None, and counted, where its tokens are not what its texts and its template say.
@@ -55,13 +63,14 @@ class LoggedGroup:
     """`Trajectory.group_key`"""
     forked: bool
     members: tuple[Member, ...]
-    """[G]"""
+    """[G]; none where the task is an environment for fresh rollouts alone"""
     shelf: Shelf
+    example: tuple[int, str] | None = None
+    """place of the log and id of a run that holds the task, where there are no members"""
 
     @property
     def task(self) -> Task:
-        first = self.members[0]
-        return self.shelf.stores[first.log].task(first.id)
+        return self.shelf.task(*self._first)
 
     @property
     def rewards_G(self) -> tuple[float, ...]:
@@ -80,6 +89,14 @@ class LoggedGroup:
         """The group with these of its runs alone, in that order."""
         by_id = {member.id: member for member in self.members}
         return replace(self, members=tuple(by_id[run] for run in runs))
+
+    def bare(self) -> LoggedGroup:
+        """The task alone, as an environment for fresh rollouts."""
+        return replace(self, members=(), example=self._first)
+
+    @property
+    def _first(self) -> tuple[int, str]:
+        return self.example or (self.members[0].log, self.members[0].id)
 
     def load(self) -> Group | None:
         """The runs that are sound; None where none is."""

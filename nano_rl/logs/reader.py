@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -21,15 +21,17 @@ from itertools import islice
 from nano_coder.runtime import OpenedWeights, Refusal, serving_profile
 from nano_rl.config import TrainConfig
 from nano_rl.group import Group, Member
-from nano_rl.logs.admission import Bench, Look, looked_at
+from nano_rl.logs.admission import Bench, Look, looked_at, may_imitate, serving
 from nano_rl.logs.lineage import Lineage
 from nano_rl.logs.logged_group import LoggedGroup, Shelf
 from nano_rl.logs.second_look import SecondLook
 from nano_rl.preferences.log_pairs import log_pairs
 from nano_rl.preferences.pairs import PreferencePair
+from nano_rl.tasks.impossible import GENERATOR as CONTROLS
 from nano_rl.tasks.impossible import is_control
 from nano_shared.errors import UsageError
 from nano_shared.facts import RunFacts
+from nano_shared.profile import InterfaceProfile
 from nano_shared.store import LogStore
 from nano_shared.types import Split, Trajectory
 
@@ -43,7 +45,7 @@ class LogContents:
     """What logs hold for one policy."""
 
     groups: tuple[LoggedGroup, ...] = ()
-    """runs that policy gradients may use, by task"""
+    """runs that policy gradients may use, by task; where fresh rollouts join, also the tasks of the others"""
     born: dict[str, int] = field(default_factory=dict)
     """run -> version of the policy that sampled it, on the way to this one"""
     rest: tuple[Trajectory, ...] = ()
@@ -57,6 +59,8 @@ class LogContents:
     """runs in the logs"""
     unknown_age: int = 0
     """admitted runs whose age is not known"""
+    can_imitate: int = 0
+    """runs that passed and that policy gradients may not use"""
     looked: bool = True
     """the tokens of the admitted runs have been looked at; otherwise that is done when they are taken"""
 
@@ -66,7 +70,7 @@ class LogContents:
 
     def report(self) -> str:
         """What the logs can teach, in lines for a person."""
-        lines = [f"admitted: {self.runs} runs of {len(self.groups)} tasks"]
+        lines = [f"admitted: {self.runs} runs of {sum(bool(g.members) for g in self.groups)} tasks"]
         if self.unknown_age:
             lines.append(
                 f"  {self.unknown_age} of them of unknown age: counted as one update old, whatever they are"
@@ -74,17 +78,29 @@ class LogContents:
         if not self.looked:
             lines.append("  by their columns: the tokens of a run are looked at when a step takes it")
         lines += [f"refused: {count} runs ({reason})" for reason, count in self.refused.most_common()]
+        if self.can_imitate:
+            lines.append(
+                f"{self.can_imitate} of these passed and can be imitated: nano-rl sft --from-logs, or"
+                " --lambda-sft 0.1 beside this training"
+            )
         return "\n".join(lines)
 
-    def refuse_nothing(self, stores: Sequence[LogStore]) -> None:
+    def refuse_nothing(self, stores: Sequence[LogStore], *, fresh: bool) -> None:
         """Raises UsageError where no run can train this policy."""
         names = " and ".join(store.url for store in stores)
         if not self.seen:
             raise UsageError(f"{names} holds no runs; nano-coder run or nano-rl rollout adds some")
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.refused.most_common())
+        if fresh:
+            raise UsageError(
+                f"none of the {self.seen} runs of {names} can train this policy ({reasons}), and none of"
+                " their tasks can be graded again, so that no fresh rollout would earn anything: give"
+                " nano-coder run a --check; nano-rl admit shows the runs by reason"
+            )
         raise UsageError(
             f"none of the {self.seen} runs of {names} can train this policy by policy gradient ({reasons});"
-            " nano-rl admit shows them by reason; --lambda-sft and --lambda-preference take what is left"
+            " nano-rl admit shows them by reason; --fresh 8 rolls their tasks out afresh, --lambda-sft and"
+            " --lambda-preference take what is left"
         )
 
 
@@ -107,10 +123,13 @@ def read_logs(
     refused: Counter[str] = Counter()
     found: list[_Found] = []
     rest: list[Trajectory] = []
-    unknown, known = 0, set[str]()
+    examples: dict[str, _Example] = {}
+    unknown, known, can_imitate = 0, set[str](), 0
     for number, store in enumerate(stores):
         look = partial(_looked, store, looks[number]) if at_once else None
         for about, code in _judged(store, bench, look, known, refused):
+            if (example := _Example.of(about, number, opened.profile)) is not None:
+                examples[about.task.key] = max(example, examples.get(about.task.key, example))
             place = way.born(about)
             reason = code.value if code else _by_training(about, place, way, config)
             if reason is None:
@@ -118,6 +137,7 @@ def read_logs(
                 found.append(_Found.of(about, number, way.version - 1 if place is None else place))
                 continue
             refused[reason] += 1
+            can_imitate += code is not None and may_imitate(about, code)
             if beside and reason != USED:
                 run = store.get(about.id)
                 rest += [run] if _teaches(run, opened) else []
@@ -125,6 +145,8 @@ def read_logs(
     if rescore is not None:
         admitted = [_rescored(group, rescore) for group in admitted]
     groups = _comparable(admitted, config, refused, rest)
+    if config.group_size:
+        groups += _environments(examples, {group.task_key for group in groups}, shelf)
     rest.sort(key=lambda run: (run.started, run.id))
     born = {of.member.id: of.born for of in found}
     usable = {member.id for group in groups for member in group.members}
@@ -136,6 +158,7 @@ def read_logs(
         refused=refused,
         seen=len(known),
         unknown_age=unknown,
+        can_imitate=can_imitate,
         looked=at_once,
     )
 
@@ -220,6 +243,38 @@ def _teaches(run: Trajectory, opened: OpenedWeights) -> bool:
         and not is_control(run.task)
         and run.profile_hash == serving_profile(opened.profile, run.task).hash
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class _Example:
+    """A run that holds a task which fresh rollouts may be made of; of one key the newest is taken."""
+
+    started: float
+    run: str
+    log: int
+
+    @classmethod
+    def of(cls, run: RunFacts, log: int, profile: InterfaceProfile) -> _Example | None:
+        about = run.task
+        offered = {tool.name for tool in serving(profile, about).tools}
+        served = set(about.tools or ()) <= offered
+        runs = run.verdict is None or run.verdict.failure_kind != "check_not_found"
+        if about.split == Split.TEST or about.generator == CONTROLS or not (served and runs):
+            return None
+        return cls(started=run.started, run=run.id, log=log)
+
+
+def _environments(
+    examples: Mapping[str, _Example], known: Collection[str], shelf: Shelf
+) -> tuple[LoggedGroup, ...]:
+    """A group without members for each task that can be graded and has none that may train."""
+    groups = []
+    for key, of in examples.items():
+        task = shelf.stores[of.log].task(of.run) if key not in known else None
+        if task is not None and (task.check or task.hidden):
+            group = LoggedGroup(task_key=key, forked=False, members=(), shelf=shelf, example=(of.log, of.run))
+            groups.append(group)
+    return tuple(groups)
 
 
 def _one_content(found: Iterable[_Found], refused: Counter[str]) -> list[_Found]:

@@ -63,9 +63,11 @@ def parity(run: Trajectory) -> float:
     return float(sum(sum(t.completion.tokens.sampled_ids) for t in run.turns if t.completion.tokens) % 2)
 
 
-def tiny_model(folder: Path, seed: int = 0) -> Path:
+def tiny_model(folder: Path, seed: int = 0, max_positions: int = 256) -> Path:
     texts = [m.content for t in TASKS for m in first_messages(COMPACT_1, t, ())]
-    return build_tiny(folder, texts, hidden=32, layers=1, max_positions=256, vocab_size=300, seed=seed)
+    return build_tiny(
+        folder, texts, hidden=32, layers=1, max_positions=max_positions, vocab_size=300, seed=seed
+    )
 
 
 def runtime_at(log: Path, name: str = "tiny") -> Runtime:

@@ -11,8 +11,10 @@ import pytest
 from click.testing import CliRunner
 from looping import TASKS, runtime_at, tiny_model
 
+from nano_coder.cli import cli as coder
 from nano_coder.runtime import local_policy, open_weights
 from nano_rl.cli import cli
+from nano_rl.errors import GuardTripped
 from nano_rl.logs.used import USED, read_used
 from nano_rl.metrics import METRICS, read_metrics
 from nano_rl.rollout import collect
@@ -30,6 +32,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with room for the prompts of ad-hoc runs."""
+    return tiny_model(tmp_path_factory.mktemp("roomy"), max_positions=2048)
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("NANO_HOME", str(tmp_path))
@@ -40,7 +48,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def train(home: Path, tiny: Path) -> Train:
     def go(*arguments: str, name: str = "mine", model: Path | str = tiny) -> dict[str, Any]:
-        command = ["train", "--name", name, "--model", str(model), "--from-logs", "--json", *SETTINGS]
+        alone = () if "--fresh" in arguments else ("--fresh", "0")
+        command = ["train", "--name", name, "--model", str(model), "--from-logs", "--json", *SETTINGS, *alone]
         done = CliRunner().invoke(cli, [*command, *arguments], catch_exceptions=False)
         assert done.exit_code == 0, done.output
         told: dict[str, Any] = json.loads(done.stdout)
@@ -195,7 +204,10 @@ def test_logs_that_hold_nothing_for_this_policy_say_what_they_hold(
     [
         (["--from-logs", "--log", "nowhere.db"], "--log nowhere.db: there is no such log"),
         (["--from-logs", "--log", "a.db", "--log", "a.db"], "--log a.db is given twice"),
-        (["--from-logs", "--mix", "0.5"], "--mix is the share of logged runs beside fresh ones"),
+        (
+            ["--from-logs", "--fresh", "0", "--mix", "0.5"],
+            "--mix is the share of logged runs beside fresh ones",
+        ),
         (["--from-logs", "--group-size", "4"], "--group-size is --fresh with --from-logs"),
         (["--from-logs", "--fresh", "1"], "a group of 1 has nothing to be compared with"),
         (["--tasks", "x", "--fresh", "4"], "--fresh adds rollouts to logged groups"),
@@ -213,6 +225,86 @@ def test_arguments_that_contradict_each_other_are_refused(
         LogStore.open(home / name).close()
     with pytest.raises(UsageError, match=said):
         CliRunner().invoke(cli, ["train", "--name", "other", *arguments], catch_exceptions=False)
+
+
+SOMETIMES = "test $(od -An -N1 -tu1 /dev/urandom) -lt 128"
+"""a check that half of all runs pass, whatever they do"""
+
+
+def greedy_runs(home: Path, model: Path, checks: list[str | None], log: str = "log.db") -> None:
+    """One `nano-coder run` of each check in a project of one's own."""
+    project = home / "project"
+    project.mkdir(exist_ok=True)
+    (project / "a.py").write_text("x = 1\n")
+    for number, check in enumerate(checks):
+        command = ["run", f"mend {number}", "-C", str(project), "--model", str(model), "--json"]
+        command += ["--temperature", "0", "--log", str(home / log), *(["--check", check] if check else [])]
+        done = CliRunner().invoke(coder, command, catch_exceptions=False)
+        assert done.exit_code in (0, 1), done.output
+
+
+def test_greedy_runs_are_environments_that_fresh_rollouts_train_on(home: Path, roomy: Path) -> None:
+    greedy_runs(home, roomy, [SOMETIMES, SOMETIMES, None, "no-such-program"])
+    command = ["train", "--name", "mine", "--model", str(roomy), "--from-logs", "--steps", "1"]
+    done = CliRunner().invoke(cli, command, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    # the run without a check and the one whose check names no program can never earn anything
+    assert "environments: 2 logged tasks; at most 16 fresh rollouts" in done.stderr
+    assert "refused: 4 runs (greedy)" in done.stderr
+    assert "one after another" in done.stderr
+    (row,) = read_metrics(home / "trainings" / "mine" / METRICS)
+    assert (row["fresh_runs"], row["logged_runs"], row["tasks"]) == (16, 0, 2)
+    assert row["grad_norm"] > 0
+
+
+def test_what_cannot_be_learned_from_ends_with_a_sentence(home: Path, roomy: Path, train: Train) -> None:
+    greedy_runs(home, roomy, ["false", "true", "false"])
+    with pytest.raises(GuardTripped, match="from the 3 logged tasks: 1 are solved in all of 2 rollouts"):
+        train("--steps", "9", "--fresh", "2", "--prompts", "3", model=roomy)
+    greedy_runs(home, roomy, [None], log="unchecked.db")
+    with pytest.raises(UsageError, match="give nano-coder run a --check"):
+        train("--fresh", "2", "--log", str(home / "unchecked.db"), name="other", model=roomy)
+
+
+def test_a_task_without_a_signal_rests_and_a_training_ends_when_none_has_one(
+    home: Path, roomy: Path, train: Train
+) -> None:
+    """One task tells its rollouts apart for as long as the run lasts, the other never does."""
+    greedy_runs(home, roomy, ["false", SOMETIMES])
+    train("--steps", "5", "--fresh", "8", model=roomy)
+    rows = read_metrics(home / "trainings" / "mine" / METRICS)
+    assert [row["groups"] for row in rows] == [2, 1, 2, 1, 1]
+    assert [row["tasks_resting"] for row in rows] == [0, 1, 0, 1, 1]
+
+
+def test_a_training_of_environments_goes_on_with_those_it_began_with(
+    home: Path, roomy: Path, train: Train
+) -> None:
+    greedy_runs(home, roomy, [SOMETIMES, SOMETIMES])
+    train("--steps", "1", "--fresh", "8", model=roomy)
+    (home / "checkpoints" / "mine").rename(home / "first")
+    train("--steps", "2", "--fresh", "8", "--resume", model=roomy)  # by now its own rollouts are in the log
+    rows = read_metrics(home / "trainings" / "mine" / METRICS)
+    assert [row["fresh_runs"] for row in rows] == [16, 16]
+
+
+def test_the_files_of_a_task_come_along_from_another_log(home: Path, roomy: Path, train: Train) -> None:
+    greedy_runs(home, roomy, [SOMETIMES], log="team/log.db")
+    mine = home / "mine" / "log.db"
+    mine.parent.mkdir()
+    LogStore.open(mine).close()
+    train(
+        "--log",
+        str(mine),
+        "--log",
+        str(home / "team" / "log.db"),
+        "--steps",
+        "1",
+        "--fresh",
+        "8",
+        model=roomy,
+    )
+    assert len(runs_in(mine)) == 8
 
 
 def test_the_environment_names_one_log_whatever_is_in_its_name(

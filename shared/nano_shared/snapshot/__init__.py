@@ -18,6 +18,7 @@ from nano_shared.snapshot.tree import (
     Snapshot,
     SnapshotError,
     changed_paths,
+    copy,
     load,
 )
 from nano_shared.snapshot.undo import undo
@@ -34,6 +35,7 @@ __all__ = [
     "SnapshotError",
     "apply",
     "changed_paths",
+    "copy",
     "diff",
     "load",
     "materialise",

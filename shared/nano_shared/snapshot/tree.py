@@ -130,6 +130,16 @@ def load(snapshot: str | Snapshot, blobs: BlobStore) -> Snapshot:
     return make_snapshot(rows)
 
 
+def copy(snapshot: str, source: BlobStore, target: BlobStore) -> None:
+    """Put a snapshot and its files into another blob store. Raises as `load` does."""
+    if snapshot in target or source.root == target.root:
+        return
+    for entry in load(snapshot, source).entries:
+        if entry.kind is Kind.FILE:
+            target.put(source.get(str(entry.content)))
+    target.put(source.get(snapshot))  # last: where it lies, its files do
+
+
 def changed_paths(before: Snapshot, after: Snapshot) -> tuple[str, ...]:
     """Paths that differ, sorted. A directory that came or went is left out where a path in it is named."""
     return worth_naming(before, after, differing_paths(before, after))
