@@ -151,10 +151,74 @@ def test_rules_of_the_user_add_and_allow() -> None:
     )
 
 
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)*b|a{9}c", "a.*b|aa", r"(a|b|ab)*c|a.*\z"])
+def test_no_rule_makes_a_text_cost_more_than_its_length(pattern: str) -> None:
+    """With a matcher that backtracks these take longer than anybody waits."""
+    text = "a" * 200_000
+    Redactor(RedactConfig(patterns={"x": pattern})).scrub(text)
+
+
+def test_more_matches_than_can_be_looked_for_hide_the_text_whole() -> None:
+    rules = Redactor(RedactConfig(patterns={"x": "a.*b|aa"}))
+    text = "before " + "a" * 1_000_000
+    assert rules.scrub(text)[0] == "[redacted:x]"
+
+
+@pytest.mark.parametrize("pattern", [r".\[redacted", r"\][^b]", r"[a-z]?\[redacted:x\][a-z]?"])
+def test_a_rule_that_eats_on_at_its_own_markers_comes_to_an_end(pattern: str) -> None:
+    rules = Redactor(RedactConfig(patterns={"x": pattern, "y": "secret"}))
+    scrubbed = rules.scrub("a" * 3000 + "secret" + "a" * 3000)[0]
+    assert "secret" not in scrubbed
+    assert rules.scrub(scrubbed)[0] == scrubbed
+
+
+def test_a_rule_named_like_one_of_ours_stands_beside_it() -> None:
+    rules = Redactor(RedactConfig(patterns={"github-token": "never"}))
+    assert rules.scrub("ghp_" + "a1B2" * 9)[0] == "[redacted:github-token]"
+
+
+def test_rules_take_text_that_is_not_utf_8() -> None:
+    rules = Redactor(RedactConfig(patterns={"x": "secret-[0-9]"}, allow=("secret-1",)))
+    assert rules.scrub("é\ud800 secret-1 secret-2 \udcff")[0] == "é\ud800 secret-1 [redacted:x] \udcff"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-----BEGIN PRIVATE KEY-----" + "a: " * 50_000 + "!",
+        "-eyJaaaaaaaa" * 20_000,
+        "a://" + ":aaa" * 50_000,
+        ("-----BEGIN PRIVATE KEY-----" + "a ") * 5_000,
+    ],
+    ids=["key", "jwt", "url", "keys"],
+)
+def test_our_own_rules_take_time_that_grows_with_the_text(text: str) -> None:
+    Redactor().scrub(text)
+
+
+@pytest.mark.parametrize("end", ["\n", "\\n", " "])
+def test_a_private_key_is_found_behind_its_headers(end: str) -> None:
+    body = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQ"
+    lines = [
+        "-----BEGIN RSA PRIVATE KEY-----",
+        "Proc-Type: 4,ENCRYPTED",
+        "DEK-Info: AES-128-CBC,0A1B2C",
+        "",
+        body,
+    ]
+    scrubbed = scrub_text(end.join(lines))[0]
+    assert body not in scrubbed
+    assert "[redacted:private-key]" in scrubbed
+
+
 @pytest.mark.parametrize(
     ("rules", "problem"),
     [
         ({"patterns": {"x": "("}}, "is no regular expression"),
+        ({"patterns": {"x": "(?<=key: )[a-z]+"}}, "neither ahead nor behind: mark what is secret"),
+        ({"patterns": {"x": r"(a)\1"}}, "RE2"),
+        ({"patterns": {"x": "(?:[a-z]{1,30} ){33}[0-9]{1,900}"}}, "too large"),
+        ({"patterns": {"x": "a{1000}{1000}"}}, "is no regular expression"),
         ({"patterns": {"x": "a*"}}, "matches the empty text"),
         ({"patterns": {"X!": "a"}}, "no name of a kind"),
         ({"allow": ["["]}, "is no regular expression"),

@@ -21,7 +21,7 @@ _FIXED = {
     "package-token": r"npm_[A-Za-z0-9]{30,}|pypi-[A-Za-z0-9_\-]{40,}|dckr_pat_[A-Za-z0-9_\-]{20,}",
     "cloud-token": r"do[opr]_v1_[a-f0-9]{64}|dapi[a-f0-9]{32}|hvs\.[A-Za-z0-9_\-]{20,}",
     "mail-key": r"SG\.[A-Za-z0-9_\-]{16,}\.[A-Za-z0-9_\-]{16,}|SK[0-9a-f]{32}(?![0-9a-f])",
-    "jwt": r"eyJ[A-Za-z0-9_\-]{8,}\.eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}",
+    "jwt": r"eyJ[A-Za-z0-9_\-]{8,1024}\.eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}",
 }
 _QUOTE = r"""\\?["'`]"""
 _NAME = (
@@ -34,8 +34,9 @@ PATTERNS: dict[str, re.Pattern[str]] = {
     # a block that was cut off ends with the text
     "private-key": re.compile(
         r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
-        r"(?P<secret>(?:[A-Za-z0-9+/=\s]|\\[nr]|[A-Za-z\-]+: [^\n\\]*)*?[A-Za-z0-9+/=]{16}"
-        r"(?:[A-Za-z0-9+/=\s]|\\[nr])*)"
+        # each character is taken in one way only, or a stranger's text would have it tried in all
+        r"(?P<secret>(?>[A-Za-z\-]+: (?:(?![A-Za-z0-9+/=]{16})[^\n\\])*+|[A-Za-z0-9+/=\s]|\\[nr])*?"
+        r"[A-Za-z0-9+/=]{16}(?:[A-Za-z0-9+/=\s]|\\[nr])*+)"
     ),
     "slack-webhook": re.compile(r"hooks\.slack\.com/services/(?P<secret>[A-Za-z0-9_/\-]{20,})"),
     "url-password": re.compile(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
@@ -16,6 +16,13 @@ from nano_shared.redact.patterns import PATTERNS, assignments
 
 MARKER = re.compile(r"\[redacted:[a-z0-9\-]+\]")
 _NAME = re.compile(r"[a-z0-9][a-z0-9\-]*")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_LARGEST_PATTERN = 2000
+"""instructions of its program"""
+_MOST_WORK = 300_000_000
+"""matches of configured patterns in a text times its characters: seconds"""
+_FEWEST_MATCHES = 100
+_MOST_ROUNDS = 8
 
 
 class RedactConfig(BaseModel):
@@ -41,7 +48,7 @@ class RedactConfig(BaseModel):
         for kind, pattern in value.items():
             if not _NAME.fullmatch(kind):
                 raise ValueError(f"{kind!r} is no name of a kind; use lower-case letters, digits and dashes")
-            if _compiled(pattern).search(""):
+            if compiled(pattern).search(""):
                 raise ValueError(
                     f"{kind}: {pattern!r} matches the empty text, so everything would be a secret"
                 )
@@ -51,15 +58,31 @@ class RedactConfig(BaseModel):
     @classmethod
     def _allowed(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for pattern in value:
-            _compiled(pattern)
+            compiled(pattern)
         return value
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+@cache
+def compiled(pattern: str) -> Any:
+    """A pattern of a configuration, which may be a stranger's: matching never backtracks.
+
+    Raises ValueError for what is none, and for one whose every character would cost a long walk.
+    """
+    import re2
+
+    options = re2.Options()
+    options.log_errors = False
     try:
-        return re.compile(pattern)
-    except re.error as problem:
-        raise ValueError(f"{pattern!r} is no regular expression ({problem})") from None
+        found = re2.compile(pattern, options)
+    except (re2.error, UnicodeEncodeError) as problem:
+        said = problem.args[0].decode("utf-8", "replace") if isinstance(problem, re2.error) else problem
+        raise ValueError(
+            f"{pattern!r} is no regular expression ({said}); the syntax is RE2's, which looks neither ahead"
+            " nor behind: mark what is secret with (?P<secret>...)"
+        ) from None
+    if found.programsize > _LARGEST_PATTERN:
+        raise ValueError(f"{pattern!r} is too large a regular expression; repeat less in it")
+    return found
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -83,13 +106,16 @@ class Redactor:
         Text without secrets comes back as it is, and so does what was scrubbed before.
         """
         spans: list[Span] = []
-        while True:
+        for _ in range(_MOST_ROUNDS):
             scrubbed, pieces = _render(text, spans)
             more = self.find(scrubbed, known)
             if not more:
                 return scrubbed, tuple(spans)
             # a marker can complete what was no secret before it stood there; that is hidden as well
             spans = _merge([*spans, *(_back(span, pieces) for span in more)])
+        # rules that eat on at their own markers would take a round for each character
+        whole = Span(0, len(text), spans[0].kind)
+        return f"[redacted:{whole.kind}]", (whole,)
 
     def find(self, text: str, known: Known | None = None) -> list[Span]:
         """Every secret in a text, in order and apart; with `known`, also wherever a known one comes again."""
@@ -104,11 +130,12 @@ class Redactor:
         return (text[span.start : span.end] for span in self.find(text))
 
     def _candidates(self, text: str, known: Known | None) -> Iterator[tuple[tuple[int, int], str]]:
-        for kind, pattern in self._patterns.items():
+        for kind, pattern in PATTERNS.items():
             for match in pattern.finditer(text):
-                group = "secret" if "secret" in pattern.groupindex else 0
+                group = pattern.groupindex.get("secret", 0)
                 if not self._allowed(match[group]) and not _variable(match[group]):
                     yield match.span(group), kind
+        yield from self._configured(text)
         for match in assignments(text):
             if not self._allowed(match["secret"]):
                 yield match.span("secret"), "assignment"
@@ -119,16 +146,27 @@ class Redactor:
             for span in known.find(text):
                 yield span, "repeated"
 
-    @cached_property
-    def _patterns(self) -> dict[str, re.Pattern[str]]:
-        return PATTERNS | {kind: re.compile(pattern) for kind, pattern in self.config.patterns.items()}
+    def _configured(self, text: str) -> Iterator[tuple[tuple[int, int], str]]:
+        """Matches of the configuration's own patterns; where they are too many, the text is hidden whole.
 
-    @cached_property
-    def _allow(self) -> tuple[re.Pattern[str], ...]:
-        return tuple(map(re.compile, self.config.allow))
+        One search is linear in the text, but each match begins another.
+        """
+        plain = _SURROGATE.sub("\ufffd", text) if self.config.patterns else ""
+        left = max(_FEWEST_MATCHES, _MOST_WORK // max(1, len(text)))
+        for kind, source in self.config.patterns.items():
+            pattern = compiled(source)
+            group = pattern.groupindex.get("secret", 0)
+            for match in pattern.finditer(plain):
+                left -= 1
+                if left < 0:
+                    yield (0, len(text)), kind
+                    return
+                if not self._allowed(match[group]) and not _variable(match[group]):
+                    yield match.span(group), kind
 
     def _allowed(self, value: str) -> bool:
-        return not value or any(pattern.fullmatch(value) for pattern in self._allow)
+        plain = _SURROGATE.sub("\ufffd", value) if value and self.config.allow else value
+        return not value or any(compiled(pattern).fullmatch(plain) for pattern in self.config.allow)
 
 
 def _variable(value: str) -> bool:
