@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from nano_coder.dialects import DIALECTS
 from nano_coder.policies.scripted import ScriptedPolicy
 from nano_coder.profiles import COMPACT_1
 from nano_coder.runtime import Runtime
-from nano_coder.sandbox import open_sandbox
+from nano_coder.sandbox import ExecResult, open_sandbox
 from nano_shared.profile import InterfaceProfile
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, Task, ToolCall
@@ -31,6 +31,15 @@ def a_task(**changes: Any) -> Task:
 
 def limits(**changes: Any) -> Limits:
     return Limits(**{"memory_mb": 256, "max_tokens": 100_000} | changes)
+
+
+def stopped_after_output(run: Callable[[float], ExecResult]) -> ExecResult:
+    """`run(seconds)` under the first time limit that lets it write: on a busy machine that takes its time."""
+    for seconds in (0.5, 5.0, 50.0):
+        result = run(seconds)
+        if result.stdout:
+            break
+    return result
 
 
 def a_runtime(folder: Path, texts: Iterable[str] = (), *, tokens: bool = True, **changes: Any) -> Runtime:

@@ -44,7 +44,7 @@ def _parent(pid: str) -> int | None:
 
 
 def gone(folders: set[str]) -> bool:
-    for _ in range(500):
+    for _ in range(6000):
         if not any(map(os.path.exists, folders)):
             return True
         time.sleep(0.02)

@@ -99,7 +99,7 @@ def run_agents(policy: LocalPolicy, agents: list[Callable[[], Any]]) -> list[Any
 
     with ThreadPoolExecutor(len(agents)) as pool:
         futures = [pool.submit(live, index) for index in range(len(agents))]
-        return [future.result(timeout=60) for future in futures]
+        return [future.result() for future in futures]
 
 
 def agent(policy: LocalPolicy, index: int, *, turns: int = 3, jitter: float = 0.0) -> Conversation:

@@ -40,7 +40,7 @@ def sandbox() -> Iterator[NsSandbox]:
 
 
 def eventually(holds: Callable[[], bool]) -> bool:
-    for _ in range(500):
+    for _ in range(6000):
         if holds():
             return True
         time.sleep(0.02)
@@ -166,7 +166,7 @@ def test_jails_are_made_ahead_by_a_process_that_is_very_nice_already() -> None:
         pool = Pool({}, {}, size=2)
         pool.make = lambda room, rehearse=False: Jail()
         pool.take(), pool.take()
-        for _ in range(200):
+        for _ in range(6000):
             if len(pool) == pool.size: break
             time.sleep(0.02)
         print(len(pool))

@@ -16,11 +16,11 @@ from nano_coder.sandbox.proxy import Proxy, parse_allowed, resolve
 from nano_shared.errors import UsageError
 from nano_shared.types import Limits
 
-ASK = "import urllib.request as u; print(u.urlopen({url!r}, timeout=10).read().decode())"
+ASK = "import urllib.request as u; print(u.urlopen({url!r}, timeout=100).read().decode())"
 STATUS = """
 import urllib.error, urllib.request
 try:
-    print(urllib.request.urlopen({url!r}, timeout=10).status)
+    print(urllib.request.urlopen({url!r}, timeout=100).status)
 except urllib.error.HTTPError as error:
     print(error.code, error.reason)
 except OSError as error:

@@ -79,7 +79,7 @@ def test_drift_by_time_and_randomness_is_named_and_expected(
 
 
 def test_a_call_that_runs_out_of_time_only_once_drifted_by_time(tmp_path: Path) -> None:
-    late = a_task(limits=limits(tool_seconds=1.0))
+    late = a_task(limits=limits(tool_seconds=5.0))
     runtime = a_runtime(tmp_path, [act("shell", command="echo begun; sleep 60"), SUBMIT])
     run = run_task(late, runtime, seed=1)
     assert run.turns[0].observations[0].timed_out

@@ -54,7 +54,7 @@ def run(scheduler: Scheduler, agents: list[Callable[[], Any]], at_once: int | No
             return agents[index]()
 
     with ThreadPoolExecutor(at_once or len(agents)) as pool:
-        return [f.result(timeout=60) for f in [pool.submit(live, i) for i in range(len(agents))]]
+        return [f.result() for f in [pool.submit(live, i) for i in range(len(agents))]]
 
 
 def episode(scheduler: Scheduler, index: int, *, turns: int, pause: float) -> list[Any]:
@@ -215,7 +215,7 @@ def test_a_host_leads_alone_and_changes_no_token(loaded: LoadedModel, kind: type
             for future in futures:
                 if lead is not None:
                     lead(future)
-            return [future.result(timeout=60) for future in futures], computed
+            return [future.result() for future in futures], computed
 
     hosted, computed = rollout(True)
     assert computed == {threading.get_ident()}
@@ -233,4 +233,4 @@ def test_agents_go_on_by_themselves_when_their_host_has_left(loaded: LoadedModel
     with ThreadPoolExecutor(2) as pool:
         with scheduler.hosted():
             futures = [pool.submit(live, index) for index in range(2)]
-        assert [len(future.result(timeout=60)) for future in futures] == [2, 2]
+        assert [len(future.result()) for future in futures] == [2, 2]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from executions import stopped_after_output
 
 from nano_coder.sandbox import ExecResult, Jail, Sandbox, open_sandbox
 from nano_shared.types import Limits
@@ -166,7 +167,8 @@ def test_source_may_be_longer_than_a_command_line(jail: Jail) -> None:
 
 
 def test_stopping_a_warm_program_keeps_its_output(jail: Jail) -> None:
-    result = jail.run_python("import time; print('partial', flush=True); time.sleep(60)", timeout=0.5)
+    source = "import time; print('partial', flush=True); time.sleep(1000)"
+    result = stopped_after_output(lambda seconds: jail.run_python(source, timeout=seconds))
     assert (result.timed_out, result.stdout) == (True, b"partial\n")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from executions import stopped_after_output
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -141,8 +142,8 @@ def test_a_forged_word_does_not_hide_a_signal(jail: NsJail) -> None:
 
 
 def test_a_forged_word_does_not_hide_a_time_out(jail: NsJail) -> None:
-    code = textwrap.dedent(FORGE) + "import time; time.sleep(60)"
-    result = jail.run_python(code, timeout=0.5)
+    code = textwrap.dedent(FORGE) + "import time; time.sleep(1000)"
+    result = stopped_after_output(lambda seconds: jail.run_python(code, timeout=seconds))
     assert (result.stdout, result.exit_code, result.timed_out) == (b"went on\n", None, True)
 
 
@@ -194,7 +195,7 @@ def test_what_children_used_is_counted(jail: NsJail) -> None:
 
 
 def test_getting_ready_is_not_counted(jail: NsJail) -> None:
-    used = [jail.run_python("pass").cpu_s for _ in range(5)]
+    used = [jail.run_python("pass").cpu_s for _ in range(20)]
     assert min(used) < 0.02
 
 
@@ -225,9 +226,9 @@ def test_a_program_that_announces_its_end_is_ended_soon_though_nobody_asks(jail:
         time.sleep(60)
     """
     assert jail.run_python(textwrap.dedent(code)).exit_code == 0
-    time.sleep(1.0)
+    time.sleep(3.0)
     # it was over long before this question ended it
-    assert len(jail.read("beat")) < 100
+    assert len(jail.read("beat")) < 300
 
 
 def test_what_a_background_writer_adds_for_ever_does_not_hold_up_the_end(jail: NsJail) -> None:
@@ -260,7 +261,7 @@ def test_a_snapshot_after_an_early_end_holds_what_was_written_and_no_later(jail:
 
 
 def test_what_fills_a_memory_file_system_counts_from_the_beginning(sandbox: NsSandbox) -> None:
-    code = "import time\nfor n in range(5): open(f'/tmp/{n}', 'wb').write(b'x' * (40 << 20))\ntime.sleep(5)"
-    with closing(sandbox.open(None, Limits(memory_mb=128, tool_seconds=30))) as jail:
+    code = "import time\nfor n in range(5): open(f'/tmp/{n}', 'wb').write(b'x' * (40 << 20))\ntime.sleep(60)"
+    with closing(sandbox.open(None, Limits(memory_mb=128, tool_seconds=60))) as jail:
         result = jail.run_python(code)
     assert (result.exit_code, result.oom) == (None, True)

@@ -40,4 +40,4 @@ def test_more_than_is_to_be_kept_is_given_back() -> None:
 def test_less_stays_to_be_used_again() -> None:
     before, after = resident_before_and_after(1000)
     assert before > 400
-    assert after == before
+    assert abs(after - before) < 50

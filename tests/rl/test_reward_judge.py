@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -126,14 +125,11 @@ def test_garbage_from_the_endpoint_is_unparseable(
 def test_the_deadline_is_of_the_whole_answer_and_not_of_a_read(
     runtime: Runtime, runs: list[Trajectory]
 ) -> None:
-    with judging(honest(tidy), drip=0.2) as server:
-        started = time.monotonic()
+    # each read is quick; the whole would drip for longer than pytest waits for a test
+    with judging(honest(tidy), raw=b" " * 10_000, drip=0.2) as server:
         run = judged(runtime, runs, server.url, deadline=1.0)[0]
-        took = time.monotonic() - started
     assert run.verdict is not None
     assert (run.verdict.reward, run.verdict.failure_kind) == (None, "judge_late")
-    # the whole answer drips for more than 15 s
-    assert took < 12
 
 
 def test_a_judge_that_is_not_there_is_unreachable(runtime: Runtime, runs: list[Trajectory]) -> None:
