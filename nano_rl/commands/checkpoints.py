@@ -1,8 +1,9 @@
-"""`nano-rl checkpoints`: list, show, promote, roll back, and the best of a training."""
+"""`nano-rl checkpoints`: list, show, promote, roll back, export, and the best of a training."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import click
 
 from nano_rl.commands.eval import How, how_options, print_differences
 from nano_rl.commands.lineage_report import as_json_report, print_lineage, summaries
-from nano_rl.commands.session import checkpoint_target, log_option, trainings_dir
+from nano_rl.commands.session import checkpoint_target, dtype_option, log_option, trainings_dir
 from nano_shared.checkpoint import resolve_checkpoint
 from nano_shared.printable import printable
 
@@ -121,4 +122,27 @@ def best(training: str, name: str, log: str | None) -> int:
     target = checkpoint_target(name)
     with LogStore.open(log) as store:
         print(save_best(trainings_dir() / training, target, store).model_dump_json(indent=2))
+    return 0
+
+
+@command.command("export")
+@click.argument("name")
+@click.option(
+    "--to",
+    "target",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="New folder to write, with its parents.",
+)
+@click.option("--adapter", is_flag=True, help="Adapter and base apart, in TO/adapter and TO/base.")
+@dtype_option
+def export(name: str, target: Path, adapter: bool, dtype: str) -> int:
+    """Write NAME for programs without nano: a model that transformers and vLLM load, or with --adapter a PEFT
+    adapter beside its base."""
+    from nano_rl.checkpoints.export import ADAPTER_FOLDER, BASE_FOLDER, export_checkpoint
+
+    export_checkpoint(name, target, adapter=adapter, dtype=dtype)
+    print(printable(str(target / ADAPTER_FOLDER if adapter else target)))
+    if adapter:
+        print(printable(f"its base: {target / BASE_FOLDER}"), file=sys.stderr)
     return 0

@@ -1,0 +1,111 @@
+"""An exported checkpoint loads in plain transformers and PEFT, in a process that cannot import nano."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from nano_coder.runtime import open_weights
+from nano_rl.cli import cli
+from nano_rl.tiny import build_tiny
+from nano_shared.command_line import run_command
+
+IDS = [5, 9, 40, 7]
+
+LOAD = """
+import importlib.util, json, sys
+sys.path.append(sys.argv[1])
+assert importlib.util.find_spec("nano_coder") is None and importlib.util.find_spec("nano_shared") is None
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+folder, how = sys.argv[2:4]
+if how == "merged":
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert type(model).__name__ == "LlamaForCausalLM"
+else:
+    from peft import AutoPeftModelForCausalLM, PeftModel
+    model = AutoPeftModelForCausalLM.from_pretrained(folder)
+    base = json.load(open(folder + "/adapter_config.json"))["base_model_name_or_path"]
+    over = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
+    own, other = model.state_dict(), over.state_dict()
+    assert own.keys() == other.keys() and all(torch.equal(own[name], other[name]) for name in own)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+assert "im_start" in tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+with torch.no_grad():
+    print(json.dumps(model.eval()(torch.tensor([json.loads(sys.argv[4])])).logits[0, -1].tolist()))
+"""
+
+
+def logits_elsewhere(folder: Path, how: str) -> torch.Tensor:
+    """The last logits of a model as a process without our packages loads it: -S reads no .pth file."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
+    packages = sysconfig.get_paths()["purelib"]
+    done = subprocess.run(
+        [sys.executable, "-S", "-W", "ignore", "-c", LOAD, packages, str(folder), how, json.dumps(IDS)],
+        capture_output=True, text=True, check=False, cwd=folder.parent, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return torch.tensor(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter that changes what its base says."""
+    folder = tmp_path_factory.mktemp("models")
+    base = build_tiny(folder / "tiny", ["def f(a): return a + 1"] * 20)
+    model: Any = get_peft_model(
+        open_weights(str(base)).loaded.model,
+        LoraConfig(r=2, target_modules=["q_proj"], base_model_name_or_path=str(base)),
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.05)
+    model.save_pretrained(folder / "adapter")
+    return folder / "adapter"
+
+
+def nano_rl(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        run_command(cli, [str(a) for a in arguments])
+    return int(ended.value.code or 0)
+
+
+def our_logits(name: Path) -> torch.Tensor:
+    with torch.no_grad():
+        return open_weights(str(name)).loaded.model(torch.tensor([IDS])).logits[0, -1]
+
+
+def test_a_merged_export_is_one_model_for_plain_transformers(adapter: Path, tmp_path: Path) -> None:
+    assert nano_rl("checkpoints", "export", adapter, "--to", tmp_path / "deep/out") == 0
+    assert torch.allclose(logits_elsewhere(tmp_path / "deep/out", "merged"), our_logits(adapter), atol=1e-5)
+
+
+def test_an_adapter_export_loads_in_plain_peft_by_its_name_and_over_its_base(
+    adapter: Path, tmp_path: Path
+) -> None:
+    assert nano_rl("checkpoints", "export", adapter, "--to", tmp_path / "out", "--adapter") == 0
+    found = logits_elsewhere(tmp_path / "out/adapter", "adapter")
+    assert torch.allclose(found, our_logits(adapter), atol=1e-4)
+    assert not torch.allclose(found, our_logits(tmp_path / "out/base"), atol=1e-3)
+
+
+def test_what_cannot_be_exported_is_refused(
+    adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert nano_rl("checkpoints", "export", adapter, "--to", tmp_path) == 2
+    assert "exists; name a new folder" in capsys.readouterr().err
+    full = adapter.parent / "tiny"
+    assert nano_rl("checkpoints", "export", full, "--to", tmp_path / "out", "--adapter") == 2
+    assert "is a full model, not an adapter" in capsys.readouterr().err
+    assert nano_rl("checkpoints", "export", "no-such", "--to", tmp_path / "out") == 2
+    assert list(tmp_path.glob("*out*")) == []
