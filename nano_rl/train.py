@@ -15,6 +15,7 @@ from nano_rl.controls import controls_due, hack_metrics, roll_controls
 from nano_rl.gather import Gatherer, Sources
 from nano_rl.group import Group, group_metrics
 from nano_rl.guards import check_update
+from nano_rl.held_out import HeldOut
 from nano_rl.imitation.demonstrations import open_demonstrations
 from nano_rl.logs.used import USED, UsedRuns
 from nano_rl.metrics import METRICS, MetricsWriter
@@ -57,12 +58,14 @@ def train(
     on_run: OnRun | None = None,
     reward: Reward | None = None,
     on_groups: OnGroups | None = None,
+    held_out: HeldOut | None = None,
 ) -> list[str]:
     """Train in place, going on from a state that lies under `folder`. Returns the ids of the runs used.
 
     `runtime` says how rollouts are made; its policy is replaced by the live module at each step, and its
     sampling takes the temperature of `config` and the whole vocabulary. `reward` is what `config.reward`
-    describes, opened; None takes the grader's own rewards.
+    describes, opened; None takes the grader's own rewards. `held_out` is measured on the way and changes
+    nothing.
 
     Raises CheckpointError for a state of another model, other tasks or settings; GuardTripped, with the
     state before that step on disk; TrainingStopped when a signal asked for it, with the last step on disk.
@@ -103,10 +106,12 @@ def train(
         with gatherer, MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
             while learner.step < config.steps and not interrupt.asked:
                 step = learner.step
+                measured = stepper.measure(held_out, step)
                 taken = stepper.take(step)
                 if taken is None:
                     break
                 groups, values = taken
+                values |= measured
                 return_freed_memory()
                 used.append(step, groups)
                 metrics.write(step, values)
@@ -115,6 +120,8 @@ def train(
                     progress.save()
                 on_step(learner.step, config.steps, values)
         progress.save()
+        if not interrupt.asked:
+            stepper.measure(held_out, learner.step)
     if interrupt.asked and learner.step < config.steps:
         raise TrainingStopped(
             f"stopped after step {learner.step} of {config.steps}, which is saved under {folder}; the same"
@@ -139,6 +146,14 @@ class _Stepper:
     phases: Phases
     on_run: OnRun | None
     on_groups: OnGroups | None
+
+    def measure(self, held_out: HeldOut | None, step: int) -> dict[str, float]:
+        """Success on held-out tasks of the weights after `step` updates, where it is due."""
+        config = self.updater.config
+        if held_out is None or not held_out.due(step, config.steps):
+            return {}
+        version = self.opened.version + step
+        return held_out.measure(_live(self.runtime, self.model, self.opened, config, version), step)
 
     def take(self, step: int) -> tuple[list[Group], dict[str, float]] | None:
         """Gather, learn, check: the step's groups and metrics; None where the logs have no more of them.

@@ -33,6 +33,7 @@ class Asked:
     name: str
     model: str | None
     tasks: Path | None
+    held_out: Path | None
     from_logs: bool
     fresh: int | None
     """None: FRESH with --from-logs"""

@@ -20,17 +20,21 @@ from nano_shared.errors import UsageError
 
 
 @click.command("report")
-@click.argument("name")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("--hacks", is_flag=True, help="Tampering by kind, and passes on impossible controls, by step.")
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="Where the page goes.")
 @log_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else; no page is written.")
-def command(name: str, hacks: bool, output: Path | None, log: str | None, as_json: bool) -> int:
+def command(names: tuple[str, ...], hacks: bool, output: Path | None, log: str | None, as_json: bool) -> int:
     """The training NAME: a table here, and a page of HTML with curves and sample rollouts.
 
     NAME may be the folder of a training too. The page is report.html in that folder unless -o names another
-    file; it is one file that loads nothing from elsewhere.
+    file; it is one file that loads nothing from elsewhere. Several NAMEs give one page that shows them side
+    by side, comparison.html in the folder of the first.
     """
+    if len(names) > 1:
+        return _side_by_side(names, hacks, output, log, as_json)
+    (name,) = names
     folder, metrics = training_metrics(trainings_dir(), name)
     if hacks:
         _hacks(folder.name, metrics, as_json=as_json)
@@ -46,6 +50,24 @@ def command(name: str, hacks: bool, output: Path | None, log: str | None, as_jso
         target = output or folder / PAGE
         write_page(read_training(folder, log=log), target)
         print(target)
+    return 0
+
+
+def _side_by_side(
+    names: tuple[str, ...], hacks: bool, output: Path | None, log: str | None, as_json: bool
+) -> int:
+    if hacks:
+        raise UsageError("--hacks reads one training; name one, or leave --hacks out")
+    found = [training_metrics(trainings_dir(), name) for name in names]
+    if as_json:
+        print(json.dumps({folder.name: metrics for folder, metrics in found}))
+        return 0
+    from nano_rl.page.page import COMPARISON, write_comparison
+    from nano_rl.page.training import read_training
+
+    target = output or found[0][0] / COMPARISON
+    write_comparison([read_training(folder, log=log) for folder, _ in found], target)
+    print(target)
     return 0
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nano_shared.store import LogStore
 
 HEADINGS = {
-    "What to train on": ("name", "model", "tasks_file", "from_logs", "fresh", "logs_given"),
+    "What to train on": ("name", "model", "tasks_file", "held_out", "from_logs", "fresh", "logs_given"),
     "Rollouts": ("steps", "prompts_per_step", "group_size", "temperature", "scheduler", "seed"),
     "Rollouts ahead of time (docs/training.md)": ("overlap", "heartbeat_seconds"),
     "Objective": ("objective", "updates_per_step", "minibatches"),
@@ -48,6 +48,10 @@ HEADINGS = {
 @name_option
 @model_option
 @click.option("--tasks", "tasks_file", type=click.Path(path_type=Path), help="Tasks to roll out afresh.")
+@click.option(
+    "--held-out", type=click.Path(path_type=Path),
+    help="Tasks to measure on, some ten times on the way, and never to learn from.",
+)  # fmt: skip
 @click.option("--from-logs", is_flag=True, help="Train on the runs in the log.")
 @click.option(
     "--fresh",
@@ -80,8 +84,9 @@ HEADINGS = {
 @click.option("--json", "as_json", is_flag=True, help="Print JSON at the end, and nothing else.")
 @config_options(TrainConfig, aliases={"prompts_per_step": ("--prompts",)}, apart=("reward",))
 def command(
-    name: str, model: str | None, tasks_file: Path | None, from_logs: bool, fresh: int | None,
-    curriculum: bool, reward: str | None, logs_given: tuple[str, ...], log_to: str, as_json: bool,
+    name: str, model: str | None, tasks_file: Path | None, held_out: Path | None, from_logs: bool,
+    fresh: int | None, curriculum: bool, reward: str | None, logs_given: tuple[str, ...], log_to: str,
+    as_json: bool,
     settings: Settings[TrainConfig],
 ) -> int:  # fmt: skip
     """Train and write checkpoint NAME: --tasks FILE rolls out afresh, --from-logs learns from the log.
@@ -89,8 +94,8 @@ def command(
     With --resume, what is not given is what the training was started with.
     """
     asked = Asked(
-        name=name, model=model, tasks=tasks_file, from_logs=from_logs, fresh=fresh, curriculum=curriculum,
-        logs=logs_given,
+        name=name, model=model, tasks=tasks_file, held_out=held_out, from_logs=from_logs, fresh=fresh,
+        curriculum=curriculum, logs=logs_given,
     )  # fmt: skip
     if name and settings.values.get("resume"):
         asked, settings = _resumed(asked, settings)
@@ -115,6 +120,8 @@ def _resumed(asked: Asked, settings: Settings[TrainConfig]) -> tuple[Asked, Sett
             raise UsageError(f"there is no training {asked.name} to resume; leave --resume out to start one")
         return asked, settings
     filled = replace(asked, model=asked.model or record.model, logs=asked.logs or record.reachable_logs)
+    if asked.held_out is None and record.held_out:
+        filled = replace(filled, held_out=Path(record.held_out))
     if asked.tasks is None and not asked.from_logs:
         tasks = Path(record.tasks) if record.tasks else None
         filled = replace(filled, tasks=tasks, from_logs=record.from_logs)
@@ -152,6 +159,7 @@ def _train(asked: Asked, config: TrainConfig, *, log_to: list[str], quiet: bool)
 
     composed = open_reward(config.reward) if config.reward else None
     tasks = tuple(read_tasks(asked.tasks)) if asked.tasks else ()
+    unseen = tuple(read_tasks(asked.held_out)) if asked.held_out else ()
     stores = further_logs(asked)
     target, folder = training_folder(asked.name)
     sinks = open_sinks(log_to, name=asked.name, folder=folder, settings=config.model_dump(mode="json"))
@@ -161,6 +169,7 @@ def _train(asked: Asked, config: TrainConfig, *, log_to: list[str], quiet: bool)
 
     from nano_coder.runtime import quiet_transformers
     from nano_rl.checkpoints.checkpoint import save_checkpoint
+    from nano_rl.held_out import HeldOut
     from nano_rl.metrics import METRICS, read_metrics
     from nano_rl.model.learner import prepare
     from nano_rl.train import train
@@ -168,6 +177,9 @@ def _train(asked: Asked, config: TrainConfig, *, log_to: list[str], quiet: bool)
     from nano_rl.watch.watcher import Watcher
 
     sources = open_sources(asked, tasks, config, opened, runtime, stores, composed, quiet=quiet)
+    held_out = HeldOut(tasks=unseen, folder=folder, seed=config.seed) if unseen else None
+    if held_out:
+        held_out.refuse_trained(sources.every_task)
     _record(asked, config, folder, parent, opened, runtime, stores)
     trained = prepare(opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed)
     earlier = read_metrics(folder / METRICS) if (folder / METRICS).exists() else []
@@ -175,7 +187,7 @@ def _train(asked: Asked, config: TrainConfig, *, log_to: list[str], quiet: bool)
     with Watcher(folder, view, sinks, done=len(earlier)) as watch:
         used = train(
             trained, opened, runtime, sources, config, folder, watch.on_step, watch.on_run,
-            reward=composed, on_groups=watch.on_groups,
+            reward=composed, on_groups=watch.on_groups, held_out=held_out,
         )  # fmt: skip
     done = len(read_metrics(folder / METRICS))
     rewards = {k: v for k, v in watch.last.items() if k.startswith("reward")}
@@ -201,6 +213,7 @@ def _record(
         name=asked.name,
         model=model,
         tasks=str(asked.tasks.resolve()) if asked.tasks else None,
+        held_out=str(asked.held_out.resolve()) if asked.held_out else None,
         from_logs=asked.from_logs,
         fresh=asked.group_size if asked.from_logs else 0,
         curriculum=asked.curriculum,

@@ -8,14 +8,18 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from nano_rl.page.series import Series
+from nano_rl.page.series import INTERVAL, Series
+from nano_rl.page.visible import visible
 from nano_shared.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+READINGS = 100
+"""places of a curve whose values are shown under the pointer"""
 INK, MUTED, GRID = "#0a0b01", "#0a0b02", "#0a0b03"
 CATEGORIES = tuple(f"#0a0b1{n}" for n in range(8))
 _VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)"} | {
@@ -59,12 +63,17 @@ class Plotter:
         curves: Sequence[Series],
         title: str,
         *,
+        labels: Sequence[str] = (),
         share: bool = False,
         small: bool = False,
         across: str = "step",
+        least_span: float = 0.0,
     ) -> str:
-        """Curves of one axis with their bands, as an SVG element; a `share` is drawn from 0 to 1. `across`
-        names what the curves' steps are."""
+        """Curves of one axis with their bands and the values under the pointer, as an SVG element.
+
+        A `share` is drawn from 0 to 1. `across` names what the curves' steps are. The axis spans at least
+        `least_span`, so that rounding does not fill the plot.
+        """
 
         def draw(axes: Axes) -> None:
             for n, curve in enumerate(curves):
@@ -83,8 +92,11 @@ class Plotter:
             if share:
                 axes.set_ylim(-0.02, 1.02)
                 axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+            elif max(ends) - min(ends) < least_span:
+                axes.set_ylim(min(0.0, *ends), min(0.0, *ends) + least_span)
 
-        return self._figure(draw, title, size=(3.4, 1.9) if small else (5.2, 2.5), across=across)
+        size = (3.4, 1.9) if small else (5.2, 2.5)
+        return self._figure(draw, title, size=size, across=across, read=_readings(curves, labels, across))
 
     def calibration(self, points: Sequence[tuple[float, float, float, float]], title: str) -> str:
         """(confidence, accuracy, low, high) of each bin against the diagonal, on which both agree."""
@@ -116,7 +128,15 @@ class Plotter:
 
         return self._figure(draw, title, size=(5.2, 2.5))
 
-    def _figure(self, draw: Any, title: str, *, size: tuple[float, float], across: str = "step") -> str:
+    def _figure(
+        self,
+        draw: Any,
+        title: str,
+        *,
+        size: tuple[float, float],
+        across: str = "step",
+        read: Sequence[tuple[float, Sequence[str]]] = (),
+    ) -> str:
         import matplotlib
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
@@ -134,8 +154,49 @@ class Plotter:
             axes.set_xlabel(across, fontsize=8)
             written = io.StringIO()
             figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+            strips = _strips(axes, read)
         self._drawn += 1
-        return inline_svg(written.getvalue(), title, f"p{self._drawn}-")
+        svg = inline_svg(written.getvalue(), title, f"p{self._drawn}-")
+        return svg.replace("</svg>", f"{strips}</svg>")
+
+
+def _readings(
+    curves: Sequence[Series], labels: Sequence[str], across: str
+) -> list[tuple[float, tuple[str, ...]]]:
+    """What the pointer reads at some hundred places: where, and a line for the step and each curve."""
+    at: dict[float, list[str]] = {}
+    for n, curve in enumerate(curves):
+        name = labels[n] if labels else curve.name
+        stride = -(-len(curve.steps) // READINGS)
+        for step, value, low, high in list(
+            zip(curve.steps, curve.values, curve.low, curve.high, strict=True)
+        )[::stride]:
+            around = f" ({low:.4g} to {high:.4g})" if curve.band == INTERVAL else ""
+            at.setdefault(step, []).append(f"{name}: {value:.4g}{around}")
+    return [(step, (f"{across} {step:.6g}", *at[step])) for step in sorted(at)]
+
+
+def _strips(axes: Axes, read: Sequence[tuple[float, Sequence[str]]]) -> str:
+    """A strip of the plot for each reading, whose text the style sheet shows under the pointer: no script."""
+    from markupsafe import escape
+
+    figure: Any = axes.figure
+    points = 72 / figure.dpi
+    box = axes.get_window_extent()
+    height = figure.get_figheight() * 72
+    left, right, top = box.x0 * points, box.x1 * points, height - box.y1 * points
+    tall = f"{box.height * points:.1f}"
+    places = [float(axes.transData.transform((step, 0))[0]) * points for step, _ in read]
+    edges = [left, *((a + b) / 2 for a, b in pairwise(places)), right]
+    strips = []
+    for place, (begin, end), (_, lines) in zip(places, pairwise(edges), read, strict=False):
+        text = "".join(f'<tspan x="{left + 4:.1f}" dy="10">{escape(visible(line))}</tspan>' for line in lines)
+        strips.append(
+            f'<g class="at"><rect x="{begin:.1f}" y="{top:.1f}" width="{max(0.0, end - begin):.1f}"'
+            f' height="{tall}"/><path d="M{place:.1f} {top:.1f}v{tall}"/>'
+            f'<text y="{top:.1f}">{text}</text></g>'
+        )
+    return "".join(strips)
 
 
 def inline_svg(document: str, title: str, prefix: str) -> str:

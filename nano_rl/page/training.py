@@ -9,7 +9,8 @@ from typing import Any
 
 from nano_rl.config import TrainConfig
 from nano_rl.hacks import HackRow, hack_row, hack_rows
-from nano_rl.metrics import METRICS, Row, read_metrics
+from nano_rl.held_out import HELD_OUT_FILE
+from nano_rl.metrics import METRICS, Row, read_metrics, read_rows
 from nano_rl.page.choose import choose
 from nano_rl.page.families import Part, by_family, by_level
 from nano_rl.page.tokens import load_decoder
@@ -35,6 +36,8 @@ class Training:
     hacks: list[HackRow]
     hacks_total: HackRow
     samples: list[Sample]
+    held_out: list[Row]
+    """success on held-out tasks, a row a measurement (nano_rl/held_out.py); empty without --held-out"""
 
     @property
     def settings(self) -> list[tuple[str, list[tuple[str, str, bool]]]]:
@@ -77,6 +80,7 @@ def read_training(folder: Path, *, log: str | None = None) -> Training:
         hacks=hack_rows(rows),
         hacks_total=hack_row(rows),
         samples=samples,
+        held_out=read_rows(folder / HELD_OUT_FILE) if (folder / HELD_OUT_FILE).exists() else [],
     )
 
 

@@ -8,7 +8,7 @@ from statistics import median
 
 from nano_rl.checkpoints.statistics import Z95, wilson
 from nano_rl.metrics import Row
-from nano_rl.watch.success import GRADED, SUCCESS
+from nano_rl.watch.success import GRADED, HELD_OUT, SUCCESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ PANELS: dict[str, tuple[Line, ...]] = {
     "Reward": (
         Line("reward_mean", "reward", ".3f"),
         Line(f"{SUCCESS}all", "success", ".1%"),
+        Line(HELD_OUT, "held-out success", ".1%"),
         Line("frac_zero_std", "groups without signal", ".1%"),
         Line("frac_unscored", "rollouts not graded", ".1%"),
         Line("tampered", "tampered rollouts", ".0f"),
@@ -83,7 +84,8 @@ def interval_of(metric: str, row: Mapping[str, float | None]) -> tuple[float, fl
         return None
     error = row.get("reward_error")
     if metric == "reward_mean" and error is not None:
-        return value - Z95 * error, value + Z95 * error
+        least, most = min(0.0, row.get("reward_min") or 0.0), max(1.0, row.get("reward_max") or 0.0)
+        return max(least, value - Z95 * error), min(most, value + Z95 * error)
     graded = row.get(GRADED + metric.removeprefix(SUCCESS))
     if metric.startswith(SUCCESS) and graded:
         return wilson(round(value * graded), int(graded))

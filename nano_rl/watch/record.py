@@ -26,6 +26,8 @@ class TrainingRecord(BaseModel):
     """as the user named it, or the default's name"""
     tasks: str | None = None
     """file of tasks, absolute"""
+    held_out: str | None = None
+    """file of held-out tasks, absolute"""
     from_logs: bool = False
     fresh: int = 0
     curriculum: bool = False

@@ -14,13 +14,15 @@ SUCCESS = "success/"
 """prefix of the share of rollouts that succeed; behind it `all` or `level_N`"""
 GRADED = "graded/"
 """prefix of the number of rollouts that share is of"""
+HELD_OUT = "held_out"
+"""success on held-out tasks before the step, in the steps that it is measured in"""
 PART = "part/"
 """prefix of the mean of a part of a composed reward, over the rollouts that it spoke of"""
 
 
 def success_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """`success/...` and `graded/...` by level, `part/...` of each part of a composed reward, and
-    `reward_error`, the standard error of the mean reward.
+    """`success/...` and `graded/...` by level, `part/...` of each part of a composed reward, `reward_min` and
+    `reward_max` of the step, and `reward_error`, the standard error of the mean reward.
 
     A success is an outcome of 1: the tests', whatever a composed reward adds. The error is that of the mean
     over groups, since rollouts of one task are no independent draws; absent below two scored groups.
@@ -38,6 +40,9 @@ def success_metrics(groups: Sequence[Group]) -> dict[str, float]:
         metrics[f"{SUCCESS}{name}"] = sum(value >= 1 for value in values) / len(values)
         metrics[f"{GRADED}{name}"] = float(len(values))
     metrics |= _parts(groups)
+    rewards = [r for group in groups for r in group.rewards_G if not math.isnan(r)]
+    if rewards:
+        metrics |= {"reward_min": min(rewards), "reward_max": max(rewards)}
     error = _error([_mean(group) for group in groups])
     return metrics if error is None else {**metrics, "reward_error": error}
 

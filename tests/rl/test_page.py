@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -16,21 +17,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nano_rl.cli import cli
-from nano_rl.config import ObjectiveConfig, TrainConfig
+from nano_rl.config import ObjectiveConfig, OptimizerConfig, TrainConfig
 from nano_rl.group import Group, form_groups
 from nano_rl.guards import GuardTripped
+from nano_rl.held_out import HELD_OUT_FILE
 from nano_rl.metrics import METRICS, MetricsWriter
 from nano_rl.page.choose import choose
 from nano_rl.page.families import by_family, by_level
+from nano_rl.page.figures import main_plots
+from nano_rl.page.plot import READINGS, Plotter
 from nano_rl.page.series import AT_MOST, series
 from nano_rl.page.tokens import Piece, load_decoder, pieces
 from nano_rl.page.visible import visible
 from nano_rl.tiny import build_tiny
 from nano_rl.watch.live import NoView
+from nano_rl.watch.panel import interval_of
 from nano_rl.watch.record import TOKENIZER, TrainingRecord
 from nano_rl.watch.rollouts import Rollout
 from nano_rl.watch.success import success_metrics
 from nano_rl.watch.watcher import Watcher
+from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Observation, Tampering, ToolCall, Trajectory, TurnTokens
 
@@ -239,6 +245,85 @@ def test_metrics_alone_make_a_page(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["report", str(tmp_path / "old")], catch_exceptions=False)
     assert result.exit_code == 0
     assert "No rollout is recorded" in (tmp_path / "old" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_curve_shows_its_values_under_the_pointer(page: str) -> None:
+    (reward,) = re.findall(r'<svg class="plot" role="img" aria-label="Reward over.*?</svg>', page, re.DOTALL)
+    strips = re.findall(r'<g class="at">(.*?)</g>', reward)
+    assert len(strips) == 12
+    assert ">step 6<" in strips[6]
+    assert ">reward mean: 0.5" in strips[6]
+
+
+def test_values_under_the_pointer_stay_few() -> None:
+    curve = series([{"step": float(n), "loss": 1.0} for n in range(5000)], "loss")
+    assert curve is not None
+    assert Plotter().curves([curve], "loss").count('class="at"') <= READINGS
+
+
+def test_rounding_does_not_fill_a_plot() -> None:
+    noise = [{"step": float(n), "approx_kl": 1e-8 * (n % 3)} for n in range(20)]
+    (plot,) = main_plots(noise, Plotter())
+    ticks = "".join(re.findall(r"<text[^>]*>([^<]+)</text>", plot.svg))
+    assert "0.001" in ticks
+    assert "1e" not in ticks
+
+
+def test_the_interval_of_a_mean_reward_stays_within_what_a_reward_can_be() -> None:
+    ordinary = {"reward_mean": 0.98, "reward_error": 0.05, "reward_min": 0.0, "reward_max": 1.0}
+    assert interval_of("reward_mean", ordinary) == (pytest.approx(0.98 - 1.96 * 0.05, abs=1e-3), 1.0)
+    composed = {"reward_mean": 1.2, "reward_error": 0.5, "reward_min": -0.3, "reward_max": 1.5}
+    assert interval_of("reward_mean", composed) == (pytest.approx(0.22, abs=1e-3), 1.5)
+
+
+def test_metrics_that_are_always_zero_are_named_in_one_line(page: str, parsed: Strict) -> None:
+    assert "0 in every step: " in parsed.text
+    table = page[page.index('id="metrics"') :]
+    assert not re.search(r"<td>0</td><td>0</td><td>0</td>", table)
+
+
+def held_out_folder(folder: Path, name: str, learning_rate: float) -> Path:
+    """A training of twelve steps with measurements on held-out tasks."""
+    made = folder / name
+    made.mkdir()
+    with MetricsWriter(made / METRICS) as metrics:
+        for step in range(12):
+            metrics.write(step, {"step": float(step), "reward_mean": step / 12})
+    rows = [{"step": n, "success": n / 20, "graded": 10, "low": 0.0, "high": 0.9} for n in (0, 6, 12)]
+    (made / HELD_OUT_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = TrainConfig(optimizer=OptimizerConfig(learning_rate=learning_rate))
+    TrainingRecord(
+        name=name, model=HOSTILE, log=str(folder / "log.db"), started=0.0, nano="0",
+        config=config.model_dump(mode="json"),
+    ).write(made)  # fmt: skip
+    return made
+
+
+def test_the_page_draws_success_on_held_out_tasks(tmp_path: Path) -> None:
+    made = held_out_folder(tmp_path, "mine", 1e-4)
+    CliRunner().invoke(cli, ["report", str(made)], catch_exceptions=False)
+    text = (made / "report.html").read_text(encoding="utf-8")
+    assert "Held-out success" in text
+    assert "held-out: 0.6 (0 to 0.9)" in text
+
+
+def test_two_trainings_stand_side_by_side(tmp_path: Path) -> None:
+    made = [held_out_folder(tmp_path, name, rate) for name, rate in (("one", 1e-4), ("two", 3e-4))]
+    result = CliRunner().invoke(cli, ["report", *map(str, made)], catch_exceptions=False)
+    assert result.output.splitlines()[-1] == str(made[0] / "comparison.html")
+    text = (made[0] / "comparison.html").read_text(encoding="utf-8")
+    parser = Strict()
+    parser.feed(text)
+    assert parser.open == []
+    assert "script" not in parser.tags
+    assert "optimizer.learning_rate0.00010.0003" in re.sub(r"\s+", "", parser.text)
+    assert {"Held-out success", "Reward"} <= set(re.findall(r"<strong>(.*?)</strong>", text))
+    assert "one: 0.25" in text
+    assert "two: 0.25" in text
+    as_json = CliRunner().invoke(cli, ["report", *map(str, made), "--json"], catch_exceptions=False)
+    assert set(json.loads(as_json.output)) == {"one", "two"}
+    with pytest.raises(UsageError, match="--hacks reads one training"):
+        CliRunner().invoke(cli, ["report", *map(str, made), "--hacks"], catch_exceptions=False)
 
 
 # --------------------------------------------------------------------------- in a real browser
