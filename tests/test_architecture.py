@@ -53,7 +53,7 @@ def test_the_contract_and_the_runtime_import_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_only_the_runtime_turns_any_exception_into_data() -> None:
+def test_one_place_turns_any_exception_into_data() -> None:
     broad = [
         f"{path.name}:{node.lineno}"
         for _, path in modules()
@@ -63,7 +63,8 @@ def test_only_the_runtime_turns_any_exception_into_data() -> None:
         if isinstance(node, ast.ExceptHandler)
         and (node.type is None or getattr(node.type, "id", "") in ("Exception", "BaseException"))
     ]
-    assert broad == []
+    # the grading of what a policy left: whatever that raises, there is a verdict
+    assert [place.partition(":")[0] for place in broad] == ["grade.py"]
 
 
 def test_the_wheel_holds_the_three_packages_and_nothing_else(tmp_path: Path) -> None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nano_coder.grading.command import grade_command, laid_over
+from nano_coder.grading.command import grade_command, laid_over, tree_hash
 from nano_coder.grading.folder import changed_since, read_folder
-from nano_coder.grading.grade import grade
+from nano_coder.grading.grade import decided, grade, graded_files
 from nano_coder.grading.planted import planted
 from nano_coder.grading.reward_file import grade_reward_file
-from nano_coder.grading.state import state_files
-from nano_coder.grading.version import GRADER
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.blobs import BlobStore
-from nano_shared.errors import SandboxError, UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.errors import UsageError
 from nano_shared.memory_blobs import MemoryBlobs
 from nano_shared.snapshot import Entry, Kind, Snapshot
 from nano_shared.snapshot.tree import make_snapshot
@@ -53,14 +50,6 @@ class Delivery:
         return frozenset(entry.path for entry in self.after.entries if entry.kind is not Kind.FILE)
 
 
-def graded_files(task: Task) -> tuple[str, ...]:
-    """The files that a verdict on the task is computed from; empty where it is the whole workspace."""
-    hidden = task.hidden
-    if hidden is None or hidden.kind in ("command", "reward_file", "answer"):
-        return ()
-    return state_files(hidden.state) if hidden.kind == "state" else task.artifacts
-
-
 def grade_delivery(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict | None:
     """The verdict by whatever check the task has, or None where it has none.
 
@@ -79,30 +68,39 @@ def grade_delivery(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict 
             sandbox=sandbox,
         )
         return flagged(verdict, planted(task, delivery.before, delivery.after, wanted))
-    try:
-        tests = hidden.files if hidden is not None else {}
-        before = laid_over(delivery.before, tests, delivery.blobs)
-        after = laid_over(delivery.after, tests, delivery.blobs)
-        if hidden is not None and hidden.kind == "reward_file":
-            return grade_reward_file(
-                hidden,
-                before=before,
-                after=after,
-                blobs=delivery.blobs,
-                sandbox=sandbox,
-                limits=task.limits,
-            )
-        return grade_command(
-            str(hidden.command if hidden is not None else task.check),
+    start = replace(delivery, after=delivery.before)
+    return decided(
+        lambda: _grade_tree(task, delivery, sandbox),
+        lambda: _grade_tree(task, start, sandbox),
+        graded_hash=tree_hash(delivery.after),
+        reference=False,
+    )
+
+
+def _grade_tree(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict:
+    """The verdict by a command on the whole workspace. Raises whatever goes wrong."""
+    hidden = task.hidden
+    tests = hidden.files if hidden is not None else {}
+    before = laid_over(delivery.before, tests, delivery.blobs)
+    after = laid_over(delivery.after, tests, delivery.blobs)
+    if hidden is not None and hidden.kind == "reward_file":
+        return grade_reward_file(
+            hidden,
             before=before,
             after=after,
             blobs=delivery.blobs,
             sandbox=sandbox,
             limits=task.limits,
-            trust=Trust.HIDDEN if hidden is not None else Trust.USER_CHECK,
         )
-    except SandboxError as problem:
-        return ungraded("verifier_error", str(problem))
+    return grade_command(
+        str(hidden.command if hidden is not None else task.check),
+        before=before,
+        after=after,
+        blobs=delivery.blobs,
+        sandbox=sandbox,
+        limits=task.limits,
+        trust=Trust.HIDDEN if hidden is not None else Trust.USER_CHECK,
+    )
 
 
 def grade_folder(task: Task, directory: Path, answer: str | None, sandbox: Sandbox) -> Verdict:
@@ -146,13 +144,3 @@ def flagged(verdict: Verdict, findings: Iterable[Tampering], *, worthless: bool 
     if worthless and verdict.reward is not None:
         update["reward"] = 0.0
     return verdict.model_copy(update=update)
-
-
-def ungraded(kind: str, detail: str = "") -> Verdict:
-    return Verdict(
-        reward=None,
-        failure_kind=f"{kind}: {detail}" if detail else kind,
-        trust=Trust.NONE,
-        grader=GRADER,
-        graded_hash=content_hash(""),
-    )

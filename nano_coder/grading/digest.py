@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from nano_coder.grading.command import laid_over, restored, tree_hash
-from nano_coder.grading.delivery import Delivery, graded_files
+from nano_coder.grading.delivery import Delivery
+from nano_coder.grading.grade import graded_files, graded_hash
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError
@@ -35,7 +36,7 @@ def expected_hash(run: Trajectory, blobs: BlobStore) -> str | None:
         )
         if hidden is None or hidden.kind == "command":
             return _of_tree(run, delivery)
-        return _of_files(run, delivery)
+        return graded_hash(run.task, delivery.files(graded_files(run.task)), run.answer)
     except (LogError, snapshot.SnapshotError):
         return None
 
@@ -47,10 +48,3 @@ def _of_tree(run: Trajectory, delivery: Delivery) -> str:
     after = laid_over(delivery.after, tests, delivery.blobs)
     command = str(hidden.command if hidden is not None else run.task.check)
     return tree_hash(restored(command, before, after)[0])
-
-
-def _of_files(run: Trajectory, delivery: Delivery) -> str:
-    files = delivery.files(graded_files(run.task))
-    hashes = [[name, content_hash(data)] for name, data in sorted(files.items())]
-    assert run.task.hidden is not None  # `expected_hash` has asked
-    return content_hash([run.answer, hashes] if run.task.hidden.kind == "state" else hashes)

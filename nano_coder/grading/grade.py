@@ -15,13 +15,16 @@ from nano_coder.grading.suite import Job, NeedsStrict, run_suite
 from nano_coder.grading.table import read_table, run_table
 from nano_coder.grading.version import GRADER
 from nano_coder.sandbox.protocol import Sandbox
-from nano_shared.errors import SandboxError, UsageError
+from nano_shared.errors import LogError, UsageError
 from nano_shared.hashing import content_hash
-from nano_shared.types import HiddenChecks, Task, Trust, Verdict
+from nano_shared.printable import printable
+from nano_shared.types import HiddenChecks, Tampering, Task, Trust, Verdict
 
 LARGEST_ARTIFACT = 1 << 20
+_ATTEMPTS = 2
+_LONGEST_DETAIL = 300
 
-__all__ = ["GRADER", "LARGEST_ARTIFACT", "grade"]
+__all__ = ["GRADER", "LARGEST_ARTIFACT", "decided", "grade", "graded_files", "graded_hash", "ungraded"]
 
 
 def grade(
@@ -36,24 +39,127 @@ def grade(
 
     `files` are the artifacts that the agent left, by their path in the workspace; `others` are the paths of
     what else it left, which is no regular file. The reward is 1.0 where every check passes, else 0.0; it is
-    None, with the failure kind "verifier_error", where we failed and not the policy.
+    None, with the failure kind "verifier_error" and why, where we failed and not the policy.
     Raises UsageError for a task without hidden checks, and for one that a command grades.
     """
     hidden = task.hidden
     if hidden is None:
         raise UsageError(f"task {task.key!r} has no hidden checks; grade its check with grade_command")
+    if hidden.kind in ("command", "reward_file"):
+        raise UsageError(f"task {task.key!r} is graded by a command, which needs the whole workspace")
+    known = _reference(task)
+    start = {name: task.files.get(name, "").encode("utf-8", "surrogatepass") for name in graded_files(task)}
+    return decided(
+        lambda: _grade(task, files, others, answer, sandbox),
+        lambda: _grade(task, known or start, (), "", sandbox),
+        graded_hash=graded_hash(task, files, answer),
+        reference=known is not None,
+    )
+
+
+def decided(
+    attempt: Callable[[], Verdict], control: Callable[[], Verdict], *, graded_hash: str, reference: bool
+) -> Verdict:
+    """The verdict of an attempt; no other place makes one of an exception.
+
+    What fails twice, where grading the `control` works, fails by what the agent left: its reward is 0. Where
+    the control fails too, we failed, or the task does: None. A suite that needs live objects is believed to,
+    unless the control is a `reference`, on which it would show. Raises UsageError where the control does, and
+    LogError: no policy can damage a log.
+    """
+    for _ in range(_ATTEMPTS):
+        found = _tried(attempt)
+        if isinstance(found, Verdict):
+            return found
+        if isinstance(found, NeedsStrict):
+            break
+    strict = isinstance(found, NeedsStrict)
+    kind, why = "needs_strict" if strict else "verifier_error", printable(str(found)[:_LONGEST_DETAIL])
+    if strict and not reference:
+        return ungraded(kind, why, graded_hash)
+    without = _tried(control)
+    if isinstance(without, UsageError):
+        raise without
+    if isinstance(without, Exception) or without.reward is None:
+        return ungraded(kind, why, graded_hash)
+    what = f"grading failed twice on what was left, and not without it: {type(found).__name__}: {why}"
+    return without.model_copy(
+        update={
+            "reward": 0.0,
+            "components": {name: 0.0 for name in without.components},
+            "checks": dict.fromkeys(without.checks, "error"),
+            "tampering": () if strict else (Tampering(kind="jail", detail=what),),
+            "failure_kind": "needs_strict" if strict else "sandbox_broken",
+            "graded_hash": graded_hash,
+        }
+    )
+
+
+def _tried(attempt: Callable[[], Verdict]) -> Verdict | Exception:
+    try:
+        return attempt()
+    except LogError:
+        raise
+    except Exception as error:  # what a policy left may raise anything; `decided` finds out whose fault it is
+        return error
+
+
+def ungraded(kind: str, detail: str = "", graded_hash: str = content_hash("")) -> Verdict:
+    """The verdict where nobody can tell."""
+    return Verdict(
+        reward=None,
+        components={"tests": None},
+        failure_kind=f"{kind}: {detail}" if detail else kind,
+        trust=Trust.NONE,
+        grader=GRADER,
+        graded_hash=graded_hash,
+    )
+
+
+def graded_files(task: Task) -> tuple[str, ...]:
+    """The files that a verdict on the task is computed from; empty where it is the whole workspace."""
+    hidden = task.hidden
+    if hidden is None or hidden.kind in ("command", "reward_file", "answer"):
+        return ()
+    return state_files(hidden.state) if hidden.kind == "state" else task.artifacts
+
+
+def graded_hash(task: Task, files: Mapping[str, bytes], answer: str | None) -> str:
+    """Hash of what a verdict on the task is computed from, of all that the agent left."""
+    assert task.hidden is not None
+    if task.hidden.kind == "answer":
+        return content_hash(["answer", answer])
+    names = sorted(name for name in graded_files(task) if name in files)
+    hashes = [[name, content_hash(files[name])] for name in names]
+    return content_hash([answer, hashes] if task.hidden.kind == "state" else hashes)
+
+
+def _grade(
+    task: Task, files: Mapping[str, bytes], others: Collection[str], answer: str | None, sandbox: Sandbox
+) -> Verdict:
+    """Raises whatever goes wrong."""
+    hidden = task.hidden
+    assert hidden is not None
     if hidden.kind == "answer":
         return _grade_answer(hidden, answer) if hidden.scorer is None else grade_score(task, answer, sandbox)
-    if hidden.kind == "cases":
-        return _grade_artifacts(task, files, sandbox, names(hidden.cases), _run_cases)
-    if hidden.kind == "suite":
-        return _grade_artifacts(task, files, sandbox, ["tests"], _run_suite)
-    if hidden.kind == "mutants":
-        checks = [REFERENCE, *(f"killed_{name}" for name in hidden.mutants)]
-        return _grade_artifacts(task, files, sandbox, checks, _run_mutants)
+    wanted = {name: files[name] for name in graded_files(task) if name in files}
     if hidden.kind == "state":
-        return _grade_state(task, files, others, answer, sandbox)
-    raise UsageError(f"task {task.key!r} is graded by a command, which needs the whole workspace")
+        outcome = run_state(hidden, wanted, others, answer, task.limits, sandbox)
+        components: dict[str, float | None] = {"tests": outcome.passed}
+    else:
+        outcome = _run_artifacts(task, wanted, sandbox)
+        components = _components(hidden, outcome)
+    strict = hidden.suite is not None and hidden.suite.strict and set(wanted) == set(task.artifacts)
+    return Verdict(
+        reward=float(outcome.right),
+        components=components,
+        checks=outcome.checks,
+        tampering=outcome.tampering,
+        failure_kind=outcome.failure_kind,
+        trust=Trust.STRICT if strict else outcome.trust,
+        grader=GRADER,
+        graded_hash=graded_hash(task, files, answer),
+    )
 
 
 def _grade_answer(hidden: HiddenChecks, answer: str | None) -> Verdict:
@@ -69,33 +175,21 @@ def _grade_answer(hidden: HiddenChecks, answer: str | None) -> Verdict:
     )
 
 
-def _grade_state(
-    task: Task, files: Mapping[str, bytes], others: Collection[str], answer: str | None, sandbox: Sandbox
-) -> Verdict:
-    assert task.hidden is not None
-    wanted = {name: files[name] for name in state_files(task.hidden.state) if name in files}
-    digest = content_hash([answer, [[name, content_hash(data)] for name, data in sorted(wanted.items())]])
-    try:
-        outcome = run_state(task.hidden, wanted, others, answer, task.limits, sandbox)
-    except SandboxError:
-        return Verdict(
-            reward=None,
-            components={"tests": None},
-            failure_kind="verifier_error",
-            trust=Trust.NONE,
-            grader=GRADER,
-            graded_hash=digest,
-        )
-    return Verdict(
-        reward=float(outcome.passed == 1.0),
-        components={"tests": outcome.passed},
-        checks=outcome.checks,
-        tampering=outcome.tampering,
-        failure_kind=outcome.failure_kind,
-        trust=Trust.HIDDEN,
-        grader=GRADER,
-        graded_hash=digest,
-    )
+def _run_artifacts(task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> Outcome:
+    """What comes of running the artifacts, where there are any to run."""
+    hidden = task.hidden
+    assert hidden is not None
+    if not task.artifacts:
+        raise UsageError(f"task {task.key!r} has tests but no artifact that could answer them")
+    too_large = any(len(data) > LARGEST_ARTIFACT for data in files.values())
+    if too_large or len(files) < len(set(task.artifacts)):
+        killed = [REFERENCE, *(f"killed_{name}" for name in hidden.mutants)]
+        checks = {"cases": names(hidden.cases), "suite": ["tests"], "mutants": killed}[hidden.kind]
+        kind = "artifact_too_large" if len(files) == len(set(task.artifacts)) else "no_artifact"
+        return Outcome(dict.fromkeys(checks, "error"), (), kind)
+    if hidden.kind == "mutants":
+        return run_mutants(task, hidden, files, sandbox)
+    return (_run_cases if hidden.kind == "cases" else _run_suite)(task, files, sandbox)
 
 
 def _run_cases(task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> Outcome:
@@ -104,11 +198,6 @@ def _run_cases(task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> Outc
     if not task.hidden.metrics:
         return outcome
     return keep_bounds(outcome, task.hidden.metrics, files, task.limits, sandbox)
-
-
-def _run_mutants(task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> Outcome:
-    assert task.hidden is not None
-    return run_mutants(task, task.hidden, files, sandbox)
 
 
 def _components(hidden: HiddenChecks, outcome: Outcome) -> dict[str, float | None]:
@@ -135,52 +224,3 @@ def _reference(task: Task) -> dict[str, bytes] | None:
     texts = {str(a.arguments.get("path")): a.arguments.get("content") for a in task.oracle or ()}
     written = {path: text.encode() for path, text in texts.items() if isinstance(text, str)}
     return {path: written[path] for path in task.artifacts} if written.keys() >= set(task.artifacts) else None
-
-
-def _grade_artifacts(
-    task: Task,
-    files: Mapping[str, bytes],
-    sandbox: Sandbox,
-    checks: list[str],
-    run: Callable[[Task, Mapping[str, bytes], Sandbox], Outcome],
-) -> Verdict:
-    """Judge the artifacts by running them; `checks` are named where there is nothing to run."""
-    if not task.artifacts:
-        raise UsageError(f"task {task.key!r} has tests but no artifact that could answer them")
-    graded = {name: files[name] for name in task.artifacts if name in files}
-    digest = content_hash([[name, content_hash(data)] for name, data in sorted(graded.items())])
-    missing = [name for name in task.artifacts if name not in graded]
-    too_large = [name for name, data in graded.items() if len(data) > LARGEST_ARTIFACT]
-    if missing or too_large:
-        return Verdict(
-            reward=0.0,
-            components={"mutants_killed" if task.hidden and task.hidden.mutants else "tests": 0.0},
-            checks=dict.fromkeys(checks, "error"),
-            failure_kind="no_artifact" if missing else "artifact_too_large",
-            trust=Trust.HIDDEN,
-            grader=GRADER,
-            graded_hash=digest,
-        )
-    try:
-        outcome = run(task, graded, sandbox)
-    except SandboxError as error:
-        return Verdict(
-            reward=None,
-            components={"tests": None},
-            failure_kind="needs_strict" if isinstance(error, NeedsStrict) else "verifier_error",
-            trust=Trust.NONE,
-            grader=GRADER,
-            graded_hash=digest,
-        )
-    assert task.hidden is not None
-    strict = task.hidden is not None and task.hidden.suite is not None and task.hidden.suite.strict
-    return Verdict(
-        reward=float(outcome.right),
-        components=_components(task.hidden, outcome),
-        checks=outcome.checks,
-        tampering=outcome.tampering,
-        failure_kind=outcome.failure_kind,
-        trust=Trust.STRICT if strict else outcome.trust,
-        grader=GRADER,
-        graded_hash=digest,
-    )

@@ -10,13 +10,14 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Literal
 
-from nano_coder.grading.cases import Outcome, healthy
+from nano_coder.grading.cases import Outcome
 from nano_coder.grading.suite import Job, NeedsStrict, TestsFailed, run_suite
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import SandboxError
-from nano_shared.types import HiddenChecks, Suite, Tampering, Task
+from nano_shared.types import HiddenChecks, Limits, Suite, Tampering, Task
 
 Framework = Literal["script", "unittest", "pytest"]
 
@@ -64,8 +65,9 @@ def _passes(task: Task, hidden: HiddenChecks, suite: Suite, source: str, sandbox
     try:
         outcome = run_suite(job, task.limits, sandbox)
     except (TestsFailed, NeedsStrict):
-        if not healthy(sandbox):
-            raise SandboxError("no jail works: the agent's tests were not run") from None
+        with closing(sandbox.open(None, Limits())) as jail:
+            if jail.run_python("print(1)", isolated=True).stdout != b"1\n":
+                raise SandboxError("no jail works: the agent's tests were not run") from None
         return False
     return outcome.passed == 1.0
 

@@ -17,6 +17,7 @@ from nano_coder.grading.version import GRADER
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.hashing import content_hash
+from nano_shared.printable import printable
 from nano_shared.types import Limits, Scorer, Tampering, Task, Trust, Verdict
 
 _EVALUATING = """
@@ -37,13 +38,12 @@ _NODES = (
 
 
 def grade_score(task: Task, answer: str | None, sandbox: Sandbox) -> Verdict:
-    """The verdict on an answer; None as reward where the scorer could not be asked."""
+    """The verdict on an answer. Raises SandboxError where the scorer could not be asked."""
     assert task.hidden is not None
     assert task.hidden.scorer is not None
     digest = content_hash(["answer", answer])
     kind: str | None = None
     tampering: tuple[Tampering, ...] = ()
-    score: float | None
     if answer is None:
         score, kind = 0.0, "no_answer"
     elif answer == task.hidden.answer:  # it earned 1 from the scorer when the task was made
@@ -51,20 +51,17 @@ def grade_score(task: Task, answer: str | None, sandbox: Sandbox) -> Verdict:
     elif len(answer) > LONGEST_ANSWER:
         score, kind = 0.0, "answer_too_long"
     elif task.hidden.scorer.dataset in EVALUATING and not plain(answer):
-        score, tampering = 0.0, (Tampering(kind="code_in_answer", detail=answer[:200]),)
+        score, tampering = 0.0, (Tampering(kind="code_in_answer", detail=printable(answer[:200])),)
     else:
-        try:
-            score = ask_scorer(task.hidden.scorer, answer, sandbox)
-        except SandboxError as problem:
-            score, kind = None, f"verifier_error: {problem}"
-    right = None if score is None else score >= 1 - 1e-9
+        score = ask_scorer(task.hidden.scorer, answer, sandbox)
+    right = score >= 1 - 1e-9
     return Verdict(
-        reward=None if right is None else float(right),
+        reward=float(right),
         components={"tests": score},
-        checks={} if right is None else {"answer": "pass" if right else "fail"},
+        checks={"answer": "pass" if right else "fail"},
         tampering=tampering,
         failure_kind=kind,
-        trust=Trust.NONE if right is None else Trust.HIDDEN,
+        trust=Trust.HIDDEN,
         grader=GRADER,
         graded_hash=digest,
     )

@@ -13,28 +13,19 @@ import secrets
 import signal
 from collections.abc import Mapping
 from contextlib import closing
-from typing import Any
 
 from nano_coder.grading.bundle import program
-from nano_coder.grading.cases import Outcome, tried_twice
-from nano_coder.grading.suite import CPU_SECONDS, LONGEST_REPORT, WALL_SECONDS, Job, read_reports
+from nano_coder.grading.cases import Outcome
+from nano_coder.grading.suite import CPU_SECONDS, LONGEST_REPORT, WALL_SECONDS, Job, Report, read_reports
 from nano_coder.sandbox.protocol import ExecResult, Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.types import Limits, Tampering
 
-_MODULES = ("wire", "peer", "artifact", "solver", "runners", "strict")
+_MODULES = ("wire", "peer", "artifact", "report", "solver", "runners", "strict")
 
 
 def run_strict(job: Job, limits: Limits, sandbox: Sandbox) -> Outcome:
-    """Run the tests beside the solution in one jail.
-
-    Raises SandboxError where the jail fails on its own account; where it fails twice with this solution and
-    works without it, the solution is to blame.
-    """
-    return tried_twice(lambda: _attempt(job, limits, sandbox), ("tests",), sandbox)
-
-
-def _attempt(job: Job, limits: Limits, sandbox: Sandbox) -> Outcome:
+    """Run the tests beside the solution in one jail. Raises SandboxError where the jail fails."""
     nonce = secrets.token_hex(16)
     given = {
         "framework": job.suite.framework, "tests": job.suite.files, "files": job.solution_files(),
@@ -48,10 +39,10 @@ def _attempt(job: Job, limits: Limits, sandbox: Sandbox) -> Outcome:
             timeout=WALL_SECONDS,
             output_bytes=LONGEST_REPORT,
         )
-    return _judged(job, list(read_reports(ended.stdout, nonce)), ended)
+    return _judged(job, read_reports(ended.stdout, nonce), ended)
 
 
-def _judged(job: Job, reports: list[dict[str, Any]], ended: ExecResult) -> Outcome:
+def _judged(job: Job, reports: list[Report], ended: ExecResult) -> Outcome:
     if not reports or reports[0] != {"ready": True}:
         said = ended.stderr.decode(errors="backslashreplace").strip()[-300:]
         raise SandboxError(f"the strict runner did not start: {said or ended}")
@@ -60,11 +51,11 @@ def _judged(job: Job, reports: list[dict[str, Any]], ended: ExecResult) -> Outco
         for r in reports
         if "forged" in r
     ][:1]
-    told = [(str(r["check"]), str(r.get("state"))) for r in reports if "check" in r]
-    announced = [str(name) for r in reports for name in r.get("collected", ())]
+    told = [(r["check"], r.get("state", "error")) for r in reports if "check" in r]
+    announced = [name for r in reports for name in r.get("collected", ())]
     missing = [name for name in defined_tests(job.suite.files) if not _among(name, announced)]
     checks = {**dict.fromkeys([*announced, *missing], "error"), **dict(told)} or {"import": "error"}
-    done: dict[str, Any] = next((r for r in reports if "done" in r), {})
+    done = next((r for r in reports if "done" in r), Report())
     if done.get("patched"):
         found.append(Tampering(kind="patched", detail=f"replaced {', '.join(done['patched'])}"))
     exact = done.get("done") == len(told) == len(announced) == len(set(announced)) and not missing
@@ -80,7 +71,7 @@ def _judged(job: Job, reports: list[dict[str, Any]], ended: ExecResult) -> Outco
     return Outcome(checks, tuple(found), kind)
 
 
-def _cause(last: dict[str, Any], ended: ExecResult) -> str:
+def _cause(last: Report, ended: ExecResult) -> str:
     """Why the reports stop half-way."""
     if ended.oom:
         return "memory"

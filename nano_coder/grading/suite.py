@@ -11,13 +11,18 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import islice
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
 
 from nano_coder.grading.bundle import program
-from nano_coder.grading.cases import Outcome, tried_twice
+from nano_coder.grading.cases import Outcome
+from nano_coder.grading.inside.report import Malformed, read
 from nano_coder.grading.names import used_names
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared.errors import SandboxError
@@ -35,7 +40,7 @@ _LINGER = 2.0
 
 
 class TestsFailed(SandboxError):
-    """The tests' jail did not report as it must: a failure of ours or of the suite, not of the solution."""
+    """The tests' jail did not report as it must."""
 
 
 class NeedsStrict(TestsFailed):
@@ -68,9 +73,7 @@ def run_suite(job: Job, limits: Limits, sandbox: Sandbox) -> Outcome:
     was changed, they run once more with changes kept from them. Where they fail then, they pass only because
     of a change, which is right only if the reference needs it too; without a reference it is trusted less.
 
-    Raises SandboxError where a jail fails on its own account, and its kinds TestsFailed and NeedsStrict for a
-    suite that cannot be run so. Where a jail fails with this solution twice and works without it, the
-    solution is to blame.
+    Raises SandboxError where a jail fails, and its kind NeedsStrict for a suite that cannot be run so.
     """
     outcome, changed = _run(job, limits, sandbox)
     if not changed or not outcome.right:
@@ -103,14 +106,6 @@ def _tests_changes(job: Job, limits: Limits, sandbox: Sandbox) -> bool:
 
 def _run(job: Job, limits: Limits, sandbox: Sandbox, *, by_value: bool = False) -> tuple[Outcome, bool]:
     """The outcome, and whether an argument was changed on the way."""
-    changed: list[bool] = []
-    outcome = tried_twice(
-        lambda: _attempt(job, limits, sandbox, by_value, changed), ("tests",), sandbox, final=(TestsFailed,)
-    )
-    return outcome, any(changed)
-
-
-def _attempt(job: Job, limits: Limits, sandbox: Sandbox, by_value: bool, changed: list[bool]) -> Outcome:
     nonce = secrets.token_hex(16)
     with ExitStack() as stack:
         solver = stack.enter_context(closing(sandbox.open(None, limits)))
@@ -124,12 +119,11 @@ def _attempt(job: Job, limits: Limits, sandbox: Sandbox, by_value: bool, changed
         )
         tests.start(far, {**_tests_job(job), "by_value": by_value})
         tests.join()
-        reports = list(read_reports(tests.result().stdout, nonce))
+        reports = read_reports(tests.result().stdout, nonce)
         outcome = _judged(reports, tests.result(), solution)
-        changed.append(bool(reports[-1].get("changed")))
         solver.close()
         solution.join()
-    return outcome
+    return outcome, reports[-1].get("changed", False)
 
 
 def _tests_job(job: Job) -> dict[str, Any]:
@@ -191,31 +185,55 @@ class _Side:
 
 class _Solution(_Side):
     def __init__(self, jail: Jail, end: socket.socket) -> None:
-        super().__init__(jail, end, "solver.main()", ("wire", "peer", "artifact", "solver"))
+        super().__init__(jail, end, "solver.main()", ("wire", "peer", "artifact", "report", "solver"))
 
 
 class _Tests(_Side):
     def __init__(self, jail: Jail, end: socket.socket, nonce: str) -> None:
-        modules = ("wire", "peer", "artifact", "solver", "runners", "tester")
+        modules = ("wire", "peer", "artifact", "report", "solver", "runners", "tester")
         super().__init__(jail, end, f"tester.main({nonce!r})", modules)
 
 
-def read_reports(stdout: bytes, nonce: str) -> Iterator[dict[str, Any]]:
-    for line in stdout.decode("utf-8", "replace").split("\n"):
-        if line.startswith(nonce):
-            yield json.loads(line[len(nonce) :])
+Name = Annotated[str, Field(max_length=4096)]
+Report = TypedDict(
+    "Report",
+    {
+        "ready": bool, "collected": list[Name], "check": Name, "import": Name, "forged": Name,
+        "state": Literal["pass", "fail", "error", "timeout"], "done": int, "changed": bool,
+        "broken": Literal["gone", "late", "forged"] | None, "findings": dict[Name, Name],
+        "patched": list[Name], "ended": dict[Literal["exit", "signal"], int], "cpu_s": float,
+    },
+    total=False,
+)  # fmt: skip
+"""one line of a jail in which test files run; code that may not be trusted shares some of those jails"""
+_REPORT = TypeAdapter(with_config(ConfigDict(strict=True, extra="forbid"))(Report))
+_UNREADABLE: Report = {"forged": "something that is no report"}
+MOST_REPORTS = 50_000
 
 
-def _judged(reports: list[dict[str, Any]], ended: ExecResult, solution: _Solution) -> Outcome:
+def read_reports(stdout: bytes, nonce: str) -> list[Report]:
+    """The lines with the nonce; one that is no report counts as forged."""
+    lines = (line for line in stdout.decode("utf-8", "replace").split("\n") if line.startswith(nonce))
+    return [_read_report(line[len(nonce) :]) for line in islice(lines, MOST_REPORTS)]
+
+
+def _read_report(line: str) -> Report:
+    try:
+        return _REPORT.validate_python(read(line, LONGEST_REPORT))
+    except (Malformed, ValidationError):
+        return _UNREADABLE
+
+
+def _judged(reports: list[Report], ended: ExecResult, solution: _Solution) -> Outcome:
     """Count the reports exactly: every check that was announced has one, and nothing else has."""
     if not reports or reports[0] != {"ready": True}:
         said = ended.stderr.decode(errors="backslashreplace").strip()[-300:]
         raise TestsFailed(f"the tests' jail did not start: {said or ended}")
     announced = [name for r in reports for name in r.get("collected", ())]
-    told = [(r["check"], r["state"]) for r in reports if "check" in r]
+    told = [(r["check"], r.get("state", "error")) for r in reports if "check" in r]
     checks = {**dict.fromkeys(announced, "error"), **dict(told)} or {"import": "error"}
     last = reports[-1]
-    if "done" not in last:
+    if "findings" not in last:
         if not ended.timed_out:
             said = ended.stderr.decode(errors="backslashreplace").strip()[-300:]
             raise TestsFailed(f"the tests' jail ended half-way: {said or ended}")
@@ -223,16 +241,16 @@ def _judged(reports: list[dict[str, Any]], ended: ExecResult, solution: _Solutio
         return Outcome({n: "error" if s == "pass" else s for n, s in left.items()}, (), "agent_timeout")
     if "needs_strict" in last["findings"]:
         raise NeedsStrict(last["findings"]["needs_strict"])
-    exact = len(told) == last["done"] == len(announced) == len(checks)
+    exact = len(told) == last.get("done") == len(announced) == len(checks)
     imported = not any("import" in r for r in reports)
     if not (exact and imported):
         checks = {name: "error" if state == "pass" else state for name, state in checks.items()}
-    found, kind = _causes(last["broken"], solution)
+    found, kind = _causes(last.get("broken"), solution)
     right = set(checks.values()) == {"pass"}
     found += [
         Tampering(kind=k, detail=d) for k, d in last["findings"].items() if k not in _FORGIVEN or not right
     ]
-    if last["broken"]:
+    if last.get("broken"):
         state = "timeout" if kind == "agent_timeout" else "error"
         checks = {name: state if s in ("pass", "error") else s for name, s in checks.items()}
     return Outcome(checks, tuple(found), kind)

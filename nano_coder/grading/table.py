@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nano_coder.grading.cases import Outcome, ask_child, judged, tried_twice
+from nano_coder.grading.cases import Outcome, ask_child, judged
 from nano_coder.grading.inside.wire import MALFORMED, Crossing, NotPlain
 from nano_coder.grading.names import module_names
 from nano_coder.grading.suite import CPU_SECONDS, PATIENCE, WALL_SECONDS, Job
@@ -286,15 +286,8 @@ def run_table(job: Job, table: Table, limits: Limits, sandbox: Sandbox) -> Outco
     """Make the calls in one jail and compare here; None where a value came that only the tests can judge.
 
     The calls follow each other in one process, as in the script: what one of them leaves behind, the next one
-    finds. Raises SandboxError where the jail fails on its own account.
+    finds. Raises SandboxError where the jail fails.
     """
-    try:
-        return tried_twice(lambda: _attempt(job, table, limits, sandbox), list(table.rows), sandbox)
-    except Elsewhere:
-        return None
-
-
-def _attempt(job: Job, table: Table, limits: Limits, sandbox: Sandbox) -> Outcome:
     asked = {
         "files": job.solution_files(), "target": job.target, "entry": table.entry, "fork": "run",
         "typed": True, "cases": [row.call for row in table.rows.values()], "cpu_seconds": CPU_SECONDS,
@@ -302,8 +295,11 @@ def _attempt(job: Job, table: Table, limits: Limits, sandbox: Sandbox) -> Outcom
     }  # fmt: skip
     reports, result = ask_child(asked, limits, sandbox, wall=WALL_SECONDS)
     if any(report.keys() & {"not_plain", "too_long"} for report in reports):
-        raise Elsewhere
-    return judged(list(table.rows), _right(table), reports, result)
+        return None
+    try:
+        return judged(list(table.rows), _right(table), reports, result)
+    except Elsewhere:
+        return None
 
 
 def _right(table: Table) -> Callable[[str, Any], bool]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from nano_coder.grading.delivery import Delivery, grade_delivery, ungraded
+from nano_coder.grading.delivery import Delivery, grade_delivery
+from nano_coder.grading.grade import ungraded
 from nano_coder.sandbox import Sandbox
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore

@@ -158,12 +158,14 @@ def test_an_artifact_beyond_reason_is_not_run(sandbox: Sandbox) -> None:
 def test_our_failure_is_no_reward(sandbox: Sandbox) -> None:
     for broken in (_Broken(sandbox, fail_open=True), _Broken(sandbox, fail_open=False)):
         verdict = grade(_task(), files={"sol.py": b""}, answer=None, sandbox=broken)
-        assert (verdict.reward, verdict.failure_kind, verdict.trust) == (None, "verifier_error", Trust.NONE)
+        assert (verdict.reward, verdict.trust) == (None, Trust.NONE)
+        assert str(verdict.failure_kind).startswith("verifier_error: ")
 
 
 def test_an_interpreter_that_does_not_start_is_our_failure(sandbox: Sandbox) -> None:
     verdict = grade(_task(), files={"sol.py": b""}, answer=None, sandbox=_NoPython(sandbox))
-    assert (verdict.reward, verdict.failure_kind) == (None, "verifier_error")
+    assert verdict.reward is None
+    assert str(verdict.failure_kind).startswith("verifier_error: ")
 
 
 def test_the_graded_hash_follows_the_artifact_alone(sandbox: Sandbox) -> None:

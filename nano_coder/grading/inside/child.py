@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .artifact import ROOT, load, write_files
-from .wire import MALFORMED, Crossing, NotPlain
+from .report import LONGEST, Malformed, name_of, read
+from .wire import Crossing, NotPlain
 
 PR_SET_DUMPABLE = 4
-LONGEST = 1 << 20
 DEEPEST = 100
 _DYING_S = 1.0
 
@@ -61,7 +61,7 @@ def answer(function: Callable[[], Any], case: Any, *, typed: bool) -> str:
     except NotPlain as error:
         return json.dumps({"not_plain": str(error)})
     except BaseException as error:  # SystemExit and skips included: each is an answer to report
-        return json.dumps({"raise": type(error).__name__})
+        return json.dumps({"raise": name_of(type(error))})
 
 
 class Entry:
@@ -171,8 +171,8 @@ def heard(job: Any, data: bytes) -> dict[str, Any]:
     if not text.startswith(job["token"]) or not text.endswith("\n"):
         return {"too_long": len(data)} if len(data) > LONGEST else {"forged": text[:80]}
     try:
-        return dict(json.loads(text[len(job["token"]) :]))
-    except MALFORMED:
+        return read(text[len(job["token"]) :])
+    except Malformed:
         return {"forged": text[len(job["token"]) :][:80]}
 
 

@@ -11,17 +11,23 @@ import json
 import os
 import sys
 import types
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from .artifact import ROOT, module_name, write_files
 from .peer import Forged, Gone, Late, Peer, Unsendable
+from .report import LONGEST_NAME, name_of
 from .runners import RUNNERS
 from .solver import connect
-from .wire import MALFORMED, Crossing, NotPlain
+from .wire import DEEPEST, MALFORMED, Crossing, NotPlain
 
 SKIPS = ("SkipTest", "Skipped", "Exit")
 """exceptions by which test runners are told to look away"""
+
+
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_MOST_MADE = 1000
 
 
 class Broken(BaseException):
@@ -43,13 +49,24 @@ class Tester(Peer):
         """keep what calls do to their arguments from the tests"""
         self.changed = False
         """whether a call did something to an argument"""
+        self._nests = False
+        """whether a call returned a container, or did something to one"""
+        self._made: deque[Any] = deque(maxlen=_MOST_MADE)
+        """exceptions, their classes and modules that the tests have of the solution"""
 
     def call(self, message: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.busy = message.get("name", self.busy)
         try:
-            return self.guard(lambda: Peer.call(self, message, args, kwargs))
+            value = self.guard(lambda: Peer.call(self, message, args, kwargs))
+            self._nests = self._nests or isinstance(value, _CONTAINERS)
+            return value
         except Unsendable as refused:
-            self.find("needs_strict", f"{self.busy} was given {refused}, which only a strict suite can pass")
+            if self._came_back((args, kwargs)):
+                self.find("not_plain", f"{self.busy} was given back {refused}, which the solution had made")
+            else:
+                self.find(
+                    "needs_strict", f"{self.busy} was given {refused}, which only a strict suite can pass"
+                )
             raise
         except NotPlain as refused:
             self.find("not_plain", f"{self.busy} returned {refused}, no plain data")
@@ -58,13 +75,27 @@ class Tester(Peer):
             self.find("exit", f"{self.busy} raised SystemExit")
             raise
         except BaseException as error:
+            self._made += [error, type(error)]
             if type(error).__name__ in SKIPS:
                 self.find("skip", f"{self.busy} raised {type(error).__name__}")
             raise
 
+    def _came_back(self, given: Any) -> bool:
+        """Whether what the solution is given, and cannot be sent, stems from it: an exception or a module of
+        its own, or a nesting that no test made alone."""
+        level, seen, made = [given], set[int](), set(map(id, self._made))
+        for _ in range(DEEPEST):
+            if any(id(value) in made or id(type(value)) in made for value in level):
+                return True
+            seen |= set(map(id, level))
+            level = [held for value in level for held in _held(value) if id(held) not in seen]
+            if not level:
+                return False
+        return self._nests
+
     def take_changes(self, crossing: Crossing, changes: Any) -> None:
         if changes:
-            self.changed = True
+            self.changed = self._nests = True
             if self.by_value:
                 crossing.detach()
         super().take_changes(crossing, changes)
@@ -87,7 +118,8 @@ class Tester(Peer):
         return Broken(self.broken)
 
     def find(self, kind: str, detail: str) -> None:
-        self.findings.setdefault(kind, detail)
+        # in parts it is the solution's text: no report may be made unreadable by it
+        self.findings.setdefault(kind, detail[:LONGEST_NAME].encode("ascii", "backslashreplace").decode())
 
     # ---------------------------------------------------------------------------------- the module
 
@@ -147,9 +179,11 @@ class Tester(Peer):
             if "value" in told:
                 return self.crossing().unpack(told["value"])
             if "error" in told:
-                return self.exception_class(*map(str, told["error"]))
+                self._made.append(made := self.exception_class(*map(str, told["error"])))
+                return made
             if "module" in told:
-                return self._library(name, str(told["module"]))
+                self._made.append(library := self._library(name, str(told["module"])))
+                return library
             if "function" in told:
                 return self._function(name, str(told["function"]), module)
         except MALFORMED as problem:
@@ -171,6 +205,13 @@ class Tester(Peer):
         stand_in.__name__ = stand_in.__qualname__ = name
         stand_in.__doc__, stand_in.__module__ = doc, module
         return stand_in
+
+
+def _held(value: Any) -> list[Any]:
+    """What a container holds."""
+    if isinstance(value, dict):
+        return [*dict.keys(value), *dict.values(value)]
+    return list(value) if isinstance(value, _CONTAINERS) else []
 
 
 def main(nonce: str) -> None:
@@ -197,7 +238,7 @@ def main(nonce: str) -> None:
         module = tester.stand_in(job)
         RUNNERS[job["framework"]](job["tests"], module, lambda names: say({"collected": names}), check)
     except BaseException as error:  # whatever the solution raises when it is imported, or tests that need it
-        kind = type(error).__name__
+        kind = name_of(type(error))
         if kind == "SystemExit" or kind in SKIPS:
             tester.find("exit" if kind == "SystemExit" else "skip", f"raised {kind} when it was imported")
         say({"import": kind})

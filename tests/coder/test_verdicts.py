@@ -1,0 +1,192 @@
+"""Whatever a policy leaves there is a verdict, and no free retry: 0 for its failures, None for ours."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from nano_coder.grading.grade import grade
+from nano_coder.grading.inside.report import DEEPEST, Malformed, read
+from nano_coder.sandbox import Sandbox, open_sandbox
+from nano_shared.types import Case, HiddenChecks, Limits, OracleAction, Suite, Task, Verdict
+
+LIMITS = Limits(memory_mb=512, tool_seconds=60)
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Sandbox:
+    return open_sandbox("ns")
+
+
+def _cases(source: str, sandbox: Sandbox, **changes: Any) -> Verdict:
+    cases = (Case(args=[[1, 2]], expected=3), Case(args=[[2, 2]], expected=4))
+    hidden = HiddenChecks(kind="cases", entry_point="add_all", cases=cases)
+    task = Task(key="k", prompt="p", artifacts=("sol.py",), hidden=hidden, limits=LIMITS, **changes)
+    return grade(task, files={"sol.py": dedent(source).encode()}, answer=None, sandbox=sandbox)
+
+
+def _suite(
+    tests: str,
+    source: str,
+    sandbox: Sandbox,
+    framework: str = "script",
+    *,
+    strict: bool = False,
+    **changes: Any,
+) -> Verdict:
+    suite = Suite(framework=framework, files={"test_it.py": dedent(tests)}, strict=strict)  # type: ignore[arg-type]
+    hidden = HiddenChecks(kind="suite", suite=suite)
+    task = Task(key="k", prompt="p", artifacts=("sol.py",), hidden=hidden, limits=LIMITS, **changes)
+    return grade(task, files={"sol.py": dedent(source).encode()}, answer=None, sandbox=sandbox)
+
+
+# --------------------------------------------------------------------------------- forged reports
+
+FORGE = """
+import gc, os, sys
+def say(text):
+    # the fork's own frames hold the token with which it signs, and the pipe
+    frame, found = sys._getframe(), {}
+    while frame:
+        found.update({k: v for k, v in frame.f_locals.items() if k in ("job", "pipe")})
+        frame = frame.f_back
+    data = (found["job"]["token"] + text + "\\n").encode("utf-8", "surrogatepass")
+    while data:
+        data = data[os.write(found["pipe"], data):]
+    os._exit(0)
+def add_all(xs):
+"""
+REPORTS = {
+    "nested almost as deep as JSON is parsed": """say('{"value": ' + '[' * 985 + ']' * 985 + '}')""",
+    "nested as deep as a value may be sent": """say('{"value": ' + '[' * 398 + ']' * 398 + '}')""",
+    "objects nested almost as deep": """say('{"value": ' + '{"a": ' * 900 + '1' + '}' * 901)""",
+    "a kind that no text can hold": """say('{"not_plain": "\\\\ud800"}')""",
+    "a status that no text can hold": """say('{"exit": "\\\\udfff\\\\u001b[2J"}')""",
+    "a skip as a list": """say('{"raise": ["SkipTest"]}')""",
+    "not an object": """say('[["value", 3]]')""",
+    "a number too long to read": """say('{"value": 1' + '0' * 5000 + '}')""",
+    "the end, before it": """say('{"done": true}')""",
+    "the beginning again": """say('{"ready": true}')""",
+    "many keys": """say('{' + ','.join(f'"{i}": 0' for i in range(60000)) + '}')""",
+    "a long line of nothing": """say('{"value": "' + 'x' * (3 << 20) + '"}')""",
+    "a name of a million letters": """raise type('E' * 900_000, (Exception,), {})""",
+    "a name that is not plain text": """return type('E' * 900_000, (), {})()""",
+    "NaN under a key": """say('{"value": NaN, "timeout": Infinity}')""",
+}
+
+
+@pytest.mark.parametrize("attack", REPORTS)
+def test_a_forged_report_earns_nothing_and_is_no_retry(attack: str, sandbox: Sandbox) -> None:
+    verdict = _cases(FORGE + "    " + REPORTS[attack], sandbox)
+    assert verdict.reward == 0.0
+    assert len(verdict.model_dump_json()) < 4000
+
+
+@pytest.mark.parametrize(
+    "line", ["[" * 100_000, '{"a":' * 100_000, "[]", "3", "", '{"a": 1' + "0" * 5000 + "}"]
+)
+def test_what_is_no_report_is_malformed_and_nothing_else(line: str) -> None:
+    with pytest.raises(Malformed):
+        read(line)
+
+
+def test_a_report_is_bounded_in_depth_and_length() -> None:
+    inner = DEEPEST - 1
+    assert read('{"value":' + "[" * inner + "]" * inner + "}")
+    with pytest.raises(Malformed, match="deep"):
+        read('{"value":' + "[" * (inner + 1) + "]" * (inner + 1) + "}")
+    with pytest.raises(Malformed, match="long"):
+        read('{"value": "' + "x" * (2 << 20) + '"}')
+
+
+# ------------------------------------------------------------- solutions beside tests in other jails
+
+USES = "from sol import f, g\nassert g(f(1)) == 2\n"
+SUITES = {
+    "an exception's class in place of a function": ("class f(Exception): pass\ndef g(x): return 2", USES),
+    "a builtin exception in place of a function": ("f = ValueError\ndef g(x): return 2", USES),
+    "a module in place of a value": (
+        "import math as f\ndef g(x): return 2", "from sol import f, g\nassert g(f) == 2\n",
+    ),
+    "an exception that it raised": (
+        "def f(x): raise KeyError(x)\ndef g(x): return 2",
+        "from sol import f, g\ntry:\n    f(1)\nexcept Exception as e:\n    assert g(e) == 2\n",
+    ),
+    "nested until it can go no deeper": (
+        "def f(x): return [x]\ndef g(x): return 2",
+        "from sol import f, g\nx = 1\nfor _ in range(200): x = [f(x)]\nassert g(x) == 2\n",
+    ),
+    "arguments changed until they can go no deeper": (
+        "def f(x):\n    x[:] = [list(x)]\n    return 2\ng = f",
+        "from sol import f, g\nx = []\nfor _ in range(300): f(x)\nassert f([x]) == 2\n",
+    ),
+    "a name of a million letters when imported": (
+        "raise type('E' * 30_000_000, (Exception,), {})", USES,
+    ),
+    "a skip whose name no text holds": (
+        "def f(x): raise type('Skipped', (Exception,), {})('\\ud800')\ndef g(x): return 2", USES,
+    ),
+    "memory of the tests' jail": (
+        "import collections\ndef f(x): return [collections.deque() for _ in range(1_000_000)]\ng = len",
+        "from sol import f, g\nxs = [f(1) for _ in range(12)]\nassert g(1) == 2 and len(xs[0]) == 3\n",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("attack", SUITES)
+def test_what_a_solution_does_to_its_tests_is_its_own_failure(attack: str, sandbox: Sandbox) -> None:
+    source, tests = SUITES[attack]
+    verdict = _suite(tests, source, sandbox)
+    assert verdict.reward == 0.0, verdict
+    assert len(verdict.model_dump_json()) < 4000
+
+
+STRICT = """
+import unittest
+from sol import f
+class T(unittest.TestCase):
+    def test_f(self): self.assertEqual(f(1), 2)
+"""
+FORGE_STRICT = """
+import os, sys
+def say(text):
+    frame, found = sys._getframe(), {}
+    while frame:
+        found.update({k: v for k, v in frame.f_locals.items() if k in ("pipe", "token")})
+        frame = frame.f_back
+    os.write(found["pipe"], (found["token"] + text + "\\n").encode("utf-8", "surrogatepass"))
+def f(x):
+    return 1
+"""
+STRICTS = {
+    "nested almost as deep as JSON is parsed": """say('{"collected": ' + '[' * 980 + ']' * 980 + '}')""",
+    "nested beyond": """say('{"collected": ' + '[' * 100000 + ']' * 100000 + '}')""",
+    "no object": """say('5')""",
+    "names that are numbers": """say('{"collected": [1, [2], {}]}')""",
+    "a number of names": """say('{"collected": 7}')""",
+    "a check without a state": """say('{"check": "test_f"}')""",
+    "a check that no dict can hold": """say('{"check": ["test_f"], "state": "pass"}')""",
+    "an unheard-of state": """say('{"check": "test_f", "state": "\\\\ud800"}')""",
+    "patched by numbers": """say('{"done": 1, "patched": [1, 2]}')""",
+    "an end of its own": """say('{"ended": 5}'); os._exit(0)""",
+    "seconds that are a text": """say('{"cpu_s": "x", "ended": {"exit": 0}}'); os._exit(0)""",
+}
+
+
+@pytest.mark.parametrize("attack", STRICTS)
+def test_a_report_forged_beside_strict_tests_earns_nothing(attack: str, sandbox: Sandbox) -> None:
+    verdict = _suite(STRICT, FORGE_STRICT + STRICTS[attack], sandbox, "unittest", strict=True)
+    assert verdict.reward == 0.0
+
+
+def test_objects_of_the_tests_still_need_a_strict_suite(sandbox: Sandbox) -> None:
+    tests = "from sol import f\nclass A: pass\nassert f(A()) == 1\n"
+    oracle = (
+        OracleAction(name="write_file", arguments={"path": "sol.py", "content": "def f(a): return 1\n"}),
+    )
+    for known in ({}, {"oracle": oracle}):
+        verdict = _suite(tests, "def f(a): return 1\n", sandbox, **known)
+        assert verdict.reward is None
+        assert str(verdict.failure_kind).startswith("needs_strict")
