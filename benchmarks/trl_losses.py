@@ -200,7 +200,7 @@ def main() -> None:
     arguments = parser.parse_args()
     peer = Peer(python_of(arguments.venv))
     if arguments.suite:
-        subject = Subject(name="trl 1.16.0", loss=peer.loss, advantages=peer.advantages)
+        subject = Subject(name="trl 1.16.0", loss=peer.loss, credit={"advantages": peer.advantages})
         _show(subject.name, list(run_suite(subject)))
         return
     results = compare(peer)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import math
 import sys
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +16,8 @@ import click
 from nano_shared.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from nano_rl.conformance.adapter import Subject
     from nano_rl.conformance.check import Result
 
@@ -19,16 +25,17 @@ if TYPE_CHECKING:
 @click.command("conformance")
 @click.option(
     "--against",
-    metavar="MODULE[:FUNCTION]",
-    help="A loss of yours instead of ours; FUNCTION is `loss` by default, and `advantages` is read beside it."
-    " nano_rl/conformance/adapter.py says what is asked of it.",
+    metavar="FILE|MODULE[:FUNCTION]",
+    help="A loss of yours instead of ours; FUNCTION is `loss` by default; `advantages` and others are read"
+    " beside it. nano_rl/conformance/adapter.py says what is asked of them.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on stdout.")
 def command(against: str | None, as_json: bool) -> int:
-    """Closed forms, finite differences, exact gradients and invariances, all in float64.
+    """Closed forms, a grid of settings against plain loops, exact gradients and invariances.
 
-    Ends with 1 where a criterion fails. What a loss answers with NotImplementedError is not offered, and
-    counts neither way.
+    All in float64. One line says what each failure is, a table which objectives and settings were tried. Ends
+    with 1 where a criterion fails. What a loss answers with NotImplementedError is not offered, and counts
+    neither way.
     """
     from nano_rl.conformance.adapter import OURS
     from nano_rl.conformance.suite import run_suite
@@ -49,30 +56,51 @@ def command(against: str | None, as_json: bool) -> int:
 
 
 def _load(against: str) -> Subject:
-    import importlib
+    from nano_rl.conformance.adapter import CREDIT, Subject
 
-    from nano_rl.conformance.adapter import Subject
-
-    name, _, function = against.partition(":")
-    function = function or "loss"
-    # as `python -m` does: a module beside the user is found
-    sys.path.insert(0, "")
-    try:
-        module = importlib.import_module(name)
-    except (ImportError, SyntaxError, ValueError) as error:
-        raise UsageError(
-            f"{name!r} cannot be imported ({error}); give a module that Python finds from here, as"
-            " MODULE:FUNCTION"
-        ) from error
-    finally:
-        sys.path.remove("")
+    name, function = against, "loss"
+    if not against.endswith(".py"):
+        name, _, given = against.partition(".py:") if ".py:" in against else against.partition(":")
+        name, function = name + ".py" * (".py:" in against), given or "loss"
+    module = _from_file(Path(name)) if name.endswith(".py") else _imported(name)
     loss = getattr(module, function, None)
     if not callable(loss):
         raise UsageError(
             f"{name} has no function {function!r}; name one that takes (logprobs, old, behaviour, reference,"
             " advantages, mask, options)"
         )
-    return Subject(name=against, loss=loss, advantages=getattr(module, "advantages", None))
+    beside = {name: found for name in CREDIT if callable(found := getattr(module, name, None))}
+    return Subject(name=against, loss=loss, credit=beside)
+
+
+def _imported(name: str) -> ModuleType:
+    # as `python -m` does: a module beside the user is found
+    sys.path.insert(0, "")
+    try:
+        return importlib.import_module(name)
+    except (ImportError, SyntaxError, ValueError) as error:
+        raise UsageError(
+            f"{name!r} cannot be imported ({error}); give a file, or a module that Python finds from here, as"
+            " MODULE:FUNCTION"
+        ) from error
+    finally:
+        sys.path.remove("")
+
+
+def _from_file(path: Path) -> ModuleType:
+    """A module by its file, which may import what lies beside it."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except (OSError, ImportError, SyntaxError, ValueError) as error:
+        raise UsageError(f"{path} cannot be loaded ({error}); give a file of Python") from error
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
 
 
 def _plain(kind: str, result: Result) -> dict[str, Any]:
@@ -80,27 +108,64 @@ def _plain(kind: str, result: Result) -> dict[str, Any]:
     return {
         "kind": kind, "criterion": result.criterion, "name": result.name, "status": str(result.status),
         "error": result.error if finite else None, "tolerance": result.tolerance, "note": result.note,
+        "cases": result.compared,
     }  # fmt: skip
 
 
 def _show(subject: str, results: list[tuple[str, Result]]) -> None:
     from rich.console import Console
-    from rich.table import Table
+
+    from nano_rl.conformance.suite import NOT_COVERED
 
     console = Console(width=None if sys.stdout.isatty() else 150)
+    console.print(_kinds(subject, results), _coverage(results), sep="\n")
+    console.print(f"Not covered: {NOT_COVERED}.\n", highlight=False)
+    for kind, r in results:
+        if r.status == "failed":
+            line = f"FAILED {r.criterion} {kind}, {r.name}: {r.note}"
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
+    console.print(", ".join(f"{_count(results, s)} {s}" for s in STATUSES))
+
+
+STATUSES = ("passed", "failed", "not offered")
+
+
+def _count(results: list[tuple[str, Result]], status: str) -> int:
+    return sum(r.status == status for _, r in results)
+
+
+def _kinds(subject: str, results: list[tuple[str, Result]]) -> Table:
+    from rich.table import Table
+
     table = Table(title=f"{subject} against the suite", show_edge=False)
-    for column in ("criterion", "check", "", "off by", "note"):
-        table.add_column(column, justify="right" if column == "off by" else "left")
-    shown = {"passed": "[green]passed", "failed": "[red]FAILED", "not offered": "[dim]not offered"}
-    kind = ""
-    for of, r in results:
-        if of != kind:
-            table.add_section()
-            table.add_row("", f"[bold]{of}")
-            kind = of
-        table.add_row(
-            r.criterion, r.name, shown[r.status], "" if r.error is None else f"{r.error:.1e}", r.note
-        )
-    console.print(table)
-    counts = {s: sum(r.status == s for _, r in results) for s in shown}
-    console.print(", ".join(f"{n} {s}" for s, n in counts.items()))
+    for column in ("checks", *STATUSES, "cases", "off by at most"):
+        table.add_column(column, justify="left" if column == "checks" else "right")
+    for kind in dict.fromkeys(kind for kind, _ in results):
+        of = [(k, r) for k, r in results if k == kind]
+        errors = [r.error for _, r in of if r.error is not None]
+        worst = max(errors, default=None, key=lambda e: math.inf if math.isnan(e) else e)
+        counts = [str(_count(of, status)) for status in STATUSES]
+        cases = str(sum(r.compared for _, r in of))
+        table.add_row(kind, *counts, cases, "" if worst is None else f"{worst:.1e}")
+    return table
+
+
+def _coverage(results: list[tuple[str, Result]]) -> Table:
+    """Cases of the grid: objective x importance weights, and x what has moved; each with every KL, clip,
+    rejection and aggregation of that objective."""
+    from rich.table import Table
+
+    cells: dict[str, dict[str, str]] = {}
+    for kind, r in results:
+        if kind == "grid":
+            objective, _, setting = r.name.rpartition(": ")
+            shown = "FAILED" if r.status == "failed" else str(r.compared or "-")
+            cells.setdefault(objective, {})[setting] = shown
+    settings = list(dict.fromkeys(setting for of in cells.values() for setting in of))
+    table = Table(title="cases of the grid", show_edge=False)
+    table.add_column("")
+    for setting in settings:
+        table.add_column(setting, justify="right")
+    for objective, of in cells.items():
+        table.add_row(objective, *(of[setting] for setting in settings))
+    return table

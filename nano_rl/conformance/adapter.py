@@ -1,6 +1,6 @@
 """The adapter: the one function that the suite asks of a loss, and ours as an example of it.
 
-    # my_loss.py, for `nano-rl conformance --against my_loss`
+    # my_loss.py, for `nano-rl conformance --against my_loss.py`
     def loss(logprobs, old, behaviour, reference, advantages, mask, options):
         if options["objective"] not in ("recipe", "grpo"):
             raise NotImplementedError
@@ -8,22 +8,37 @@
         return the scalar to be minimised
 
 An option that a loss does not offer is answered with NotImplementedError, and counts neither for nor against.
+With r = new / old, w = old / behaviour, and rows, means and sums over trained tokens alone, the loss is
+
+    sum over rows and tokens of share * ( w * surrogate(r, A) + beta * kl(new, reference) )
+
+    share       1 / num_tokens, 1 / (num_sequences * trajectory_tokens), 1 / (num_sequences * constant_length)
+    surrogate   -min(r A, clip(r) A), under `dual_clip` c and A < 0 at most c |A|; cispo -clip(r) A log p,
+                without gradient through r; reinforce and rloo -A log p
+    r           under ratio = sequence the geometric mean over the row, whose tokens all get gradient
+    w           without gradient; under tis_level = sequence the product over the row; 1 without `tis_cap`
+    reject      w is 0 on a row of negative mean A whose mean of behaviour - new is above `reject_drift`
+    kl          under kl_in = reward, beta * kl(old, reference) of a token and all after it in its row is
+                taken from A, and nothing is added
+
+`nano_rl/conformance/by_hand.py` says the same in plain loops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from nano_rl.aggregation import token_share
+from nano_rl.aggregation import Aggregation, token_share, token_weights
 from nano_rl.batch import Batch
-from nano_rl.credit.advantage import Baseline, Std, group_advantages
+from nano_rl.credit.advantage import group_advantages, turn_advantages
+from nano_rl.credit.gae import gae, whitened
 from nano_rl.loss import policy_loss
 from nano_rl.objectives.config import ObjectiveConfig
+from nano_rl.sample import TrainSample
 
 SETTINGS = (
     "objective", "clip_low", "clip_high", "dual_clip", "ratio", "aggregation", "constant_length", "tis_cap",
@@ -55,18 +70,37 @@ class LossFunction(Protocol):
         """
 
 
-class AdvantageFunction(Protocol):
-    def __call__(self, rewards: Sequence[float | None], *, baseline: Baseline, std: Std) -> Sequence[float]:
-        """[G] advantages of one group; a reward of None is missing. Raises NotImplementedError likewise."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is held against the suite."""
+    """What is held against the suite: a loss, and the functions beside it that are offered."""
 
-    name: str
-    loss: LossFunction
-    advantages: AdvantageFunction | None
+    def __init__(
+        self, *, name: str, loss: LossFunction, credit: Mapping[str, Callable[..., Any]] | None = None
+    ):
+        """`credit` holds those of `CREDIT`."""
+        self.name, self.loss, self._credit = name, loss, dict(credit or {})
+
+    def asked(self, function: str) -> Callable[..., Any]:
+        """Raises NotImplementedError for a function that is not offered."""
+        if function not in self._credit:
+            raise NotImplementedError
+        return self._credit[function]
+
+
+CREDIT = ("advantages", "turn_advantages", "gae", "whitened", "weights")
+"""Functions that may stand beside a loss:
+
+    advantages(rewards, *, baseline, std)           [G] of one group; None is a missing reward and gets 0
+    turn_advantages(rewards, *, discount, baseline) [G][T] from what each turn of each rollout earned, or None
+    gae(rewards, values, *, discount, lam)          ([N] advantages, [N] returns) of one chain of tokens
+    whitened(advantages, masks)                     [rows][L] over the tokens whose mask is 1, 0 elsewhere
+    weights(trajectories, tokens, *, aggregation, constant_length)
+                                                    [B] of each row's tokens, from the name of its trajectory
+                                                    and the number of its trained tokens
+
+`baseline` is mean, rloo or none, `std` none, sample (n-1) or population (n), of the whole group also under
+rloo. A group whose scored rewards are all equal, or of fewer than two, gets 0 under a baseline. A turn is
+compared with the mean over rollouts (rloo: over the others) of the mean return of their turns.
+"""
 
 
 def our_loss(
@@ -87,6 +121,8 @@ def our_loss(
         )
         for own in options["trajectory_tokens"]
     ]  # fmt: skip
+    # on the first update of a step training has no log-probs of its start
+    first = torch.equal(old[mask], logprobs.detach()[mask])
     batch = Batch(
         ids_BT=torch.zeros_like(mask, dtype=torch.int64),
         attention_BT=torch.ones_like(mask, dtype=torch.int64),
@@ -97,10 +133,31 @@ def our_loss(
         temperature_B=torch.ones(len(mask), dtype=torch.float64),
         num_action_tokens=options["num_tokens"],
         run_ids=tuple(options["trajectory"]),
-        old_logprobs_BT=old,
+        old_logprobs_BT=None if first else old,
         reference_logprobs_BT=reference,
     )
     return policy_loss(logprobs, batch, config)[0]
 
 
-OURS = Subject(name="nano_rl", loss=our_loss, advantages=group_advantages)
+def our_weights(
+    trajectories: Sequence[str], tokens: Sequence[int], *, aggregation: Aggregation, constant_length: int
+) -> list[float]:
+    """`nano_rl.aggregation.token_weights`."""
+    rows = [
+        TrainSample(
+            run_id=name, ids=(0,) * (count + 1), mask=(0, *[1] * count), logprobs=(0.0,) * (count + 1),
+            versions=(0,) * (count + 1), advantage=0.0, temperature=1.0,
+        )
+        for name, count in zip(trajectories, tokens, strict=True)
+    ]  # fmt: skip
+    return token_weights(rows, aggregation, constant_length=constant_length)
+
+
+OURS = Subject(
+    name="nano_rl",
+    loss=our_loss,
+    credit={
+        "advantages": group_advantages, "turn_advantages": turn_advantages, "gae": gae, "whitened": whitened,
+        "weights": our_weights,
+    },
+)  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,21 +28,31 @@ class Case:
     options: Mapping[str, Any]
 
     def loss(self, function: LossFunction) -> Tensor:
-        return function(
-            self.logprobs, self.old, self.behaviour, self.reference, self.advantages, self.mask, self.options
-        )
+        # copies, for a loss may change in place what it is given
+        others = (self.old, self.behaviour, self.reference, self.advantages, self.mask)
+        old, behaviour, reference, advantages, mask = (tensor.clone() for tensor in others)
+        return function(self.logprobs, old, behaviour, reference, advantages, mask, dict(self.options))
 
     def value(self, function: LossFunction) -> Tensor:
         return self.loss(function).detach()
 
     def gradient(self, function: LossFunction) -> Tensor:
         """[B, T] of the loss with respect to the log-probs."""
+        return self.both(function)[1]
+
+    def both(self, function: LossFunction) -> tuple[Tensor, Tensor]:
+        """The value, and the gradient."""
         x = self.logprobs.detach().clone().requires_grad_()
         loss = replace(self, logprobs=x).loss(function)
         if not loss.requires_grad:
-            return torch.zeros_like(x)
+            return loss, torch.zeros_like(x)
         (gradient,) = torch.autograd.grad(loss, x, allow_unused=True)
-        return torch.zeros_like(x) if gradient is None else gradient
+        return loss.detach(), torch.zeros_like(x) if gradient is None else gradient
+
+    def under(self, **settings: Any) -> Case:
+        """The same rows under other settings; importance weights are off where nothing is said of them."""
+        config = ObjectiveConfig(**{"tis_cap": None, **settings}).model_dump(include=set(SETTINGS))
+        return replace(self, options={**self.options, **config})
 
     def rows(self, *indices: int) -> Case:
         """Some of the rows, with the step's own totals: a micro-batch."""
@@ -56,15 +66,20 @@ class Case:
         return Case(**tensors, options=options)
 
     def padded(self, columns: int, *, with_value: float) -> Case:
-        """The same rows with untrained columns at their ends."""
+        """The same rows with untrained columns at their ends; these and their holes hold that value."""
 
         def pad(values: Tensor) -> Tensor:
-            fill = False if values.dtype == torch.bool else with_value
-            return torch.nn.functional.pad(values, (0, columns), value=fill)
+            if values.dtype == torch.bool:
+                return torch.nn.functional.pad(values, (0, columns), value=False)
+            return torch.nn.functional.pad(
+                values.masked_fill(~self.mask, with_value), (0, columns), value=with_value
+            )
 
         return Case(**{n: pad(getattr(self, n)) for n in TENSORS}, options=self.options)
 
 
+UNTRAINED = 3.7
+"""stands where nothing is trained: no log-prob"""
 TENSORS = ("logprobs", "old", "behaviour", "reference", "advantages", "mask")
 
 
@@ -76,33 +91,45 @@ def make_case(
     behaviour: Rows | None = None,
     reference: Rows | None = None,
     trajectory: Sequence[str] | None = None,
+    holes: Sequence[Collection[int]] | None = None,
     **settings: Any,
 ) -> Case:
-    """A whole step from ragged rows. `old` is by default the policy itself, `behaviour` is `old`, and
-    importance weights are off."""
+    """A whole step from the trained tokens of ragged rows. `old` is by default the policy itself, `behaviour`
+    is `old`, and importance weights are off. `holes` are columns of each row that are not trained, and hold
+    anything."""
     old = logprobs if old is None else old
     names = list(trajectory or map(str, range(len(logprobs))))
-    width = max(map(len, logprobs), default=0)
+    columns = [
+        _columns(len(row), gone) for row, gone in zip(logprobs, holes or [()] * len(names), strict=True)
+    ]
+    width = max((row[-1] + 1 for row in columns if row), default=0)
 
-    def pad(rows: Rows) -> Tensor:
-        return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows], dtype=torch.float64)
+    def pad(rows: Rows, empty: float = UNTRAINED) -> Tensor:
+        padded = torch.full((len(rows), width), empty, dtype=torch.float64)
+        for b, (places, row) in enumerate(zip(columns, rows, strict=True)):
+            padded[b, places] = torch.tensor(row, dtype=torch.float64)
+        return padded
 
     tokens: Counter[str] = Counter()
     for name, row in zip(names, logprobs, strict=True):
         tokens[name] += len(row)
-    config = ObjectiveConfig(**{"tis_cap": None, **settings}).model_dump(include=set(SETTINGS))
-    return Case(
+    case = Case(
         logprobs=pad(logprobs),
         old=pad(old),
         behaviour=pad(old if behaviour is None else behaviour),
         reference=pad(logprobs if reference is None else reference),
         advantages=pad(advantages),
-        mask=pad([[1.0] * len(row) for row in logprobs]).bool(),
+        mask=pad([[1.0] * len(row) for row in logprobs], 0.0).bool(),
         options={
-            **config,
             "num_tokens": tokens.total(),
             "num_sequences": sum(n > 0 for n in tokens.values()),
             "trajectory": names,
             "trajectory_tokens": [tokens[name] for name in names],
         },
     )
+    return case.under(**settings)
+
+
+def _columns(length: int, holes: Collection[int]) -> list[int]:
+    """The first so many columns that are no holes."""
+    return [t for t in range(length + len(holes)) if t not in holes][:length]

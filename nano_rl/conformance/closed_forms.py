@@ -1,4 +1,4 @@
-"""Closed forms: small cases whose loss is worked out by hand, and the advantages of small groups."""
+"""Closed forms: small cases whose loss is worked out by hand."""
 
 from __future__ import annotations
 
@@ -14,14 +14,27 @@ from nano_rl.conformance.check import Check, Compared
 
 THREE = ([0.5, 1.0, 1.5], [1.0, -1.0, 2.0])
 """ratios and advantages"""
+CLIPPED = {"recipe": "token", "grpo": "sequence", "dr_grpo": "constant", "dapo": "token", "ppo": "token"}
+"""and what each is a mean over"""
+LENGTH = 10
+TABLE = [
+    [(0.5, 1.0, -0.5, -0.5), (0.5, -1.0, 0.8, 0.0), (1.1, -2.0, 2.2, 2.2), (1.5, 1.0, -1.28, 0.0)],
+    [(4.0, -1.0, 4.0, 4.0), (4.0, 1.0, -1.28, 0.0), (1.5, -1.0, 1.5, 1.5), (1.0, 2.0, -2.0, -2.0),
+     (0.9, 1.0, -0.9, -0.9)],
+]  # fmt: skip
+"""two rows of (ratio, advantage, loss under clip 0.2 and 0.28, its slope along the log-prob)"""
+DUAL_TABLE = [TABLE[0], [(4.0, -1.0, 3.0, 0.0), *TABLE[1][1:]]]
+"""the same under a dual clip of 3"""
 
 
-def closed_forms() -> Iterator[Check]:
+def closed_forms(draw: int = 0) -> Iterator[Check]:
+    for objective in CLIPPED:
+        yield _clip_table(f"{objective}: clip", objective, TABLE)
+        yield _clip_table(f"{objective}: dual clip", objective, DUAL_TABLE, dual_clip=3.0)
     yield from _surrogates()
     yield from _weights()
     yield from _kl()
     yield from _aggregation()
-    yield from _advantages()
 
 
 def at_ratios(
@@ -48,6 +61,40 @@ def _gradient(criterion: str, name: str, expected: Sequence[float], case: Case) 
             case.gradient(subject.loss),
         ),
     )
+
+
+def _clip_table(
+    name: str, objective: str, table: Sequence[Sequence[tuple[float, ...]]], **settings: Any
+) -> Check:
+    """Each cell of ratio and advantage in two rows, under a named objective and weighed as it weighs."""
+    ratios, advantages, losses, slopes = ([[cell[i] for cell in row] for row in table] for i in range(4))
+    mean = CLIPPED[objective]
+    how: dict[str, Any] = {"aggregation": mean, "beta": 0.0, "clip_low": 0.2, "clip_high": 0.28, **settings}
+    if mean == "constant":
+        how["constant_length"] = LENGTH
+    old = [[-1.0 - math.log(r) for r in row] for row in ratios]
+    case = make_case(
+        [[-1.0] * len(row) for row in table], advantages, old=old, objective=objective, **how
+    )  # fmt: skip
+    tokens = sum(map(len, table))
+    shares = {
+        "token": [1 / tokens] * 2, "sequence": [1 / 2 / len(row) for row in table],
+        "constant": [1 / 2 / LENGTH] * 2,
+    }[mean]  # fmt: skip
+    weighed = [share * loss for share, row in zip(shares, losses, strict=True) for loss in row]
+    steep = [share * slope for share, row in zip(shares, slopes, strict=True) for slope in row]
+
+    def run(subject: Subject) -> Compared:
+        value, gradient = case.both(subject.loss)
+        return [sum(weighed), *steep], torch.cat([value.reshape(1), gradient[case.mask]])
+
+    def where(at: list[int]) -> str:
+        ratio, advantage, *_ = [cell for row in table for cell in row][at[0] - 1]
+        return f"slope of ratio {ratio:g} at advantage {advantage:g}"
+
+    return Check(
+        criterion="AC-16", name=name, run=run, where=lambda at: where(at) if at[0] else "the loss"
+    )  # fmt: skip
 
 
 def _surrogates() -> Iterator[Check]:
@@ -103,10 +150,28 @@ def _weights() -> Iterator[Check]:
         criterion="AC-18", name="far apart policies give a finite loss",
         run=lambda subject: ([1.0], [float(far.value(subject.loss).isfinite())]),
     )  # fmt: skip
+    yield from _far_apart()
     drifted = make_case(
         [[0.0] * 3], [[-0.5, 0.25, -0.25]], old=[[1.0] * 3], behaviour=[[1.0] * 3], reject_drift=0.1
     )
     yield _gradient("AC-19", "a sequence is rejected whole", [0.0] * 3, drifted)
+
+
+def _far_apart() -> Iterator[Check]:
+    """Six nats a token: log-ratios may be bounded at 20, and nowhere before."""
+    new, far = [[-1.0] * 4, [-2.0] * 5], [[-7.0] * 4, [-2.0] * 5]
+    worse, big = [[-1.0] * 4, [0.0] * 5], math.exp(6.0)
+    plain: dict[str, Any] = {"aggregation": "constant", "constant_length": 1}
+    ratio = make_case(new, worse, old=far, **plain)
+    yield _value("AC-18", "a ratio of six nats", 4 * big / 2, ratio, tolerance=1e-8)
+    weight = make_case(new, worse, behaviour=far, tis_cap=1e5, **plain)
+    yield _value("AC-18", "a weight of six nats", 4 * big / 2, weight, tolerance=1e-8)
+    three, sampled = [[-1.0] * 3, [-2.0] * 5], [[-7.0] * 3, [-2.0] * 5]
+    level: dict[str, Any] = {"tis_level": "sequence", "tis_cap": 1e10, **plain}
+    sequence = make_case(three, [[-1.0] * 3, [0.0] * 5], behaviour=sampled, **level)
+    yield _value("AC-18", "a sequence weight of 18 nats", 3 * math.exp(18) / 2, sequence, tolerance=1e-5)
+    kl = make_case(far, [[0.0] * 4, [0.0] * 5], reference=new, beta=1.0, kl="k3", **plain)
+    yield _value("AC-24", "a KL of six nats", 4 * (big - 1 - 6) / 2, kl, tolerance=1e-8)
 
 
 def _kl() -> Iterator[Check]:
@@ -137,33 +202,3 @@ def _aggregation() -> Iterator[Check]:
         length: dict[str, Any] = {"constant_length": 8} if aggregation == "constant" else {}
         case = make_case(ragged, advantages, aggregation=aggregation, **length)
         yield _value("AC-9", f"{aggregation} mean", expected, case)
-
-
-def _advantages() -> Iterator[Check]:
-    def check(
-        criterion: str, rewards: Sequence[float | None], expected: Sequence[float], **how: Any
-    ) -> Check:
-        def run(subject: Subject) -> Compared:
-            if subject.advantages is None:
-                raise NotImplementedError
-            return expected, list(subject.advantages(rewards, **how))
-
-        shown = ", ".join("none" if r is None else f"{r:g}" for r in rewards)
-        name = f"advantages of {shown}: {how['baseline']}, std {how['std']}"
-        # an eps beside the deviation is a matter of taste up to 1e-4
-        return Check(
-            criterion=criterion, name=name, run=run, tolerance=1e-3 if how["std"] != "none" else 1e-9
-        )
-
-    plain: dict[str, Any] = {"baseline": "mean", "std": "none"}
-    one, third = [1.0, 0.0, 0.0, 0.0], -1 / 3
-    yield check("AC-4", one, [0.75, -0.25, -0.25, -0.25], **plain)
-    yield check("AC-4", one, [1.5, -0.5, -0.5, -0.5], baseline="mean", std="sample")
-    root = math.sqrt(3)
-    yield check("AC-4", one, [root, -1 / root, -1 / root, -1 / root], baseline="mean", std="population")
-    yield check("AC-4", one, [1, third, third, third], baseline="rloo", std="none")
-    yield check("AC-5", [1.0, 3.0, 2.0, None], [-1, 1, 0, 0], **plain)
-    for baseline in ("mean", "rloo"):
-        for std in ("none", "sample", "population"):
-            yield check("AC-1", [0.95] * 8, [0.0] * 8, baseline=baseline, std=std)
-    yield check("AC-3", [5.0], [0.0], **plain)

@@ -13,7 +13,7 @@ from nano_rl.conformance.expectation import beside, expected_ascent
 from nano_rl.conformance.language import Language
 
 
-def exact_kl() -> Iterator[Check]:
+def exact_kl(draw: int = 0) -> Iterator[Check]:
     yield from _one_token(Language(5, 1))
     yield from _sequences(Language(3, 3))
 

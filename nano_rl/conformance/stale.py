@@ -30,7 +30,7 @@ class Correction:
     """the older policy is the trainer's at the start of the step, as on a later update, not the sampler's"""
 
 
-def stale_samplers() -> Iterator[Check]:
+def stale_samplers(draw: int = 0) -> Iterator[Check]:
     language = Language(3, 3)
     exact = language.gradient(language.expected_reward)
     advantage_S = (language.rewards_S - language.expected_reward).detach()

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import re
+from bisect import bisect
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import flawed_losses
 import pytest
 import torch
 from click.testing import CliRunner
+from flawed_losses import FLAWS, changes_what_it_is_given, flawed, mask_by_product, written_apart
 
 from nano_rl.commands.conformance import command
 from nano_rl.conformance.adapter import OURS, Subject
+from nano_rl.conformance.by_hand import rows_of
 from nano_rl.conformance.check import Check, Status, run_check
+from nano_rl.conformance.steps import CAP, DRIFT, DUAL, FLOOR, HIGH, LOW, drawn_step
 from nano_rl.conformance.suite import KINDS, checks, run_suite
 from nano_shared.errors import UsageError
 
+STD = ("none", "sample", "population")
 HERE = str(Path(__file__).parent)
 
 
@@ -35,39 +41,85 @@ def test_our_losses_pass(kind: str, ours: dict[str, list[object]]) -> None:
     assert [r for r in ours[kind] if r.status != Status.PASSED] == []  # type: ignore[attr-defined]
 
 
-def failures(loss: Callable[..., torch.Tensor], *kinds: str) -> list[str]:
-    subject = Subject(name="flawed", loss=loss, advantages=None)
-    found = [run_check(check, subject) for kind in kinds for check in KINDS[kind]()]
-    return [r.name for r in found if r.status == Status.FAILED]
+def failures(loss: Callable[..., torch.Tensor], draw: int = 0) -> Iterator[tuple[str, str]]:
+    subject = Subject(name="flawed", loss=loss)
+    results = ((kind, run_check(check, subject)) for kind, check in checks(draw))
+    return ((kind, f"{r.name}: {r.note}") for kind, r in results if r.status == Status.FAILED)
+
+
+@pytest.mark.parametrize("kind", ["grid", "invariances", "credit"])
+@pytest.mark.parametrize("draw", [1, 2])
+def test_our_losses_pass_on_other_draws(kind: str, draw: int) -> None:
+    results = [run_check(check, OURS) for check in KINDS[kind](draw)]
+    assert [r for r in results if r.status != Status.PASSED] == []
+
+
+def test_ac_42_a_right_loss_that_was_written_apart_passes() -> None:
+    assert list(failures(written_apart)) == []
+
+
+@pytest.mark.parametrize(("flaw", "objective"), FLAWS)
+def test_ac_42_a_flawed_loss_is_found(flaw: str, objective: str) -> None:
+    assert next(failures(flawed(flaw, objective)), None)
 
 
 @pytest.mark.parametrize(
-    ("flaw", "kind", "found"),
-    [
-        ("mean_of_micro_batch", "invariances", "recipe: cut into micro-batches"),
-        ("mask_forgotten", "invariances", "recipe: padding of any content"),
-        ("weights_of_the_present", "closed forms", "weights, truncated"),
-        ("rejected_by_sign", "closed forms", "a sequence is rejected whole"),
-        ("gradient_through_the_weight", "closed forms", "cispo: no gradient through the ratio"),
-        ("mean_over_rows", "invariances", "a trajectory in one row or in two"),
-        ("k3_for_every_kl", "exact KL", "k2 in the loss"),
-        ("k3_for_every_kl", "exact KL", "k1 in the reward, sequences"),
-    ],
+    "flaw", ["never_clips", "weight_of_the_micro_batch", "kl_over_rows", "kl_with_weight"]
 )
-def test_a_flawed_loss_is_found(flaw: str, kind: str, found: str) -> None:
-    assert found in failures(getattr(flawed_losses, flaw), kind)
+def test_ac_42_whatever_is_drawn(flaw: str) -> None:
+    for draw in (3, 4, 5):
+        assert any(
+            run_check(check, Subject(name=flaw, loss=flawed(flaw))).status == Status.FAILED
+            for check in KINDS["grid"](draw)
+        )
+
+
+@pytest.mark.parametrize("loss", [mask_by_product, changes_what_it_is_given])
+def test_what_lies_outside_the_mask_and_what_is_changed_in_place(loss: Callable[..., torch.Tensor]) -> None:
+    assert next(failures(loss), None)
+
+
+def test_a_failure_says_the_case_and_both_numbers() -> None:
+    found = dict(failures(flawed("no_dual_clip", "gspo")))
+    assert re.fullmatch(
+        r"gspo: .*, dual clip, .*: (the loss|slope of row \d+, column \d+):"
+        r" expected [-.e\d]+, got [-.e\d]+",
+        found["grid"],
+    )
+
+
+@pytest.mark.parametrize("draw", range(5))
+def test_a_drawn_step_holds_every_cell(draw: int) -> None:
+    """Of ratio, weight and drift with both signs of the advantage, for tokens and for rows."""
+    rows = rows_of(drawn_step(draw))
+    assert all(4 <= len(row) <= 8 for row in rows)
+    for means in (False, True):
+        cells = set()
+        for row in rows:
+            taken = [row] if means else [[token] for token in row]
+            for of in taken:
+                sign = sum(t.advantage for t in of) > 0
+                ratio = math.exp(sum(t.new - t.old for t in of) / len(of))
+                weight = math.exp(sum(t.old - t.behaviour for t in of))
+                drifted = sum(t.behaviour - t.new for t in of) / len(of) > DRIFT
+                cells |= {(sign, "ratio", bisect([1 - LOW, 1 + HIGH, DUAL], ratio))}
+                cells |= {(sign, "weight", bisect([FLOOR, CAP], weight)), (sign, "drift", drifted)}
+        assert len(cells) == 2 * (4 + 3 + 2), cells
+    assert any(t.reference < t.new for row in rows for t in row)
+    assert any(t.reference > t.new for row in rows for t in row)
 
 
 def test_what_is_not_offered_counts_neither_way() -> None:
-    subject = Subject(name="grpo alone", loss=flawed_losses.grpo_alone, advantages=None)
+    subject = Subject(name="grpo alone", loss=flawed_losses.grpo_alone)
     results = [run_check(check, subject) for check in KINDS["closed forms"]()]
     assert {r.status for r in results} == {Status.PASSED, Status.NOT_OFFERED}
 
 
 def test_a_loss_that_raises_has_failed_in_its_own_words() -> None:
-    subject = Subject(name="raises", loss=flawed_losses.raises, advantages=None)
-    result = run_check(next(iter(KINDS["derivatives"]())), subject)
-    assert (result.status, result.note) == (Status.FAILED, "KeyError: 'epsilon'")
+    subject = Subject(name="raises", loss=flawed_losses.raises)
+    result = run_check(next(iter(KINDS["grid"]())), subject)
+    assert result.status == Status.FAILED
+    assert result.note.endswith("KeyError: 'epsilon'")
 
 
 @pytest.mark.parametrize("actual", [[math.nan], [1.0 + 1e-6], [1.0, 1.0]])
@@ -87,13 +139,28 @@ def test_a_loss_of_ones_own_from_the_command_line(monkeypatch: pytest.MonkeyPatc
     done = CliRunner().invoke(command, ["--against", "flawed_losses", "--json"], standalone_mode=False)
     assert done.return_value == 1
     results = json.loads(done.stdout)["results"]
-    assert [r["name"] for r in results if r["status"] == "failed"] == ["advantages of 5: mean, std none"]
+    assert [r["name"] for r in results if r["status"] == "failed"] == [
+        "advantages of 5: mean, std none",
+        *(f"groups of any size, missing rewards: {b}, std {s}" for b in ("mean", "rloo") for s in STD),
+    ]
     assert {r["status"] for r in results} == {"passed", "failed", "not offered"}
+
+
+def test_a_loss_by_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "my loss.py"
+    file.write_text("import beside_it\n\ndef mine(*_):\n    raise KeyError(beside_it.WORD)\n")
+    (tmp_path / "beside_it.py").write_text("WORD = 'epsilon'\n")
+    done = CliRunner().invoke(command, ["--against", f"{file}:mine"], standalone_mode=False)
+    assert done.return_value == 1
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED ")]
+    assert len(failed) > 200
+    assert all(line.endswith("KeyError: 'epsilon'") for line in failed)
 
 
 @pytest.mark.parametrize(
     ("against", "sentence"),
     [
+        ("no_such_file.py", "no_such_file.py cannot be loaded"),
         ("no_such_module", "'no_such_module' cannot be imported"),
         ("flawed_losses:nothing", "flawed_losses has no function 'nothing'"),
         (":loss", "cannot be imported"),

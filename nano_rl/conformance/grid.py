@@ -1,0 +1,140 @@
+"""The grid: every objective under every setting, value and slopes, against the same by hand.
+
+Objective x importance weights x KL x clip x rejection x aggregation, on rows of a moved policy whose sampler
+was older still; fewer of them on a first update, on a later one, and on a first one from an older sampler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import product
+from random import Random
+from typing import Any
+
+import torch
+
+from nano_rl.conformance.adapter import Subject
+from nano_rl.conformance.by_hand import loss_by_hand
+from nano_rl.conformance.case import Case
+from nano_rl.conformance.check import Check, Compared, Run
+from nano_rl.conformance.steps import CAP, DRIFT, DUAL, FLOOR, HIGH, LOW, Since, drawn_step
+
+Settings = Mapping[str, Any]
+ALL = ("token", "sequence", "constant")
+OBJECTIVES: dict[str, tuple[Settings, tuple[str, ...]]] = {
+    "recipe": ({}, ALL),
+    "recipe, ratio of sequences": ({"objective": "recipe", "ratio": "sequence"}, ALL),
+    "grpo": ({}, ALL),
+    "dr_grpo": ({}, ("constant",)),
+    "dapo": ({}, ("token",)),
+    "gspo": ({}, ALL),
+    "cispo": ({}, ALL),
+    "rloo": ({}, ALL),
+    "reinforce": ({}, ALL),
+    "ppo": ({}, ALL),
+}
+"""what each one fixes, and its aggregations"""
+UNCLIPPED = ("rloo", "reinforce")
+IMPORTANCE: dict[str, Settings] = {
+    "no weights": {"tis_cap": None},
+    "weights that no cap reaches": {"tis_cap": 100.0},
+    "truncated weights": {"tis_cap": CAP},
+    "masked weights": {"tis_cap": CAP, "tis_mode": "mask", "tis_floor": FLOOR},
+    "truncated sequence weights": {"tis_cap": CAP, "tis_level": "sequence"},
+    "masked sequence weights": {
+        "tis_cap": CAP, "tis_mode": "mask", "tis_floor": FLOOR, "tis_level": "sequence"
+    },
+}  # fmt: skip
+KL: dict[str, Settings] = {
+    "no KL": {"beta": 0.0},
+    **{f"{kl} in the loss": {"beta": 0.3, "kl": kl, "kl_in": "loss"} for kl in ("k1", "k2", "k3", "k3+")},
+    **{f"{kl} in the reward": {"beta": 0.3, "kl": kl, "kl_in": "reward"} for kl in ("k1", "k2", "k3")},
+}
+REJECTION: dict[str, Settings] = {"": {}, "rejection": {"reject_drift": DRIFT}}
+CLIP: Settings = {"clip_low": LOW, "clip_high": HIGH}
+
+
+def grid(draw: int = 0) -> Iterator[Check]:
+    for objective in OBJECTIVES:
+        for importance in IMPORTANCE:
+            cases = [(importance, *of) for of in _every_other(objective)]
+            yield _check(f"{objective}: {importance}", objective, "stale sampler", draw, cases)
+        for since in ("first update", "later update", "stale first"):
+            weights = ("truncated weights", "masked sequence weights")
+            cases = list(
+                product(weights, KL, _clips(objective)[-1:], ("rejection",), OBJECTIVES[objective][1])
+            )
+            yield _check(f"{objective}: {since}", objective, since, draw, cases)
+
+
+def _every_other(objective: str) -> Iterator[tuple[str, str, str, str]]:
+    """Every KL with every pair of the other settings; with each three of them where there are few."""
+    axes = tuple(KL), _clips(objective), tuple(REJECTION), OBJECTIVES[objective][1]
+    for of in product(*axes):
+        if len(axes[-1]) == 1 or sum(axis.index(name) for axis, name in zip(axes, of, strict=True)) % 2 == 0:
+            yield of
+
+
+def _check(
+    name: str, objective: str, since: Since, draw: int, cases: list[tuple[str, str, str, str, str]]
+) -> Check:
+    runs: list[tuple[str, Run]] = [
+        (", ".join(filter(None, (since, *of))), partial(_compare, objective, since, draw, of)) for of in cases
+    ]
+    return Check(criterion=_criterion(cases), name=name, run=runs, where=_where)
+
+
+def _where(at: list[int]) -> str:
+    return f"slope of row {at[0]}, column {at[1] - 1}" if at[1] else "the loss"
+
+
+def _criterion(cases: list[tuple[str, str, str, str, str]]) -> str:
+    return (
+        "AC-18" if len({weights for weights, *_ in cases}) == 1 and cases[0][0] != "no weights" else "AC-16"
+    )
+
+
+def _clips(objective: str) -> tuple[str, ...]:
+    if objective in UNCLIPPED:
+        return ("unclipped",)
+    return ("clip",) if objective == "cispo" else ("clip", "dual clip")
+
+
+def settings_of(objective: str, of: tuple[str, str, str, str, str], random: Random) -> dict[str, Any]:
+    """By the names of the axes; numbers moved a little, so that none can be known beforehand."""
+    importance, kl, clip, rejection, aggregation = of
+    settings: dict[str, Any] = {
+        "objective": objective,
+        "aggregation": aggregation,
+        **OBJECTIVES[objective][0],
+    }
+    settings |= {**IMPORTANCE[importance], **KL[kl], **REJECTION[rejection]}
+    if clip != "unclipped":
+        settings |= CLIP
+    if clip == "dual clip":
+        settings |= {"dual_clip": DUAL}
+    moved = {n: v * random.uniform(0.97, 1.03) if isinstance(v, float) else v for n, v in settings.items()}
+    if aggregation == "constant":
+        moved["constant_length"] = random.randint(5, 50)
+    return moved
+
+
+def _compare(
+    objective: str, since: Since, draw: int, of: tuple[str, str, str, str, str], subject: Subject
+) -> Compared:
+    random = Random(f"{draw} {objective} {since} {of}")
+    case = drawn_step(f"{draw} {objective}", since=since, **settings_of(objective, of, random))
+    answered = beside(case, subject)
+    return by_hand(case), answered
+
+
+def by_hand(case: Case) -> torch.Tensor:
+    value, slopes = loss_by_hand(case)
+    return torch.tensor([[value, *row] for row in slopes], dtype=torch.float64)
+
+
+def beside(case: Case, subject: Subject) -> torch.Tensor:
+    """[B, 1 + T] the loss, and its slope along each log-prob."""
+    value, slopes = case.both(subject.loss)
+    return torch.cat([value.reshape(1, 1).expand(len(slopes), 1), slopes], 1)
