@@ -1,7 +1,7 @@
 """Steps to try a loss on: nine rows of eight trajectories, drawn so that every rule acts somewhere in them.
 
 Each row has a place of its own among the cells below, for its tokens and as a whole; numbers are moved a
-little by the draw, and no ratio of a row comes near a corner. `tests/rl/test_conformance.py` counts the cells.
+little by the draw, and no row comes near a corner. `tests/rl/test_conformance.py` counts the cells.
 """
 
 from __future__ import annotations
