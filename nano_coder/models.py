@@ -106,6 +106,13 @@ def weights_id(name: str) -> str | None:
     return policy_id(locate(name))
 
 
+def dtype_to_train(name: str | None) -> Dtype:
+    """What a model is trained in where nobody says; None is the promoted checkpoint or the shipped policy."""
+    from nano_coder.weights import training_dtype
+
+    return training_dtype(locate(name or default_model()))
+
+
 def local_policy(
     loaded: LoadedModel,
     profile: InterfaceProfile,

@@ -43,6 +43,10 @@ HEADINGS = {
 }
 """where fields and sections stand in the help; one that is not named here stands under its section's name"""
 
+_FROM_LOGS = {"steps": 12, "lora_rank": 16, "imitate": "rest"}
+"""with --from-logs, where nothing else is said: what tens of runs of one's own bear (docs/training.md)"""
+_FROM_LOGS_RATE = 3e-4
+
 
 @click.command("train", cls=ConfigCommand, headings=HEADINGS)
 @name_option
@@ -99,7 +103,7 @@ def command(
     )  # fmt: skip
     if name and settings.values.get("resume"):
         asked, settings = _resumed(asked, settings)
-    config = _config(settings, reward, asked.group_size if asked.from_logs else None)
+    config = _config(settings, reward, asked.group_size if asked.from_logs else None, asked.model)
     asked.check(settings.flags)
     if config.overlap and asked.from_logs:
         from nano_rl.overlap.gatherer import NOT_FROM_LOGS
@@ -131,7 +135,9 @@ def _resumed(asked: Asked, settings: Settings[TrainConfig]) -> tuple[Asked, Sett
     return filled, settings.over(record.config)
 
 
-def _config(settings: Settings[TrainConfig], reward: str | None, fresh: int | None) -> TrainConfig:
+def _config(
+    settings: Settings[TrainConfig], reward: str | None, fresh: int | None, model: str | None
+) -> TrainConfig:
     """The settings; with --from-logs the group size is what is added to each logged group."""
     more: dict[str, Any] = {}
     if reward:
@@ -139,8 +145,13 @@ def _config(settings: Settings[TrainConfig], reward: str | None, fresh: int | No
 
         more["reward"] = parse_reward(reward).model_dump()
     if fresh is not None:
-        if "imitate" not in settings.values:
-            more["imitate"] = "rest"
+        more |= {name: value for name, value in _FROM_LOGS.items() if name not in settings.values}
+        if "dtype" not in settings.values:
+            from nano_coder.runtime import dtype_to_train
+
+            more["dtype"] = dtype_to_train(model)
+        if "learning_rate" not in settings.values.get("optimizer", {}):
+            more["optimizer"] = {"learning_rate": _FROM_LOGS_RATE}
         # what is wrong with the size of groups is wrong with --fresh
         flagged = replace(settings, flags=settings.flags | ({"group_size"} if fresh else set()))
         return flagged.config({**more, "group_size": fresh})
