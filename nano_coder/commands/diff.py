@@ -27,6 +27,8 @@ def command(run: str, step: int | None, log: str | None) -> int:
     if step is not None or (trajectory.stop is None and trajectory.snapshot):
         start, then = (workspace_after(trajectory, at) for at in (0, step))
         text = snapshot.diff(start, then, store.blobs)
-    # a pipe gets it exactly, for `git apply`
-    print(printable(text) if sys.stdout.isatty() else text, end="")
+    if sys.stdout.isatty():
+        print(printable(text, None), end="")
+    else:  # a pipe gets it exactly, for `git apply`
+        sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
     return 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
 from rich.syntax import Syntax
+from rich.text import Text
 
+from nano_shared.console import Console
 from nano_shared.printable import printable
 from nano_shared.types import Observation, StopReason, Trajectory, Trust, Turn
 
@@ -17,46 +17,46 @@ class Display:
     """Prints each step as it happens. `quiet` prints nothing."""
 
     def __init__(self, *, quiet: bool) -> None:
-        self._progress = Console(stderr=True, quiet=quiet, highlight=False)
-        self._result = Console(quiet=quiet, highlight=False)
+        self._progress = Console(stderr=True, quiet=quiet)
+        self._result = Console(quiet=quiet)
 
     def start(self, trajectory: Trajectory) -> None:
         after = f", going on from {trajectory.parent}" if trajectory.parent else ""
         self._progress.print(
-            f"[bold]run {trajectory.id}[/] with {escape(printable(trajectory.policy))}{after}"
+            Text(f"run {trajectory.id}", "bold"), f"with {printable(trajectory.policy)}{after}"
         )
 
     def turn(self, turn: Turn) -> None:
         tokens = turn.completion.tokens
-        size = f" ({len(tokens.sampled_ids)} tokens)" if tokens else ""
-        self._progress.print(f"\n[bold cyan]step {turn.index + 1}[/]{size}")
-        self._progress.print(escape(printable(turn.completion.text)))
+        size = f"({len(tokens.sampled_ids)} tokens)" if tokens else ""
+        self._progress.print(Text(f"\nstep {turn.index + 1}", "bold cyan"), size)
+        self._progress.print(printable(turn.completion.text))
         for observation in turn.observations:
             self._observation(observation)
 
     def grading(self, trajectory: Trajectory) -> None:
         if trajectory.task.check and trajectory.stop and not trajectory.stop.ours:
-            self._progress.print(f"\nchecking in a fresh sandbox: {escape(printable(trajectory.task.check))}")
+            self._progress.print(f"\nchecking in a fresh sandbox: {printable(trajectory.task.check)}")
 
     def end(self, trajectory: Trajectory, *, applied: bool) -> None:
         if not (sys.stdin.isatty() and sys.stdout.isatty() and trajectory.diff):
             self.diff(trajectory)
         self._result.print(f"\nstopped: {trajectory.stop}{_detail(trajectory)}")
         if trajectory.answer is not None:
-            self._result.print(f"answer: {escape(printable(trajectory.answer))}")
-        self._result.print(f"check: {escape(printable(outcome(trajectory)))}")
+            self._result.print(f"answer: {printable(trajectory.answer)}")
+        self._result.print(f"check: {printable(outcome(trajectory))}")
         self._result.print(f"run: {trajectory.id}")
         if trajectory.diff and not applied:
-            self._result.print(f"[dim]not applied; nano-coder apply {trajectory.id} does it[/]")
+            self._result.print(f"not applied; nano-coder apply {trajectory.id} does it", style="dim")
 
     def _observation(self, observation: Observation) -> None:
         colour = "green" if observation.ok else "yellow"
         for line in printable(observation.text).splitlines():
-            self._progress.print(f"[{colour}]│[/] {escape(line)}")
+            self._progress.print(Text("│", colour), line)
 
     def diff(self, trajectory: Trajectory) -> None:
         if trajectory.diff and not self._result.is_terminal:
-            self._result.print(escape(printable(trajectory.diff)), end="", soft_wrap=True)
+            self._result.print(printable(trajectory.diff), end="", soft_wrap=True)
         elif trajectory.diff:
             self._result.print(Syntax(printable(trajectory.diff), "diff", background_color="default"))
         else:
@@ -116,4 +116,4 @@ def summary(trajectory: Trajectory, *, applied: bool) -> dict[str, Any]:
 
 
 def _detail(trajectory: Trajectory) -> str:
-    return f" ({escape(printable(trajectory.stop_detail))})" if trajectory.stop_detail else ""
+    return f" ({printable(trajectory.stop_detail)})" if trajectory.stop_detail else ""

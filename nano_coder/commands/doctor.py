@@ -6,11 +6,12 @@ import json
 import time
 
 import click
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from nano_coder.sandbox import open_sandbox
 from nano_coder.sandbox.doctor import Finding, examine
+from nano_shared.console import Console
 from nano_shared.errors import SandboxError
 
 _SANDBOX = 6
@@ -49,7 +50,7 @@ def _show(findings: list[Finding], layers: dict[str, bool], seconds: float) -> N
     for heading in ("attempt", "stopped by", "result"):
         table.add_column(heading, no_wrap=True)
     for finding in findings:
-        result = "[green]held[/green]" if finding.held else f"[red]GOT THROUGH: {finding.through}[/red]"
+        result = Text("held", "green") if finding.held else Text(f"GOT THROUGH: {finding.through}", "red")
         table.add_row(finding.attempt.replace("_", " "), finding.layer, result)
     console.print(table)
     on = [name.replace("_", " ") for name, is_on in layers.items() if is_on]
@@ -59,6 +60,6 @@ def _show(findings: list[Finding], layers: dict[str, bool], seconds: float) -> N
             console.print(f"layer off: {name.replace('_', ' ')} ({_ADVICE.get(name, 'not available here')})")
     failed = sum(not f.held for f in findings)
     if failed:
-        console.print("[red]this machine does not isolate[/red]: try --sandbox bwrap, or run nano in a VM")
+        console.print("this machine does not isolate: try --sandbox bwrap, or run nano in a VM", style="red")
     verdict = f"{failed} attempts got through" if failed else f"all {len(findings)} attempts were stopped"
     console.print(f"{verdict}, in {seconds:.1f} s")

@@ -232,9 +232,9 @@ def exported(said: Iterable[Said], store: LogStore) -> Iterator[dict[str, Any]]:
 
 
 def _table(said: Iterable[Said]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+
+    from nano_shared.console import Console
 
     table = Table("when", "run", "step", "span", "kind", "value", "text", "author", box=None)
     for row in said:
@@ -246,7 +246,7 @@ def _table(said: Iterable[Said]) -> None:
             "" if feedback.span is None else f"{feedback.span[0]}:{feedback.span[1]}",
             feedback.kind,
             "" if feedback.value is None else f"{feedback.value:+g}",
-            escape(" ".join(printable(feedback.text or "").split())[:60]),
-            escape(printable(feedback.author or "")),
+            " ".join(printable(feedback.text or "").split())[:60],
+            printable(feedback.author or ""),
         )
     Console(width=None if sys.stdout.isatty() else _PIPED).print(table)

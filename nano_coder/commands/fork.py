@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
 
 from nano_coder.commands.display import exit_code, outcome
 from nano_coder.commands.options import execution_options, open_runtime
 from nano_coder.config import load_config
+from nano_shared.console import Console
 from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.printable import printable
 from nano_shared.store import LogStore
@@ -57,7 +56,7 @@ def command(
             f"run {parent.id} was made by {parent.policy!r}, which is not at hand; name a model with --model"
             f" ({problem})"
         ) from None
-    console = Console(highlight=False, quiet=as_json, soft_wrap=True)
+    console = Console(quiet=as_json, soft_wrap=True)
     forks = fork_run(
         parent, runtime, at=at, n=n, seed=seed, check=check, on_run=lambda fork: _line(console, fork)
     )
@@ -75,10 +74,10 @@ def command(
 
 def _line(console: Console, fork: Trajectory) -> None:
     reward = "-" if fork.reward is None else f"{fork.reward:g}"
-    end = escape(printable(f"{fork.stop}{f' ({fork.stop_detail})' if fork.stop_detail else ''}"))
+    end = printable(f"{fork.stop}{f' ({fork.stop_detail})' if fork.stop_detail else ''}")
     console.print(
         f"fork {fork.id}: reward {reward}, {len(fork.own_turns)} turns, {fork.num_sampled_tokens} tokens,"
-        f" {end}; check: {escape(printable(outcome(fork)))}"
+        f" {end}; check: {printable(outcome(fork))}"
     )
 
 

@@ -8,13 +8,12 @@ import time
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from nano_coder.commands import log_export, log_import, log_verify
 from nano_coder.commands.display import Display
 from nano_coder.config import load_config
+from nano_shared.console import Console
 from nano_shared.printable import printable
 from nano_shared.redact import Redactor
 from nano_shared.redact.rewrite import redact_run
@@ -54,8 +53,8 @@ def list_runs(limit: int, log: str | None, as_json: bool) -> int:
     for run in runs:
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started))
         reward = "" if run.reward is None else f"{run.reward:g}"
-        prompt = escape(" ".join(printable(run.prompt).split())[:40])
-        policy = escape(printable(run.policy))
+        prompt = " ".join(printable(run.prompt).split())[:40]
+        policy = printable(run.policy)
         stop = run.stop or "unfinished"
         table.add_row(run.id, started, policy, prompt, str(run.turns), str(run.sampled_tokens), stop, reward)
     Console(width=None if sys.stdout.isatty() else _PIPED).print(table)

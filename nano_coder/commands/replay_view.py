@@ -5,49 +5,49 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from nano_coder.commands.display import outcome
+from nano_shared.console import Console
 from nano_shared.printable import printable
 from nano_shared.types import Trajectory, Turn
 
 
 def show(run: Trajectory, step: int | None) -> None:
     """Print a run, or one step of it, to standard output."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(soft_wrap=True)
     parent = f", forked from {run.parent} after step {run.inherited}" if run.parent else ""
-    console.print(f"[bold]run {run.id}[/] by {escape(printable(run.policy))}{parent}")
+    console.print(Text(f"run {run.id}", "bold"), f"by {printable(run.policy)}{parent}")
     if step is None or step == 1:
-        console.print("[bold]prompt[/]")
-        console.print(escape(printable(run.task.prompt)))
+        console.print("prompt", style="bold")
+        console.print(printable(run.task.prompt))
     for turn in run.turns if step is None else run.turns[step - 1 : step]:
         _step(console, run, turn)
     if step is None:
         end = run.stop or "not ended"
-        console.print(f"\nstopped: {end}; check: {escape(printable(outcome(run)))}")
+        console.print(f"\nstopped: {end}; check: {printable(outcome(run))}")
 
 
 def _step(console: Console, run: Trajectory, turn: Turn) -> None:
     whose = " (of the parent)" if turn.index < run.inherited else ""
-    console.print(f"\n[bold cyan]step {turn.index + 1} of {len(run.turns)}[/]{whose}: {_tokens(turn)}")
+    console.print(Text(f"\nstep {turn.index + 1} of {len(run.turns)}{whose}:", "bold cyan"), _tokens(turn))
     if turn.thought:
-        console.print(f"[dim]thought:[/] {escape(printable(turn.thought))}")
+        console.print(Text("thought:", "dim"), printable(turn.thought))
     if turn.parse_error:
-        console.print(f"[dim]written:[/] {escape(printable(turn.completion.text))}")
+        console.print(Text("written:", "dim"), printable(turn.completion.text))
     for call in turn.calls:
-        console.print(f"[dim]action:[/] [bold]{escape(printable(call.name))}[/]")
+        console.print(Text("action:", "dim"), Text(printable(call.name), "bold"))
         for name, value in call.arguments.items():
             text = value if isinstance(value, str) else json.dumps(value)
-            console.print(f"  {escape(printable(name))}: {escape(printable(text))}")
+            console.print(f"  {printable(name)}: {printable(text)}")
     for observation in turn.observations:
         colour = "green" if observation.ok else "yellow"
         size = f", cut from {observation.bytes_total} bytes" if observation.truncated else ""
-        console.print(f"[dim]observation[/] ({observation.ended - observation.started:.2f} s{size}):")
+        console.print(Text("observation", "dim"), f"({observation.ended - observation.started:.2f} s{size}):")
         for line in printable(observation.text).splitlines():
-            console.print(f"[{colour}]│[/] {escape(line)}")
+            console.print(Text("│", colour), line)
         if observation.files_changed:
-            console.print(f"[dim]files:[/] {escape(printable(' '.join(observation.files_changed)))}")
+            console.print(Text("files:", "dim"), printable(" ".join(observation.files_changed)))
 
 
 def _tokens(turn: Turn) -> str:

@@ -113,17 +113,16 @@ def _plain(kind: str, result: Result) -> dict[str, Any]:
 
 
 def _show(subject: str, results: list[tuple[str, Result]]) -> None:
-    from rich.console import Console
-
     from nano_rl.conformance.suite import NOT_COVERED
+    from nano_shared.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else 150)
     console.print(_kinds(subject, results), _coverage(results), sep="\n")
-    console.print(f"Not covered: {NOT_COVERED}.\n", highlight=False)
+    console.print(f"Not covered: {NOT_COVERED}.\n")
     for kind, r in results:
         if r.status == "failed":
             line = f"FAILED {r.criterion} {kind}, {r.name}: {r.note}"
-            console.print(line, soft_wrap=True, markup=False, highlight=False)
+            console.print(line, soft_wrap=True)
     console.print(", ".join(f"{_count(results, s)} {s}" for s in STATUSES))
 
 

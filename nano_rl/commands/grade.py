@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Column, Table
 
 from nano_coder.runtime import GRADERS, by_grader, find_grader, grade_folder, open_sandbox, regrade_run
 from nano_rl.commands.session import log_option
 from nano_rl.tasks import read_tasks
+from nano_shared.console import Console
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Task, Verdict

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -17,6 +16,7 @@ from rich.progress import (
 from rich.table import Table
 
 from nano_rl.checkpoints.evaluate import Row
+from nano_shared.console import Console
 
 
 class Bar:
@@ -36,8 +36,8 @@ class Bar:
 @contextmanager
 def bar(label: str, total: int) -> Iterator[Bar]:
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TimeRemainingColumn(), TextColumn("{task.fields[remark]}"),
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+        TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[remark]}", markup=False),
     )  # fmt: skip
     with Progress(*columns, console=Console(stderr=True)) as progress:
         yield Bar(progress, label, total)

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from nano_rl.commands.options import log_option
@@ -16,6 +15,7 @@ from nano_rl.commands.session import trainings_dir
 from nano_rl.hacks import HackRow, hack_row, hack_rows
 from nano_rl.metrics import METRICS, Row, read_metrics
 from nano_rl.preferences.over_optimisation import over_optimised
+from nano_shared.console import Console
 from nano_shared.errors import UsageError
 
 

@@ -76,8 +76,9 @@ def command(
 
 def _show(report: Report) -> None:
     """Accuracy and calibration on held-out pairs, on stderr."""
-    from rich.console import Console
     from rich.table import Table
+
+    from nano_shared.console import Console
 
     title = (
         f"{report.pairs} held-out pairs: accuracy {report.accuracy:.1%}, log loss {report.log_loss:.3f},"

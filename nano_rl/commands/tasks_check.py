@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from nano_rl.commands.options import jobs_option, log_option
 from nano_rl.tasks import read_tasks, write_tasks
 from nano_rl.tasks.make import refuse_unwritable
+from nano_shared.console import Console
 from nano_shared.store import LogStore
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
     console.print(table)
     refused = [finding for finding in findings if not finding.admitted]
     for finding in refused[:SHOWN]:
-        console.print(f"refused {finding.key}: {'; '.join(finding.reasons)}", markup=False, soft_wrap=True)
+        console.print(f"refused {finding.key}: {'; '.join(finding.reasons)}", soft_wrap=True)
     if len(refused) > SHOWN:
-        console.print(f"and {len(refused) - SHOWN} more refused; --json names them all", markup=False)
-    console.print(f"{len(findings) - len(refused)} of {len(findings)} tasks admitted", markup=False)
+        console.print(f"and {len(refused) - SHOWN} more refused; --json names them all")
+    console.print(f"{len(findings) - len(refused)} of {len(findings)} tasks admitted")

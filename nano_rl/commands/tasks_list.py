@@ -6,11 +6,11 @@ from collections import Counter
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from nano_rl.tasks import read_tasks
 from nano_rl.tasks.suites import SUITES
+from nano_shared.console import Console
 from nano_shared.errors import UsageError
 
 

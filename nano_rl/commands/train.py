@@ -243,11 +243,10 @@ def _tell(target: Path, folder: Path, watch: Watcher, steps: int, *, quiet: bool
     import json
     import math
 
-    from rich.console import Console
-
     from nano_rl.commands.progress import print_metrics
     from nano_rl.logs.learned import learned_from, learned_table
     from nano_rl.metrics import METRICS, read_metrics
+    from nano_shared.console import Console
 
     rows = read_metrics(folder / METRICS)
     if quiet:

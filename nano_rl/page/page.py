@@ -14,10 +14,10 @@ from nano_rl.page.plot import Plotter
 from nano_rl.page.tokens import CERTAINTIES
 from nano_rl.page.training import Training
 from nano_rl.page.transcript import cut
-from nano_rl.page.visible import visible
 from nano_rl.preferences.over_optimisation import over_optimised
 from nano_rl.watch.panel import duration, interval_of, seconds_of
 from nano_rl.watch.sparkline import sparkline
+from nano_shared.printable import printable
 
 PAGE = "report.html"
 """the file's name in the folder of a training"""
@@ -89,7 +89,7 @@ def fill(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "visible": visible, "cut": cut, "duration": duration, "when": _when, "percent": _percent,
+        "visible": printable, "cut": cut, "duration": duration, "when": _when, "percent": _percent,
         "number": _number, "ends": _ends, "svg": Markup,
     }  # fmt: skip
     style = Markup((_HERE / "style.css").read_text(encoding="utf-8"))

@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from nano_rl.page.series import INTERVAL, Series
-from nano_rl.page.visible import visible
 from nano_shared.errors import ConfigError
+from nano_shared.printable import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -190,7 +190,9 @@ def _strips(axes: Axes, read: Sequence[tuple[float, Sequence[str]]]) -> str:
     edges = [left, *((a + b) / 2 for a, b in pairwise(places)), right]
     strips = []
     for place, (begin, end), (_, lines) in zip(places, pairwise(edges), read, strict=False):
-        text = "".join(f'<tspan x="{left + 4:.1f}" dy="10">{escape(visible(line))}</tspan>' for line in lines)
+        text = "".join(
+            f'<tspan x="{left + 4:.1f}" dy="10">{escape(printable(line))}</tspan>' for line in lines
+        )
         strips.append(
             f'<g class="at"><rect x="{begin:.1f}" y="{top:.1f}" width="{max(0.0, end - begin):.1f}"'
             f' height="{tall}"/><path d="M{place:.1f} {top:.1f}v{tall}"/>'

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from rich.columns import Columns
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -27,6 +27,7 @@ from nano_rl.watch.panel import (
     written,
 )  # fmt: skip
 from nano_rl.watch.sparkline import sparkline
+from nano_shared.console import Console
 
 KEPT = 200
 """rows kept for sparklines and the time that is left"""

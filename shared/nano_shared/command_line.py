@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import io
 import os
 import sys
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from typing import Any
 import click
 
 from nano_shared.errors import NanoError
-from nano_shared.printable import printable
+from nano_shared.printable import guard_streams, one_line
 
 
 class LazyGroup(click.Group):
@@ -43,9 +42,7 @@ class LazyGroup(click.Group):
 
 def run_command(cli: click.Command, arguments: list[str] | None = None) -> None:
     """Run a command line and exit: errors of ours become one line on stderr and their exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a name of a file may be no text at all
-            stream.reconfigure(errors="backslashreplace")
+    guard_streams()
     try:
         result: Any = cli.main(args=arguments, standalone_mode=False)
     except click.exceptions.Abort:
@@ -75,5 +72,5 @@ def run_command(cli: click.Command, arguments: list[str] | None = None) -> None:
 
 def _fail(message: str, code: int) -> None:
     # one line, whatever it quotes
-    print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)
+    print(f"error: {one_line(message, 4000)}", file=sys.stderr)
     sys.exit(code)

@@ -28,7 +28,6 @@ from nano_rl.page.figures import main_plots
 from nano_rl.page.plot import READINGS, Plotter
 from nano_rl.page.series import AT_MOST, series
 from nano_rl.page.tokens import Piece, load_decoder, pieces
-from nano_rl.page.visible import visible
 from nano_rl.tiny import build_tiny
 from nano_rl.watch.live import NoView
 from nano_rl.watch.panel import interval_of
@@ -37,6 +36,7 @@ from nano_rl.watch.rollouts import Rollout
 from nano_rl.watch.success import success_metrics
 from nano_rl.watch.watcher import Watcher
 from nano_shared.errors import UsageError
+from nano_shared.printable import printable
 from nano_shared.store import LogStore
 from nano_shared.types import Observation, Tampering, ToolCall, Trajectory, TurnTokens
 
@@ -370,8 +370,8 @@ def test_a_browser_shows_it_on_a_phone_without_scrolling_sideways(page: str, tmp
 
 @given(st.text())
 def test_visible_text_hides_nothing(text: str) -> None:
-    shown = visible(text)
-    assert visible(shown) == shown
+    shown = printable(text)
+    assert printable(shown) == shown
     assert all(c in "\n\t" or c.isprintable() or c.isspace() for c in shown)
     shown.encode()
 
