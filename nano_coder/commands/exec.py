@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
-from collections.abc import Mapping
-from contextlib import closing
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import click
 
 from nano_coder.sandbox import ExecResult, Jail, Sandbox, open_sandbox
 from nano_coder.sandbox.ns import NsJail, NsSandbox
+from nano_coder.sandbox.output import FLOOD_BYTES
 from nano_coder.sandbox.proxy import parse_allowed
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Limits
@@ -36,6 +39,13 @@ TERABYTE_MB = 1 << 20
 )
 @click.option("--memory", type=click.IntRange(16, TERABYTE_MB), default=1024, show_default=True, help="MB.")
 @click.option(
+    "--max-output",
+    type=click.IntRange(1024, FLOOD_BYTES),
+    default=Limits().output_bytes,
+    show_default=True,
+    help="Bytes kept of each stream, head and tail. A program that writes 64 MB is ended.",
+)
+@click.option(
     "--net",
     default="none",
     show_default=True,
@@ -48,8 +58,8 @@ TERABYTE_MB = 1 << 20
 @click.option("--batch", is_flag=True, help="Read one JSON request a line, answer one JSON line each.")
 @click.option("--concurrency", type=click.IntRange(1, 256), default=2, show_default=True, help="Of --batch.")
 def command(
-    argv: tuple[str, ...], line: str | None, workspace: Path | None, timeout: float, memory: int, net: str,
-    kind: str, as_json: bool, batch: bool, concurrency: int,
+    argv: tuple[str, ...], line: str | None, workspace: Path | None, timeout: float, memory: int,
+    max_output: int, net: str, kind: str, as_json: bool, batch: bool, concurrency: int,
 ) -> int:  # fmt: skip
     """Run ARGV, FILE.py or a line of shell in a sandbox, on a copy of a directory.
 
@@ -64,7 +74,7 @@ def command(
         raise UsageError(f"no such option: {argv[0]}; see nano-coder exec --help")
     if math.isnan(timeout):
         raise UsageError("--timeout nan: name a number of seconds")
-    limits = Limits(tool_seconds=timeout, memory_mb=memory)
+    limits = Limits(tool_seconds=timeout, memory_mb=memory, output_bytes=max_output)
     hosts = frozenset[str]() if net == "none" else parse_allowed(net)
     if batch:
         from nano_coder.commands.batch import answer_all
@@ -73,12 +83,12 @@ def command(
             raise UsageError("--batch has no network: leave out --net")
         return answer_all(sys.stdin.buffer, sys.stdout, open_sandbox(kind), workspace, limits, concurrency)
     script = _script(argv, workspace)
-    given = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
     try:
         sandbox = open_sandbox(kind)
         with closing(_open(sandbox, workspace, limits, hosts)) as jail:
             program = ["/bin/sh", "-c", line] if line is not None else _program(argv, script, jail)
-            result = jail.run(program, stdin=given)
+            with _standard_input() as given:
+                result = jail.run(program, stdin=given)
             calls = jail.calls if isinstance(jail, NsJail) else []
     except SandboxError as problem:
         print(f"error: {problem}", file=sys.stderr)
@@ -88,9 +98,47 @@ def command(
     else:
         sys.stdout.buffer.write(result.stdout)
         sys.stderr.buffer.write(result.stderr)
+        _tell_cut(result, max_output)
     if result.timed_out:
         return _TIMED_OUT
     return 128 + result.signal if result.signal is not None else result.exit_code or 0
+
+
+@contextmanager
+def _standard_input() -> Iterator[bytes | int]:
+    """What the program reads: our own, through a pipe, so that nothing of ours waits for what never comes."""
+    if sys.stdin is None or sys.stdin.isatty():
+        yield b""
+        return
+    reading, writing = os.pipe()
+    # ends with us, or when the program has closed its end
+    threading.Thread(target=_copy, args=(sys.stdin.fileno(), writing), name="stdin", daemon=True).start()
+    try:
+        yield reading
+    finally:
+        os.close(reading)
+
+
+def _copy(source: int, target: int) -> None:
+    with suppress(OSError):
+        while chunk := os.read(source, 1 << 16):
+            while chunk:
+                chunk = chunk[os.write(target, chunk) :]
+    os.close(target)
+
+
+def _tell_cut(result: ExecResult, most: int) -> None:
+    for name, size, kept in (
+        ("stdout", result.stdout_bytes, len(result.stdout)),
+        ("stderr", result.stderr_bytes, len(result.stderr)),
+    ):
+        if size > kept:
+            said = f"{name} had {size} bytes, of which the first and the last {most // 2} are here"
+            print(f"nano-coder: {said}; --max-output keeps up to {FLOOD_BYTES}", file=sys.stderr)
+    if result.stdout_bytes + result.stderr_bytes > FLOOD_BYTES:
+        print(
+            f"nano-coder: ended for more than {FLOOD_BYTES} bytes of output: write to a file", file=sys.stderr
+        )
 
 
 def _open(sandbox: Sandbox, workspace: Path | None, limits: Limits, hosts: frozenset[str]) -> Jail:

@@ -7,7 +7,7 @@ import pwd
 from typing import Any
 
 from nano_coder.sandbox.interpreter import Interpreter
-from nano_coder.sandbox.launcher import root
+from nano_coder.sandbox.launcher import root, zygote
 
 _MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _SHARED = (
@@ -52,3 +52,13 @@ def unused_uid(wanted: int = 65533) -> int:
     while wanted in taken:
         wanted -= 1
     return wanted
+
+
+def own_uids() -> bool:
+    """Whether each jail can be a user of its own on the host, and take what the kernel gives each user."""
+    with open("/proc/self/uid_map") as file:
+        extents = [tuple(map(int, line.split())) for line in file]
+    reached = any(
+        first <= zygote.UIDS.start and zygote.UIDS.stop <= first + count for first, _, count in extents
+    )
+    return os.geteuid() == 0 and reached

@@ -23,7 +23,7 @@ from nano_coder.sandbox.interpreter import find_interpreter
 from nano_coder.sandbox.launcher import overlay, word
 from nano_coder.sandbox.launcher.word import Outcome
 from nano_coder.sandbox.layers import layers
-from nano_coder.sandbox.layout import plan_root, unused_uid
+from nano_coder.sandbox.layout import own_uids, plan_root, unused_uid
 from nano_coder.sandbox.output import FLOOD_BYTES, Drain, Output
 from nano_coder.sandbox.pool import shared_pool
 from nano_coder.sandbox.process import JailProcess
@@ -39,7 +39,8 @@ from nano_shared.types import Denials, Limits
 WORK_MB = 512
 """room of a workspace, beside twice what it started with"""
 TMP_MB = 256
-WORK_INODES = 200_000
+WORK_INODES = 20_000
+"""files, directories and links that may be added to a workspace: each takes memory of the kernel's"""
 USUAL_MB = 64
 """a larger workspace gets a jail made for it"""
 
@@ -66,6 +67,7 @@ class NsSandbox:
         spec: dict[str, Any] = {
             "root": plan_root(self._interpreter),
             "unused_uid": unused_uid(),
+            "own_uids": own_uids(),
             "group": control_group.plan(),
             "warm_python": self.python if warm else None,
             "environment": environment,
@@ -74,7 +76,9 @@ class NsSandbox:
         self._environment = environment
         self._warm = warm
         self.layers: Mapping[str, bool] = layers(
-            cgroup=spec["group"] is not None, overlay_workspaces=bases.supported()
+            cgroup=spec["group"] is not None,
+            host_uid_of_its_own=spec["own_uids"],
+            overlay_workspaces=bases.supported(),
         )
         self._spec = spec
 
@@ -114,8 +118,8 @@ class NsSandbox:
                 jail = self._jail(usual(), limits, USUAL_MB * _MB)
                 jail.fill_first(packed.stream.read())
                 return jail
-            if packed.size > USUAL_MB * _MB:
-                room = _room(packed.size, listen=listen)
+            if packed.size > USUAL_MB * _MB or packed.entries > bases.ENTRIES:
+                room = _room(packed.size, packed.entries, listen=listen)
                 jail = self._jail(self.pool.make(room), limits, packed.size)
             else:
                 jail = self._jail(usual(), limits, USUAL_MB * _MB)
@@ -134,9 +138,13 @@ class NsSandbox:
         root = self._spec["root"]
         shown = (str(bases.folder()), overlay.BASES)
         # a launcher of its own, so that no other jail has the bases in its mounts
-        spec = {**self._spec, "root": {**root, "binds": [*root["binds"], shown]}}
+        # all of one user, who owns what is in the bases
+        spec = {**self._spec, "own_uids": False, "root": {**root, "binds": [*root["binds"], shown]}}
         try:
-            room = {**_room(packed.size, listen=listen), "base": bases.base_of(packed.stream, owner)}
+            room = {
+                **_room(packed.size, packed.entries, listen=listen),
+                "base": bases.base_of(packed.stream, owner),
+            }
             process = shared_pool(spec, _room(USUAL_MB * _MB)).make(room)
         except (OSError, SandboxError):
             # no isolation is lost by streaming; the layers and `doctor` say that it is so
@@ -146,17 +154,20 @@ class NsSandbox:
         return self._jail(process, limits, packed.size)
 
     def _jail(self, process: JailProcess, limits: Limits, size: int) -> NsJail:
+        if not process.grouped:
+            # its memory is watched still; the layers and `doctor` say that it is so
+            self.layers = {**self.layers, "cgroup": False}
         room = _room(size)["work_bytes"]
         return NsJail(process, limits, self._environment, room, None if self._warm else self.python)
 
 
-def _room(size: int, *, listen: int = 0) -> dict[str, Any]:
-    """What a workspace of `size` bytes may grow to, and the port that the jail is to listen on."""
+def _room(size: int, entries: int = 0, *, listen: int = 0) -> dict[str, Any]:
+    """What a workspace of `size` bytes and so many entries may grow to, and the port to listen on."""
     return {
         "listen": listen,
         "base": "",
         "work_bytes": WORK_MB * _MB + 2 * size,
-        "work_inodes": WORK_INODES + size // 512,
+        "work_inodes": WORK_INODES + entries,
         "tmp_mb": TMP_MB,
         "rlimits": ALWAYS,
     }

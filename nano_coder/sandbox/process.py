@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import select
 import signal
 import socket
@@ -33,7 +34,9 @@ class Launcher:
         the root cannot be built."""
         self._lock = threading.Lock()
         self._closed = False
-        self._group = spec.get("group")
+        # of our own: other processes, of other pid namespaces too, may have theirs beside it
+        name = f"{group.PREFIX}{secrets.token_hex(8)}"
+        self._group = spec["group"] and {**spec["group"], "name": name}
         self.made = 0
         """jails so far"""
         self._control, theirs = socket.socketpair()
@@ -50,8 +53,9 @@ class Launcher:
             )
         try:
             self._control.settimeout(_PATIENCE_S)
-            message.send(self._control, {"agent": os.getpid(), **spec})
-            self._answer()
+            message.send(self._control, {**spec, "agent": os.getpid(), "group": self._group})
+            self.grouped = self._answer()[0]["grouped"]
+            """whether its jails have control groups"""
         except (SandboxError, OSError) as error:
             lost = error if isinstance(error, SandboxError) else self._lost()
             self.close()
@@ -64,11 +68,12 @@ class Launcher:
                 raise SandboxError("the sandbox launcher is closed")
             try:
                 message.send(self._control, room)
-                connection, init = self._answer()
+                connection, init = self._answer()[1]
             except OSError as error:
                 raise self._lost() from error
             self.made += 1
         jail = JailProcess(socket.socket(fileno=connection), init, self.last_words)
+        jail.grouped = self.grouped
         try:
             jail.begin(_PATIENCE_S)
         except SandboxError:
@@ -76,11 +81,11 @@ class Launcher:
             raise
         return jail
 
-    def _answer(self) -> list[int]:
+    def _answer(self) -> tuple[dict[str, Any], list[int]]:
         received = message.receive(self._control)
         if received is None:
             raise self._lost()
-        return checked(received)[1]
+        return checked(received)
 
     def _lost(self) -> SandboxError:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -116,7 +121,8 @@ class Launcher:
             self._process.kill()
             self._process.wait()
             if self._group is not None:
-                group.remove_of(self._process.pid, self._group["parents"].values())
+                with contextlib.suppress(OSError):
+                    group.Group(self._group).remove()
             os.close(self._errors)
 
 
@@ -138,6 +144,8 @@ class JailProcess:
         self.listener: socket.socket | None = None
         """of a jail that was made to listen: its socket, to accept on"""
         self.on_close: Callable[[], None] | None = None
+        self.grouped = False
+        """whether it has a control group of its own"""
 
     def begin(self, patience: float) -> None:
         """Wait until every layer is up. Raises SandboxError where one is not."""

@@ -76,9 +76,49 @@ def test_a_record_of_much_output_tells_its_size(run: Exec) -> None:
     assert (said["truncated"], said["stdout_bytes"], len(said["stdout"])) == (True, 3_000_000, 1_000_000)
 
 
+def test_output_beyond_the_cap_is_told_and_the_cap_can_be_raised(run: Exec) -> None:
+    line = "head -c 1500000 /dev/zero | tr '\\0' x; echo err >&2"
+    cut = run("-c", line)
+    assert (len(cut.stdout), cut.returncode) == (1_000_000, 0)
+    assert cut.stderr.splitlines()[0] == "err"
+    assert "stdout had 1500000 bytes" in cut.stderr
+    assert "--max-output" in cut.stderr
+    whole = run("--max-output", "1500000", "-c", line)
+    assert (len(whole.stdout), whole.stderr) == (1_500_000, "err\n")
+
+
+def test_a_flood_is_told(run: Exec) -> None:
+    done = run("--max-output", "4096", "--", "cat", "/dev/zero")
+    assert done.returncode == 128 + 9
+    assert "ended for more than 67108864 bytes of output" in done.stderr
+
+
+@pytest.mark.parametrize("line", ["sleep 60", "cat", "read x"])
+def test_an_open_silent_input_does_not_outlast_the_time_limit(tmp_path: Path, line: str) -> None:
+    program = [sys.executable, "-c", "from nano_coder.cli import main; main()", "exec", "--timeout", "1"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "NANO_HOME": str(tmp_path)}
+    with subprocess.Popen([*program, "-c", line], stdin=subprocess.PIPE, env=env) as silent:
+        assert silent.wait(60) == 124
+
+
+def test_a_program_that_reads_nothing_ends_though_its_input_does_not(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", "from nano_coder.cli import main; main()", "exec", "--", "echo", "1"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "NANO_HOME": str(tmp_path)}
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as silent:
+        assert silent.wait(60) == 0
+        assert silent.stdout is not None
+        assert silent.stdout.read() == b"1\n"
+
+
+def test_a_long_input_arrives_whole(run: Exec) -> None:
+    assert run("-c", "wc -c", given="x" * 3_000_000).stdout == "3000000\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("--max-output", "0", "--", "ls"), "--max-output"),
+        (("--max-output", "99999999999", "--", "ls"), "--max-output"),
         ((), "name one thing to run"),
         (("--pyhton", "x", "--", "ls"), "no such option: --pyhton"),
         (("-c", "ls", "--", "ls"), "name one thing to run"),

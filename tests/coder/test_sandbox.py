@@ -23,7 +23,7 @@ from executions import stopped_after_output
 
 from nano_coder.sandbox import ExecResult, Jail, Sandbox, open_sandbox
 from nano_coder.sandbox.interpreter import find_interpreter
-from nano_coder.sandbox.launcher import seccomp
+from nano_coder.sandbox.launcher import seccomp, zygote
 from nano_coder.sandbox.ns import NsJail, NsSandbox
 from nano_coder.sandbox.remedy import remedy
 from nano_shared.errors import SandboxError, UsageError
@@ -644,9 +644,28 @@ def test_there_is_no_terminal(jail: Jail) -> None:
 
 
 def test_a_set_uid_bit_has_no_effect(jail: Jail) -> None:
-    flags = shell(jail, "grep -E ' /(usr|work|tmp) ' /proc/self/mountinfo").stdout.decode().splitlines()
-    assert len(flags) == 3
-    assert all("nosuid" in line and "nodev" in line for line in flags)
+    flags = "import os; print(*(os.statvfs(p).f_flag & 6 for p in ('/usr', '/work', '/tmp')))"
+    assert python(jail, flags).stdout.split() == [b"%d" % (2 | 4)] * 3
+
+
+@pytest.mark.parametrize("process", ["self", "1", "thread-self"])
+def test_no_list_of_mounts_names_a_folder_of_the_host(jail: Jail, process: str) -> None:
+    lists = " ".join(f"/proc/{process}/{name}" for name in ("mountinfo", "mounts", "mountstats"))
+    told = shell(jail, f"cat {lists}")
+    assert (told.stdout, jail.run(["ls", "/work"]).exit_code) == (b"", 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has one uid")
+def test_each_jail_is_a_user_of_its_own_on_the_host(sandbox: Sandbox) -> None:
+    if not sandbox.layers["host_uid_of_its_own"]:
+        pytest.skip("the uids of this machine end below those for jails")
+    with closing(sandbox.open(None, Limits())) as one, closing(sandbox.open(None, Limits())) as other:
+        for jail in (one, other):
+            assert python(jail, "import os; print(os.getresuid())").stdout == b"(1000, 1000, 1000)\n"
+        mine = descendants(os.getpid())
+        uids = [Path(f"/proc/{pid}").stat().st_uid for pid in mine if Path(f"/proc/{pid}").exists()]
+        taken = {uid for uid in uids if uid in zygote.UIDS}
+    assert len(taken) >= 3  # the launcher's, and those of two jails
 
 
 # ----------------------------------------------------------------------------------------- files

@@ -17,7 +17,7 @@ import socket
 import struct
 from typing import Any, NamedTuple, NoReturn
 
-from . import files, kernel, landlock, memory, message, overlay, runner, seccomp, word
+from . import files, group, kernel, landlock, memory, message, overlay, runner, seccomp, word
 from .ending import end_everything, exit_status
 
 NAMESPACES = (
@@ -31,15 +31,24 @@ _CALM_MS = 5
 KEPT = (kernel.CAP_DAC_OVERRIDE, kernel.CAP_DAC_READ_SEARCH, kernel.CAP_FOWNER, kernel.CAP_SETPCAP)
 """capabilities of trusted code over the jail's own files; a program gets none"""
 SCRATCH = ("/tmp", "/dev/shm")
+_OWN_LIMITS = {
+    # a second wall behind seccomp: no user namespace below this one
+    "max_user_namespaces": 0,
+    # counted for the user of the host too, whose other programs want some
+    "max_inotify_instances": 8,
+    "max_inotify_watches": 4096,
+}
+"""settings of a user namespace in /proc/sys/user"""
 
 
-def main(control: socket.socket, plan: dict[str, Any]) -> NoReturn:
-    close_all_but({control.fileno(), 2, *({plan["events"]} - {-1})})
+def main(control: socket.socket, plan: dict[str, Any], programs: group.Programs) -> NoReturn:
+    """`programs` is the control group that those of this jail enter."""
+    close_all_but({control.fileno(), 2, *programs} - {-1})
     while (null := os.open(os.devnull, os.O_RDWR)) < 3:
         """Standard streams are taken, so that no pipe of ours becomes one."""
     os.close(null)
     try:
-        _isolate(plan)
+        _isolate(plan, programs)
     except kernel.LayerError as error:
         message.send(control, error.record())
         os._exit(0)
@@ -124,30 +133,36 @@ def close_all_but(kept: set[int]) -> None:
 # ------------------------------------------------------------------------------------- layers
 
 
-def _isolate(plan: dict[str, Any]) -> None:
+def _isolate(plan: dict[str, Any], programs: group.Programs) -> None:
     # first, so that a dead parent leaves no init behind
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     with kernel.layer("user_namespace"):
         map_one_user(_UID_INSIDE, plan["uid"], plan["gid"])
+        # the zygote's own user stayed in reserve
+        os.setresgid(_UID_INSIDE, _UID_INSIDE, _UID_INSIDE)
+        os.setresuid(_UID_INSIDE, _UID_INSIDE, _UID_INSIDE)
     with kernel.layer("mount_namespace"):
         work = f"size={plan['work_bytes']},nr_inodes={plan['work_inodes']},mode=755"
         kernel.mount("tmpfs", "/work", "tmpfs", _QUIET, f"{work},uid={_UID_INSIDE},gid={_UID_INSIDE}")
-        for target, megabytes in zip(SCRATCH, (plan["tmp_mb"], 64), strict=True):
-            options = f"size={megabytes}m,nr_inodes=65536,mode=1777"
+        for target, megabytes, inodes in zip(SCRATCH, (plan["tmp_mb"], 64), (20_000, 2_000), strict=True):
+            options = f"size={megabytes}m,nr_inodes={inodes},mode=1777"
             kernel.mount("tmpfs", target, "tmpfs", _QUIET, options)
     if plan["base"]:
         with kernel.layer("overlay"):
             overlay.lay(plan["base"])
     with kernel.layer("proc"):
         kernel.mount("proc", "/proc", "proc", _QUIET | kernel.MS_NOEXEC)
-        # a second wall behind seccomp: no user namespace below this one
-        kernel.put("/proc/sys/user/max_user_namespaces", "0")
+        for name, most in _OWN_LIMITS.items():
+            with contextlib.suppress(FileNotFoundError):  # a kernel built without it
+                kernel.put(f"/proc/sys/user/{name}", str(most))
         kernel.mount("/proc/sys", "/proc/sys", None, kernel.MS_BIND | kernel.MS_REC)
         kernel.set_mount_attributes("/proc/sys", kernel.ATTR_RDONLY)
     with kernel.layer("network_namespace"):
         _loopback_up()
     with kernel.layer("uts_namespace"):
         kernel.set_host_name("sandbox")
+    with kernel.layer("mount_namespace"):
+        _hide_mounts()
     with kernel.layer("capabilities"):
         kernel.keep_capabilities(*KEPT)
     with kernel.layer("rlimits"):
@@ -156,7 +171,7 @@ def _isolate(plan: dict[str, Any]) -> None:
     with kernel.layer("no_new_privs"):
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    memory.open_counters(plan["events"])
+    memory.open_counters(programs)
     if landlock.version():
         with kernel.layer("landlock"):
             landlock.confine(writable=("/work", *SCRATCH))
@@ -164,6 +179,19 @@ def _isolate(plan: dict[str, Any]) -> None:
     if program is not None:
         with kernel.layer("seccomp"):
             kernel.install_filter(program)
+
+
+def _hide_mounts() -> None:
+    """Show programs no list of mounts, which names folders of the host: theirs is that of another namespace.
+
+    The root stays where it is, in a namespace that lives as long as init holds it open.
+    """
+    root = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    kernel.unshare(kernel.NEWNS)
+    os.fchdir(root)
+    os.chroot(".")
+    os.close(root)
 
 
 def map_one_user(inside: int, uid: int, gid: int) -> None:
@@ -252,7 +280,7 @@ def _ended(one: Runner, end: _End) -> word.Outcome:
         if end.asked:
             return word.Outcome(exit_code=None, signal=signal.SIGKILL)
         os._exit(0)  # the agent hung up
-    oom = end.oom or (not end.asked and began.watch.killed_by_group(status, peak))
+    oom = end.oom or (not end.asked and began.watch.killed_by_group(status))
     exit_code, signal_number = exit_status(status)
     refused = runner.refusal(_read(one.report, word.SIZE)) if began.kind == runner.OPERATION else None
     return word.Outcome(exit_code, signal_number, oom, max(0.0, cpu_s - began.cpu_s), peak, refused)

@@ -1,4 +1,4 @@
-"""The memory a jail uses, summed over its processes, its file systems in memory and its sockets.
+"""The memory a jail uses, summed over its processes, its file systems in memory, its sockets and its locks.
 
 No rlimit counts that. Not counted: shared memory that no process has touched while it is mapped, and pipes,
 which the kernel bounds for each user; where there is a control group, it bounds those.
@@ -18,41 +18,48 @@ from .socket_memory import SocketMemory
 
 _PAGE = resource.getpagesize()
 _US = frozenset({"self", "1"})
-_LEAST_SHARE = 8
 _UNNAMED = (b"/dev/zero (deleted)", b"/memfd:", b"/SYSV")
 """what maps memory that is in no file system of the jail"""
 
+_INODE = 1024
+"""bytes of kernel memory for a file or a link, beside what it holds"""
+_LOCK = 256
+_MOST_LOCKS = 4096
+"""whose list takes longer the longer it is: so many end a program"""
+
 _sockets: SocketMemory | None = None
-_events = -1
+_locks = -1
+_programs = group.Programs()
 
 
-def open_counters(events: int) -> None:
-    """Count sockets too, from now on, where the kernel tells. Before a filter refuses the question.
+def open_counters(programs: group.Programs) -> None:
+    """Count sockets and locks too, from now on, where the kernel tells. Before a filter refuses the question.
 
-    `events` is the open file in which the control group counts its kills, or below zero.
+    `programs` is the control group of what is watched.
     """
-    global _sockets, _events
-    _events = events
+    global _sockets, _programs, _locks
+    _programs = programs
     with contextlib.suppress(OSError):
         _sockets = SocketMemory()
+        _locks = os.open("/proc/locks", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def events() -> int:
-    """The open file in which the control group counts its kills, or below zero."""
-    return _events
+def programs() -> group.Programs:
+    """The control group of what is watched."""
+    return _programs
 
 
 class Before(NamedTuple):
     """What is there already when a program begins, and does not count."""
 
     stored: int
-    """bytes in its file systems in memory"""
+    """bytes in its file systems in memory, with those of the kernel for each file"""
     kills: int
-    """by the control group, which counts them since it was made"""
+    """in the control group, which counts them since it was made"""
 
 
 def before(folders: Sequence[str]) -> Before:
-    return Before(stored(folders), group.kills(_events))
+    return Before(stored(folders), group.kills(_programs.events))
 
 
 class Watch:
@@ -67,23 +74,22 @@ class Watch:
         """whether the agent asked for the end"""
 
     def exceeded(self) -> bool:
-        beside = max(0, stored(self._folders) - self._before.stored)
+        locks = count_locks(_locks)
+        if locks >= _MOST_LOCKS:
+            return True
+        beside = max(0, stored(self._folders) - self._before.stored) + locks * _LOCK
         if _sockets is not None:
             beside += _sockets.in_use()
         # slower, so asked only when the upper bound is too high
         return in_use() + beside > self._most and proportional() + beside > self._most
 
-    def killed_by_group(self, status: int, peak: int) -> bool:
-        """Whether the kernel ended the program, of this wait status, for what all jails hold together.
-
-        It picks a process that holds much, so one that held little ended itself at the same moment.
-        """
+    def killed_by_group(self, status: int) -> bool:
+        """Whether the kernel ended the program, of this wait status, or one that it started, for memory."""
         return (
             not self.stopped
             and os.WIFSIGNALED(status)
             and os.WTERMSIG(status) == signal.SIGKILL
-            and peak >= self._most // _LEAST_SHARE
-            and group.kills(_events) > self._before.kills
+            and group.kills(_programs.events) > self._before.kills
         )
 
 
@@ -132,9 +138,29 @@ def _unnamed(pid: str) -> int:
 
 
 def stored(folders: Sequence[str]) -> int:
-    """Bytes that file systems hold."""
-    statuses = (os.statvfs(folder) for folder in folders)
-    return sum((status.f_blocks - status.f_bfree) * status.f_frsize for status in statuses)
+    """Bytes that file systems hold, and the kernel for each of their files."""
+    total = 0
+    for folder in folders:
+        status = os.statvfs(folder)
+        total += (status.f_blocks - status.f_bfree) * status.f_frsize
+        total += (status.f_files - status.f_ffree) * _INODE
+    return total
+
+
+def count_locks(table: int) -> int:
+    """Locks on files by processes of this pid namespace; more than `_MOST_LOCKS` are not counted to the end.
+
+    `table` is /proc/locks, opened.
+    """
+    if table < 0:
+        return 0
+    os.lseek(table, 0, os.SEEK_SET)
+    count, last = 0, b""
+    while count < _MOST_LOCKS and (chunk := os.read(table, 1 << 16)):
+        *lines, last = (last + chunk).split(b"\n")
+        # the lock of an open file may be anybody's: such are refused to programs, and have no process
+        count += sum(b" OFDLCK " not in line for line in lines)
+    return count
 
 
 def _processes() -> list[str]:

@@ -11,7 +11,7 @@ import os
 import select
 from typing import Any, NoReturn
 
-from . import become, kernel, landlock, memory, seccomp
+from . import become, group, kernel, landlock, memory, seccomp
 from .ending import end_everything, kill_all, outcome
 
 WRITABLE = ("/work", "/tmp", "/dev/shm")
@@ -27,7 +27,7 @@ def main(asked: int, report: int, stop: int) -> None:
         badness.write("1000")
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-    memory.open_counters(-1)
+    memory.open_counters(group.Programs())
     _tell(report, {"began": True})
     pid = os.fork()
     if pid == 0:

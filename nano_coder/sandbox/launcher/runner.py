@@ -50,6 +50,7 @@ class Lines(NamedTuple):
 
 def main(lines: Lines, limits: dict[str, int], *, rehearse: bool) -> NoReturn:
     """Serve the one request that comes. `limits` are those that every request has."""
+    memory.programs().join()
     os.setsid()
     os.chdir("/work")
     kernel.drop_bounding_set()
@@ -57,7 +58,7 @@ def main(lines: Lines, limits: dict[str, int], *, rehearse: bool) -> NoReturn:
         _rehearse()
     # ahead of the request, so that all is ready for it
     _take_streams(
-        [lines.out, lines.err], {lines.done, lines.requests, lines.report, lines.timer, memory.events()}
+        [lines.out, lines.err], {lines.done, lines.requests, lines.report, lines.timer, *memory.programs()}
     )
     interpret.make_ready()
     become.limit(limits)
@@ -90,7 +91,7 @@ def _serve(request: dict[str, Any], fds: list[int], lines: Lines) -> NoReturn:
             _refuse(lines.report, error, word.REFUSED)
         os._exit(0)
     _begin(kind, request, lines)
-    for fd in (lines.report, lines.timer, memory.events()):
+    for fd in (lines.report, lines.timer, *memory.programs()):
         if fd >= 0:
             os.close(fd)
     kernel.drop_capabilities()
@@ -106,6 +107,8 @@ def _begin(kind: int, request: dict[str, Any], lines: Lines) -> None:
     """Tell init, who reads it when the timer wakes it, or at the end: most programs are done before that."""
     # what trusted code unpacks is the workspace, and not the program's
     before = memory.before(() if kind == OPERATION else WATCHED)
+    if kind != OPERATION:
+        memory.programs().begin(before.stored + request["memory_bytes"])
     os.write(lines.report, BEGAN.pack(kind, request["memory_bytes"], time.process_time(), *before))
     kernel.set_timer(lines.timer, WATCH_S)
 

@@ -20,6 +20,8 @@ _ALL_STATES = 0xFFFF_FFFF
 _UNIX_BODY, _UNIX_MEMORY = 16, 5
 _INET_BODY, _INET_MEMORY = 72, 7
 _CHUNK = 1 << 16
+_SOCKET = 4096
+"""bytes of kernel memory for a socket, beside its buffers"""
 
 
 class SocketMemory:
@@ -33,9 +35,11 @@ class SocketMemory:
         self._counts6 = os.open("/proc/net/sockstat6", os.O_RDONLY | os.O_CLOEXEC)
 
     def in_use(self) -> int:
-        """Bytes in the buffers of every socket of the namespace that was opened from."""
+        """Bytes in the buffers of every socket of the namespace that was opened from, and of the sockets."""
         with contextlib.suppress(OSError):
-            return sum(self._dumped(*kind) for kind in self._kinds())
+            told = os.pread(self._counts, 1024, 0)
+            buffers = sum(self._dumped(*kind) for kind in self._kinds(told))
+            return buffers + _used(told, b"sockets:", 1) * _SOCKET
         return 0
 
     def close(self) -> None:
@@ -43,10 +47,9 @@ class SocketMemory:
         os.close(self._counts)
         os.close(self._counts6)
 
-    def _kinds(self) -> Iterator[tuple[bytes, int, int]]:
+    def _kinds(self, told: bytes) -> Iterator[tuple[bytes, int, int]]:
         """(request, length of an answer's body, attribute), for the families that have sockets."""
         # families are counted cheaply; asking goes through every socket of the machine
-        told = os.pread(self._counts, 1024, 0)
         used = _used(told, b"sockets:", 1)
         internet = [(family, protocol) for family, protocol, name, text in (
             (socket.AF_INET, socket.IPPROTO_TCP, b"TCP:", told),
@@ -83,9 +86,11 @@ def _held(attributes: bytes, wanted: int) -> int:
     while at + _ATTRIBUTE.size <= len(attributes):
         length, kind = _ATTRIBUTE.unpack_from(attributes, at)
         if kind == wanted and length >= _ATTRIBUTE.size + _MEMORY.size:
-            read, _, written, _, forward, queued, _, backlog, _ = _MEMORY.unpack_from(attributes, at + 4)
+            read, _, written, _, forward, queued, options, backlog, _ = _MEMORY.unpack_from(
+                attributes, at + 4
+            )
             # TCP counts what waits to be sent as queued, UNIX sockets as written
-            return int(read + max(written, queued) + forward + backlog)
+            return int(read + max(written, queued) + forward + options + backlog)
         at += max(4, -(-length // 4) * 4)
     return 0
 

@@ -1,27 +1,34 @@
 """The launcher's main program: builds one root, then forks one jail after another from it.
 
-Two processes: the supervisor in the host's pid namespace waits for the zygote, which is pid 1 of its own.
-Whichever way the agent, the supervisor or the zygote ends, the kernel kills everything below.
+Two processes: the supervisor, in the host's pid namespace, does what takes its rights until the zygote, which
+is pid 1 of its own, has ended. Whichever way the agent, the supervisor or the zygote ends, the kernel kills
+everything below.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
+import resource
 import select
 import signal
 import site
 import socket
 import sys
+from collections import deque
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from . import become, init, interpret, kernel, landlock, message, root, runner, seccomp
-from .group import Group
+from .group import Group, Programs
 
-_INSIDE = (
-    "import sys; sys.path.insert(0, {path!r}); from launcher.zygote import resume; resume({agent}, {events})"
-)
+_INSIDE = "import sys; sys.path.insert(0, {path!r}); from launcher.zygote import resume; resume{call}"
+UIDS = range(0x7800_0000, 0x7FFD_0000)
+"""of users that no machine has: systemd, subordinate ids and directory services end below"""
+_UIDS_A_LAUNCHER = 1024
+_TRIES = 100
 
 
 def main() -> None:
@@ -34,27 +41,72 @@ def main() -> None:
     agent = os.pidfd_open(spec["agent"])
     if os.getppid() != spec["agent"]:
         return
-    group: Group | None = None
+    group = None
+    with contextlib.suppress(OSError):
+        group = Group(spec["group"]) if spec.get("group") else None
+    with _claimed_uids() if spec["own_uids"] else contextlib.nullcontext(0) as first_uid:
+        _supervise(control, agent, spec, group, first_uid)
+    if group is not None:
+        group.remove()
+
+
+@contextlib.contextmanager
+def _claimed_uids() -> Iterator[int]:
+    """The first of some uids that no other launcher has, until the block is left or this process dies.
+
+    A socket's name says so to those in our network namespace; elsewhere it takes luck to draw the same.
+    """
+    with socket.socket(socket.AF_UNIX) as claim:
+        for _ in range(_TRIES):
+            blocks = len(UIDS) // _UIDS_A_LAUNCHER
+            first = UIDS[int.from_bytes(os.urandom(4), "little") % blocks * _UIDS_A_LAUNCHER]
+            with contextlib.suppress(OSError):
+                claim.bind(f"\0nano-uids-{first}")
+                break
+        yield first
+
+
+def _supervise(
+    control: socket.socket, agent: int, spec: dict[str, Any], group: Group | None, first_uid: int
+) -> None:
+    ours, theirs = socket.socketpair()
     try:
-        if spec.get("group") is not None:
-            with kernel.layer("cgroup"):
-                group = Group(spec["group"])
         _unshare()
         pid = os.fork()
     except kernel.LayerError as error:
-        if group is not None:
-            group.remove()
         message.send(control, error.record())
         return
     if pid == 0:
         try:
-            _enter(control, agent, spec, group)
+            ours.close()
+            _enter(control, agent, spec, group, theirs)
         finally:
             os._exit(0)
     control.close()
+    theirs.close()
+    process = os.open(f"/proc/{pid}", os.O_PATH)
+    # until the last process of the zygote's is gone, or about to be
+    while (asked := message.receive(ours)) is not None:
+        try:
+            fds = _granted(asked[0], process, group, first_uid)
+            message.send(ours, {}, fds)
+            for fd in fds:
+                os.close(fd)
+        except OSError as error:
+            message.send(ours, kernel.LayerError("supervisor", error.errno, str(error)).record())
     os.waitpid(pid, 0)
-    if group is not None:
-        group.remove()
+
+
+def _granted(asked: dict[str, Any], process: int, group: Group | None, first_uid: int) -> list[int]:
+    """What the zygote may not do itself: it asks for the group of a jail, or for its uids."""
+    if "jail" in asked and group is not None:
+        return list(group.make_programs(asked["jail"]))
+    if "uids" in asked:
+        for name in ("gid_map", "uid_map"):
+            fd = os.open(name, os.O_WRONLY, dir_fd=process)
+            os.write(fd, f"0 {first_uid} {_UIDS_A_LAUNCHER}".encode())
+            os.close(fd)
+    return []
 
 
 def _unshare() -> None:
@@ -69,49 +121,67 @@ def _unshare() -> None:
         init.map_one_user(uid, uid, gid)
 
 
-def _enter(control: socket.socket, agent: int, spec: dict[str, Any], group: Group | None) -> None:
+def _enter(
+    control: socket.socket, agent: int, spec: dict[str, Any], group: Group | None, supervisor: socket.socket
+) -> None:
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    owner = spec["unused_uid"] if os.geteuid() == 0 else os.geteuid()
-    events = -1 if group is None else group.events
+    grouped = False
     try:
-        if group is not None:
-            with kernel.layer("cgroup"):
+        with contextlib.suppress(OSError):
+            if group is not None:
                 group.enter()
+                grouped = True
         root.build(spec["root"])
-        _drop_privileges(owner)
+        with kernel.layer("host_uid"):
+            _drop_privileges(spec, supervisor)
+        jails = _Jails(supervisor.detach(), grouped, own_uids=spec["own_uids"])
         if spec["warm_python"]:
             with kernel.layer("interpreter"):
-                _restart(spec["warm_python"], spec["environment"], agent, events)
+                _restart(spec["warm_python"], spec["environment"], agent, jails)
     except kernel.LayerError as error:
         message.send(control, error.record())
         return
-    _serve(control, agent, events)
+    _serve(control, agent, jails)
 
 
-def _drop_privileges(owner: int) -> None:
-    with kernel.layer("host_uid"):
-        if os.geteuid() == 0:
-            os.setgroups([])
-            os.setresgid(owner, owner, owner)
-            os.setresuid(owner, owner, owner)
-            # a change of user clears both; without the second nobody may write our uid_map
-            kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-            kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
-        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+def _drop_privileges(spec: dict[str, Any], supervisor: socket.socket) -> None:
+    """Be no user of the host any more, or stay the ordinary one. Raises OSError."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        owner = spec["unused_uid"]
+        if spec["own_uids"]:
+            # root of nothing but some users that nobody is, for jails to be one each
+            kernel.unshare(kernel.NEWUSER)
+            message.send(supervisor, {"uids": True})
+            granted = message.receive(supervisor)
+            if granted is None or "layer" in granted[0]:
+                raise PermissionError(errno.EPERM, f"no users for jails ({granted and granted[0]['detail']})")
+            owner = 0
+        os.setresgid(owner, owner, owner)
+        os.setresuid(owner, owner, owner)
+        if spec["own_uids"]:
+            kernel.keep_capabilities(kernel.CAP_SETGID, kernel.CAP_SETUID)
+        _stay_bound()
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
 
 
-def _restart(python: str, environment: dict[str, str], agent: int, events: int) -> NoReturn:
+def _stay_bound() -> None:
+    """A change of user clears both; without the second nobody may write our uid_map."""
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+
+
+def _restart(python: str, environment: dict[str, str], agent: int, jails: _Jails) -> NoReturn:
     """Begin anew as the jail's own interpreter: jails that run Python are forks of it."""
-    os.set_inheritable(0, True)
-    os.set_inheritable(agent, True)
-    if events >= 0:
-        os.set_inheritable(events, True)
-    code = _INSIDE.format(path=root.LAUNCHER_INSIDE, agent=agent, events=events)
+    for fd in (0, agent, jails.supervisor):
+        os.set_inheritable(fd, True)
+    call = (agent, jails.supervisor, jails.grouped, jails.own_uids)
+    code = _INSIDE.format(path=root.LAUNCHER_INSIDE, call=call)
     # symbols are found once, and not in every jail
     os.execve(python, [python, "-s", "-S", "-P", "-c", code], {**environment, "LD_BIND_NOW": "1"})
 
 
-def resume(agent: int, events: int) -> None:
+def resume(agent: int, supervisor: int, grouped: bool, own_uids: bool) -> None:
     """Inside: what `_restart` begins."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     sys.path.remove(root.LAUNCHER_INSIDE)
@@ -120,20 +190,58 @@ def resume(agent: int, events: int) -> None:
     os.environ.pop("LD_BIND_NOW")
     interpret.prepare()
     runner.practise()
-    _serve(socket.socket(fileno=0), agent, events)
+    _serve(socket.socket(fileno=0), agent, _Jails(supervisor, grouped, own_uids=own_uids))
 
 
-def _serve(control: socket.socket, agent: int, events: int) -> None:
-    """One jail a request, until the agent ends; when it only hangs up, until the last jail is gone.
+class _Jails:
+    """Those that live, by number: it stands for a host uid, and for the control group of its programs."""
 
-    `events` is the open file in which the control group counts its kills, or below zero.
-    """
-    children: set[int] = set()
+    def __init__(self, supervisor: int, grouped: bool, *, own_uids: bool) -> None:
+        """`supervisor` is the socket to it."""
+        self.supervisor = supervisor
+        self.grouped = grouped
+        self.own_uids = own_uids
+        self.living: dict[int, int] = {}
+        """process -> number"""
+        self._made = 0
+        self._free: deque[int] = deque()
+        self._groups: dict[int, Programs] = {}
+
+    def number(self) -> int:
+        """One that no jail has: the longest unused one, since the kernel takes a moment to forget a jail."""
+        if len(self._free) > 1:
+            return self._free.popleft()
+        self._made += 1
+        return self._made
+
+    def ended(self, pid: int) -> None:
+        if (number := self.living.pop(pid, None)) is not None:
+            self._free.append(number)
+
+    def programs(self, number: int) -> Programs:
+        """The group of a jail's programs; one of no files where there is none."""
+        if self.grouped and number not in self._groups:
+            with socket.socket(fileno=os.dup(self.supervisor)) as supervisor:
+                message.send(supervisor, {"jail": number})
+                granted = message.receive(supervisor)
+            self._groups[number] = Programs(*(granted[1] if granted else ()))
+        return self._groups.get(number, Programs())
+
+    def uid(self, number: int) -> int:
+        """Of the jail, as this process calls it."""
+        return min(number, _UIDS_A_LAUNCHER - 1) if self.own_uids else os.geteuid()
+
+
+def _serve(control: socket.socket, agent: int, jails: _Jails) -> None:
+    """One jail a request, until the agent ends; when it only hangs up, until the last jail is gone."""
+    # a jail's group is three open files here
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     become.reset_signals()
     # as Python has them: a write to what is closed is an error
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, lambda *_: _reap(children))
+    signal.signal(signal.SIGCHLD, lambda *_: _reap(jails))
     # found out once, for every jail
     landlock.version()
     seccomp.program(kernel.MACHINE)
@@ -141,12 +249,12 @@ def _serve(control: socket.socket, agent: int, events: int) -> None:
     # what lives now is shared by every jail and never collected there
     gc.collect()
     gc.freeze()
-    message.send(control, {"ready": True})
+    message.send(control, {"ready": True, "grouped": jails.grouped})
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(agent, select.POLLIN)
     hung_up = False
-    while not (hung_up and not children):
+    while not (hung_up and not jails.living):
         ready = {fd for fd, _ in poll.poll(100 if hung_up else None)}
         if agent in ready:
             return
@@ -157,35 +265,55 @@ def _serve(control: socket.socket, agent: int, events: int) -> None:
             hung_up = True
             poll.unregister(control)
         else:
-            _make(control, agent, {**received[0], "events": events}, children)
+            _make(control, agent, received[0], jails)
 
 
-def _reap(children: set[int]) -> None:
+def _reap(jails: _Jails) -> None:
     with contextlib.suppress(ChildProcessError):
         while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-            children.discard(pid)
+            jails.ended(pid)
 
 
-def _make(control: socket.socket, agent: int, request: dict[str, Any], children: set[int]) -> None:
+def _clone(uid: int) -> int:
+    """As another user, since who makes a user namespace may map itself, and nobody else."""
+    os.setresgid(uid, uid, 0)
+    os.setresuid(uid, uid, 0)
+    _stay_bound()
+    try:
+        pid = kernel.clone(init.NAMESPACES)
+    except OSError:
+        pid = -1
+        raise
+    finally:
+        if pid != 0:
+            os.setresuid(0, 0, 0)
+            os.setresgid(0, 0, 0)
+            _stay_bound()
+    return pid
+
+
+def _make(control: socket.socket, agent: int, request: dict[str, Any], jails: _Jails) -> None:
     """Fork a jail, and hand the agent its connection and a pidfd of its init."""
-    request["uid"], request["gid"] = os.geteuid(), os.getegid()
     theirs, ours = socket.socketpair()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     try:
+        number = jails.number()
+        programs, uid = jails.programs(number), jails.uid(number)
+        gid = uid if jails.own_uids else os.getegid()
         with kernel.layer("user_namespace"):
-            pid = kernel.clone(init.NAMESPACES)
+            pid = _clone(uid) if jails.own_uids else kernel.clone(init.NAMESPACES)
         if pid == 0:
             try:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
                 for fd in (control.detach(), agent, theirs.detach()):
                     os.close(fd)
-                init.main(ours, request)
+                init.main(ours, {**request, "uid": uid, "gid": gid}, programs)
             finally:
                 # last words, for the agent to pass on
                 sys.excepthook(*sys.exc_info())
                 os._exit(70)
-        children.add(pid)
+        jails.living[pid] = number
         handle = os.pidfd_open(pid)
         message.send(control, {"made": True}, [theirs.fileno(), handle])
         os.close(handle)
