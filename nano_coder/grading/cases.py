@@ -91,7 +91,7 @@ def ask_child(
     nonce, token = secrets.token_hex(16), secrets.token_hex(16)
     with closing(sandbox.open(None, limits)) as jail:
         result = jail.run_python(
-            program("child.main()", "wire", "artifact", "report", "child"),
+            program("child.main()", "carried", "wire", "artifact", "report", "child"),
             isolated=True,
             stdin=json.dumps({"nonce": nonce, "token": token, **job}).encode(),
             timeout=wall,
@@ -131,6 +131,8 @@ def judged(
     for name in checks[len(tally.checks) :]:
         tally.take(name, "timeout" if result.timed_out else "error")
     kind = "agent_timeout" if "timeout" in tally.checks.values() else None
+    if kind is None and any("not_plain" in report for report in reports):
+        kind = "not_plain"
     if not complete:
         kind = "agent_timeout" if result.timed_out else "memory" if result.oom else "child_killed"
         if kind == "child_killed":
@@ -155,9 +157,11 @@ def _judge(tally: _Tally, name: str, right: Callable[[str, Any], bool], report: 
             tally.take(name, "error", Tampering(kind="exit", detail=f"{name}: raised SystemExit"))
         case {"raise": error} if error in _SKIPS:
             tally.take(name, "error", Tampering(kind="skip", detail=f"{name}: raised {error}"))
-        case {"not_plain": what}:
-            what = f"{name}: returned {_shown(what)}, no plain data"
+        case {"deceit": what}:
+            what = f"{name}: returned {_shown(what)}, whose comparisons say what is not"
             tally.take(name, "fail", Tampering(kind="not_plain", detail=what))
+        case {"not_plain": _}:
+            tally.take(name, "fail")
         case {"forged": text}:
             tally.take(
                 name, "error", Tampering(kind="forged", detail=f"{name}: wrote {text!r} to the channel")

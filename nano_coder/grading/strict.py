@@ -21,7 +21,7 @@ from nano_coder.sandbox.protocol import ExecResult, Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.types import Limits, Tampering
 
-_MODULES = ("wire", "peer", "artifact", "report", "solver", "runners", "strict")
+_MODULES = ("carried", "wire", "peer", "artifact", "report", "solver", "runners", "strict")
 
 
 def run_strict(job: Job, limits: Limits, sandbox: Sandbox) -> Outcome:

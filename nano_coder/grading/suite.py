@@ -185,12 +185,13 @@ class _Side:
 
 class _Solution(_Side):
     def __init__(self, jail: Jail, end: socket.socket) -> None:
-        super().__init__(jail, end, "solver.main()", ("wire", "peer", "artifact", "report", "solver"))
+        modules = ("carried", "wire", "peer", "artifact", "report", "solver")
+        super().__init__(jail, end, "solver.main()", modules)
 
 
 class _Tests(_Side):
     def __init__(self, jail: Jail, end: socket.socket, nonce: str) -> None:
-        modules = ("wire", "peer", "artifact", "report", "solver", "runners", "tester")
+        modules = ("carried", "wire", "peer", "artifact", "report", "solver", "runners", "tester")
         super().__init__(jail, end, f"tester.main({nonce!r})", modules)
 
 
@@ -247,9 +248,12 @@ def _judged(reports: list[Report], ended: ExecResult, solution: _Solution) -> Ou
         checks = {name: "error" if state == "pass" else state for name, state in checks.items()}
     found, kind = _causes(last.get("broken"), solution)
     right = set(checks.values()) == {"pass"}
-    found += [
-        Tampering(kind=k, detail=d) for k, d in last["findings"].items() if k not in _FORGIVEN or not right
-    ]
+    findings = dict(last["findings"])
+    if (lie := findings.pop("deceit", None)) is not None:
+        found.append(Tampering(kind="not_plain", detail=lie))
+    if findings.pop("not_plain", None) is not None and not right:
+        kind = kind or "not_plain"
+    found += [Tampering(kind=k, detail=d) for k, d in findings.items() if k not in _FORGIVEN or not right]
     if last.get("broken"):
         state = "timeout" if kind == "agent_timeout" else "error"
         checks = {name: state if s in ("pass", "error") else s for name, s in checks.items()}

@@ -32,13 +32,11 @@ TOLD = {
         "class Int(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\n"
         "def add_all(xs): return Int(0)",
     ),
-    "str subclass in a list": ("not_plain", "class S(str): pass\ndef add_all(xs): return [S('x')]"),
-    "pickle that runs code": (
+    "str that claims every text": (
         "not_plain",
-        "import os\nclass P:\n    def __reduce__(self): return (os._exit, (0,))\ndef add_all(xs): return P()",
+        "class S(str):\n    def __eq__(self, other): return isinstance(other, str)\n    __hash__ = str.__hash__\n"
+        "def add_all(xs): return [S('x')]",
     ),
-    "lying repr": ("not_plain", "class R:\n    def __repr__(self): return '14'\ndef add_all(xs): return R()"),
-    "infinite iterator": ("not_plain", "import itertools\ndef add_all(xs): return itertools.count()"),
     "forged results on every descriptor": (
         "forged",
         "import os\nfor fd in range(0, 64):\n    try: os.write(fd, b'{\"value\": 14}\\n')\n"
@@ -87,7 +85,23 @@ SILENT = {
     "memory": "def add_all(xs):\n    held = []\n    while True:\n        held.append(bytearray(10 ** 7))",
     "other name": "def add(xs):\n    return sum(xs)",
     "no function": "add_all = 3",
+    "pickle that runs code": "import os\nclass P:\n    def __reduce__(self): return (os._exit, (0,))\ndef add_all(xs): return P()",
+    "lying repr": "class R:\n    def __repr__(self): return '14'\ndef add_all(xs): return R()",
+    "lying int": "class R:\n    def __int__(self): return 14\n    __index__ = __int__\ndef add_all(xs): return R()",
+    "int subclass that computes otherwise": "class I(int):\n    def __int__(self): return 14\n    __index__ = __add__ = __sub__ = __int__\ndef add_all(xs): return I(0)",
+    "enumeration of another value": "import enum\nclass E(int, enum.Enum):\n    A = 0\n    @property\n    def value(self): return 14\n    _value_ = 14\ndef add_all(xs): return E.A",
+    "list subclass that iterates otherwise": "class L(list):\n    def __iter__(self): return iter([14])\n    def __len__(self): return 1\ndef add_all(xs): return L()",
+    "a class that changes its ancestry": "class M(type):\n    __mro__ = (int, object)\n    def mro(cls): return [cls, *type.mro(cls)[1:]]\nclass I(int, metaclass=M):\n    pass\ndef add_all(xs): return I(0)",
 }  # fmt: skip
+NOT_PLAIN = {
+    "infinite iterator": "import itertools\ndef add_all(xs): return itertools.count()",
+    "a generator": "def add_all(xs):\n    yield sum(xs)",
+    "a set": "def add_all(xs): return {sum(xs)}",
+    "a class": "def add_all(xs): return int",
+    "a function": "def add_all(xs): return lambda: sum(xs)",
+    "a dict by number": "def add_all(xs): return {sum(xs): 1}",
+}
+"""what has no form in JSON: a failure, and no tampering"""
 HANGS = {
     "hang at import": "while True:\n    pass",
     "hang inside": "def add_all(xs):\n    while True:\n        pass",

@@ -11,7 +11,7 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from hacks import FAIR, HANGS, SILENT, TOLD
+from hacks import FAIR, HANGS, NOT_PLAIN, SILENT, TOLD
 
 from nano_coder.grading.answer import same, same_answer
 from nano_coder.grading.command import grade_command
@@ -59,6 +59,12 @@ def test_a_hack_earns_nothing_and_is_told(hack: str, sandbox: Sandbox) -> None:
 @pytest.mark.parametrize("hack", SILENT)
 def test_a_wrong_answer_earns_nothing(hack: str, sandbox: Sandbox) -> None:
     assert _grade(sandbox, SILENT[hack]).reward == 0.0
+
+
+@pytest.mark.parametrize("way", NOT_PLAIN)
+def test_what_has_no_form_in_json_is_a_failure_and_no_tampering(way: str, sandbox: Sandbox) -> None:
+    verdict = _grade(sandbox, NOT_PLAIN[way])
+    assert (verdict.reward, verdict.failure_kind, verdict.tampering) == (0.0, "not_plain", ())
 
 
 @pytest.mark.parametrize("hack", HANGS)

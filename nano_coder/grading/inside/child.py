@@ -19,11 +19,14 @@ import select
 import signal
 import sys
 import time
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
+from . import carried
 from .artifact import ROOT, load, write_files
-from .report import LONGEST, Malformed, name_of, read
+from .report import LONGEST, LONGEST_NAME, Malformed, name_of, read
 from .wire import Crossing, NotPlain
 
 PR_SET_DUMPABLE = 4
@@ -31,20 +34,41 @@ DEEPEST = 100
 _DYING_S = 1.0
 
 
-def plain(value: Any, depth: int = 0) -> Any:
-    """The value from exact builtin types only: a subclass is refused, a tuple becomes a list."""
-    kind = type(value)
-    if value is None or kind is bool or kind is int or kind is float or kind is str:
-        return value
-    if depth > DEEPEST:
-        raise NotPlain("nested too deeply")
-    if kind is list or kind is tuple:
-        return [plain(item, depth + 1) for item in value]
-    if kind is dict:
-        if any(type(key) is not str for key in value):
-            raise NotPlain("a dict with keys that are no strings")
-        return {key: plain(item, depth + 1) for key, item in value.items()}
-    raise NotPlain(kind.__name__)
+class Json:
+    """Values as JSON has them: a tuple and its like are a list, a subclass is its base value."""
+
+    def __init__(self) -> None:
+        self.deceit: str | None = None
+        self._examined: set[type[Any]] = set()
+
+    def pack(self, value: Any, depth: int = 0) -> Any:
+        """Raises NotPlain for what JSON has no form for."""
+        kind = type(value)
+        if value is None or kind is bool or kind is int or kind is float or kind is str:
+            return value
+        if depth > DEEPEST:
+            raise NotPlain("something nested too deeply")
+        if kind is list or kind is tuple or kind is deque or kind is range:
+            return [self.pack(item, depth + 1) for item in value]
+        if kind in (dict, OrderedDict, defaultdict, Counter):
+            packed = {self.pack(key, depth + 1): self.pack(item, depth + 1) for key, item in value.items()}
+            if any(type(key) is not str for key in packed):
+                raise NotPlain("a dict with keys that are no strings")
+            return packed
+        return self.pack(self._carried(value, kind), depth + 1)
+
+    def _carried(self, value: Any, kind: type[Any]) -> Any:
+        if kind not in self._examined:
+            self._examined.add(kind)
+            if carried.deceives(value):
+                self.deceit = kind.__name__
+        if (plain := carried.as_json(value, kind)) is not None:
+            return plain
+        if carried.has_base(kind):
+            return carried.base_value(value)
+        if carried.is_object(value) or kind is SimpleNamespace:
+            return carried.fields(value)
+        raise NotPlain(kind.__name__)
 
 
 def answer(function: Callable[[], Any], case: Any, *, typed: bool) -> str:
@@ -52,16 +76,18 @@ def answer(function: Callable[[], Any], case: Any, *, typed: bool) -> str:
 
     `typed` values cross with their types kept, both ways; others are those of JSON.
     """
+    crossing = Crossing(carry=True) if typed else Json()
     try:
         args, kwargs = case["args"], case["kwargs"]
         if typed:
             args, kwargs = Crossing().unpack([args, kwargs])
         value = function()(*args, **kwargs)
-        return json.dumps({"value": Crossing().pack(value) if typed else plain(value)})
+        told = {"value": crossing.pack(value)}
     except NotPlain as error:
-        return json.dumps({"not_plain": str(error)})
+        told = {"not_plain": str(error)}
     except BaseException as error:  # SystemExit and skips included: each is an answer to report
-        return json.dumps({"raise": name_of(type(error))})
+        told = {"raise": name_of(type(error))}
+    return json.dumps(told if crossing.deceit is None else {"deceit": crossing.deceit[:LONGEST_NAME]})
 
 
 class Entry:

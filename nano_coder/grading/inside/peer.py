@@ -6,14 +6,15 @@ passed as an argument is called back so).
 
 from __future__ import annotations
 
-import builtins
+import functools
 import json
 import select
 import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 from .wire import MALFORMED, Crossing, NotPlain
@@ -47,7 +48,6 @@ class Peer:
         self.patience: float | None = None
         """seconds of wall time for which an answer is awaited"""
         self._lent: list[Any] = []
-        self._classes: dict[str, type[BaseException]] = {}
         self.serve: Callable[[dict[str, Any]], dict[str, Any]] = self.serve_lent
 
     # ------------------------------------------------------------------------------------ messages
@@ -121,33 +121,24 @@ class Peer:
         return len(self._lent) - 1
 
     def _borrow(self, number: int, tag: str) -> Any:
-        if type(number) is not int:
+        """What does here what the other side's object does there; with tag "h", our own that comes back."""
+        if type(number) is not int or number < 0:
             raise TypeError("no number")
-        if tag == "N":
-            return self._borrowed_iterator(number)
+        if tag == "h":
+            return self._lent[number]
 
-        def lent(*args: Any, **kwargs: Any) -> Any:
-            return self.call({"ask": "lent", "number": number}, args, kwargs)
+        def ask(how: str, *args: Any, **kwargs: Any) -> Any:
+            return self.call({"ask": "lent", "number": number, "how": how}, args, kwargs)
 
-        return lent
-
-    def _borrowed_iterator(self, number: int) -> Iterator[Any]:
-        while True:
-            held = self.call({"ask": "next", "number": number}, (), {})
-            if not held:
-                return
-            yield held[0]
+        return _BORROWED[tag](ask)
 
     def serve_lent(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Call what was lent."""
-        number = message.get("number")
-        if type(number) is not int or not 0 <= number < len(self._lent):
+        """Do what is asked of something that was lent."""
+        number, how = message.get("number"), message.get("how")
+        if type(number) is not int or not 0 <= number < len(self._lent) or how not in _LENT:
             raise Forged("nothing was lent under this number")
         lent = self._lent[number]
-        if message.get("ask") == "next":
-            # a list of the next item, or of nothing
-            return self.answer(message, lambda: [item for _, item in zip((None,), lent, strict=False)])
-        return self.answer(message, lent)
+        return self.answer(message, lambda *args, **kwargs: _LENT[how](lent, *args, **kwargs))
 
     # --------------------------------------------------------------------------------------- calls
 
@@ -161,6 +152,8 @@ class Peer:
         answer = self.request({**message, **packed})
         if type(printed := answer.get("o")) is str:
             sys.stdout.write(printed)
+        if "x" in answer:
+            self.deceived(str(answer["x"]))
         try:
             self.take_changes(crossing, answer.get("w", []))
             if "v" in answer:
@@ -169,6 +162,9 @@ class Peer:
         except MALFORMED as problem:
             raise Forged(str(answer)[:80]) from problem
         raise error
+
+    def deceived(self, kind: str) -> None:
+        """A class of the other side's lies about what it is equal to."""
 
     def take_changes(self, crossing: Crossing, changes: Any) -> None:
         """Do to our arguments what the other side did to them. Raises one of MALFORMED."""
@@ -190,42 +186,21 @@ class Peer:
         except BaseException as error:  # SystemExit and skips included: each is an answer to report
             return {"w": _told_changes(crossing, before), **self.pack_error(error)}
         try:
-            return {"w": crossing.changes(before), "v": crossing.pack(value)}
+            told = {"w": crossing.changes(before), "v": crossing.pack(value)}
         except NotPlain as refused:
-            return {"p": str(refused)}
+            told = {"p": str(refused)}
+        return told if crossing.deceit is None else {**told, "x": crossing.deceit}
 
     # -------------------------------------------------------------------------------------- errors
 
     def pack_error(self, error: BaseException) -> dict[str, Any]:
-        """An exception as its class, what that descends from among the builtin ones, and its arguments."""
-        kind = type(error)
-        base = next(c.__name__ for c in kind.__mro__ if getattr(builtins, c.__name__, None) is c)
-        crossing = self.crossing()
-        try:
-            args = [crossing.pack(item) for item in error.args]
-        except NotPlain:
-            args = [_text(error)]
-        return {"e": [kind.__name__, base, args]}
+        return {"e": self.crossing().pack_error(error)}
 
     def error(self, answer: dict[str, Any]) -> BaseException:
         """The exception of an answer without a value. Raises one of MALFORMED."""
         if "p" in answer:
             return NotPlain(str(answer["p"])[:80])
-        name, base, args = answer["e"]
-        crossing = self.crossing()
-        return self.exception_class(str(name), str(base))(*[crossing.unpack(item) for item in args])
-
-    def exception_class(self, name: str, base: str) -> type[BaseException]:
-        """The builtin class, or one made for the name."""
-        known: type[BaseException] = getattr(builtins, base)
-        if not issubclass(known, BaseException):
-            raise TypeError(base)
-        if name == base:
-            return known
-        key = f"{name}:{base}"
-        if key not in self._classes:
-            self._classes[key] = type(name, (known,), {"__module__": "solution"})
-        return self._classes[key]
+        return self.crossing().unpack_error(answer["e"])
 
 
 def _told_changes(crossing: Crossing, before: list[list[Any]]) -> list[Any]:
@@ -235,8 +210,112 @@ def _told_changes(crossing: Crossing, before: list[list[Any]]) -> list[Any]:
         return []
 
 
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return ""
+# ------------------------------------------------------------- what is lent, and what stands for it
+
+
+def _borrowed_iterator(ask: Callable[..., Any]) -> Iterator[Any]:
+    while held := ask("next"):
+        yield held[0]
+
+
+async def _borrowed_generator(ask: Callable[..., Any]) -> AsyncIterator[Any]:
+    while held := ask("anext"):
+        yield held[0]
+
+
+async def _borrowed_awaitable(ask: Callable[..., Any]) -> Any:
+    return ask("await")
+
+
+def _borrowed_function(ask: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.wraps(ask)(functools.partial(ask, "call"))
+
+
+class _Borrowed:
+    def __init__(self, ask: Callable[..., Any]) -> None:
+        self._ask = ask
+
+
+class _Iterable(_Borrowed):
+    borrowed = "J"
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._ask("iter"))
+
+
+class _Manager(_Borrowed):
+    borrowed = "G"
+
+    def __enter__(self) -> Any:
+        return self._ask("enter")
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        return self._ask("exit", error) is True and _on_purpose(error)
+
+
+class _AsyncManager(_Borrowed):
+    borrowed = "H"
+
+    async def __aenter__(self) -> Any:
+        return self._ask("aenter")
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        return self._ask("aexit", error) is True and _on_purpose(error)
+
+
+def _on_purpose(error: BaseException | None) -> bool:
+    """Whether the error was raised by a statement `raise`: no context may swallow what an assertion found."""
+    if not isinstance(error, Exception) or isinstance(error, AssertionError):
+        return False
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return (last.line or "").startswith("raise")
+
+
+_BORROWED: dict[str, Callable[[Callable[..., Any]], Any]] = {
+    "N": _borrowed_iterator, "W": _borrowed_awaitable, "Z": _borrowed_generator, "F": _borrowed_function,
+    "J": _Iterable, "G": _Manager, "H": _AsyncManager,
+}  # fmt: skip
+
+
+def _left(lent: Any, error: BaseException | None) -> bool:
+    return bool(lent.__exit__(error and type(error), error, error and error.__traceback__))
+
+
+async def _next(lent: Any) -> list[Any]:
+    """The next item, or nothing."""
+    async for item in lent:
+        return [item]
+    return []
+
+
+async def _awaited(lent: Any) -> Any:
+    return await lent
+
+
+async def _left_later(lent: Any, error: BaseException | None) -> bool:
+    return bool(await lent.__aexit__(error and type(error), error, error and error.__traceback__))
+
+
+@functools.cache
+def _loop() -> Any:
+    import asyncio
+
+    return asyncio.new_event_loop()
+
+
+def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return _loop().run_until_complete(coroutine)
+
+
+_LENT: dict[str, Callable[..., Any]] = {
+    "call": lambda lent, *args, **kwargs: lent(*args, **kwargs),
+    "iter": iter,
+    "next": lambda lent: [item for _, item in zip((None,), lent, strict=False)],
+    "await": lambda lent: _run(_awaited(lent)),
+    "anext": lambda lent: _run(_next(lent)),
+    "enter": lambda lent: lent.__enter__(),
+    "exit": _left,
+    "aenter": lambda lent: _run(_awaited(lent.__aenter__())),
+    "aexit": lambda lent, error: _run(_left_later(lent, error)),
+}
+"""how -> what is done with what was lent"""

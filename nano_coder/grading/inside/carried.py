@@ -1,0 +1,426 @@
+"""Values whose types are no plain data: the plain value that each stands for, and stand-ins for what arrives.
+
+A value of a subclass is carried down to the exact base value in it, by the base's own methods; an object,
+to its plain attributes. Nothing of what its type does crosses: neither a comparison nor a truth of its own.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import contextlib
+import datetime
+import functools
+import importlib
+import keyword
+import operator
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+LONGEST_TEXT = 10_000
+LONGEST_NAME = 200
+MOST_ATTRIBUTES = 200
+DEEPEST_CLASS = 20
+HANDLE = " handle"
+"""where a stand-in keeps the number of what it stands for; no attribute has a blank in its name"""
+ITEMS = " items"
+TEXTS = (" repr", " str")
+
+
+class NotPlain(Exception):
+    """A value that is no plain data."""
+
+
+# ---------------------------------------------------------------------------------- down to the base
+
+_WHOLE = slice(None)
+_BASES: dict[type[Any], Callable[[Any], Any]] = {
+    int: int.__int__,
+    float: float.__float__,
+    complex: complex.__pos__,
+    str: str.__str__,
+    bytes: lambda value: bytes.__getitem__(value, _WHOLE),
+    bytearray: lambda value: bytearray.__getitem__(value, _WHOLE),
+    list: lambda value: list.__getitem__(value, _WHOLE),
+    tuple: lambda value: tuple.__getitem__(value, _WHOLE),
+    set: set.copy,
+    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+    collections.deque: lambda value: collections.deque(collections.deque.__iter__(value)),
+    collections.Counter: lambda value: _filled(collections.Counter(), value),
+    collections.OrderedDict: lambda value: _filled(collections.OrderedDict(), value),
+    collections.defaultdict: lambda value: _filled(collections.defaultdict(), value),
+    dict: lambda value: dict(dict.items(value)),
+    collections.UserList: lambda value: list(value.data),
+    collections.UserDict: lambda value: dict(value.data),
+    collections.UserString: lambda value: str(value.data),
+    collections.ChainMap: lambda value: dict(collections.ChainMap.items(value)),
+    types.MappingProxyType: lambda value: dict(value),
+    memoryview: lambda value: bytes(value),
+    datetime.datetime: lambda value: datetime.datetime.fromisoformat(datetime.datetime.isoformat(value)),
+    datetime.date: lambda value: datetime.date.fromisoformat(datetime.date.isoformat(value)),
+    datetime.time: lambda value: datetime.time.fromisoformat(datetime.time.isoformat(value)),
+    datetime.timedelta: datetime.timedelta.__pos__,
+}
+_STANDARD: dict[tuple[str, str], Callable[[Any], Any]] = {
+    ("numpy", "generic"): lambda value: value.dtype.type.item(value),
+    ("decimal", "Decimal"): lambda value: sys.modules["decimal"].Decimal(value),
+    ("fractions", "Fraction"): lambda value: sys.modules["fractions"].Fraction(*value.as_integer_ratio()),
+}
+"""classes of modules that may not be loaded: then there is no such value"""
+
+
+def _filled(mapping: Any, value: Any) -> Any:
+    dict.update(mapping, dict.items(value))
+    return mapping
+
+
+def standard(kind: type[Any], module: str, name: str) -> bool:
+    """Whether this is a class of a library's, or made from it."""
+    found = getattr(sys.modules.get(module), name, None)
+    return isinstance(found, type) and issubclass(kind, found)
+
+
+def base_value(value: Any) -> Any:
+    """The value of an exact type that a value of a subclass holds. Raises NotPlain where there is none."""
+    kind = type(value)
+    try:
+        for (module, name), carry in _STANDARD.items():
+            if standard(kind, module, name):
+                return _of_another_type(carry(value), kind)
+        for base in _ancestors(kind):
+            if base in _BASES:
+                return _of_another_type(_BASES[base](value), kind)
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as problem:
+        raise NotPlain(kind.__name__) from problem
+    raise NotPlain(kind.__name__)
+
+
+def has_base(kind: type[Any]) -> bool:
+    return any(base in _BASES for base in _ancestors(kind)) or any(
+        standard(kind, *each) for each in _STANDARD
+    )
+
+
+def _ancestors(kind: type[Any]) -> tuple[type[Any], ...]:
+    """By what the interpreter goes, whatever the class says."""
+    ancestors: tuple[type[Any], ...] = type.__dict__["__mro__"].__get__(kind)
+    return ancestors
+
+
+def has_method(kind: type[Any], name: str) -> bool:
+    """Whether a class other than `object` defines it."""
+    return any(name in vars(each) for each in _ancestors(kind) if each is not object)
+
+
+def _of_another_type(value: Any, kind: type[Any]) -> Any:
+    if type(value) is kind:
+        raise NotPlain(kind.__name__)
+    return value
+
+
+def as_json(value: Any, kind: type[Any]) -> Any:
+    """A number or array as JSON has it: equal to the value, or the nearest; None for what is neither."""
+    if standard(kind, "numpy", "ndarray") or standard(kind, "array", "array"):
+        return kind.tolist(value)
+    if standard(kind, "fractions", "Fraction"):
+        return int(value) if value.denominator == 1 else float(value)
+    if standard(kind, "decimal", "Decimal"):
+        return int(value) if value.as_tuple().exponent in range(1000) else float(value)
+    return None
+
+
+def tried(call: Callable[..., Any], *args: Any) -> Any:
+    """What the call returns; None where it raises: code that somebody else wrote may raise anything."""
+    try:
+        return call(*args)
+    except Exception:
+        return None
+
+
+def deceives(value: Any) -> bool:
+    """Whether the type makes comparisons say what is not: equal to what nobody has seen before, say."""
+    kind = type(value)
+    number = int.from_bytes(os.urandom(6), "big")
+    token = f"{number:x}"
+    unseen = (object(), number, token, number / 7, [token], (token,), {token: 0}, {token})
+
+    def says(question: Callable[[Any, Any], Any], other: Any, told: Any = True) -> bool:
+        answer = tried(question, value, other)
+        return type(answer) in (bool, int) and answer == told
+
+    if any(says(operator.eq, other) or says(operator.ne, other, False) for other in unseen):
+        return True
+    both = ((operator.lt, operator.gt), (operator.le, operator.ge))
+    if any(says(less, other) and says(more, other) for less, more in both for other in unseen):
+        return True
+    holds = has_method(kind, "__contains__") and says(operator.contains, object())
+    if holds or says(lambda v, other: isinstance(other, kind), object()):
+        return True
+    if says(lambda v, _: v.__class__ is kind, None, False):
+        return True
+    scalar = next((base for base in (int, float, str, bytes, complex) if issubclass(kind, base)), None)
+    return scalar is not None and says(lambda v, _: bool(v) is bool(_BASES[scalar](v)), None, False)
+
+
+# ------------------------------------------------------------------------------------ plain attributes
+
+
+def named_fields(value: Any, kind: type[Any]) -> list[str] | None:
+    """The names of a named tuple's items; None for another value."""
+    names: Any = getattr(kind, "_fields", None) if issubclass(kind, tuple) else None
+    plain = type(names) is tuple and len(names) == tuple.__len__(value) and all(map(may_be_told, names))
+    return list(names) if plain and may_be_told(kind.__name__) else None
+
+
+def is_object(value: Any) -> bool:
+    """Whether the value is an instance of a class that somebody wrote, whose attributes can be read."""
+    root = str(getattr(type(value), "__module__", "")).partition(".")[0]
+    return root not in sys.stdlib_module_names and hasattr(object, "__getstate__")
+
+
+def may_be_told(name: Any) -> bool:
+    """Whether an attribute of this name may be given to a stand-in."""
+    return (
+        type(name) is str
+        and len(name) <= LONGEST_NAME
+        and name.isidentifier()
+        and not keyword.iskeyword(name)
+        and not (name.startswith("__") and name.endswith("__") and name != "__notes__")
+    )
+
+
+def fields(value: Any) -> dict[str, Any]:
+    """What an object holds: its own dictionary and slots."""
+    state: Any = vars(value) if type(value) is types.SimpleNamespace else object.__getstate__(value)
+    known, slots = state if type(state) is tuple else (state, None)
+    held = {**(known or {}), **(slots or {})}
+    return {name: held[name] for name in held if may_be_told(name)}
+
+
+def attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """What may be read from an object: what it holds, and the properties and constants of its classes."""
+    found = {"name": value.name, "value": value.value} if standard(type(value), "enum", "Enum") else {}
+    found = found or fields(value)
+    for kind in _ancestors(type(value)):
+        if kind.__module__ in ("builtins", "enum"):
+            continue
+        for name, held in list(vars(kind).items()):
+            if name in found or not may_be_told(name):
+                continue
+            if isinstance(held, property | functools.cached_property | types.MemberDescriptorType):
+                found[name] = tried(getattr, value, name)
+            elif type(held) in (bool, int, float, str) and not name.startswith("_"):
+                found[name] = held
+    yield from list(found.items())[:MOST_ATTRIBUTES]
+
+
+def texts(value: Any) -> list[str | None]:
+    """What `repr` and `str` say of it, where its class has its own."""
+    kind = type(value)
+    told = [
+        tried(say, value) if getattr(kind, name) is not getattr(object, name) else None
+        for name, say in (("__repr__", repr), ("__str__", str))
+    ]
+    return [text if type(text) is str and len(text) <= LONGEST_TEXT else None for text in told]
+
+
+# ------------------------------------------------------------------------------------------- stand-ins
+
+_MADE: dict[str, type[Any]] = {}
+
+
+def stand_in(name: str, names: tuple[str, ...], compared: bool, iterates: bool) -> Any:
+    """An object of a class made for the name, whose attributes are to be set.
+
+    Objects whose class had an equality of its own are equal where their attributes are.
+    """
+    if not all(map(may_be_told, (name, *names))):
+        raise ValueError("no name")
+    import dataclasses  # here only: the solution's side makes none, and it takes long to load
+
+    key = f"{name}({','.join(names)}){compared}{iterates}"
+    if key not in _MADE:
+        own = {"__repr__": _repr, "__str__": _str, "__module__": "solution"}
+        methods = {**own, "__iter__": _iter} if iterates else own
+        _MADE[key] = dataclasses.make_dataclass(
+            name, [(each, object, None) for each in names], eq=compared, order=compared,
+            unsafe_hash=compared, init=False, repr=False, namespace=methods,
+        )  # fmt: skip
+    return object.__new__(_MADE[key])
+
+
+def is_stand_in(kind: type[Any]) -> bool:
+    return kind in _MADE.values() and not issubclass(kind, tuple)
+
+
+def _repr(self: Any) -> str:
+    told = vars(self).get(TEXTS[0])
+    return told if told is not None else object.__repr__(self)
+
+
+def _iter(self: Any) -> Iterator[Any]:
+    return iter(vars(self)[ITEMS])
+
+
+def _str(self: Any) -> str:
+    told = vars(self).get(TEXTS[1])
+    return told if told is not None else repr(self)
+
+
+def named_tuple(name: str, names: list[str], values: list[Any]) -> Any:
+    key = f"{name}[{','.join(names)}]"
+    if key not in _MADE:
+        _MADE[key] = collections.namedtuple(name, names, rename=True)
+    return _MADE[key](*values)
+
+
+# ---------------------------------------------------------------------------------------------- arrays
+
+_NUMBERS = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
+    "float64", "complex128",
+)  # fmt: skip
+
+
+def pack_array(value: Any, kind: type[Any]) -> Any:
+    """A tagged array; None for another value."""
+    if standard(kind, "array", "array"):
+        return {"a": [value.typecode, list(value)]}
+    if standard(kind, "numpy", "ndarray") or standard(kind, "numpy", "generic"):
+        held = sys.modules["numpy"].asarray(value)
+        if str(held.dtype) not in _NUMBERS:
+            return None
+        flat = held.ravel().tolist()
+        if str(held.dtype) == "complex128":
+            flat = [[item.real, item.imag] for item in flat]
+        return {"A": [str(held.dtype), list(held.shape), flat]}
+    return None
+
+
+def unpack_array(kind: str, shape: list[int], flat: list[Any], *, library: bool) -> Any:
+    """The array, where its library is loaded here already; else the list that it stands for."""
+    if kind not in _NUMBERS or type(flat) is not list or type(shape) is not list or len(shape) > 8:
+        raise ValueError("no array")
+    values = [complex(*item) for item in flat] if kind == "complex128" else flat
+    if not all(type(item) in (bool, int, float, complex) for item in values):
+        raise ValueError("no numbers")
+    numpy = sys.modules.get("numpy")
+    if library and numpy is not None:
+        made = numpy.array(values, dtype=kind).reshape(shape)
+        return made if shape else made[()]
+    for size in reversed(shape[1:]):
+        if type(size) is not int or size < 1:
+            raise ValueError("no shape")
+        values = [values[at : at + size] for at in range(0, len(values), size)]
+    return values if shape else values[0]
+
+
+# ------------------------------------------------------------------------------------------ exceptions
+
+_RUNNERS = ("unittest", "doctest", "bdb", "pdb")
+"""whose exceptions tell a runner what to do"""
+_CLASSES: dict[str, type[BaseException]] = {}
+_DETAILS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+
+
+def class_node(kind: type[Any], depth: int = 0) -> list[Any]:
+    """A class of exceptions by module and name, and those that it was made from."""
+    bases = [base for base in kind.__bases__ if issubclass(base, BaseException)]
+    if depth > DEEPEST_CLASS:
+        raise NotPlain("a class of too many generations")
+    known = kind.__module__ == "builtins"
+    return [
+        str(kind.__module__)[:LONGEST_NAME],
+        kind.__qualname__[-LONGEST_NAME:],
+        [] if known else [class_node(base, depth + 1) for base in bases],
+    ]
+
+
+def exception_class(node: Any, depth: int = 0) -> type[BaseException]:
+    """The class itself where it is builtin, or the standard library's and loaded; else one of the name."""
+    module, name, bases = node
+    if type(module) is not str or type(name) is not str or depth > 2 * DEEPEST_CLASS:
+        raise ValueError("no class")
+    if module == "builtins":
+        known: type[BaseException] = getattr(builtins, name)
+        if not issubclass(known, BaseException):
+            raise TypeError(name)
+        return known
+    if (found := _of_the_library(module, name)) is not None:
+        return found
+    key = repr(node)
+    if key not in _CLASSES:
+        made = tuple(exception_class(base, depth + 1) for base in bases) or (Exception,)
+        spelt = {"__module__": "solution", "__str__": _told, "__qualname__": name}
+        try:
+            _CLASSES[key] = type(name.rpartition(".")[2], made, spelt)
+        except TypeError:  # bases that cannot be had together
+            _CLASSES[key] = type(name.rpartition(".")[2], made[:1], spelt)
+    return _CLASSES[key]
+
+
+def _of_the_library(module: str, name: str) -> type[BaseException] | None:
+    """Nobody can ask for a class of a module that is not loaded. What steers a runner or a loop is none."""
+    root = module.partition(".")[0]
+    if root not in sys.stdlib_module_names or root in _RUNNERS or "." in name:
+        return None
+    found = getattr(sys.modules.get(module), name, None)
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
+
+
+def is_made(kind: Any) -> bool:
+    """Whether this is a class that was made here for an exception of the other side's."""
+    return any(kind is made for made in _CLASSES.values())
+
+
+def is_error(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseException)
+
+
+def _told(self: BaseException) -> str:
+    told = vars(self).get(TEXTS[1])
+    if told is not None:
+        return str(told)
+    theirs = next(c for c in type(self).__mro__ if vars(c).get("__str__", _told) is not _told)
+    text: str = vars(theirs)["__str__"](self)
+    return text
+
+
+def details(error: BaseException) -> Iterator[tuple[str, Any]]:
+    """Attributes of an exception: its own, and what builtin ones keep beside their arguments."""
+    yield from attributes(error)
+    for kind in type(error).__mro__:
+        if kind.__module__ == "builtins" and kind is not BaseException:
+            for name, held in vars(kind).items():
+                if isinstance(held, _DETAILS) and may_be_told(name) and name not in ("obj", "exceptions"):
+                    yield name, getattr(error, name, None)
+
+
+def make_error(
+    kind: type[BaseException], args: list[Any], has: list[tuple[str, Any]], group: list[BaseException]
+) -> BaseException:
+    """An exception with these arguments and attributes; of its classes, the builtin ones alone see them."""
+    if issubclass(kind, BaseExceptionGroup):
+        args = [str(args[0]) if args else "", group]
+    try:
+        error = kind.__new__(kind, *args)
+    except (TypeError, ValueError):
+        return make_error(Exception, args, has, [])
+    base: Any = next(c for c in kind.__mro__ if c.__module__ == "builtins")
+    with contextlib.suppress(TypeError, ValueError):
+        base.__init__(error, *args)
+    for name, value in has:
+        with contextlib.suppress(AttributeError, TypeError, ValueError):
+            setattr(error, name, value)
+    return error
+
+
+def library(name: str) -> types.ModuleType:
+    """A module of the standard library. Raises ImportError for another, and for what runs when imported."""
+    parts = name.split(".")
+    if parts[0] not in sys.stdlib_module_names or any(part.startswith("_") for part in parts):
+        raise ImportError(f"{name} is no module of the standard library")
+    return importlib.import_module(name)
