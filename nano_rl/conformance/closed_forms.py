@@ -145,16 +145,31 @@ def _weights() -> Iterator[Check]:
     gspo = {"objective": "gspo", "clip_low": 0.2, "clip_high": 0.2, "tis_level": "sequence"}
     s = math.exp(sum(map(math.log, THREE[0])) / 3)
     yield _value("AC-18", "gspo under sequence weights", -0.8 * s * 2 / 3, case(**gspo, tis_cap=0.8))
-    far = make_case([[-900.0]], [[1.0]], old=[[-1.0]], behaviour=[[-900.0]], tis_cap=1e12)
-    yield Check(
-        criterion="AC-18", name="far apart policies give a finite loss",
-        run=lambda subject: ([1.0], [float(far.value(subject.loss).isfinite())]),
-    )  # fmt: skip
+    far, near = [[-900.0] * 4, [-2.0] * 5], [[-1.0] * 4, [-2.0] * 5]
+    worse = [[-1.0] * 4, [0.5] * 5]
+    for name, apart in {
+        "policy and start": make_case(near, worse, old=far),
+        "start and sampler": make_case(near, worse, behaviour=far, tis_cap=1e12),
+        "start and sampler, sequences": make_case(
+            near, worse, behaviour=far, tis_cap=1e12, tis_level="sequence"
+        ),
+        "policy and reference": make_case(far, worse, reference=near, beta=1.0, kl="k3"),
+    }.items():
+        yield _finite(f"far apart: {name}", apart)
     yield from _far_apart()
     drifted = make_case(
         [[0.0] * 3], [[-0.5, 0.25, -0.25]], old=[[1.0] * 3], behaviour=[[1.0] * 3], reject_drift=0.1
     )
     yield _gradient("AC-19", "a sequence is rejected whole", [0.0] * 3, drifted)
+
+
+def _finite(name: str, case: Case) -> Check:
+    def run(subject: Subject) -> Compared:
+        value, gradient = case.both(subject.loss)
+        answered = torch.cat([value.reshape(1), gradient.flatten()])
+        return torch.ones(len(answered)), answered.isfinite()
+
+    return Check(criterion="AC-18", name=name, run=run)
 
 
 def _far_apart() -> Iterator[Check]:

@@ -45,7 +45,7 @@ PLANS = (
     RowPlan(4, -1, -0.04, -0.9, holes=(3,)),
     RowPlan(5, -1, 0.9, 0.2),
     RowPlan(8, 1, 0.9, 0.1),
-    RowPlan(4, -1, 0.02, 0.9),
+    RowPlan(4, -1, -0.305, 0.9),
 )
 NAMES = ("a", "b", "c", "a", "d", "e", "f", "g", "h")
 """trajectories; the first one has two rows, which are no neighbours"""

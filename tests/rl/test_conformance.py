@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import re
@@ -14,6 +15,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from flawed_losses import FLAWS, changes_what_it_is_given, flawed, mask_by_product, written_apart
+from mutants import MUTANTS, Mutant, killed, subject_of
 
 from nano_rl.commands.conformance import command
 from nano_rl.conformance.adapter import OURS, Subject
@@ -72,6 +74,19 @@ def test_ac_42_whatever_is_drawn(flaw: str) -> None:
             run_check(check, Subject(name=flaw, loss=flawed(flaw))).status == Status.FAILED
             for check in KINDS["grid"](draw)
         )
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_ac_42_a_mutant_is_killed_by_the_check_that_it_names(mutant: Mutant) -> None:
+    assert len(killed(mutant)) == 3
+
+
+def test_ac_42_there_are_enough_mutants_and_ours_are_put_back() -> None:
+    assert len(MUTANTS) >= 40
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    with subject_of(MUTANTS[0]) as changed:
+        assert changed.loss is not OURS.loss
+    assert importlib.import_module("nano_rl.conformance.adapter").OURS is OURS
 
 
 @pytest.mark.parametrize("loss", [mask_by_product, changes_what_it_is_given])
