@@ -200,8 +200,8 @@ class NsJail:
 
     @property
     def calls(self) -> list[Call]:
-        """Every attempt so far to reach a host, through the proxy."""
-        return list(self._proxy.calls) if self._proxy else []
+        """The attempts so far to reach a host, through the proxy."""
+        return self._proxy.calls if self._proxy else []
 
     def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> ExecResult:
         return self._run({"op": "run", "argv": list(argv)}, argv, options)
@@ -228,7 +228,7 @@ class NsJail:
         way_out = VARIABLES if self._proxy else {}
         whole = {**self._environment, **way_out, **env}
         request = {**request, "env": whole, "rlimits": of_request(self._limits)}
-        calls = len(self.calls)
+        refused = self._refused()
         out, err = Output(cap), Output(cap)
         started = time.monotonic()
         stdin = options.get("stdin", b"")
@@ -246,13 +246,12 @@ class NsJail:
             wall_s=time.monotonic() - started,
             cpu_s=reply.cpu_s,
             peak_bytes=reply.peak_bytes,
-            denials=self._denials(calls),
+            denials=Denials(network=now - refused) if (now := self._refused()) > refused else _NONE_DENIED,
         )
 
-    def _denials(self, before: int) -> Denials:
-        """Of the calls that came after so many."""
-        refused = sum(call.refused is not None for call in self.calls[before:]) if self._proxy else 0
-        return Denials(network=refused) if refused else _NONE_DENIED
+    def _refused(self) -> int:
+        """Calls so far that went to no allowed host."""
+        return self._proxy.refused if self._proxy else 0
 
     def occupy(self, source: str, channel: int) -> Outcome:
         """Run trusted Python that serves the socket `channel`, its standard input, until it ends: a session.

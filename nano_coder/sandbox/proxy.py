@@ -1,8 +1,10 @@
 """The only way out of a jail that was given one: an HTTP proxy of ours, in the agent, for named hosts.
 
 The jail's network namespace holds nothing but its loopback. Its init opens a listening socket there and hands
-it to the agent; whoever connects inside speaks to this proxy. Names are resolved here, connections go to the
-address that was checked, and every call is kept. CONNECT as in RFC 9110, section 9.3.6.
+it to the agent; whoever connects inside speaks to this proxy. It reads one request of a connection, writes it
+anew for the host that was checked (RFC 9112), and passes the answer back. A tunnel (CONNECT, RFC 9110,
+section 9.3.6) carries TLS, into which nobody looks. Names are resolved here, connections go to the address that
+was checked, and calls are kept.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ import re
 import select
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+import h11
 
 from nano_shared.errors import UsageError
 
@@ -24,10 +28,22 @@ PORT = 3128
 """inside the jail"""
 _URL = f"http://127.0.0.1:{PORT}"
 VARIABLES = {name: _URL for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")}
-_PORTS = frozenset({80, 443})
-_HOST = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+_PLAIN_PORTS = frozenset({80, 443})
+_TUNNEL_PORTS = frozenset({443})
+_HOST = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_LONGEST_NAME = 253
 _LONGEST_HEAD = 1 << 16
+_CHUNK = 1 << 16
+_MOST_CONNECTIONS = 32
+_MOST_CALLS = 1000
+_LONGEST_REASON = 300
 _PATIENCE_S = 30.0
+_OF_THE_CONNECTION = frozenset({
+    b"connection", b"host", b"keep-alive", b"proxy-connection", b"proxy-authenticate",
+    b"proxy-authorization", b"te", b"trailer", b"upgrade", b"expect",
+})  # fmt: skip
+"""headers that say nothing to the next server, and the one that is written anew"""
+_LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
 _log = logging.getLogger(__name__)
 
 Resolve = Callable[[str, int], list[str]]
@@ -51,74 +67,133 @@ def parse_allowed(text: str) -> frozenset[str]:
     """The hosts of `allow=HOST,...`; `*.example.org` stands for every host below. Raises UsageError."""
     hosts = frozenset(host.strip().lower() for host in text.removeprefix("allow=").split(","))
     for host in hosts:
-        if not text.startswith("allow=") or not _HOST.fullmatch(host):
+        if not text.startswith("allow=") or len(host) > _LONGEST_NAME or not _HOST.fullmatch(host):
             raise UsageError(
-                f"--net {text!r}: say none, or allow=HOST,... with names such as api.example.org"
+                f"--net {text[:100]!r}: say none, or allow=HOST,... with names such as api.example.org"
             )
     return hosts
+
+
+# ---------------------------------------------------------------------------------- addresses
 
 
 def resolve(host: str, port: int) -> list[str]:
     """Addresses of a name that anybody may reach: no private, local or reserved range. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
-    return [a for a in addresses if _public(a)]
+    return [a for a in addresses if _public(ipaddress.ip_address(a.partition("%")[0]))]
 
 
-def _public(address: str) -> bool:
-    parsed = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(parsed, "ipv4_mapped", None)
-    return (mapped or parsed).is_global and not parsed.is_multicast
+_V4, _V6 = ipaddress.IPv4Network, ipaddress.IPv6Network
+_LOW_32_BITS = tuple(_V6(text) for text in ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96"))
+"""whose addresses stand for one of version 4: compatible, mapped, translated, behind NAT64"""
+_GLOBAL = _V6("2000::/3")
+_NOT_PUBLIC_4 = tuple(_V4(text) for text in ("192.0.0.0/24", "192.88.99.0/24"))
+_NOT_PUBLIC_6 = tuple(_V6(text) for text in ("2001::/23", "2001:db8::/32", "3fff::/20"))
+
+
+def _public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    if isinstance(address, ipaddress.IPv4Address):
+        special = any(address in network for network in _NOT_PUBLIC_4)
+        return address.is_global and not special and not address.is_multicast and not address.is_reserved
+    if any(address in network for network in _LOW_32_BITS):
+        return _public(_low(int(address)))
+    special = address not in _GLOBAL or any(address in network for network in _NOT_PUBLIC_6)
+    return address.is_global and not special and all(map(_public, _within(address)))
+
+
+def _within(address: ipaddress.IPv6Address) -> Iterator[ipaddress.IPv4Address]:
+    """The addresses of version 4 to which one of version 6 leads."""
+    if address.sixtofour is not None:
+        yield address.sixtofour
+    # ISATAP, RFC 5214
+    if int(address) >> 32 & 0xFCFF_FFFF == 0x0000_5EFE:
+        yield _low(int(address))
+
+
+def _low(bits: int) -> ipaddress.IPv4Address:
+    return ipaddress.IPv4Address(bits & 0xFFFF_FFFF)
+
+
+# -------------------------------------------------------------------------------- connections
 
 
 class Proxy:
-    """Serves one listening socket of a jail until it is closed."""
+    """Serves one listening socket of a jail until it is closed, some connections at a time."""
 
     def __init__(self, listener: socket.socket, allowed: frozenset[str], resolve: Resolve = resolve) -> None:
         self._listener = listener
         self._allowed = allowed
         self._resolve = resolve
-        self.calls: list[Call] = []
+        self._room = threading.Semaphore(_MOST_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._clients: set[socket.socket] = set()
+        self._calls: list[Call] = []
+        self._unrecorded = 0
+        self.refused = 0
+        """calls so far"""
         threading.Thread(target=self._accept, name="proxy", daemon=True).start()
+
+    @property
+    def calls(self) -> list[Call]:
+        """The first so many attempts to reach a host; the number of further ones as the last."""
+        with self._lock:
+            more = [Call("", 0, f"{self._unrecorded} more, not recorded")] if self._unrecorded else []
+            return [*self._calls, *more]
 
     def _accept(self) -> None:
         while True:
+            # before the next is accepted: who is too many waits in the kernel's queue
+            self._room.acquire()
             try:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            with self._lock:
+                self._clients.add(client)
             threading.Thread(target=self._serve, args=(client,), name="proxy call", daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        with client, contextlib.suppress(OSError):
-            client.settimeout(_PATIENCE_S)
-            try:
-                head, rest = _head(client)
-                host, port, passed_on = _target(head)
-                with self._connect(host, port) as server:
-                    if passed_on:
-                        server.sendall(passed_on + rest)
-                    else:
-                        client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
-                        server.sendall(rest)
-                    _relay(client, server)
-            except _Refused as problem:
-                client.sendall(f"HTTP/1.1 {problem}\r\nConnection: close\r\n\r\n{problem}\n".encode())
-
-    def _connect(self, host: str, port: int) -> socket.socket:
         try:
-            server = self._reach(host, port)
+            with client, contextlib.suppress(OSError):
+                client.settimeout(_PATIENCE_S)
+                try:
+                    self._pass_on(client)
+                except _Refused as problem:
+                    client.sendall(f"HTTP/1.1 {problem}\r\nConnection: close\r\n\r\n{problem}\n".encode())
+                except h11.ProtocolError as problem:
+                    status = f"{problem.error_status_hint} {problem}"
+                    client.sendall(f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n{status}\n".encode())
+        finally:
+            with self._lock:
+                self._clients.discard(client)
+            self._room.release()
+
+    def _pass_on(self, client: socket.socket) -> None:
+        asked = _Asked(client)
+        with self._connect(asked.host, asked.port, _TUNNEL_PORTS if asked.tunnel else _PLAIN_PORTS) as server:
+            if asked.tunnel:
+                client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                server.sendall(asked.rest())
+                _relay({client: server, server: client})
+            else:
+                asked.send(server)
+                _relay({server: client})
+
+    def _connect(self, host: str, port: int, ports: frozenset[int]) -> socket.socket:
+        try:
+            server = self._reach(host, port, ports)
         except (_Refused, OSError) as problem:
-            self._note(Call(host, port, str(problem)))
+            self._note(Call(host, port, str(problem)[:_LONGEST_REASON]))
             raise problem if isinstance(problem, _Refused) else _Refused(f"502 {problem}") from problem
         self._note(Call(host, port, None))
         return server
 
-    def _reach(self, host: str, port: int) -> socket.socket:
+    def _reach(self, host: str, port: int, ports: frozenset[int]) -> socket.socket:
         parents = {"*." + host.split(".", n)[-1] for n in range(1, host.count(".") + 1)}
         if host not in self._allowed and not parents & self._allowed:
             raise _Refused(f"403 {host} is not among the allowed hosts")
-        if port not in _PORTS:
+        if port not in ports:
             raise _Refused(f"403 port {port} is not allowed")
         addresses = self._resolve(host, port)
         if not addresses:
@@ -127,64 +202,95 @@ class Proxy:
         return socket.create_connection((addresses[0], port), timeout=_PATIENCE_S)
 
     def _note(self, call: Call) -> None:
-        self.calls.append(call)
+        with self._lock:
+            self.refused += call.refused is not None
+            if len(self._calls) < _MOST_CALLS:
+                self._calls.append(call)
+            else:
+                self._unrecorded += 1
         _log.info("network call from a jail: %s:%s %s", call.host, call.port, call.refused or "allowed")
 
     def close(self) -> None:
-        # wakes the thread that accepts
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
+        """End it with every connection under way."""
+        with self._lock:
+            sockets = [self._listener, *self._clients]
+        for one in sockets:
+            # wakes the thread that waits for it
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
 
-def _head(client: socket.socket) -> tuple[bytes, bytes]:
-    """Request line and headers, and what came after them."""
-    data = b""
-    while b"\r\n\r\n" not in data:
-        if len(data) > _LONGEST_HEAD:
-            raise _Refused("431 Request header fields too large")
-        chunk = client.recv(4096)
-        if not chunk:
+class _Asked:
+    """The one request that is read from a connection. Whatever follows it stays unread."""
+
+    def __init__(self, client: socket.socket) -> None:
+        """Raises _Refused and h11.RemoteProtocolError for what is no request to a proxy."""
+        self._client = client
+        self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=_LONGEST_HEAD)
+        request = self._next()
+        if not isinstance(request, h11.Request):
             raise _Refused("400 Bad request")
-        data += chunk
-    head, _, rest = data.partition(b"\r\n\r\n")
-    return head, rest
+        self._request = request
+        self.tunnel = request.method == b"CONNECT"
+        target = request.target.decode("ascii")
+        try:
+            url = urlsplit(f"//{target}" if self.tunnel else target)
+            self.host, port = (url.hostname or "").lower().removesuffix("."), url.port
+        except ValueError:
+            raise _Refused("400 Bad request") from None
+        if not self.tunnel and url.scheme != "http":
+            raise _Refused("400 This is a proxy: ask for http://HOST/... or CONNECT")
+        if len(self.host) > _LONGEST_NAME or self.host.startswith("*") or not _HOST.fullmatch(self.host):
+            raise _Refused("400 No name of a host")
+        self.port = port or (443 if self.tunnel else 80)
+        self._path = url._replace(scheme="", netloc="", fragment="").geturl() or "/"
+
+    def _next(self) -> h11.Event | None:
+        """What comes next of the request; None after its end."""
+        while (event := self._parser.next_event()) is h11.NEED_DATA:
+            if self._parser.they_are_waiting_for_100_continue:
+                answer = h11.InformationalResponse(status_code=100, headers=[])
+                self._client.sendall(self._parser.send(answer) or b"")
+            self._parser.receive_data(self._client.recv(_CHUNK))
+        return event if isinstance(event, h11.Event) else None
+
+    def rest(self) -> bytes:
+        """What came after the request for a tunnel."""
+        return self._parser.trailing_data[0]
+
+    def send(self, server: socket.socket) -> None:
+        """Write it anew: to the host that was checked, with a body as long as it was read."""
+        options = [value for name, value in self._request.headers if name == b"connection"]
+        named = {token.strip().lower() for value in options for token in value.split(b",")}
+        dropped = _OF_THE_CONNECTION | named - _LENGTHS
+        kept = [(bytes(name), bytes(value)) for name, value in self._request.headers if name not in dropped]
+        if _LENGTHS <= {name for name, _ in kept}:
+            raise _Refused("400 A body has one length")
+        host = self.host if self.port == 80 else f"{self.host}:{self.port}"
+        writer = h11.Connection(h11.CLIENT)
+        headers = [(b"Host", host.encode()), *kept, (b"Connection", b"close")]
+        event: h11.Event | None
+        event = h11.Request(method=self._request.method, target=self._path, headers=headers)
+        while event is not None:
+            server.sendall(writer.send(event) or b"")
+            if isinstance(event, h11.EndOfMessage):
+                return
+            event = self._next()
+        raise _Refused("400 Bad request")
 
 
-def _target(head: bytes) -> tuple[str, int, bytes]:
-    """Host, port, and the head to pass on: empty for a tunnel."""
-    line, _, headers = head.decode("latin-1").partition("\r\n")
-    parts = line.split(" ")
-    try:
-        method, target, version = parts
-        url = urlsplit(f"//{target}" if method == "CONNECT" else target)
-        host, port = (url.hostname or "").lower().rstrip("."), url.port
-    except ValueError:
-        raise _Refused("400 Bad request") from None
-    if method == "CONNECT":
-        return host, port or 443, b""
-    if url.scheme != "http":
-        raise _Refused("400 This is a proxy: ask for http://HOST/... or CONNECT")
-    path = url._replace(scheme="", netloc="").geturl() or "/"
-    # one request a connection: the next might name another host
-    kept = [h for h in headers.split("\r\n") if h and not re.match(r"(proxy-)?connection:", h, re.IGNORECASE)]
-    text = "\r\n".join([f"{method} {path} {version}", *kept, "Connection: close", "", ""])
-    return host, port or 80, text.encode("latin-1")
-
-
-def _relay(client: socket.socket, server: socket.socket) -> None:
-    """Copy both ways until one side ends or neither speaks."""
-    other = {client: server, server: client}
-    while other:
-        ready, _, _ = select.select(list(other), [], [], _PATIENCE_S)
+def _relay(ways: dict[socket.socket, socket.socket]) -> None:
+    """Copy each of these to the other until all have ended or none speaks."""
+    while ways:
+        ready, _, _ = select.select(list(ways), [], [], _PATIENCE_S)
         if not ready:
             return
         for source in ready:
-            data = source.recv(1 << 16)
-            target = server if source is client else client
+            data = source.recv(_CHUNK)
             if data:
-                target.sendall(data)
+                ways[source].sendall(data)
             else:
                 with contextlib.suppress(OSError):
-                    target.shutdown(socket.SHUT_WR)
-                del other[source]
+                    ways[source].shutdown(socket.SHUT_WR)
+                del ways[source]
