@@ -3,8 +3,8 @@
 The jail's network namespace holds nothing but its loopback. Its init opens a listening socket there and hands
 it to the agent; whoever connects inside speaks to this proxy. It reads one request of a connection, writes it
 anew for the host that was checked (RFC 9112), and passes the answer back. A tunnel (CONNECT, RFC 9110,
-section 9.3.6) carries TLS, into which nobody looks. Names are resolved here, connections go to the address that
-was checked, and calls are kept.
+section 9.3.6) carries TLS, into which nobody looks. Names are resolved here, connections go to the address
+that was checked, and calls are kept.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ class _Asked:
         named = {token.strip().lower() for value in options for token in value.split(b",")}
         dropped = _OF_THE_CONNECTION | named - _LENGTHS
         kept = [(bytes(name), bytes(value)) for name, value in self._request.headers if name not in dropped]
-        if _LENGTHS <= {name for name, _ in kept}:
+        if {name for name, _ in kept} >= _LENGTHS:
             raise _Refused("400 A body has one length")
         host = self.host if self.port == 80 else f"{self.host}:{self.port}"
         writer = h11.Connection(h11.CLIENT)

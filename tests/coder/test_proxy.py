@@ -200,7 +200,8 @@ def test_what_is_said_of_the_connection_ends_here(jail: NsJail, api: int) -> Non
     head = (
         f"POST http://u:p@api.test:{api}/h HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nX-Kept: 1\r\n".encode()
     )
-    said(jail, head + b"Proxy-Authorization: x\r\nConnection: upgrade, x-named, content-length\r\nX-Named: 1\r\n"
+    head += b"Proxy-Authorization: x\r\n"
+    said(jail, head + b"Connection: upgrade, x-named, Content-Length\r\nX-Named: 1\r\n"
          b"Upgrade: websocket\r\nExpect: 100-continue\r\n\r\n1")  # fmt: skip
     assert SEEN[0].endswith("['Connection', 'Host', 'content-length', 'x-kept']")
 
