@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from jinja2 import StrictUndefined
@@ -36,11 +37,14 @@ def first_messages(profile: InterfaceProfile, task: Task, files: Sequence[str]) 
     prompt = _environment.from_string(profile.task).render(
         prompt=task.prompt, files=_listing(files), check=task.check
     )
+    prompt = prompt.encode("utf-8", "backslashreplace").decode()  # no tokenizer takes half a surrogate pair
     return Message(role=Role.SYSTEM, content=system), Message(role=Role.USER, content=prompt)
 
 
 def _listing(files: Sequence[str]) -> list[str]:
-    shown = sorted(f for f in files if not f.startswith("."))
+    # bytes that are not UTF-8 as the tools show them
+    names = (os.fsencode(file).decode("utf-8", "backslashreplace") for file in files)
+    shown = sorted(name for name in names if not name.startswith("."))
     if len(shown) <= _MAX_FILES:
         return shown
     return [*shown[:_MAX_FILES], f"and {len(shown) - _MAX_FILES} more"]

@@ -131,6 +131,8 @@ class Runtime:
     sampling: Sampling = Sampling()  # noqa: RUF009 (frozen, so one is enough)
     policy_name: str = ""
     """the policy as the user named it"""
+    directory: str | None = None
+    """absolute path that tasks' snapshots are of, where they are of a directory of the user's"""
 
 
 def run_task(
@@ -232,7 +234,9 @@ def branch_run(
     if parent.snapshot is None:
         raise UsageError(f"run {parent.id} never got a workspace; run the task again")
     fork = _new_trajectory(task, runtime, parent.snapshot, seed, parent.id)
-    fork = fork.model_copy(update={"turns": tuple(turns), "parent_step": len(turns)})
+    fork = fork.model_copy(
+        update={"turns": tuple(turns), "parent_step": len(turns), "directory": parent.directory}
+    )
     with runtime.store.claim(fork.id):
         runtime.store.begin(fork)
         if on_start:
@@ -324,6 +328,7 @@ def _new_trajectory(
         tools_hash=runtime.profile.tools_hash,
         policy=runtime.policy_name or runtime.policy.id,
         snapshot=start,
+        directory=runtime.directory,
         started=time.time(),
         seed=seed,
     )

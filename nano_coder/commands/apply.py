@@ -6,26 +6,68 @@ from pathlib import Path
 
 import click
 
-from nano_coder.commands.run import apply_to
 from nano_coder.config import load_config
+from nano_shared import snapshot
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
 from nano_shared.store import LogStore
+from nano_shared.types import Trajectory
 
 
 @click.command("apply")
 @click.argument("run")
-@click.option("-C", "directory", type=click.Path(path_type=Path), default=Path(), help="Where to apply.")
+@click.option(
+    "-C", "directory", type=click.Path(path_type=Path), help="Where to apply, if not where the run was made."
+)
 @click.option("--log", help="Path or SQLAlchemy URL of the log.")
-def command(run: str, directory: Path, log: str | None) -> int:
-    """Apply what RUN changed to DIR; stops with the list of files that changed since, touching none."""
-    if not directory.is_dir():
-        raise UsageError(f"no such directory: {directory}; -C names the directory to apply to")
-    config, _ = load_config({"log": log}, directory)
-    store = LogStore.open(config.log, create=False)
-    changed = apply_to(store.get(run), directory, store)
+def command(run: str, directory: Path | None, log: str | None) -> int:
+    """Apply what RUN changed to the directory that it was made in.
+
+    Stops with the list of files that changed since, touching none.
+    """
+    store = open_log(log, directory)
+    trajectory = store.get(run)
+    place = directory_of(trajectory, directory)
+    changed = apply_to(trajectory, place, store)
     for path in changed:
         print(printable(path))
     if not changed:
-        click.echo("nothing to apply", err=True)
+        click.echo(f"nothing to apply in {printable(str(place))}", err=True)
+    elif directory is None:
+        click.echo(f"applied to {printable(str(place))}", err=True)
     return 0
+
+
+def open_log(log: str | None, directory: Path | None) -> LogStore:
+    """The log as configured where the user is. Raises UsageError where the directory of -C is none."""
+    if directory is not None and not directory.is_dir():
+        raise UsageError(f"no such directory: {directory}; -C names the directory of the run")
+    config, _ = load_config({"log": log}, directory or Path())
+    return LogStore.open(config.log, create=False)
+
+
+def directory_of(trajectory: Trajectory, given: Path | None) -> Path:
+    """The directory that a run is of, or the one that the user names. Raises UsageError without one."""
+    if given is not None:
+        return given
+    if trajectory.directory is None:
+        raise UsageError(f"the log names no directory for run {trajectory.id}; name one with -C")
+    if not Path(trajectory.directory).is_dir():
+        raise UsageError(
+            f"run {trajectory.id} was made in {trajectory.directory}, which is no directory any more; "
+            "name another with -C"
+        )
+    return Path(trajectory.directory)
+
+
+def apply_to(
+    trajectory: Trajectory, directory: Path, store: LogStore, workspace: str | None = None
+) -> list[str]:
+    """Apply what a run changed to a directory, or nothing at all where a file changed since (Conflict).
+
+    `workspace` is what the run left as somebody edited it; None is what it left.
+    """
+    after = workspace or trajectory.last_snapshot
+    if trajectory.snapshot is None or after is None:
+        return []
+    return list(snapshot.apply(trajectory.snapshot, after, store.blobs, directory))

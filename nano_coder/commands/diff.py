@@ -27,6 +27,8 @@ def command(run: str, step: int | None, log: str | None) -> int:
     if step is not None or (trajectory.stop is None and trajectory.snapshot):
         start, then = (workspace_after(trajectory, at) for at in (0, step))
         text = snapshot.diff(start, then, store.blobs)
+    if trajectory.directory is not None:
+        click.echo(f"changes to {printable(trajectory.directory)}", err=True)
     if sys.stdout.isatty():
         print(printable(text, None), end="")
     else:  # a pipe gets it exactly, for `git apply`

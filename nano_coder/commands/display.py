@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.syntax import Syntax
@@ -12,15 +14,36 @@ from nano_shared.console import Console
 from nano_shared.printable import printable
 from nano_shared.types import Observation, StopReason, Trajectory, Trust, Turn
 
+_FOLDED = 15
+"""lines of an output on a terminal"""
+_LONGEST_LINE = 400
+"""characters of a line of a folded output"""
+
 
 class Display:
-    """Prints each step as it happens. `quiet` prints nothing."""
+    """Prints each step as it happens. `quiet` prints nothing.
 
-    def __init__(self, *, quiet: bool) -> None:
-        self._progress = Console(stderr=True, quiet=quiet)
-        self._result = Console(quiet=quiet)
+    On a terminal long outputs are folded, unless `verbose`. Lines are wrapped by the terminal alone.
+    """
+
+    def __init__(self, *, quiet: bool, verbose: bool = False) -> None:
+        self._progress = Console(stderr=True, quiet=quiet, soft_wrap=True)
+        self._result = Console(quiet=quiet, soft_wrap=True)
+        self._verbose = verbose
+        self._run: str | None = None
+
+    @contextmanager
+    def naming_the_run(self) -> Iterator[None]:
+        """An interrupt between two steps, or while the check runs, says where what was done is."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if self._run:
+                self._progress.print(f"\nrun {self._run} is in the log: nano-coder diff {self._run} shows it")
+            raise
 
     def start(self, trajectory: Trajectory) -> None:
+        self._run = trajectory.id
         after = f", going on from {trajectory.parent}" if trajectory.parent else ""
         self._progress.print(
             Text(f"run {trajectory.id}", "bold"), f"with {printable(trajectory.policy)}{after}"
@@ -45,18 +68,38 @@ class Display:
         if trajectory.answer is not None:
             self._result.print(f"answer: {printable(trajectory.answer)}")
         self._result.print(f"check: {printable(outcome(trajectory))}")
+        self._check_output(trajectory)
         self._result.print(f"run: {trajectory.id}")
+        if trajectory.stop is StopReason.INTERRUPTED:
+            self._result.print(f"nano-coder resume {trajectory.id} goes on with it")
         if trajectory.diff and not applied:
             self._result.print(f"not applied; nano-coder apply {trajectory.id} does it", style="dim")
 
     def _observation(self, observation: Observation) -> None:
         colour = "green" if observation.ok else "yellow"
-        for line in printable(observation.text).splitlines():
+        for line in self._folded(observation.text, self._progress):
             self._progress.print(Text("│", colour), line)
+
+    def _check_output(self, trajectory: Trajectory) -> None:
+        ran = trajectory.verdict.check_run if trajectory.verdict else None
+        if ran and trajectory.reward != 1:
+            for line in self._folded(ran.output, self._result):
+                self._result.print(Text("│", "yellow"), line)
+
+    def _folded(self, text: str, console: Console) -> list[str]:
+        """Lines as they are shown: head and tail of many on a terminal."""
+        lines = printable(text, None).splitlines()
+        if self._verbose or not console.is_terminal:
+            return lines
+        lines = [line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE] + "..." for line in lines]
+        if len(lines) <= _FOLDED:
+            return lines
+        head, tail = _FOLDED // 2, _FOLDED - _FOLDED // 2 - 1
+        return [*lines[:head], f"... {len(lines) - head - tail} more lines; -v shows them", *lines[-tail:]]
 
     def diff(self, trajectory: Trajectory) -> None:
         if trajectory.diff and not self._result.is_terminal:
-            self._result.print(printable(trajectory.diff), end="", soft_wrap=True)
+            self._result.print(printable(trajectory.diff, None), end="")
         elif trajectory.diff:
             self._result.print(Syntax(printable(trajectory.diff), "diff", background_color="default"))
         else:
@@ -73,9 +116,15 @@ def outcome(trajectory: Trajectory) -> str:
     verdict = trajectory.verdict
     if verdict is None:
         return "none was given"
+    ran = verdict.check_run
+    if verdict.reward is None and ran is not None and ran.not_run is not None:
+        return f"could not be run: {ran.not_run}; --python names an interpreter that has what it needs"
     if verdict.reward is None:
         return f"not graded ({verdict.failure_kind})"
-    passed = "passed" if verdict.reward >= 1 else f"failed{_FAILURES.get(str(verdict.failure_kind), '')}"
+    how = _FAILURES.get(str(verdict.failure_kind), "")
+    if not how and ran is not None:
+        how = f" (exit code {ran.exit_code})" if ran.signal is None else f" (ended by signal {ran.signal})"
+    passed = "passed" if verdict.reward >= 1 else f"failed{how}"
     tampered = "; tampering: " + "; ".join(t.detail for t in verdict.tampering) if verdict.tampering else ""
     trust = " on the original tests plus the diff" if verdict.trust is Trust.USER_CHECK else ""
     return f"{passed}{trust}{tampered}"

@@ -48,7 +48,9 @@ def command(
     parent = store.get(run)
     refuse_step(parent, at)  # before the model is loaded, which takes seconds
     try:
-        runtime = open_runtime(config, Path(), store, model=config.model or parent.policy)
+        runtime = open_runtime(
+            config, Path(parent.directory or ""), store, model=config.model or parent.policy
+        )
     except UsageError as problem:
         if config.model or isinstance(problem, CheckpointError):
             raise

@@ -21,8 +21,12 @@ from nano_shared.store import LogStore
 
 _LOG = click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
-_WIDTHS = {"run": 16, "started": 16, "turns": 5, "tokens": 6, "stop": 13, "reward": 6}
-"""columns that stay readable however narrow the terminal is"""
+_WIDTHS = {
+    "run": 16, "started": 16, "policy": 10, "task": 16, "turns": 5, "tokens": 6, "stop": 13, "reward": 6,
+}  # fmt: skip
+"""characters that a column needs to be of use"""
+_LEFT_OUT = ("policy", "tokens", "started", "turns", "task", "stop")
+"""on a terminal that is too narrow for all, in this order"""
 _PIPED = 200
 
 
@@ -46,32 +50,49 @@ def list_runs(limit: int, log: str | None, as_json: bool) -> int:
     if as_json:
         print(json.dumps([run.model_dump(mode="json") for run in runs]))
         return 0
+    console = Console(width=None if sys.stdout.isatty() else _PIPED)
     table = Table(box=None)
-    for name in ("run", "started", "policy", "task", "turns", "tokens", "stop", "reward"):
-        # only these may be cut to the terminal's width
-        table.add_column(name, no_wrap=True, min_width=None if name in ("policy", "task") else _WIDTHS[name])
+    columns = _columns(console.width)
+    for name in columns:
+        table.add_column(name, no_wrap=True, min_width=_WIDTHS[name])
     for run in runs:
-        started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started))
-        reward = "" if run.reward is None else f"{run.reward:g}"
-        prompt = " ".join(printable(run.prompt).split())[:40]
-        policy = printable(run.policy)
-        stop = run.stop or "unfinished"
-        table.add_row(run.id, started, policy, prompt, str(run.turns), str(run.sampled_tokens), stop, reward)
-    Console(width=None if sys.stdout.isatty() else _PIPED).print(table)
+        cells = {
+            "run": run.id,
+            "started": time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started)),
+            "policy": printable(run.policy),
+            "task": " ".join(printable(run.prompt).split())[:40],
+            "turns": str(run.turns),
+            "tokens": str(run.sampled_tokens),
+            "stop": run.stop or "unfinished",
+            "reward": "" if run.reward is None else f"{run.reward:g}",
+        }
+        table.add_row(*(cells[name] for name in columns))
+    console.print(table)
     return 0
+
+
+def _columns(width: int) -> list[str]:
+    """The columns that fit; the run and its reward stay at any width."""
+    columns = list(_WIDTHS)
+    for name in _LEFT_OUT:
+        if sum(_WIDTHS[column] + 2 for column in columns) <= width:
+            break
+        columns.remove(name)
+    return columns
 
 
 @command.command("show")
 @click.argument("run")
+@click.option("-v", "--verbose", is_flag=True, help="Print long outputs whole on a terminal.")
 @_LOG
 @_JSON
-def show(run: str, log: str | None, as_json: bool) -> int:
+def show(run: str, verbose: bool, log: str | None, as_json: bool) -> int:
     """One run whole: the task, each step, the diff, the verdict."""
     trajectory = LogStore.open(log, create=False).get(run)
     if as_json:
         print(json.dumps(trajectory.model_dump(mode="json")))  # which can spell any text
         return 0
-    display = Display(quiet=False)
+    display = Display(quiet=False, verbose=verbose)
     display.start(trajectory)
     print(printable(trajectory.task.prompt))
     for turn in trajectory.turns:

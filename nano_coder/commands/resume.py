@@ -17,18 +17,20 @@ from nano_shared.store import LogStore
 
 @click.command("resume")
 @click.argument("run")
+@click.option("-v", "--verbose", is_flag=True, help="Print long outputs whole on a terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @execution_options
-def command(run: str, as_json: bool, **flags: Any) -> int:
+def command(run: str, verbose: bool, as_json: bool, **flags: Any) -> int:
     """Go on with RUN (an id, the beginning of one, or `last`) from its last finished turn."""
     config, _ = load_config(flags, Path())
     store = LogStore.open(config.log, create=False)
     logged = store.get(run)
     refuse_ended(logged)  # before the model is loaded, which takes seconds
-    runtime = open_runtime(config, Path(), store, model=config.model or logged.policy)
-    display = Display(quiet=as_json)
+    runtime = open_runtime(config, Path(logged.directory or ""), store, model=config.model or logged.policy)
+    display = Display(quiet=as_json, verbose=verbose)
     display.start(logged)
-    trajectory = grade_run(resume_run(logged.id, runtime, on_turn=display.turn), runtime)
+    with display.naming_the_run():
+        trajectory = grade_run(resume_run(logged.id, runtime, on_turn=display.turn), runtime)
     if as_json:
         print(json.dumps(summary(trajectory, applied=False)))
     else:

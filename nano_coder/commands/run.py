@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from nano_coder.commands.apply import apply_to
 from nano_coder.commands.display import Display, exit_code, summary
 from nano_coder.commands.options import execution_options, open_runtime
 from nano_coder.commands.review import on_terminal, review
 from nano_coder.config import AgentConfig, load_config
 from nano_coder.runtime import attempt_task
 from nano_shared import snapshot
-from nano_shared.errors import UsageError
+from nano_shared.errors import NanoError, UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, Task, Trajectory
@@ -37,6 +40,7 @@ from nano_shared.types import Limits, Task, Trajectory
     "--reflect", type=click.IntRange(0), is_flag=False, flag_value=1, default=0, metavar="[N]",
     help="After a failed check, N more attempts (1) that read the diff and the check's output; behind TASK.",
 )  # fmt: skip
+@click.option("-v", "--verbose", is_flag=True, help="Print long outputs whole on a terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @execution_options
 def command(
@@ -47,6 +51,7 @@ def command(
     as_json: bool,
     seed: int | None,
     reflect: int,
+    verbose: bool,
     **flags: Any,
 ) -> int:
     """Run TASK (text, or - for standard input) in a sandboxed copy of a directory.
@@ -68,12 +73,13 @@ def command(
         raise UsageError("--reflect needs a --check: without one no attempt fails")
     store = LogStore.open(config.log)
     work = make_task(prompt, directory, check, store, config)
-    runtime = open_runtime(config, directory, store)
-    display = Display(quiet=as_json)
-    attempts = attempt_task(
-        work, runtime, reflect=reflect, seed=seed,
-        on_start=display.start, on_turn=display.turn, on_end=display.grading,
-    )  # fmt: skip
+    runtime = replace(open_runtime(config, directory, store), directory=str(directory.resolve()))
+    display = Display(quiet=as_json, verbose=verbose)
+    with display.naming_the_run():
+        attempts = attempt_task(
+            work, runtime, reflect=reflect, seed=seed,
+            on_start=display.start, on_turn=display.turn, on_end=display.grading,
+        )  # fmt: skip
     trajectory = attempts[-1]
     accepted = trajectory.last_snapshot if apply_changes else None
     if trajectory.diff and not apply_changes and not as_json and on_terminal():
@@ -83,15 +89,29 @@ def command(
         except click.Abort:
             display.end(trajectory, applied=False)  # which says how the changes are had later
             raise
-    applied = bool(trajectory.diff) and accepted is not None
-    if applied:
-        apply_to(trajectory, directory, store, accepted)
+    applied, problem = False, None
+    if trajectory.diff and accepted is not None:
+        try:
+            apply_to(trajectory, directory, store, accepted)
+            applied = True
+        except (NanoError, OSError, KeyboardInterrupt) as caught:
+            problem = caught  # told after the result, which must not be lost
     if as_json:
         more = {"attempts": [{"run": a.id, "reward": a.reward} for a in attempts]} if reflect else {}
         print(json.dumps(summary(trajectory, applied=applied) | more))
     else:
         display.end(trajectory, applied=applied)
+    if problem is not None:
+        raise _not_applied(problem, trajectory)
     return exit_code(trajectory)
+
+
+def _not_applied(problem: BaseException, trajectory: Trajectory) -> BaseException:
+    if isinstance(problem, KeyboardInterrupt):
+        return problem
+    told = str(problem) if isinstance(problem, NanoError) else f"not applied: {problem}"
+    again = f"nano-coder apply {trajectory.id} -C {shlex.quote(str(trajectory.directory))} tries again"
+    return UsageError(f"{told.rstrip('.')}; {again}")
 
 
 def _text(given: bytes) -> str:
@@ -112,16 +132,3 @@ def make_task(prompt: str, directory: Path, check: str | None, store: LogStore, 
         check=check,
         limits=Limits(max_turns=config.max_turns, max_seconds=config.max_seconds),
     )
-
-
-def apply_to(
-    trajectory: Trajectory, directory: Path, store: LogStore, workspace: str | None = None
-) -> list[str]:
-    """Apply what a run changed to a directory, or nothing at all where a file changed since (Conflict).
-
-    `workspace` is what the run left as somebody edited it; None is what it left.
-    """
-    after = workspace or trajectory.last_snapshot
-    if trajectory.snapshot is None or after is None:
-        return []
-    return list(snapshot.apply(trajectory.snapshot, after, store.blobs, directory))

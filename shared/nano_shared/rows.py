@@ -25,6 +25,7 @@ Row = dict[str, Any]
 _RUN_FIELDS = (
     "id", "policy", "profile", "profile_hash", "template_hash", "tools_hash", "runtime_version", "parent",
     "parent_step", "seed", "snapshot", "started", "ended", "stop", "stop_detail", "answer", "diff",
+    "directory",
 )  # fmt: skip
 _TURN_FIELDS = ("thought", "parse_error", "parser", "repairs", "snapshot", "started", "ended")
 _OBSERVATION_FIELDS = (

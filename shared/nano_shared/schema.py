@@ -21,7 +21,7 @@ from sqlalchemy import (
 
 from nano_shared.columns import ExactText, Json, Packed
 
-HEAD = "0003"
+HEAD = "0004"
 """newest migration; revisions are zero-padded numbers, so that text comparison says which is newer"""
 VERSION_TABLE = "log_version"
 
@@ -61,6 +61,7 @@ runs = Table(
     Column("stop_detail", ExactText),
     Column("answer", ExactText),
     Column("diff", ExactText, nullable=False),
+    Column("directory", ExactText),  # NULL where a task brought its files, and in runs of older versions
     Index("log_runs_started", "started", "id"),
     Index("log_runs_task", "task_id"),
     Index("log_runs_parent", "parent"),

@@ -466,6 +466,8 @@ class Trajectory(Value):
     """unified diff of the workspace against the starting snapshot"""
     snapshot: str | None = None
     """workspace before the first action"""
+    directory: str | None = None
+    """absolute path that the workspace was copied from; None for a task that brings its files"""
     parent: str | None = None
     """run this one was forked from"""
     parent_step: int | None = Field(None, ge=0)

@@ -73,6 +73,10 @@ RUNS = View(
         "parent_step": ("r.parent_step", "turns taken over from the parent; they are the first of the run"),
         "seed": ("r.seed", "of the run"),
         "snapshot": ("r.snapshot", "workspace before the first action, a blob id"),
+        "directory": (
+            "r.directory",
+            "what the workspace is a copy of; NULL for a task with its own files",
+        ),
         "profile": ("r.profile", "interface profile"),
         "profile_hash": ("r.profile_hash", "its content hash"),
         "template_hash": ("r.template_hash", "of the chat template"),

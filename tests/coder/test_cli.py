@@ -36,6 +36,7 @@ class Endpoint(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
         self.script: list[str | int | None] = []
+        self.before_last: Callable[[], object] = lambda: None
         self.waiting, self.leave = threading.Event(), threading.Event()
 
     @property
@@ -48,6 +49,8 @@ class Answer(BaseHTTPRequestHandler):
         server: Any = self.server
         self.rfile.read(int(self.headers["Content-Length"]))
         item = server.script.pop(0)
+        if not server.script:
+            server.before_last()
         if item is None:
             server.waiting.set()
             server.leave.wait()
@@ -106,8 +109,8 @@ def cli(home: Path, tmp_path: Path) -> Cli:
         *arguments: str, program: str = "nano-coder", **options: Any
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            argv(program, *arguments), capture_output=True, text=True, check=False, cwd=tmp_path,
-            env=environment(home), **{"input": ""} | options,
+            argv(program, *arguments), capture_output=True, text=True, check=False,
+            env=environment(home), **{"input": "", "cwd": tmp_path} | options,
         )  # fmt: skip
 
     return call
@@ -182,10 +185,132 @@ def test_a_check_that_is_not_there_is_said_to_be_missing(cli: Cli, endpoint: End
     endpoint.script = list(EDIT)
     done = cli("run", "Say two.", "-C", str(project), "--check", "no-such-check", "--apply", *endpoint.flags)
     assert done.returncode == 1
-    assert "check: failed (its command could not be found or run)" in done.stdout
+    assert "check: could not be run: no-such-check: not found; --python names" in done.stdout
     assert "step 2" in done.stderr
     assert "-one\n+two\n" in done.stdout
     assert (project / "a.py").read_text() == "two\n"
+
+
+def test_a_failed_check_shows_what_it_printed(cli: Cli, endpoint: Endpoint, project: Path) -> None:
+    endpoint.script = list(EDIT)
+    check = "echo seen; echo '\033[31mbad' >&2; exit 3"
+    done = cli("run", "Say two.", "-C", str(project), "--check", check, *endpoint.flags)
+    for told in (done.stdout, cli("log", "show", "last").stdout):
+        assert "check: failed (exit code 3) on the original tests plus the diff" in told
+        assert "│ seen\n│ \\u001b[31mbad\n" in told
+    shown = json.loads(cli("log", "show", "last", "--json").stdout)["verdict"]["check_run"]
+    assert (shown["exit_code"], shown["output"]) == (3, "seen\n\\u001b[31mbad")
+
+
+def test_changes_are_applied_and_taken_back_where_the_run_was_made(
+    cli: Cli, endpoint: Endpoint, project: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "a.py").write_text("one\n")
+    endpoint.script = list(EDIT)
+    assert cli("run", "Say two.", "-C", "project", *endpoint.flags).returncode == 0
+    shown = cli("diff", "last", cwd=other)
+    assert shown.stderr == f"changes to {project}\n"
+    applied = cli("apply", "last", cwd=other)
+    assert (applied.stdout, applied.stderr) == ("a.py\n", f"applied to {project}\n")
+    assert [(p / "a.py").read_text() for p in (project, other)] == ["two\n", "one\n"]
+    undone = cli("undo", "last", cwd=other)
+    assert (undone.stdout, undone.stderr) == ("a.py\n", f"taken back in {project}\n")
+    assert (project / "a.py").read_text() == "one\n"
+    assert cli("apply", "last", "-C", ".", cwd=other).stdout == "a.py\n"
+    assert [(p / "a.py").read_text() for p in (project, other)] == ["one\n", "two\n"]
+    project.rename(tmp_path / "moved")
+    for command in ("apply", "undo"):
+        refused(cli(command, "last", cwd=other), 2, str(project), "no directory any more", "-C")
+
+
+def test_a_run_that_names_no_directory_is_applied_to_a_named_one_alone(
+    cli: Cli, project: Path, home: Path
+) -> None:
+    runtime = a_runtime(home, [act("shell", command="echo two > a.py"), act("submit")])
+    with runtime.store:
+        run_task(a_task(files={"a.py": "one\n"}), runtime)
+    refused(cli("apply", "last", cwd=project), 2, "names no directory", "-C")
+    assert (project / "a.py").read_text() == "one\n"
+
+
+@pytest.mark.parametrize("json_flag", [(), ("--json",)], ids=["text", "json"])
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        ("echo other > a.py", ["'a.py'", "nothing was touched"]),
+        ("rm a.py; mkdir a.py", ["'a.py'", "nothing was touched"]),
+        ("cd ..; mv project moved", ["no such directory"]),
+    ],
+    ids=["changed", "a folder in the way", "gone"],
+)
+def test_changes_that_cannot_be_applied_are_not_lost(
+    cli: Cli, endpoint: Endpoint, project: Path, after: str, words: list[str], json_flag: tuple[str, ...]
+) -> None:
+    endpoint.script = list(EDIT)
+    endpoint.before_last = lambda: subprocess.run(["sh", "-c", after], cwd=project, check=True)
+    flags = ("--apply", "--check", CHECK, *json_flag, *endpoint.flags)
+    done = cli("run", "Say two.", "-C", str(project), *flags)
+    assert done.returncode == 2
+    run = json.loads(cli("log", "list", "--json").stdout)[0]["id"]
+    line = done.stderr.splitlines()[-1]
+    assert [w for w in (*words, f"nano-coder apply {run} -C {project} tries again") if w not in line] == []
+    if json_flag:
+        result = json.loads(done.stdout)
+        assert (result["run"], result["applied"], result["verdict"]["reward"]) == (run, False, 1)
+    else:
+        assert [word for word in ("+two", "check: passed", f"run: {run}") if word not in done.stdout] == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_cannot_be_written_is_named_with_the_file(
+    cli: Cli, endpoint: Endpoint, project: Path
+) -> None:
+    endpoint.script = list(EDIT)
+    project.chmod(0o555)
+    done = cli("run", "Say two.", "-C", str(project), "--apply", *endpoint.flags)
+    project.chmod(0o755)
+    assert done.returncode == 2
+    assert f"{project}: cannot change 'a.py': Permission denied" in done.stderr.splitlines()[-1]
+    assert "+two" in done.stdout
+
+
+def test_a_disk_that_is_full_names_the_file(cli: Cli, endpoint: Endpoint, project: Path) -> None:
+    endpoint.script = hermes(("shell", {"command": "head -c 300000 /dev/urandom > large"}), ("submit", {}))
+    done = cli("run", "Fill.", "-C", str(project), *endpoint.flags)
+    assert done.returncode == 0
+
+    def allow_little() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+
+    applied = cli("apply", "last", preexec_fn=allow_little)
+    refused(applied, 2, str(project), "cannot change 'large': File too large")
+    assert sorted(path.name for path in project.iterdir()) == ["a.py", "untracked.txt"]
+
+
+def test_names_that_are_not_utf_8_are_names(cli: Cli, endpoint: Endpoint, tmp_path: Path) -> None:
+    project = tmp_path / os.fsdecode(b"pro\xfe")
+    project.mkdir()
+    (project / os.fsdecode(b"n\xff.txt")).write_text("x\n")
+    endpoint.script = hermes(("shell", {"command": "mv n* m$(printf '\\376'); ls"}), ("submit", {}))
+    done = cli("run", "Rename.", "-C", str(project), "--apply", "--check", "ls m*", *endpoint.flags)
+    assert (done.returncode, "│ m\\xfe\n" in done.stderr, "check: passed" in done.stdout) == (0, True, True)
+    assert os.listdir(os.fsencode(project)) == [b"m\xfe"]
+    assert "pro\\udcfe" in cli("undo", "last").stderr
+    assert os.listdir(os.fsencode(project)) == [b"n\xff.txt"]
+    shown = cli("log", "show", "last", "--json")
+    assert json.loads(shown.stdout)["directory"] == str(project)
+
+
+def test_nothing_is_folded_or_wrapped_in_a_file(cli: Cli, endpoint: Endpoint, project: Path) -> None:
+    endpoint.script = hermes(
+        ("shell", {"command": "seq 100; head -c 500 /dev/zero | tr '\\0' x"}), ("submit", {})
+    )
+    done = cli("run", "Count.", "-C", str(project), *endpoint.flags)
+    lines = done.stderr.splitlines()
+    assert [f"│ {n}" in lines for n in (1, 50, 100)] == [True] * 3
+    assert f"│ {'x' * 500}" in lines
 
 
 def test_an_interrupted_run_can_be_resumed(cli: Cli, endpoint: Endpoint, project: Path, home: Path) -> None:

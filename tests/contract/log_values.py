@@ -142,6 +142,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         ended=draw(st.none() | floats),
         seed=draw(st.none() | st.integers()),
         diff=draw(texts),
+        directory=draw(optional),
         started=draw(floats),
         **{name: draw(optional) for name in ("stop_detail", "answer", "snapshot", "parent")},
         **{name: draw(texts) for name in _REQUIRED},

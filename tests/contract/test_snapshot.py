@@ -370,7 +370,7 @@ def test_a_read_only_parent_is_refused_before_anything_changes(work, blobs, chan
     was = read_tree(work)
     before, after = (snapshot.load(taken, blobs) for taken in change)
     (work / "sub").chmod(0o555)
-    with pytest.raises(UsageError, match="cannot change 'sub': Permission denied"):
+    with pytest.raises(UsageError, match=r"cannot change 'sub/[^']*': Permission denied"):
         snapshot.apply(before, after, blobs, work)
     (work / "sub").chmod(0o755)
     assert read_tree(work) == was

@@ -17,6 +17,16 @@ _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PASSING = _FOLDER | getattr(os, "O_PATH", os.O_RDONLY)
 
 
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """An OSError names `path`, where the call that failed knows a part of it or a descriptor."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = path
+        raise
+
+
 class AnchoredDirectory:
     """Paths are relative with slashes, as in Entry. Methods raise OSError as the calls they wrap do."""
 
@@ -48,7 +58,7 @@ class AnchoredDirectory:
         """Raises PermissionError where this user may not change what the parent of a path holds."""
         with suppress(FileNotFoundError, NotADirectoryError), self._parent(path) as (parent, _):
             if not os.access(".", os.W_OK | os.X_OK, dir_fd=parent):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path.rpartition("/")[0] or ".")
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
     def make_directory(self, path: str) -> None:
         with self._parent(path) as (parent, name):

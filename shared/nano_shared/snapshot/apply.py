@@ -11,8 +11,7 @@ from pathlib import Path
 
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
-from nano_shared.full_disk import full_disk_explained
-from nano_shared.snapshot.anchored import AnchoredDirectory
+from nano_shared.snapshot.anchored import AnchoredDirectory, naming
 from nano_shared.snapshot.tree import (
     Conflict,
     Entry,
@@ -72,7 +71,7 @@ def apply(
     if not directory.is_dir():
         raise SnapshotError(f"no such directory: {directory}")
     try:
-        with AnchoredDirectory(directory) as root, full_disk_explained(directory):
+        with AnchoredDirectory(directory) as root:
             changes = _plan(old, new, guarded, root, directory)
             if changes:
                 with _staged(changes, blobs, root) as staging:
@@ -80,7 +79,7 @@ def apply(
                     _execute(changes, root, staging, directory)
     except OSError as error:
         raise UsageError(
-            f"{directory}: cannot change {error.filename!r}: {error.strerror}; "
+            f"{directory}: cannot change {str(error.filename)!r}: {error.strerror}; "
             "mend that and try again: paths that are done are passed over"
         ) from error
     return list(worth_naming(old, new, [change.path for change in changes]))
@@ -98,7 +97,8 @@ def _plan(
         if after is not None:
             conflicts.update(_blocked_parents(path, watched, root))
         try:
-            now = root.entry(path)
+            with naming(path):
+                now = root.entry(path)
         except (PermissionError, ValueError):
             conflicts.add(path)
             continue
@@ -173,7 +173,8 @@ def _staged(changes: list[_Change], blobs: BlobStore, root: AnchoredDirectory) -
     A full disk or a corrupt blob is met here, before anything of the user's is touched.
     """
     folder = f".nano-apply-{secrets.token_hex(6)}"
-    root.make_directory(folder)
+    with naming(f"a new folder {folder}"):
+        root.make_directory(folder)
     staging: dict[str, str] = {}
     try:
         for number, change in enumerate(changes):
@@ -181,10 +182,11 @@ def _staged(changes: list[_Change], blobs: BlobStore, root: AnchoredDirectory) -
                 continue
             staged = f"{folder}/{number}"
             staging[change.path] = staged
-            if change.after.kind is Kind.SYMLINK:
-                root.link(staged, str(change.after.content))
-            else:
-                root.write(staged, blobs.get(str(change.after.content)), change.after.mode)
+            with naming(change.path):
+                if change.after.kind is Kind.SYMLINK:
+                    root.link(staged, str(change.after.content))
+                else:
+                    root.write(staged, blobs.get(str(change.after.content)), change.after.mode)
         yield staging
     finally:
         for leftover in root.children(folder):
@@ -200,19 +202,23 @@ def _execute(
     for change in changes:
         if change.now is not None and change.opens_directory:
             modes[change.path] = change.now.mode
-            root.set_directory_mode(change.path, change.now.mode | _OWNER)
+            with naming(change.path):
+                root.set_directory_mode(change.path, change.now.mode | _OWNER)
     for change in reversed(changes):
-        if change.removes and _remove(change, root, directory):
-            modes.pop(change.path, None)
+        with naming(change.path):
+            if change.removes and _remove(change, root, directory):
+                modes.pop(change.path, None)
     for change in changes:
-        if change.places:
-            root.move(staging[change.path], change.path)
-        elif change.after is not None:
-            if not change.opens_directory:
-                root.make_directory(change.path)
-            modes[change.path] = change.after.mode
+        with naming(change.path):
+            if change.places:
+                root.move(staging[change.path], change.path)
+            elif change.after is not None:
+                if not change.opens_directory:
+                    root.make_directory(change.path)
+                modes[change.path] = change.after.mode
     for path in sorted(modes, reverse=True):
-        root.set_directory_mode(path, modes[path])
+        with naming(path):
+            root.set_directory_mode(path, modes[path])
 
 
 def _remove(change: _Change, root: AnchoredDirectory, directory: Path) -> bool:
