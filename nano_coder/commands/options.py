@@ -60,5 +60,8 @@ def open_runtime(
 
 
 def _project_python(directory: Path) -> str | None:
-    python = directory / ".venv" / "bin" / "python"
-    return str(python.absolute()) if python.exists() else None
+    """The project's own; an environment that lies elsewhere, behind a link, is mounted for nobody unasked."""
+    environment = directory / ".venv"
+    python = environment / "bin" / "python"
+    inside = environment.resolve() == directory.resolve() / ".venv"
+    return str(python.absolute()) if inside and python.exists() else None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nano_shared.errors import SandboxError
+from nano_shared.regular_file import NotReadable, read_regular
 
 HIDDEN_BY_JAIL = ("/work", "/tmp", "/proc", "/dev", "/sys", "/etc")
 """places that are the jail's own: what the host keeps there cannot keep its path"""
@@ -20,6 +21,7 @@ _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 _PARTS = ("bin", "lib", "lib64", "include", "pyvenv.cfg")
 """of a prefix; not the whole of it, which may be somebody's ~/.local"""
 _LONGEST_CHAIN = 16
+_LONGEST_CONFIG = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +137,11 @@ def _under(path: Path, folders: tuple[str, ...]) -> bool:
 def _venv_home(prefix: Path) -> Path | None:
     """The `home` of a virtual environment: the folder of the interpreter it was made from."""
     try:
-        text = (prefix / "pyvenv.cfg").read_text(errors="replace")
+        text = read_regular(prefix / "pyvenv.cfg", _LONGEST_CONFIG).decode(errors="replace")
     except OSError:
         return None
+    except NotReadable as problem:
+        raise SandboxError(f"cannot read {str(prefix / 'pyvenv.cfg')!r}: {problem}") from None
     for line in text.splitlines():
         key, _, value = line.partition("=")
         if key.strip().lower() == "home":

@@ -51,6 +51,15 @@ _LONGEST_READ = FILE_MB * _MB
 _OPERATION_S = 120.0
 
 
+def _place(python: str) -> tuple[str, str]:
+    """The program, and the environment that it runs in.
+
+    Only our own program in our own environment may run as the launcher, outside a jail: a stranger's
+    environment around the same program brings a sitecustomize along.
+    """
+    return os.path.realpath(python), os.path.realpath(os.path.dirname(os.path.abspath(python)))
+
+
 class NsSandbox:
     name = "ns"
 
@@ -61,8 +70,7 @@ class NsSandbox:
         """
         self._interpreter = find_interpreter(python or sys.executable)
         self.python = self._interpreter.path
-        # only our own interpreter may run as the launcher: another may be a stranger's
-        warm = os.path.realpath(python or sys.executable) == os.path.realpath(sys.executable)
+        warm = _place(python or sys.executable) == _place(sys.executable)
         environment = minimal_environment(self._interpreter.search_path)
         spec: dict[str, Any] = {
             "root": plan_root(self._interpreter),

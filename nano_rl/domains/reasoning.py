@@ -42,7 +42,8 @@ class Library:
             raise UsageError("reasoning-gym is not installed; pip install 'nano-rl-coder[reasoning-gym]'")
         self._lock = threading.Lock()
         self._child = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "nano_rl.domains.reasoning_child"],
+            # -P: the folder that the user stands in may hold modules of any name
+            [sys.executable, "-P", "-W", "ignore", "-m", "nano_rl.domains.reasoning_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

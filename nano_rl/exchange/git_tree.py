@@ -86,13 +86,19 @@ def _contents(repo: Path, digests: list[str]) -> list[bytes]:
 
 
 def _git(folder: Path, *arguments: str, stdin: bytes = b"", field: str = "base_commit") -> bytes:
-    """Run git with no configuration but its own. Raises Refused with what it said."""
+    """Run git so that a repository's own configuration starts no program and reaches no network.
+
+    Raises Refused with what it said.
+    """
     env = {
         "PATH": os.environ.get("PATH", ""), "HOME": "/nonexistent", "LC_ALL": "C",
         "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_NO_REPLACE_OBJECTS": "1",
         "GIT_CEILING_DIRECTORIES": str(folder.parent),
+        # a partial clone would fetch what it lacks, by the program that its configuration names
+        "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "", "GIT_TERMINAL_PROMPT": "0",
     }  # fmt: skip
-    command = ["git", "-c", f"safe.directory={folder.resolve()}", "-C", str(folder), *arguments]
+    quiet = ("core.fsmonitor=false", f"core.hooksPath={os.devnull}", f"safe.directory={folder.resolve()}")
+    command = ["git", *(part for setting in quiet for part in ("-c", setting)), "-C", str(folder), *arguments]
     try:
         done = subprocess.run(
             command, input=stdin, capture_output=True, env=env, timeout=_SECONDS, check=False

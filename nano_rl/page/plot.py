@@ -5,7 +5,9 @@ Matplotlib knows no CSS variables: it draws in placeholder colours, which are re
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -33,7 +35,9 @@ class Plotter:
     def __init__(self) -> None:
         """Raises ConfigError where matplotlib is missing."""
         try:
-            import matplotlib
+            # it obeys a matplotlibrc of the folder that the user stands in, which may be a stranger's
+            with contextlib.chdir(os.path.dirname(__file__)):
+                import matplotlib
         except ModuleNotFoundError:
             raise ConfigError(
                 "the page's plots need matplotlib: pip install matplotlib; or nano-rl report NAME --json"

@@ -131,9 +131,9 @@ def open_reward_model(name: str) -> SavedRewardModel | None:
 
     with quiet_transformers():
         classifier: Any = AutoModelForSequenceClassification.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True
+            folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     model = ScalarModel(classifier, bias=False)
     with torch.no_grad():
         model.head.weight.copy_(classifier.score.weight)
