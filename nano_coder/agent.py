@@ -19,6 +19,7 @@ from nano_shared.profile import InterfaceProfile
 from nano_shared.snapshot import SnapshotError
 from nano_shared.types import (
     Completion,
+    Finish,
     Message,
     Observation,
     Role,
@@ -32,6 +33,8 @@ from nano_shared.types import (
 
 _MAX_FORMAT_ERRORS = 3
 _MAX_REPEATS = 4
+_UNTOLD = ("compact",)
+"""dialects whose observations stay what their policies were trained on"""
 
 
 def turn_seed(seed: int | None, index: int) -> int | None:
@@ -68,6 +71,8 @@ class Agent:
         parsed = self.parse(completion)
         observations = [self.execute(*numbered) for numbered in enumerate(parsed.calls)]
         observations = observations or [self._refuse(parsed)]
+        if completion.finish is Finish.LENGTH and self.profile.dialect not in _UNTOLD:
+            observations[-1] = _told_of_cut(observations[-1], completion)
         turn = Turn(
             index=len(self.turns),
             completion=completion,
@@ -183,6 +188,13 @@ class Agent:
 
     def _sampled_tokens(self) -> int:
         return sum(turn_length(turn, self.policy.count) for turn in self.turns)
+
+
+def _told_of_cut(observation: Observation, completion: Completion) -> Observation:
+    """The observation, saying that the answer before it was not whole."""
+    most = completion.sampling.max_tokens
+    text = f"{observation.text}\n[your answer was cut at {most} tokens, the most that one may have]"
+    return observation.model_copy(update={"text": text})
 
 
 def spill_path(turn: int, call: int) -> str:

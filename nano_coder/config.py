@@ -20,28 +20,47 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from nano_coder.trust import MOST_BYTES, ProjectFile, read_project_file
 from nano_shared.errors import ConfigError
+from nano_shared.limit_option import COMPLETION, LIMITS
 from nano_shared.printable import printable
 from nano_shared.redact import RedactConfig
 from nano_shared.regular_file import NotReadable, read_regular
+from nano_shared.types import Limits
+
+TEMPERATURE = 0.0
+"""of `nano-coder run` where nobody says: the highest that measurably costs no success (docs/results.md)"""
 
 
 class AgentConfig(BaseModel):
-    """The settings of `nano-coder`; every one is a flag, a NANO_* variable and a key of nano.toml."""
+    """The settings of both programs; each is a NANO_* variable and a key of nano.toml, and most are flags."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     model: str | None = None
     """checkpoint name, folder, hub id, or openai:NAME; None is the promoted or the shipped policy"""
     base_url: str | None = None
+    """URL of the endpoint; OPENAI_BASE_URL where ours is not set"""
     api_key: str | None = Field(None, repr=False)
+    """of the endpoint; OPENAI_API_KEY where ours is not set"""
     sandbox: str = "ns"
     python: str | None = None
     """interpreter inside the jail; None is DIR/.venv, else ours"""
     check: str | None = None
     """shell line that says whether a task is done, where the command line gives none; it runs in the jail"""
     max_turns: int = Field(24, ge=1)
+    """of a run"""
     max_seconds: float = Field(600.0, gt=0)
-    temperature: float = Field(0.0, ge=0)
+    """wall clock of a run"""
+    max_run_tokens: int = Field(8192, ge=1)
+    """sampled tokens of a run"""
+    max_completion_tokens: int = Field(256, ge=1)
+    """sampled tokens of one answer of the model"""
+    tool_seconds: float = Field(30.0, gt=0)
+    """wall clock of one tool call"""
+    tool_memory_mb: int = Field(1024, ge=16)
+    """memory of one tool call"""
+    tool_output_bytes: int = Field(1_000_000, ge=1024)
+    """kept of each output stream of a tool call"""
+    temperature: float = Field(TEMPERATURE, ge=0)
     dtype: str = Field("auto", pattern="^(auto|bfloat16|float32)$")
     """of a local model's arithmetic; auto is float32 for up to 1 GiB of weights, bfloat16 for larger ones"""
     log: str | None = None
@@ -77,6 +96,17 @@ class Configured:
     project: ProjectFile | None
 
 
+def task_limits(config: AgentConfig) -> Limits:
+    """The limits of a task that has none of its own."""
+    return Limits.model_validate({limit: getattr(config, name) for name, limit in LIMITS.items()})
+
+
+def said_limits(config: AgentConfig, sources: Mapping[str, str]) -> dict[str, Any]:
+    """The limits that flags and the environment set, which replace those of a task of its own."""
+    said = ("flag", "environment")
+    return {limit: getattr(config, name) for name, limit in LIMITS.items() if sources[name] in said}
+
+
 def load_config(flags: Mapping[str, Any], directory: Path) -> tuple[AgentConfig, dict[str, str]]:
     """The effective configuration and, for each field, where its value came from.
 
@@ -97,11 +127,14 @@ def read_config(flags: Mapping[str, Any], directory: Path) -> Configured:
 
 
 def configured(flags: Mapping[str, Any], project: ProjectFile | None) -> Configured:
+    given = {key: value for key, value in flags.items() if key != "limit"}
+    given |= flags.get("limit") or {}
     layers = [
+        ("OPENAI_* environment", _of_openai()),
         ("user config", _read_toml(user_config_path())),
         ("nano.toml", parse_toml(project.path, project.content) if project else {}),
         ("environment", _environment()),
-        ("flag", {key: value for key, value in flags.items() if value not in (None, ())}),
+        ("flag", {key: value for key, value in given.items() if value not in (None, ())}),
     ]
     values: dict[str, Any] = AgentConfig().model_dump()
     sources = dict.fromkeys(AgentConfig.model_fields, "default")
@@ -157,7 +190,7 @@ def _tightened(key: str, below: Any, asked: Any) -> tuple[Any, dict[str, Any]]:
     A setting that is not named here is not such a file's to choose.
     """
     match key:
-        case "max_turns" | "max_seconds":
+        case _ if key in LIMITS or key == COMPLETION:
             kept = min(below, asked)
         case "check":
             kept = below or asked
@@ -204,6 +237,12 @@ def _environment() -> dict[str, str]:
         for key in AgentConfig.model_fields
         if os.environ.get(f"NANO_{key.upper()}")
     }
+
+
+def _of_openai() -> dict[str, str]:
+    """What other programs for such endpoints read too."""
+    names = {"base_url": "OPENAI_BASE_URL", "api_key": "OPENAI_API_KEY"}
+    return {key: os.environ[name] for key, name in names.items() if os.environ.get(name)}
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

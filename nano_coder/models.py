@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from nano_coder.config import load_config
 from nano_coder.policies.scripted import ScriptedPolicy
 from nano_coder.profiles import COMPACT_1, HERMES_1, find_profile
 from nano_shared.checkpoint import MANIFEST, Manifest, checkpoints_dir, latest_checkpoint, read_checkpoint
@@ -189,7 +190,11 @@ def known_models() -> Iterator[tuple[str, str]]:
 def _open_endpoint(name: str, base_url: str | None, api_key: str | None, profile: str | None) -> OpenedPolicy:
     from nano_coder.policies.endpoint import EndpointPolicy
 
-    if not base_url:
-        raise ConfigError(f"{name} needs --base-url, for example --base-url http://localhost:8000/v1")
-    policy = EndpointPolicy(name.removeprefix(_ENDPOINT), base_url, api_key)
+    config, _ = load_config({"base_url": base_url, "api_key": api_key}, Path())
+    if not config.base_url:
+        raise ConfigError(
+            f"{name} needs the URL of its endpoint: --base-url http://localhost:8000/v1, or NANO_BASE_URL, or"
+            " base_url in your configuration"
+        )
+    policy = EndpointPolicy(name.removeprefix(_ENDPOINT), config.base_url, config.api_key)
     return OpenedPolicy(policy=policy, profile=find_profile(profile) if profile else HERMES_1, name=name)

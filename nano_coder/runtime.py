@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from nano_coder import __version__
 from nano_coder.agent import Agent, observation_messages, spill_path
 from nano_coder.chat_template import CHATML, ChatTemplate
+from nano_coder.config import load_config, said_limits
 from nano_coder.dialects import DIALECTS
 from nano_coder.grading import grade_folder, grade_trajectory
 from nano_coder.grading.graders import GRADERS, by_grader, find_grader
@@ -90,6 +92,8 @@ __all__ = [
     "guarded",
     "grade_run",
     "grade_trajectory",
+    "limited",
+    "load_config",
     "local_policy",
     "measured",
     "observation_messages",
@@ -102,6 +106,7 @@ __all__ = [
     "regrade_run",
     "reflect_run",
     "rescored",
+    "said_limits",
     "refuse_ended",
     "resume_run",
     "run_task",
@@ -133,6 +138,14 @@ class Runtime:
     """the policy as the user named it"""
     directory: str | None = None
     """absolute path that tasks' snapshots are of, where they are of a directory of the user's"""
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    """in place of a task's own: names and values of `Limits`"""
+
+
+def limited(task: Task, limits: Mapping[str, Any]) -> Task:
+    """The task under these limits in place of its own."""
+    changed = task.limits.model_copy(update=dict(limits))
+    return task if changed == task.limits else task.model_copy(update={"limits": changed})
 
 
 def run_task(
@@ -149,6 +162,7 @@ def run_task(
     Policy and sandbox failures, full contexts and interrupts end the run with a stop reason. Raises
     UsageError for a task that the profile cannot serve and LogError where the log cannot be written.
     """
+    task = limited(task, runtime.limits)
     runtime = _serving(runtime, task)
     offered_tools(runtime.profile, task)  # a task that cannot be served is refused before it is logged
     start = _starting_snapshot(task, runtime.store.blobs)
@@ -228,7 +242,7 @@ def branch_run(
     `task` takes the place of the parent's where limits or checks are others. Raises as `run_task` does, and
     UsageError for a run without a workspace.
     """
-    task = task or parent.task
+    task = limited(task or parent.task, runtime.limits)
     runtime = _serving(runtime, task)
     offered_tools(runtime.profile, task)
     if parent.snapshot is None:
@@ -262,7 +276,10 @@ def resume_run(run_id: str, runtime: Runtime, *, on_turn: OnTurn | None = None) 
         trajectory = runtime.store.get(trajectory.id)
         start, newest = _check_resumable(trajectory, runtime)
         runtime.store.reopen(trajectory.id)
-        trajectory = trajectory.model_copy(update={"stop": None, "stop_detail": None, "ended": None})
+        task = limited(trajectory.task, runtime.limits)
+        trajectory = trajectory.model_copy(
+            update={"task": task, "stop": None, "stop_detail": None, "ended": None}
+        )
         return _go_on(trajectory, runtime, start, newest, on_turn)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from nano_rl.credit.advantage import is_dead
-from nano_shared import Finish, Task, Trajectory
+from nano_shared import Finish, Limits, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Group:
         strangers = {t.group_key for t in self.trajectories} - {self.task_key}
         if strangers:
             raise ValueError(f"group {self.task_key!r} holds rollouts of other tasks: {sorted(strangers)}")
-        contents = {t.task.id for t in self.trajectories}
+        contents = {_content(t.task) for t in self.trajectories}
         if len(contents) > 1:
             raise ValueError(
                 f"group {self.task_key!r} mixes {len(contents)} tasks under one key;"
@@ -100,6 +100,11 @@ class Group:
     def dead(self) -> bool:
         """Whether no rollout differs from another, so that every advantage is 0."""
         return is_dead(self.rewards_G)
+
+
+def _content(task: Task) -> str:
+    """Of a task whatever its limits are, which a command may set (`--limit`)."""
+    return task.model_copy(update={"limits": Limits()}).id
 
 
 def sampled_by(run: Trajectory) -> int:

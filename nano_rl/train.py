@@ -39,7 +39,7 @@ from nano_rl.watch.success import success_metrics
 from nano_shared.allocator import return_freed_memory
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
-from nano_shared.types import Trajectory
+from nano_shared.types import Sampling, Trajectory
 
 OnStep = Callable[[int, int, dict[str, float]], None]
 """steps done, steps in all, metrics of the last one"""
@@ -203,7 +203,14 @@ def identify(opened: OpenedWeights, runtime: Runtime, sources: Sources, config: 
         template_hash=content_hash(opened.profile.chat_template or opened.loaded.chat_template),
         tasks=sources.hash,
         config=config.model_dump(mode="json"),
+        limits=_limits(runtime),
     )
+
+
+def _limits(runtime: Runtime) -> dict[str, Any]:
+    usual = Sampling().max_tokens
+    completion = runtime.sampling.max_tokens
+    return {**runtime.limits, **({"completion": completion} if completion != usual else {})}
 
 
 def _gatherer(

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from nano_shared.console import Console
 from nano_shared.printable import printable
-from nano_shared.types import Observation, StopReason, Trajectory, Trust, Turn
+from nano_shared.types import Finish, Observation, StopReason, Trajectory, Trust, Turn
 
 _FOLDED = 15
 """lines of an output on a terminal"""
@@ -52,6 +52,9 @@ class Display:
     def turn(self, turn: Turn) -> None:
         tokens = turn.completion.tokens
         size = f"({len(tokens.sampled_ids)} tokens)" if tokens else ""
+        if turn.completion.finish is Finish.LENGTH:
+            most = turn.completion.sampling.max_tokens
+            size = f"(cut at {most} tokens; {_MORE} max_completion_tokens=N)"
         self._progress.print(Text(f"\nstep {turn.index + 1}", "bold cyan"), size)
         self._progress.print(printable(turn.completion.text))
         for observation in turn.observations:
@@ -79,6 +82,8 @@ class Display:
         colour = "green" if observation.ok else "yellow"
         for line in self._folded(observation.text, self._progress):
             self._progress.print(Text("│", colour), line)
+        if observation.timed_out:
+            self._progress.print(Text("│", colour), f"(cut off; {_MORE} tool_seconds=N)")
 
     def _check_output(self, trajectory: Trajectory) -> None:
         ran = trajectory.verdict.check_run if trajectory.verdict else None
@@ -106,6 +111,13 @@ class Display:
             self._result.print("no changes")
 
 
+_MORE = "more with --limit"
+_ALLOWED = {
+    StopReason.MAX_TURNS: ("max_turns", "max_turns"),
+    StopReason.MAX_SECONDS: ("max_seconds", "max_seconds"),
+    StopReason.MAX_TOKENS: ("max_tokens", "max_run_tokens"),
+}
+"""stop reason -> the limit of a task, and the setting of it"""
 _FAILURES = {
     "check_not_found": " (its command could not be run)",
     "agent_timeout": " (it ran out of time)",
@@ -165,4 +177,7 @@ def summary(trajectory: Trajectory, *, applied: bool) -> dict[str, Any]:
 
 
 def _detail(trajectory: Trajectory) -> str:
+    if trajectory.stop in _ALLOWED:
+        limit, setting = _ALLOWED[trajectory.stop]
+        return f" (at {getattr(trajectory.task.limits, limit):g}; {_MORE} {setting}=N)"
     return f" ({printable(trajectory.stop_detail)})" if trajectory.stop_detail else ""

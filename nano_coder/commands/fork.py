@@ -10,7 +10,8 @@ import click
 
 from nano_coder.commands.display import exit_code, outcome
 from nano_coder.commands.options import execution_options, open_runtime
-from nano_coder.config import load_config
+from nano_coder.config import load_config, said_limits
+from nano_coder.runtime import limited
 from nano_shared.console import Console
 from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.printable import printable
@@ -45,11 +46,12 @@ def command(
     if sources["temperature"] == "default":
         config = config.model_copy(update={"temperature": 1.0})
     store = LogStore.open(config.log, create=False)
-    parent = store.get(run)
+    parent, limits = store.get(run), said_limits(config, sources)
+    parent = parent.model_copy(update={"task": limited(parent.task, limits)})
     refuse_step(parent, at)  # before the model is loaded, which takes seconds
     try:
         runtime = open_runtime(
-            config, Path(parent.directory or ""), store, model=config.model or parent.policy
+            config, Path(parent.directory or ""), store, model=config.model or parent.policy, limits=limits
         )
     except UsageError as problem:
         if config.model or isinstance(problem, CheckpointError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from nano_coder.guarded import guarded
 from nano_coder.models import open_policy
 from nano_coder.runtime import Runtime
 from nano_coder.sandbox import open_sandbox
+from nano_shared.limit_option import limit_option
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling
 
@@ -32,6 +33,7 @@ _OPTIONS = (
         help="Arithmetic of a local model; auto: float32 for small ones.",
     ),
     click.option("--log", help="Path or SQLAlchemy URL of the log."),
+    limit_option,
 )
 
 
@@ -42,9 +44,17 @@ def execution_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def open_runtime(
-    config: AgentConfig, directory: Path, store: LogStore, *, model: str | None = None
+    config: AgentConfig,
+    directory: Path,
+    store: LogStore,
+    *,
+    model: str | None = None,
+    limits: Mapping[str, Any] | None = None,
 ) -> Runtime:
-    """Sandbox first, since it refuses in milliseconds, then the policy, which takes seconds to load."""
+    """Sandbox first, since it refuses in milliseconds, then the policy, which takes seconds to load.
+
+    `limits` take the place of a task's own (`said_limits`).
+    """
     sandbox = open_sandbox(config.sandbox, python=config.python or _project_python(directory))
     opened = open_policy(
         model or config.model, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype
@@ -54,7 +64,8 @@ def open_runtime(
         sandbox=sandbox,
         store=guarded(store, getattr(opened.policy, "decode", None), config),
         profile=opened.profile,
-        sampling=Sampling(temperature=config.temperature),
+        sampling=Sampling(temperature=config.temperature, max_tokens=config.max_completion_tokens),
+        limits=limits or {},
         policy_name=opened.name,
     )
 

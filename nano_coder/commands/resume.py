@@ -10,7 +10,7 @@ import click
 
 from nano_coder.commands.display import Display, exit_code, summary
 from nano_coder.commands.options import execution_options, open_runtime
-from nano_coder.config import load_config
+from nano_coder.config import load_config, said_limits
 from nano_coder.runtime import grade_run, refuse_ended, resume_run
 from nano_shared.store import LogStore
 
@@ -22,11 +22,14 @@ from nano_shared.store import LogStore
 @execution_options
 def command(run: str, verbose: bool, as_json: bool, **flags: Any) -> int:
     """Go on with RUN (an id, the beginning of one, or `last`) from its last finished turn."""
-    config, _ = load_config(flags, Path())
+    config, sources = load_config(flags, Path())
     store = LogStore.open(config.log, create=False)
     logged = store.get(run)
     refuse_ended(logged)  # before the model is loaded, which takes seconds
-    runtime = open_runtime(config, Path(logged.directory or ""), store, model=config.model or logged.policy)
+    runtime = open_runtime(
+        config, Path(logged.directory or ""), store, model=config.model or logged.policy,
+        limits=said_limits(config, sources),
+    )  # fmt: skip
     display = Display(quiet=as_json, verbose=verbose)
     display.start(logged)
     with display.naming_the_run():

@@ -16,13 +16,13 @@ from nano_coder.commands.apply import apply_to
 from nano_coder.commands.display import Display, exit_code, summary
 from nano_coder.commands.options import execution_options, open_runtime
 from nano_coder.commands.review import on_terminal, review
-from nano_coder.config import AgentConfig, load_config
+from nano_coder.config import AgentConfig, load_config, task_limits
 from nano_coder.runtime import attempt_task
 from nano_shared import snapshot
 from nano_shared.errors import NanoError, UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.store import LogStore
-from nano_shared.types import Limits, Task, Trajectory
+from nano_shared.types import Task, Trajectory
 
 
 @click.command("run")
@@ -130,5 +130,5 @@ def make_task(prompt: str, directory: Path, check: str | None, store: LogStore, 
         prompt=prompt,
         snapshot=start,
         check=check,
-        limits=Limits(max_turns=config.max_turns, max_seconds=config.max_seconds),
+        limits=task_limits(config),
     )

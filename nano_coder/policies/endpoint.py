@@ -11,6 +11,7 @@ import tenacity
 from nano_shared import Completion, Conversation, Finish, Message, PolicyError, Role, Sampling, content_hash
 
 _RETRIED_STATUS = frozenset({408, 429, 500, 502, 503, 504})
+_KEYS = "NANO_API_KEY or OPENAI_API_KEY in the environment, or api_key in your configuration"
 _CHARS_PER_TOKEN = 4
 """usual of English and code; the server has the tokenizer, we do not"""
 
@@ -113,8 +114,8 @@ class EndpointPolicy:
 
     def _refused(self, response: httpx.Response) -> PolicyError:
         ways_out = {
-            401: "give the server's API key",
-            403: "give an API key that may use this model",
+            401: f"give the server's API key: {_KEYS}",
+            403: f"give an API key that may use this model: {_KEYS}",
             404: f"check --base-url, and that the server has the model {self.model!r}",
         }
         way_out = ways_out.get(response.status_code, "see the server's log")

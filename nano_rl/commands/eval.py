@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from nano_coder.runtime import default_model
+from nano_coder.runtime import default_model, limited, load_config
 from nano_rl.checkpoints.evaluate import Row, component_means, table
 from nano_rl.checkpoints.evaluations import (
     Conditions,
@@ -24,6 +24,7 @@ from nano_rl.commands.session import (
     chosen_reward,
     dtype_option,
     log_option,
+    max_tokens_option,
     model_option,
     policy_runtime,
     reward_option,
@@ -32,6 +33,7 @@ from nano_rl.commands.session import (
 from nano_rl.rollout import collect
 from nano_rl.tasks import read_tasks
 from nano_shared.errors import UsageError
+from nano_shared.limit_option import limit_option
 from nano_shared.types import Task, Trajectory
 
 _HOW = (
@@ -39,9 +41,8 @@ _HOW = (
     click.option(
         "--repeat", type=click.IntRange(1), default=1, show_default=True, help="Runs of each task, seeded."
     ),
-    click.option(
-        "--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Of one completion."
-    ),
+    max_tokens_option,
+    limit_option,
     reward_option,
     seed_option,
     dtype_option,
@@ -66,7 +67,8 @@ class How:
     seed: int
     repeat: int
     temperature: float
-    max_tokens: int
+    max_tokens: int | None
+    limit: dict[str, Any]
     dtype: str
 
     def __post_init__(self) -> None:
@@ -80,21 +82,23 @@ class How:
     def evaluate(self, model: str | None, base_url: str | None = None) -> tuple[Evaluation, list[Trajectory]]:
         """Run a model on the tasks, keep the evaluation, and give it with its runs."""
         composed = chosen_reward(self.reward)
-        name = model or default_model()
+        name = model or load_config({}, Path())[0].model or default_model()
         runtime = policy_runtime(
             name, self.log, base_url=base_url, dtype=self.dtype, temperature=self.temperature,
-            max_tokens=self.max_tokens,
+            max_tokens=self.max_tokens, limit=self.limit,
         )  # fmt: skip
+        tasks = [limited(task, runtime.limits) for task in self.tasks]
         with bar(f"eval {name}", len(self.tasks) * self.repeat) as progress:
             runs = collect(
-                self.tasks, runtime, group_size=self.repeat, seed=self.seed, reward=composed,
+                tasks, runtime, group_size=self.repeat, seed=self.seed, reward=composed,
                 on_run=lambda t: progress.advance(),
             )  # fmt: skip
         conditions = Conditions(
-            tasks_hash=tasks_hash(self.tasks), seed=self.seed, repeat=self.repeat,
-            temperature=self.temperature, max_tokens=self.max_tokens, dtype=self.dtype, reward=self.reward,
+            tasks_hash=tasks_hash(tasks), seed=self.seed, repeat=self.repeat,
+            temperature=self.temperature, max_tokens=runtime.sampling.max_tokens, dtype=self.dtype,
+            reward=self.reward,
         )  # fmt: skip
-        evaluation = make_evaluation(name, self.tasks, runs, runtime, conditions)
+        evaluation = make_evaluation(name, tasks, runs, runtime, conditions)
         store_evaluation(evaluation)
         return evaluation, runs
 

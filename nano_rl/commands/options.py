@@ -26,6 +26,12 @@ reward_option = click.option(
     "--reward",
     help="Parts and weights, tests=1,process=0.2,safety=0.1, or a file of settings (docs/rewards.md).",
 )
+max_tokens_option = click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    metavar="INT",
+    help="Of one completion; without it max_completion_tokens of the configuration, which is 256.",
+)
 
 
 class LogName(click.ParamType):  # type: ignore[type-arg]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,6 +15,7 @@ from nano_rl.commands.session import (
     chosen_reward,
     dtype_option,
     log_option,
+    max_tokens_option,
     model_option,
     policy_runtime,
     reward_option,
@@ -24,6 +26,7 @@ from nano_rl.reflection import split_attempts, worth_of
 from nano_rl.rollout import collect, execute
 from nano_rl.tasks import read_tasks
 from nano_shared.errors import UsageError
+from nano_shared.limit_option import limit_option
 from nano_shared.types import Trajectory
 
 
@@ -34,9 +37,8 @@ from nano_shared.types import Trajectory
 @click.option("--oracle", is_flag=True, help="Run each task's own solution instead of a model.")
 @click.option("--group-size", type=click.IntRange(1), default=1, show_default=True, help="Runs of each task.")
 @click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True)
-@click.option(
-    "--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Of one completion."
-)
+@max_tokens_option
+@limit_option
 @click.option(
     "--reflect", type=click.IntRange(0), is_flag=False, flag_value=1, default=0, metavar="[N]",
     help="Of each run that fails, N second attempts (1) that read its diff and the check's output: a group.",
@@ -47,8 +49,8 @@ from nano_shared.types import Trajectory
 @log_option
 def command(
     tasks_file: Path, model: str | None, base_url: str | None, oracle: bool, group_size: int,
-    temperature: float, max_tokens: int, reflect: int, reward: str | None, seed: int, dtype: str,
-    log: str | None,
+    temperature: float, max_tokens: int | None, limit: dict[str, Any], reflect: int,
+    reward: str | None, seed: int, dtype: str, log: str | None,
 ) -> int:  # fmt: skip
     """Run each task of a file GROUP_SIZE times; the runs and their verdicts are in the log."""
     if oracle and reflect:
@@ -69,8 +71,9 @@ def command(
             runs = execute(tasks, policies, runtime, on_run=done, reward=composed)
         else:
             runtime = policy_runtime(
-                model, log, base_url=base_url, dtype=dtype, temperature=temperature, max_tokens=max_tokens
-            )
+                model, log, base_url=base_url, dtype=dtype, temperature=temperature, max_tokens=max_tokens,
+                limit=limit,
+            )  # fmt: skip
             runs = collect(
                 tasks, runtime, group_size=group_size, seed=seed, on_run=done, reward=composed,
                 reflect=reflect,

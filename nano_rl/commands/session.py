@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from nano_coder.runtime import (
     OpenedWeights,
@@ -11,13 +13,16 @@ from nano_coder.runtime import (
     ScriptedPolicy,
     default_model,
     guarded,
+    load_config,
     open_policy,
     open_sandbox,
     open_weights,
+    said_limits,
 )
 from nano_rl.commands.options import (
     dtype_option,
     log_option,
+    max_tokens_option,
     model_option,
     name_option,
     reward_option,
@@ -34,6 +39,7 @@ __all__ = [
     "chosen_reward",
     "dtype_option",
     "log_option",
+    "max_tokens_option",
     "model_option",
     "name_option",
     "policy_runtime",
@@ -58,39 +64,56 @@ def policy_runtime(
     base_url: str | None,
     dtype: str,
     temperature: float,
-    max_tokens: int = 256,
+    max_tokens: int | None = None,
+    limit: Mapping[str, Any] | None = None,
 ) -> Runtime:
-    """The runtime of a policy by name. The sandbox refuses first, since that takes milliseconds."""
-    sandbox = open_sandbox()
-    store = LogStore.open(log)
-    opened = open_policy(model, base_url=base_url, dtype=dtype)
+    """The runtime of a policy by name. The sandbox refuses first, since that takes milliseconds.
+
+    What is not given is what the environment and the configuration files say; `max_tokens` is of one
+    completion.
+    """
+    flags = {"model": model, "log": log, "base_url": base_url, "max_completion_tokens": max_tokens}
+    config, sources = load_config({**flags, "limit": limit}, Path())
+    sandbox = open_sandbox(config.sandbox, python=config.python)
+    store = LogStore.open(config.log)
+    opened = open_policy(config.model, base_url=config.base_url, api_key=config.api_key, dtype=dtype)
     return Runtime(
         policy=opened.policy,
         sandbox=sandbox,
         store=guarded(store, getattr(opened.policy, "decode", None)),
         profile=opened.profile,
-        sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
+        sampling=Sampling(temperature=temperature, max_tokens=config.max_completion_tokens),
         policy_name=opened.name,
+        limits=said_limits(config, sources),
     )
 
 
 def training_runtime(
-    model: str | None, log: str | None, *, dtype: str, temperature: float
+    model: str | None,
+    log: str | None,
+    *,
+    dtype: str,
+    temperature: float,
+    limit: Mapping[str, Any] | None = None,
 ) -> tuple[OpenedWeights, str, Runtime]:
     """Trainable weights, their name, and a runtime whose policy each step replaces by the live module."""
     from nano_rl.imitation.demonstrations import reader_of
 
-    sandbox = open_sandbox()
-    store = LogStore.open(log)
-    name = model or default_model()
+    config, sources = load_config({"model": model, "log": log, "limit": limit}, Path())
+    sandbox = open_sandbox(config.sandbox, python=config.python)
+    store = LogStore.open(config.log)
+    name = config.model or default_model()
+    if name.startswith("openai:"):
+        raise UsageError(f"{name} is trained where its weights are; name a local model with --model")
     opened = open_weights(name, dtype="bfloat16" if dtype == "bfloat16" else "float32", merge=False)
     runtime = Runtime(
         policy=ScriptedPolicy([]),
         sandbox=sandbox,
         store=guarded(store, reader_of(opened).template.encoder.decode),
         profile=opened.profile,
-        sampling=Sampling(temperature=temperature),
+        sampling=Sampling(temperature=temperature, max_tokens=config.max_completion_tokens),
         policy_name=name,
+        limits=said_limits(config, sources),
     )
     return opened, name, runtime
 

@@ -15,6 +15,7 @@ from nano_rl.commands.config_options import ConfigCommand, Settings, config_opti
 from nano_rl.commands.options import LogName, model_option, name_option, reward_option
 from nano_rl.config import TrainConfig
 from nano_shared.errors import UsageError
+from nano_shared.limit_option import limit_option
 
 if TYPE_CHECKING:
     from nano_coder.runtime import OpenedWeights, Runtime
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 HEADINGS = {
     "What to train on": ("name", "model", "tasks_file", "held_out", "from_logs", "fresh", "logs_given"),
-    "Rollouts": ("steps", "prompts_per_step", "group_size", "temperature", "scheduler", "seed"),
+    "Rollouts": ("steps", "prompts_per_step", "group_size", "temperature", "scheduler", "seed", "limit"),
     "Rollouts ahead of time (docs/training.md)": ("overlap", "heartbeat_seconds"),
     "Objective": ("objective", "updates_per_step", "minibatches"),
     "Logs (docs/training.md)": ("logs", "objective__max_staleness"),
@@ -43,9 +44,9 @@ HEADINGS = {
 }
 """where fields and sections stand in the help; one that is not named here stands under its section's name"""
 
-_FROM_LOGS = {"steps": 12, "lora_rank": 16, "imitate": "rest"}
+_FROM_LOGS = {"steps": 15, "lora_rank": 16, "imitate": "rest"}
 """with --from-logs, where nothing else is said: what tens of runs of one's own bear (docs/training.md)"""
-_FROM_LOGS_RATE = 3e-4
+_FROM_LOGS_RATE = 5e-4
 
 
 @click.command("train", cls=ConfigCommand, headings=HEADINGS)
@@ -85,13 +86,14 @@ _FROM_LOGS_RATE = 3e-4
     default="",
     help="Where metrics go beside metrics.jsonl: tensorboard, wandb, trackio.",
 )
+@limit_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON at the end, and nothing else.")
 @config_options(TrainConfig, aliases={"prompts_per_step": ("--prompts",)}, apart=("reward",))
 def command(
     name: str, model: str | None, tasks_file: Path | None, held_out: Path | None, from_logs: bool,
     fresh: int | None, curriculum: bool, reward: str | None, logs_given: tuple[str, ...], log_to: str,
     as_json: bool,
-    settings: Settings[TrainConfig],
+    limit: dict[str, Any], settings: Settings[TrainConfig],
 ) -> int:  # fmt: skip
     """Train and write checkpoint NAME: --tasks FILE rolls out afresh, --from-logs learns from the log.
 
@@ -109,7 +111,8 @@ def command(
         from nano_rl.overlap.gatherer import NOT_FROM_LOGS
 
         raise UsageError(NOT_FROM_LOGS)
-    _train(asked, config, log_to=[n.strip() for n in log_to.split(",") if n.strip()], quiet=as_json)
+    sinks = [name.strip() for name in log_to.split(",") if name.strip()]
+    _train(asked, config, limit=limit, log_to=sinks, quiet=as_json)
     return 0
 
 
@@ -147,9 +150,9 @@ def _config(
     if fresh is not None:
         more |= {name: value for name, value in _FROM_LOGS.items() if name not in settings.values}
         if "dtype" not in settings.values:
-            from nano_coder.runtime import dtype_to_train
+            from nano_coder.runtime import dtype_to_train, load_config
 
-            more["dtype"] = dtype_to_train(model)
+            more["dtype"] = dtype_to_train(model or load_config({}, Path())[0].model)
         if "learning_rate" not in settings.values.get("optimizer", {}):
             more["optimizer"] = {"learning_rate": _FROM_LOGS_RATE}
         # what is wrong with the size of groups is wrong with --fresh
@@ -161,7 +164,9 @@ def _config(
     return config
 
 
-def _train(asked: Asked, config: TrainConfig, *, log_to: list[str], quiet: bool) -> None:
+def _train(
+    asked: Asked, config: TrainConfig, *, limit: dict[str, Any], log_to: list[str], quiet: bool
+) -> None:
     """Open what is needed, cheapest refusals first; train, watched; write the checkpoint."""
     from nano_rl.commands.session import training_folder, training_runtime
     from nano_rl.rewards import open_reward
@@ -175,8 +180,9 @@ def _train(asked: Asked, config: TrainConfig, *, log_to: list[str], quiet: bool)
     target, folder = training_folder(asked.name)
     sinks = open_sinks(log_to, name=asked.name, folder=folder, settings=config.model_dump(mode="json"))
     opened, parent, runtime = training_runtime(
-        asked.model, asked.logs[0] if asked.logs else None, dtype=config.dtype, temperature=config.temperature
-    )
+        asked.model, asked.logs[0] if asked.logs else None, dtype=config.dtype,
+        temperature=config.temperature, limit=limit,
+    )  # fmt: skip
 
     from nano_coder.runtime import quiet_transformers
     from nano_rl.checkpoints.checkpoint import save_checkpoint

@@ -188,4 +188,5 @@ def _opening(opened: OpenedWeights, runtime: Runtime, config: TrainConfig) -> Op
         log=runtime.store.address,
         blobs=str(runtime.store.blobs.root),
         policy_name=runtime.policy_name,
+        limits=dict(runtime.limits),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from nano_shared.types import Sampling, Task, Value
 
@@ -32,6 +32,8 @@ class Opening(Value):
     """as `LogStore.open` takes it, with its password"""
     blobs: str
     policy_name: str
+    limits: dict[str, JsonValue] = Field({})
+    """in place of the tasks' own"""
 
 
 class RolloutRequest(Value):

@@ -80,6 +80,7 @@ class Worker:
             ),
             profile=find_profile(opening.runtime_profile),
             policy_name=opening.policy_name,
+            limits=opening.limits,
         )
 
     def roll_out(self, request: RolloutRequest) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from nano_shared.types import Value
 
@@ -28,6 +28,8 @@ class Identity(Value):
     tasks: str
     """content hash of the ids of the tasks, in order"""
     config: dict[str, JsonValue]
+    limits: dict[str, JsonValue] = Field({})
+    """of completions and runs, where they are not those of every task"""
 
 
 def difference(saved: Identity, now: Identity, *, resume: bool) -> str | None:
@@ -50,7 +52,8 @@ def difference(saved: Identity, now: Identity, *, resume: bool) -> str | None:
         return "began under another profile or chat template; start anew under another --name"
     if saved.tasks != now.tasks:
         return "began with other tasks, or the same in another order; give the same ones, or another --name"
-    changed = list(_changes(saved.config, now.config, resume))
+    old, new = ({**of.config, **({"limit": of.limits} if of.limits else {})} for of in (saved, now))
+    changed = list(_changes(old, new, resume))
     if not changed:
         return None
     told = ", ".join(f"{name} was {old!r} and is {new!r}" for name, old, new in changed)

@@ -37,6 +37,10 @@ class Endpoint(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answer)
         self.script: list[str | int | None] = []
         self.before_last: Callable[[], object] = lambda: None
+        self.key: str | None = None
+        """that a request must bring; None asks for none"""
+        self.finish = "stop"
+        self.bodies: list[dict[str, Any]] = []
         self.waiting, self.leave = threading.Event(), threading.Event()
 
     @property
@@ -47,15 +51,16 @@ class Endpoint(ThreadingHTTPServer):
 class Answer(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         server: Any = self.server
-        self.rfile.read(int(self.headers["Content-Length"]))
-        item = server.script.pop(0)
+        server.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        wrong = server.key is not None and self.headers["Authorization"] != f"Bearer {server.key}"
+        item = 401 if wrong else server.script.pop(0)
         if not server.script:
             server.before_last()
         if item is None:
             server.waiting.set()
             server.leave.wait()
             return
-        choice = {"message": {"content": item}, "finish_reason": "stop"}
+        choice = {"message": {"content": item}, "finish_reason": server.finish}
         body = json.dumps({"choices": [choice]} if isinstance(item, str) else {}).encode()
         self.send_response(item if isinstance(item, int) else 200)
         self.send_header("Content-Length", str(len(body)))
@@ -426,6 +431,93 @@ def test_an_endpoint_that_refuses_ends_the_run(cli: Cli, endpoint: Endpoint, pro
     done = cli("run", "x", "-C", str(project), "--json", *endpoint.flags)
     assert (done.returncode, done.stderr) == (4, "")
     assert "answered 401" in json.loads(done.stdout)["stop_detail"]
+
+
+@pytest.fixture(params=["OPENAI_*", "user config"])
+def hosted(
+    request: pytest.FixtureRequest, endpoint: Endpoint, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Endpoint:
+    """An endpoint that wants a key, which is not on the command line."""
+    endpoint.key, url = "s3cret", endpoint.flags[-1]
+    if request.param == "OPENAI_*":
+        monkeypatch.setenv("OPENAI_API_KEY", "s3cret")
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+    else:
+        monkeypatch.setenv("OPENAI_API_KEY", "another")  # ours come first
+        monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1/v1")
+        written = home / "config" / "nano" / "config.toml"
+        written.parent.mkdir(parents=True)
+        written.write_text(f'base_url = "{url}"\napi_key = "s3cret"\n')
+    return endpoint
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    file = tmp_path / "tasks.jsonl"
+    task = {"key": "two", "prompt": "Say two.", "files": {"a.py": "one\n"}, "check": CHECK}
+    file.write_text(json.dumps(task) + "\n")
+    return file
+
+
+def test_the_key_and_the_url_of_an_endpoint_reach_every_command(
+    cli: Cli, hosted: Endpoint, project: Path, tasks: Path
+) -> None:
+    hosted.script = list(EDIT)
+    done = cli("run", "Say two.", "-C", str(project), "--check", CHECK, "--json", "--model", "openai:m")
+    assert done.returncode == 0, done.stderr
+    hosted.script = [EDIT[1]]
+    forked = cli("fork", json.loads(done.stdout)["run"], "--at", "1", "--n", "1", "--model", "openai:m")
+    assert forked.returncode == 0, forked.stderr
+    for command in (["rollout"], ["eval", "--json"]):
+        hosted.script = list(EDIT)
+        done = cli(*command, "--tasks", str(tasks), "--model", "openai:m", program="nano-rl")
+        assert done.returncode == 0, done.stderr
+        assert not hosted.script
+    refused = cli("train", "--from-logs", "--name", "x", "--model", "openai:m", program="nano-rl")
+    assert (refused.returncode, refused.stderr) == (
+        2, "error: openai:m is trained where its weights are; name a local model with --model\n"
+    )  # fmt: skip
+
+
+def test_a_wrong_key_says_where_one_is_given(
+    cli: Cli, endpoint: Endpoint, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "wrong")
+    endpoint.key = "s3cret"
+    done = cli("run", "x", "-C", str(project), "--json", *endpoint.flags)
+    assert done.returncode == 4
+    assert "NANO_API_KEY or OPENAI_API_KEY in the environment" in json.loads(done.stdout)["stop_detail"]
+
+
+def test_a_limit_is_said_on_the_command_line_or_in_the_configuration(
+    cli: Cli, endpoint: Endpoint, project: Path, home: Path, tasks: Path
+) -> None:
+    endpoint.script = list(EDIT)
+    limits = ("--limit", "max_completion_tokens=7", "--limit", "max_turns=1")
+    done = cli("run", "Say two.", "-C", str(project), *limits, *endpoint.flags)
+    assert endpoint.bodies[-1]["max_tokens"] == 7
+    assert "stopped: max_turns (at 1; more with --limit max_turns=N)" in done.stdout
+    # a task's own limits stand above the configuration, and a flag above them
+    written = home / "config" / "nano" / "config.toml"
+    written.parent.mkdir(parents=True)
+    written.write_text("max_completion_tokens = 9\nmax_turns = 1\n")
+    evaluate = ("eval", "--tasks", str(tasks), "--json", *endpoint.flags)
+    for more, right in (((), 1), (("--limit", "max_turns=1"), 0)):
+        endpoint.script = [*hermes(("read_file", {"path": "a.py"})), *EDIT]
+        done = cli(*evaluate, *more, program="nano-rl")
+        assert endpoint.bodies[-1]["max_tokens"] == 9
+        assert json.loads(done.stdout)["rows"][0]["successes"] == right, done.stderr
+    wrong = cli(*evaluate, "--limit", "turns=3", program="nano-rl")
+    assert wrong.returncode == 2
+    assert "the names are max_turns, max_seconds, max_run_tokens" in wrong.stderr
+    assert cli(*evaluate, "--limit", "max_turns=0", program="nano-rl").returncode == 2
+
+
+def test_an_answer_that_is_cut_is_said_to_model_and_user(cli: Cli, endpoint: Endpoint, project: Path) -> None:
+    endpoint.script, endpoint.finish = list(EDIT), "length"
+    done = cli("run", "Say two.", "-C", str(project), *endpoint.flags)
+    assert "cut at 256 tokens; more with --limit max_completion_tokens=N" in done.stderr
+    assert "[your answer was cut at 256 tokens, the most that one may have]" in str(endpoint.bodies[-1])
 
 
 def test_an_endpoint_that_is_not_there_ends_the_run(cli: Cli, project: Path) -> None:

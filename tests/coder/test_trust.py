@@ -42,6 +42,11 @@ BEYOND = {
     "log": "'postgresql://elsewhere/log'",
     "max_turns": "100000",
     "max_seconds": "1e9",
+    "max_run_tokens": "1000000",
+    "max_completion_tokens": "1000000",
+    "tool_seconds": "1e9",
+    "tool_memory_mb": "100000",
+    "tool_output_bytes": "2000000000",
 }
 
 
