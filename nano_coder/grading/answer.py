@@ -1,11 +1,17 @@
-"""Equality of answers: exact plain types, and texts read leniently."""
+"""Equality of answers: exact plain types; texts where a text is expected, else what a text plainly spells."""
 
 from __future__ import annotations
 
 import ast
 import json
+import re
 from contextlib import suppress
 from typing import Any
+
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+"""a number as JSON writes it: the only spelling that is read as one"""
+_LONGEST = 100_000
+_TOKEN = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w.]+|\s+|.""", re.DOTALL)
 
 
 def same(given: Any, expected: Any) -> bool:
@@ -20,31 +26,68 @@ def same(given: Any, expected: Any) -> bool:
 
 
 def same_answer(text: str | None, expected: Any) -> bool:
-    """Whether a submitted text gives the expected value: as it stands, or read as JSON or a Python literal.
+    """Whether a submitted text gives the expected value.
 
-    No answer is never right. Where a text is expected, quotes around it and blanks outside do not matter.
+    No answer is never right. Where a text is expected, texts are compared: blanks and quotes around them do
+    not matter, nor, in a bracketed text, blanks between its parts and the kind of quotes. Any other value is
+    read from JSON or a Python literal, whose numbers must be spelt as JSON spells them: no answer may be the
+    question in another notation.
     """
     if text is None:
         return False
-    readings = _readings(text)
     if isinstance(expected, str):
-        return any(isinstance(r, str) and r.strip() == expected.strip() for r in readings) or any(
-            same(r, e) for r in readings for e in _readings(expected)
-        )
-    return any(same(reading, expected) for reading in readings)
+        return _parts(text) == _parts(expected)
+    return any(same(reading, expected) for reading in _readings(text.strip()))
+
+
+def _parts(text: str) -> list[str]:
+    """A text without blanks and quotes around it; a bracketed one by its parts."""
+    text = text.strip()
+    if text[:1] in "([{" and text[-1:] in ")]}" and 2 <= len(text) <= _LONGEST:
+        return [_unquoted(token) for token in _TOKEN.findall(text) if not token.isspace()]
+    return [_without_quotes(text).strip()]
+
+
+def _unquoted(token: str) -> str:
+    """A quoted part as a mark and its text, so that it is no other part's equal."""
+    inner = _without_quotes(token)
+    return token if inner == token else f"'{inner}"
+
+
+def _without_quotes(text: str) -> str:
+    if len(text) < 2 or text[0] not in "'\"" or text[0] != text[-1]:
+        return text
+    # only what quotes need is undone: any other escape is part of the text
+    return re.sub(r"\\(.)", lambda m: m[1] if m[1] in "'\"" else m[0], text[1:-1], flags=re.DOTALL)
 
 
 def _readings(text: str) -> list[Any]:
-    """The stripped text, and what it means as JSON and as a Python literal (tuples as lists)."""
-    text = text.strip()
-    readings: list[Any] = [text]
-    if len(text) > 100_000:
+    """What a text means as JSON and as a Python literal (tuples as lists)."""
+    readings: list[Any] = []
+    if len(text) > _LONGEST or not _plainly_spelt(text):
         return readings
     with suppress(ValueError, RecursionError):
         readings.append(json.loads(text))
     with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         readings.append(_lists(ast.literal_eval(text)))
     return readings
+
+
+def _plainly_spelt(text: str) -> bool:
+    """Whether every number in the text is spelt as JSON spells it, by what stands outside of quotes."""
+    before = ""
+    for token in _TOKEN.findall(text):
+        if token == "+" and not _SCALED.fullmatch(before):
+            return False
+        before = token
+        known = token.isalpha() or NUMBER.fullmatch(token) or _SCALED.fullmatch(token)
+        if re.match(r"[\w.]", token) and not known:
+            return False
+    return True
+
+
+_SCALED = re.compile(r"(?:0|[1-9][0-9]*)(?:\.[0-9]+)?[eE]")
+"""what `_TOKEN` leaves of 1e-5 before the sign"""
 
 
 def _lists(value: Any) -> Any:

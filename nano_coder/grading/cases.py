@@ -13,6 +13,7 @@ from typing import Any
 from nano_coder.grading.answer import same
 from nano_coder.grading.bundle import program
 from nano_coder.grading.inside.report import LONGEST_NAME, Malformed, read
+from nano_coder.grading.measure import MODULES
 from nano_coder.sandbox.protocol import ExecResult, Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.printable import printable
@@ -66,10 +67,11 @@ def run_cases(
     Raises SandboxError where the jail fails.
     """
     texts = {name: data.decode("utf-8", "surrogateescape") for name, data in artifacts.items()}
-    job = {
+    job: dict[str, Any] = {
         "files": texts, "target": entry_file, "entry": hidden.entry_point, "fork": "case", "typed": False,
         "cases": [{"args": c.args, "kwargs": c.kwargs} for c in hidden.cases],
         "cpu_seconds": CPU_SECONDS, "wall_seconds": WALL_SECONDS, "patience": PATIENCE,
+        "forbidden": sorted(MODULES) if hidden.metrics else None,
     }  # fmt: skip
     wall = 30.0 + PATIENCE * WALL_SECONDS + len(hidden.cases) * (CPU_SECONDS + 1)
     reports, result = ask_child(job, limits, sandbox, wall=wall)
@@ -91,7 +93,7 @@ def ask_child(
     nonce, token = secrets.token_hex(16), secrets.token_hex(16)
     with closing(sandbox.open(None, limits)) as jail:
         result = jail.run_python(
-            program("child.main()", "carried", "wire", "artifact", "report", "child"),
+            program("child.main()", "carried", "wire", "artifact", "report", "watch", "child"),
             isolated=True,
             stdin=json.dumps({"nonce": nonce, "token": token, **job}).encode(),
             timeout=wall,
@@ -157,6 +159,9 @@ def _judge(tally: _Tally, name: str, right: Callable[[str, Any], bool], report: 
             tally.take(name, "error", Tampering(kind="exit", detail=f"{name}: raised SystemExit"))
         case {"raise": error} if error in _SKIPS:
             tally.take(name, "error", Tampering(kind="skip", detail=f"{name}: raised {error}"))
+        case {"hidden_code": what}:
+            what = f"{name}: asked for {_shown(what)}, by which code runs that was not measured"
+            tally.take(name, "error", Tampering(kind="hidden_code", detail=what))
         case {"deceit": what}:
             what = f"{name}: returned {_shown(what)}, whose comparisons say what is not"
             tally.take(name, "fail", Tampering(kind="not_plain", detail=what))

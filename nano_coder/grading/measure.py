@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import importlib
 import json
 import sys
+import types
+from collections.abc import Iterator
 
 BRANCHES = (
     ast.If,
@@ -19,15 +23,57 @@ BRANCHES = (
 BLOCKS = (
     ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match,
 )  # fmt: skip
-HIDING = ("exec", "eval", "compile", "__import__", "import_module")
+WIDTH = 100
+"""characters of a statement that make a line"""
+
+RUNNING = frozenset(
+    ("exec", "eval", "compile", "__import__", "breakpoint", "__builtins__", "__loader__", "__spec__")
+)
+"""builtin names that run text, or lead to what does"""
+REACHING = frozenset(("globals", "locals", "vars"))
+_MODULES = """
+_ctypes _imp _interpreters _xxsubinterpreters antigravity bdb builtins cProfile code codeop
+concurrent.interpreters ctypes doctest ensurepip gc idlelib imp importlib inspect lib2to3 marshal
+multiprocessing pdb pickle pickletools pkgutil profile pty pydoc runpy shelve site sqlite3 subprocess
+symtable test this timeit tkinter trace turtle turtledemo types unittest venv xmlrpc zipimport zipapp
+"""
+MODULES = frozenset(_MODULES.split())
+"""modules that run text or bytes as code, make code objects, or lead to what does"""
+_OS = """
+system popen execl execle execlp execlpe execv execve execvp execvpe posix_spawn posix_spawnp spawnl
+spawnle spawnlp spawnlpe spawnv spawnve spawnvp spawnvpe
+"""
+_SYS = """
+modules _getframe _current_frames meta_path path_hooks path path_importer_cache settrace setprofile
+addaudithook call_tracing last_traceback monitoring
+"""
+OF_MODULES = {
+    "os": frozenset(_OS.split()),
+    "sys": frozenset(_SYS.split()),
+    "typing": frozenset(("get_type_hints", "ForwardRef")),
+    "ast": frozenset(("parse",)),
+}
+TYPES = frozenset(("MappingProxyType", "SimpleNamespace", "NoneType", "GenericAlias", "UnionType"))
+_ATTRIBUTES = """
+__builtins__ __globals__ __code__ __closure__ __subclasses__ __base__ __bases__ __mro__ __loader__ __spec__
+__import__ __getattribute__ __reduce__ __reduce_ex__ __annotations__ __defaults__ __kwdefaults__ __self__
+f_globals f_locals f_builtins f_back tb_frame gi_frame gi_code cr_frame cr_code ag_frame ag_code co_code
+import_module exec_module load_module find_spec FunctionType CodeType LambdaType
+"""
+ATTRIBUTES = frozenset(_ATTRIBUTES.split())
+"""attributes that lead from an object to code, or make it"""
+ASKING = frozenset(("getattr", "setattr", "attrgetter", "methodcaller"))
 
 
-def is_docstring(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
+def docstrings(tree: ast.AST) -> set[int]:
+    """Statements that are a docstring, by where they stand and not by what they look like."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
+            match node.body[0]:
+                case ast.Expr(ast.Constant(str())) as first:
+                    found.add(id(first))
+    return found
 
 
 def branches(node: ast.AST) -> int:
@@ -39,48 +85,160 @@ def branches(node: ast.AST) -> int:
 
 
 def nesting(tree: ast.AST) -> int:
-    """Blocks around the innermost statement; `elif` is no deeper than its `if`, a definition begins anew."""
+    """Blocks around the innermost statement; `elif` is no deeper than its `if`.
+
+    A definition begins anew, but not inside a block: there it is as deep as any other statement.
+    """
     deepest, pending = 0, [(tree, 0)]
     while pending:
         node, depth = pending.pop()
         deepest = max(deepest, depth)
         for child in ast.iter_child_nodes(node):
             chained = isinstance(node, ast.If) and node.orelse == [child] and isinstance(child, ast.If)
-            begins = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
             within = depth if chained else depth + isinstance(child, BLOCKS)
-            pending.append((child, 0 if begins else within))
+            pending.append((child, within))
     return deepest
 
 
-def lines(tree: ast.AST) -> int:
-    held: set[int] = set()
+def statements(tree: ast.AST, strings: set[int]) -> int:
+    """What does one thing each, wherever it stands: an assignment inside an expression is one, too."""
+    counted = (ast.stmt, ast.NamedExpr, ast.Lambda)
+    return sum(isinstance(node, counted) and id(node) not in strings for node in ast.walk(tree))
+
+
+def lines(tree: ast.AST, strings: set[int]) -> int:
+    """Lines of the statements, each laid out by itself, however they are laid out in the text."""
+    total = 0
     for node in ast.walk(tree):
-        if isinstance(node, (ast.stmt, ast.expr, ast.arg, ast.keyword, ast.alias)) and not is_docstring(node):
-            held |= {node.lineno, node.end_lineno or node.lineno}
-    strings = [node for node in ast.walk(tree) if isinstance(node, ast.Expr) and is_docstring(node)]
-    inside = {line for node in strings for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
-    return len(held - inside)
+        if isinstance(node, _HELD) and id(node) not in strings:
+            head = [ast.unparse(part) for part in ast.iter_child_nodes(node) if isinstance(part, _PARTS)]
+            total += max(1, -(-sum(map(len, head)) // WIDTH)) + len(getattr(node, "decorator_list", ()))
+    return total
 
 
-def hides(node: ast.AST) -> bool:
+_HELD = (ast.stmt, ast.ExceptHandler, ast.match_case)
+_PARTS = (ast.expr, ast.arguments, ast.alias, ast.keyword, ast.withitem, ast.pattern)
+
+
+# ---------------------------------------------------------------------------------- code that is hidden
+
+
+def hidden(tree: ast.AST) -> Iterator[str]:
+    """Ways to run text or bytes as code, or to reach what does, by what names stand for."""
+    modules = dict(imported(tree))
+    bound = {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+    }
+    bound |= {n.name for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    bound |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from forbidden_import(node)
+        elif isinstance(node, ast.Name) and node.id not in bound:
+            if node.id in RUNNING or node.id in REACHING:
+                yield node.id
+        elif isinstance(node, ast.Attribute):
+            if node.attr in ATTRIBUTES:
+                yield node.attr
+            elif (module := module_of(node.value, modules)) is not None:
+                yield from of_module(module, node.attr)
+        elif isinstance(node, ast.Call):
+            yield from asked(node, modules)
+
+
+def module_of(node: ast.expr, modules: dict[str, str]) -> str | None:
+    """The module that an expression stands for, through what other modules have imported."""
     if isinstance(node, ast.Name):
-        return node.id in HIDING
-    return isinstance(node, ast.Attribute) and node.attr in ("import_module", "exec_module", "__import__")
+        return modules.get(node.id)
+    if isinstance(node, ast.Attribute) and (outer := module_of(node.value, modules)) is not None:
+        held = found(outer, node.attr)
+        return held.__name__ if isinstance(held, types.ModuleType) else None
+    return None
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Name -> module that it stands for."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                if isinstance(found(node.module, alias.name), types.ModuleType):
+                    yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+
+
+def forbidden_import(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names if running(alias.name))
+    elif node.module and not node.level:
+        plain = node.module == "types" and all(alias.name in TYPES for alias in node.names)
+        if running(node.module) and not plain:
+            yield node.module
+        for alias in node.names:
+            yield from of_module(node.module, alias.name)
+
+
+def running(module: str) -> bool:
+    return module in MODULES or module.partition(".")[0] in MODULES
+
+
+def of_module(module: str, name: str) -> Iterator[str]:
+    """Whether what a module has under a name runs code, whatever else it is called there."""
+    if running(module):
+        if module != "types" or name not in TYPES:
+            yield f"{module}.{name}"
+        return
+    if name in OF_MODULES.get(module, ()):
+        yield f"{module}.{name}"
+        return
+    held = found(module, name)
+    runs = held is not None and any(held is getattr(builtins, each, None) for each in RUNNING)
+    if runs or (isinstance(held, types.ModuleType) and running(held.__name__)):
+        yield f"{module}.{name}"
+
+
+def found(module: str, name: str) -> object:
+    """What a module of the standard library has under a name."""
+    if module.partition(".")[0] not in sys.stdlib_module_names or running(module):
+        return None
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+
+
+def asked(node: ast.Call, modules: dict[str, str]) -> Iterator[str]:
+    """An attribute that is asked for by its name: a forbidden one, or a computed one of a module."""
+    name = getattr(node.func, "id", getattr(node.func, "attr", None))
+    if name not in ASKING:
+        return
+    owner = module_of(node.args[0], modules) if node.args else None
+    for each in node.args:
+        text = each.value if isinstance(each, ast.Constant) else None
+        if isinstance(text, str):
+            yield from (f"{name} of {part}" for part in text.split(".") if part in ATTRIBUTES | RUNNING)
+            yield from of_module(owner, text) if owner is not None else ()
+        elif owner is not None and each is not node.args[0]:
+            yield f"{name} of {owner}"
 
 
 def measured(texts: dict[str, str]) -> dict[str, int] | None:
+    """The metrics; None where a text is no Python."""
     total = {"statements": 0, "branches": 0, "nesting": 0, "lines": 0, "hidden": 0}
     for text in texts.values():
         try:
             tree = ast.parse(text)
+            strings = docstrings(tree)
+            total["statements"] += statements(tree, strings)
+            total["branches"] += sum(map(branches, ast.walk(tree)))
+            total["nesting"] = max(total["nesting"], nesting(tree))
+            total["lines"] += lines(tree, strings)
+            total["hidden"] += sum(1 for _ in hidden(tree))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
-        nodes = list(ast.walk(tree))
-        total["statements"] += sum(isinstance(n, ast.stmt) and not is_docstring(n) for n in nodes)
-        total["branches"] += sum(map(branches, nodes))
-        total["nesting"] = max(total["nesting"], nesting(tree))
-        total["lines"] += lines(tree)
-        total["hidden"] += sum(map(hides, nodes))
     return total
 
 

@@ -1,8 +1,10 @@
 """Bounds on the solution's source, measured on its syntax tree in a jail of ours.
 
-`statements` counts every statement but docstrings, `branches` the places where control may go two ways,
-`nesting` the deepest block inside a function or module, `lines` the lines that hold code. All files that are
-graded count together; of `nesting`, the deepest counts.
+`statements` counts every statement but docstrings, and assignments and functions inside expressions;
+`branches` the places where control may go two ways; `nesting` the deepest block; `lines` the lines of the
+statements, one for each and for every hundred characters of it, however they are laid out. All files that are
+graded count together; of `nesting`, the deepest counts. What runs text as code is refused, as far as the source
+shows it here, and by a hook in the process that runs the solution (`inside/watch.py`).
 """
 
 from __future__ import annotations
@@ -50,6 +52,6 @@ def keep_bounds(
         checks[f"metric_{bound.name}"] = "pass" if kept else "error" if found is None else "fail"
     tampering = outcome.tampering
     if found is not None and found["hidden"]:
-        detail = "the source runs code that no syntax tree shows (exec, eval, compile, __import__)"
+        detail = "the source runs code that no syntax tree shows, or reaches for what does"
         tampering = (*tampering, Tampering(kind="hidden_code", detail=detail))
     return Outcome(checks, tampering, outcome.failure_kind)

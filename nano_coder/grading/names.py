@@ -5,31 +5,56 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Mapping
+from types import MappingProxyType
 
 _BUILTIN = frozenset(dir(builtins))
 
 
-def used_names(tests: Mapping[str, str], target: str) -> set[str]:
+def used_names(
+    tests: Mapping[str, str],
+    target: str,
+    files: Mapping[str, str] = MappingProxyType({}),
+    *,
+    star: bool = True,
+) -> set[str]:
     """Names that the tests import from the target, use as its attributes, or need from a star import.
 
-    A star import gives neither builtins nor what a test file defines itself: the solution must not stand in
-    for `all` or `isinstance`. Files that are no Python (doctests) use what their examples do.
+    A star import gives neither builtins, nor what a test file defines itself, nor what it has from another
+    one of `files` by a star: the solution must not stand in for `all` or a comparison. Without `star`, it
+    gives nothing. Files that are no Python (doctests) use what their examples do.
     """
-    return {name for text in tests.values() for name in _of_file(text, target)}
+    return {name for text in tests.values() for name in _of_file(text, target, files, star)}
 
 
-def _of_file(text: str, target: str) -> set[str]:
+def starred(tests: Mapping[str, str], target: str, files: Mapping[str, str]) -> set[str]:
+    """Modules, other than the target and `files`, of which tests import all that there is."""
+    own = module_names(target) | {each for file in files for each in module_names(file)}
+    trees = [_parsed(text) for text in (*tests.values(), *files.values())]
+    return {module for tree in trees for module in _stars(tree)} - own
+
+
+def _stars(tree: ast.AST) -> set[str]:
+    return {
+        str(node.module)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names)
+    }
+
+
+def _parsed(text: str) -> ast.Module:
     try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        return set()
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.Module(body=[], type_ignores=[])
+
+
+def _of_file(text: str, target: str, files: Mapping[str, str], star: bool) -> set[str]:
+    tree = _parsed(text)
     modules = module_names(target)
     found: set[str] = set()
     aliases: set[str] = set()
-    star = False
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module in modules:
-            star = star or any(alias.name == "*" for alias in node.names)
             found |= {alias.name for alias in node.names if alias.name != "*"}
         elif isinstance(node, ast.Import):
             aliases |= {alias.asname or alias.name for alias in node.names if alias.name in modules}
@@ -38,7 +63,11 @@ def _of_file(text: str, target: str) -> set[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases
     }
-    return found | (_free(tree) if star else set())
+    stars = _stars(tree)
+    if not star or not stars & modules:
+        return found
+    others = [held for file, held in files.items() if file != target and module_names(file) & stars]
+    return found | (_free(tree) - {name for held in others for name in _names(_parsed(held))[1]})
 
 
 def module_names(target: str) -> set[str]:
@@ -49,6 +78,12 @@ def module_names(target: str) -> set[str]:
 
 def _free(tree: ast.AST) -> set[str]:
     """Names that are read and never bound in the file."""
+    read, bound = _names(tree)
+    return {name for name in read - bound - _BUILTIN if not name.startswith("__")}
+
+
+def _names(tree: ast.AST) -> tuple[set[str], set[str]]:
+    """Names that are read in the file, and those that are bound."""
     read: set[str] = set()
     bound: set[str] = set()
     for node in ast.walk(tree):
@@ -60,6 +95,8 @@ def _free(tree: ast.AST) -> set[str]:
             bound.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             bound |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ExceptHandler) and node.name:
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
             bound.add(node.name)
-    return read - bound - _BUILTIN
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            bound.add(node.rest)
+    return read, bound

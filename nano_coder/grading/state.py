@@ -11,10 +11,11 @@ import io
 import json
 from collections.abc import Collection, Mapping
 from contextlib import closing
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from nano_coder.grading.answer import same, same_answer
+from nano_coder.grading.answer import NUMBER, same, same_answer
 from nano_coder.grading.cases import Outcome
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import SandboxError
@@ -122,7 +123,7 @@ def _rows_of_csv(text: str, expected: Any) -> list[Any]:
 
 
 def _same_cells(given: Any, expected: Any) -> bool:
-    """A row of texts against a row of values: a number is what the text reads as, null an empty text."""
+    """A row of texts against a row of values: a number is what the text spells, null an empty text."""
     if isinstance(expected, list) and isinstance(given, list):
         return len(given) == len(expected) and all(map(_same_cells, given, expected))
     if isinstance(expected, dict) and isinstance(given, dict):
@@ -130,13 +131,20 @@ def _same_cells(given: Any, expected: Any) -> bool:
     if not isinstance(given, str):
         return False
     if isinstance(expected, bool):
-        return given.lower() == str(expected).lower()
+        return given in (str(expected), str(expected).lower(), str(expected).upper())
     if isinstance(expected, int | float):
-        try:
-            return float(given) == float(expected)
-        except (ValueError, OverflowError):
-            return False
+        return _same_number(given, expected)
     return given == ("" if expected is None else expected)
+
+
+def _same_number(text: str, expected: float) -> bool:
+    """Exactly, however long; a fraction may have as many digits as its nearest float needs."""
+    if not NUMBER.fullmatch(text):
+        return False
+    exact = Decimal(text)
+    if isinstance(expected, int) or exact == exact.to_integral_value():
+        return exact == expected
+    return float(text) == expected
 
 
 def _same_rows(given: list[Any], check: StateCheck, equal: Any) -> bool:

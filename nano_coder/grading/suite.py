@@ -23,7 +23,7 @@ from typing_extensions import TypedDict
 from nano_coder.grading.bundle import program
 from nano_coder.grading.cases import Outcome
 from nano_coder.grading.inside.report import Malformed, read
-from nano_coder.grading.names import used_names
+from nano_coder.grading.names import starred, used_names
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.hashing import content_hash
@@ -127,14 +127,17 @@ def _run(job: Job, limits: Limits, sandbox: Sandbox, *, by_value: bool = False) 
 
 
 def _tests_job(job: Job) -> dict[str, Any]:
+    files = {**job.originals, **job.suite.files}
+    used = used_names(job.suite.files, job.target, files, star=not job.suite.names)
     return {
         "framework": job.suite.framework,
         "tests": job.suite.files,
-        "files": {**job.originals, **job.suite.files},
+        "files": files,
         "target": job.target,
         "original": job.originals.get(job.target) if job.suite.names else None,
         "tested": list(job.suite.names),
-        "names": sorted({*job.suite.names, *used_names(job.suite.files, job.target)}),
+        "names": sorted({*job.suite.names, *used}),
+        "starred": sorted(starred(job.suite.files, job.target, files)),
         "patience": PATIENCE,
     }
 

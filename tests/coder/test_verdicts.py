@@ -105,13 +105,13 @@ def test_a_report_is_bounded_in_depth_and_length() -> None:
 
 USES = "from sol import f, g\nassert g(f(1)) == 2\n"
 SUITES = {
-    "an exception's class in place of a function": ("class f(Exception): pass\ndef g(x): return 2", USES),
-    "a builtin exception in place of a function": ("f = ValueError\ndef g(x): return 2", USES),
+    "an exception's class in place of a function": ("class f(Exception): pass\ndef g(x): return 3", USES),
+    "a builtin exception in place of a function": ("f = ValueError\ndef g(x): return 3", USES),
     "a module in place of a value": (
-        "import math as f\ndef g(x): return 2", "from sol import f, g\nassert g(f) == 2\n",
+        "import math as f\ndef g(x): return 3", "from sol import f, g\nassert g(f) == 2\n",
     ),
     "an exception that it raised": (
-        "def f(x): raise KeyError(x)\ndef g(x): return 2",
+        "def f(x): raise KeyError(x)\ndef g(x): return 3",
         "from sol import f, g\ntry:\n    f(1)\nexcept Exception as e:\n    assert g(e) == 2\n",
     ),
     "nested until it can go no deeper": (

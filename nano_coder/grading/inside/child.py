@@ -27,6 +27,7 @@ from typing import Any
 from . import carried
 from .artifact import ROOT, load, write_files
 from .report import LONGEST, LONGEST_NAME, Malformed, name_of, read
+from .watch import watch
 from .wire import Crossing, NotPlain
 
 PR_SET_DUMPABLE = 4
@@ -119,8 +120,13 @@ def in_fork(job: Any, cases: list[Any], seconds: int, channel: int, pipe: int) -
         os.dup2(1, 2)
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
         entry = Entry(job["target"], job["entry"])
+        forbidden = job.get("forbidden")
+        refused = watch(ROOT, job["files"], forbidden) if forbidden is not None else []
         for case in cases:
-            message = (job["token"] + answer(entry, case, typed=job["typed"]) + "\n").encode()
+            told = answer(entry, case, typed=job["typed"])
+            if refused:
+                told = json.dumps({"hidden_code": refused[0]})
+            message = (job["token"] + told + "\n").encode()
             while message:
                 message = message[os.write(pipe, message) :]
         status = 0

@@ -6,11 +6,12 @@ A check that a test skips by its own decorator is not announced; one that is ski
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Announce = Callable[[list[str]], None]
@@ -95,6 +96,7 @@ def run_doctest(tests: dict[str, str], module: types.ModuleType, announce: Annou
 def run_unittest(tests: dict[str, str], module: types.ModuleType, announce: Announce, check: Check) -> None:
     import unittest
 
+    count_every_end()
     loader = unittest.TestLoader()
     suite = unittest.TestSuite()
     for file in tests:
@@ -105,7 +107,11 @@ def run_unittest(tests: dict[str, str], module: types.ModuleType, announce: Anno
     class Result(unittest.TestResult):
         def startTest(self, test: Any) -> None:
             super().startTest(test)
-            self.state = "pass"
+            self.state = "error"
+            self.subtest = "pass"
+
+        def addSuccess(self, test: Any) -> None:
+            self.state = self.subtest
 
         def addFailure(self, test: Any, err: Any) -> None:
             self.state = "fail"
@@ -124,7 +130,7 @@ def run_unittest(tests: dict[str, str], module: types.ModuleType, announce: Anno
 
         def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
             if err is not None:
-                self.state = "fail" if issubclass(err[0], test.failureException) else "error"
+                self.subtest = self.state = "fail" if issubclass(err[0], test.failureException) else "error"
 
         def stopTest(self, test: Any) -> None:
             super().stopTest(test)
@@ -132,6 +138,30 @@ def run_unittest(tests: dict[str, str], module: types.ModuleType, announce: Anno
                 check(test.id(), self.state)
 
     suite.run(Result())
+
+
+def count_every_end() -> None:
+    """Let no exception of unittest's own end a test, or a part of it, as if it had been left by itself."""
+    import unittest.case
+
+    parts: Any = unittest.case._Outcome  # type: ignore[attr-defined]
+    stop: Any = unittest.case._ShouldStop  # type: ignore[attr-defined]
+    original = parts.testPartExecutor
+    if original.__module__ == __name__:
+        return
+
+    @contextlib.contextmanager
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+        with original(self, *args, **kwargs):
+            try:
+                yield
+            except stop as error:
+                if self.expectedFailure is None:  # else a part of it has failed, as was expected
+                    raise RuntimeError("left by an exception of the test runner's") from error
+                raise
+
+    counted.__module__ = __name__
+    parts.testPartExecutor = counted
 
 
 def _cases(suite: Any) -> Any:
@@ -161,12 +191,17 @@ def run_pytest(tests: dict[str, str], module: types.ModuleType, announce: Announ
     os.environ.pop("PYTEST_ADDOPTS", None)
     import pytest
 
+    count_every_end()
+
     class Recorder:
         def __init__(self) -> None:
             self.states: dict[str, str] = {}
             self.skipped: set[str] = set()
 
+            self.expected: set[str] = set()
+
         def pytest_collection_finish(self, session: Any) -> None:
+            self.expected = {item.nodeid for item in session.items if item.get_closest_marker("xfail")}
             self.skipped = {
                 item.nodeid
                 for item in session.items
@@ -177,11 +212,12 @@ def run_pytest(tests: dict[str, str], module: types.ModuleType, announce: Announ
         def pytest_runtest_logreport(self, report: Any) -> None:
             if report.nodeid in self.skipped:
                 return
+            xfailed = hasattr(report, "wasxfail") and report.nodeid in self.expected
             if report.failed:
                 self.states[report.nodeid] = "fail" if report.when == "call" else "error"
-            elif report.skipped and not hasattr(report, "wasxfail"):
+            elif not (report.passed or xfailed):
                 self.states[report.nodeid] = "error"
-            elif report.when == "call":
+            elif report.when == "call" or xfailed:
                 self.states.setdefault(report.nodeid, "pass")
             if report.when == "teardown":
                 check(report.nodeid, self.states.get(report.nodeid, "error"))

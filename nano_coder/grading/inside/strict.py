@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from .artifact import ROOT, load, write_files
 from .report import Malformed, name_of, read
-from .runners import RUNNERS
+from .runners import RUNNERS, count_every_end
 
 PR_SET_DUMPABLE = 4
 _WATCHED = ("unittest", "_pytest", "pytest", "pluggy", "doctest", "inside.runners", "inside.strict", "json")
@@ -81,6 +81,7 @@ def _preload(framework: str) -> None:
     import unittest.mock
 
     del decimal, difflib, doctest, unittest
+    count_every_end()
     if framework == "pytest":
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         import pytest

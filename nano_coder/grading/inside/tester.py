@@ -6,13 +6,14 @@ the target, everything that is not under test (helpers, classes, constants) is t
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import sys
 import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .artifact import ROOT, module_name, write_files
@@ -50,6 +51,10 @@ class Tester(Peer):
         """keep what calls do to their arguments from the tests"""
         self.changed = False
         """whether a call did something to an argument"""
+        self.swallowed = False
+        """whether an assertion failed in a function that the solution called, and it kept that to itself"""
+        self.expect_stop = False
+        """whether the tests speak of StopIteration, which else ends whatever loop calls the solution"""
         self._nests = False
         """whether a call returned a container, or did something to one"""
         self._made: deque[Any] = deque(maxlen=_MOST_MADE)
@@ -75,8 +80,13 @@ class Tester(Peer):
         except SystemExit:
             self.find("exit", f"{self.busy} raised SystemExit")
             raise
+        except (StopIteration, StopAsyncIteration) as error:
+            if self.expect_stop:
+                raise
+            raise RuntimeError(f"{self.busy} raised {type(error).__name__}") from error
         except BaseException as error:
             self._made += [error, type(error)]
+            self.swallowed = self.swallowed and not isinstance(error, AssertionError)
             if type(error).__name__ in SKIPS:
                 self.find("skip", f"{self.busy} raised {type(error).__name__}")
             raise
@@ -100,6 +110,10 @@ class Tester(Peer):
             if self.by_value:
                 crossing.detach()
         super().take_changes(crossing, changes)
+
+    def pack_error(self, error: BaseException) -> dict[str, Any]:
+        self.swallowed = self.swallowed or isinstance(error, AssertionError)
+        return super().pack_error(error)
 
     def deceived(self, kind: str) -> None:
         self.find("deceit", f"{self.busy} returned {kind}, whose comparisons say what is not")
@@ -131,7 +145,8 @@ class Tester(Peer):
         """A module in the solution's place. Raises what importing the solution raised."""
         name = module_name(ROOT, job["target"])
         module = self._original(job) if job["original"] is not None else types.ModuleType(name)
-        names = [n for n in job["names"] if n in job["tested"] or n not in vars(module)]
+        given = {*vars(module), *_public(job["starred"])}
+        names = [n for n in job["names"] if n in job["tested"] or n not in given]
         has = self._describe(names)
         for each in names:
             vars(module).pop(each, None)
@@ -215,12 +230,21 @@ def _held(value: Any) -> list[Any]:
     return list(value) if isinstance(value, _CONTAINERS) else []
 
 
+def _public(modules: list[str]) -> Iterator[str]:
+    """What star imports of these modules give the tests."""
+    for name in modules:
+        with contextlib.suppress(ImportError):
+            held = vars(importlib.import_module(name))
+            yield from held.get("__all__", (each for each in held if not each.startswith("_")))
+
+
 def main(nonce: str) -> None:
     channel = os.dup(1)
     tester = Tester(connect(quiet=1))
     job = tester.receive()
     tester.patience = float(job["patience"])
     tester.by_value = bool(job["by_value"])
+    tester.expect_stop = any("StopIteration" in text for text in job["tests"].values())
     os.chdir(ROOT)
     write_files(ROOT, job["files"])
 
@@ -230,6 +254,9 @@ def main(nonce: str) -> None:
     def check(name: str, state: str) -> None:
         if state != "pass" and tester.broken:
             state = "timeout" if tester.broken == "late" else "error"
+        if state == "pass" and tester.swallowed:
+            state = "fail"
+        tester.swallowed = False
         counted.append(name)
         say({"check": name, "state": state})
 
