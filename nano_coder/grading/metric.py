@@ -2,8 +2,8 @@
 
 `statements` counts every statement but docstrings, and assignments and functions inside expressions;
 `branches` the places where control may go two ways; `nesting` the deepest block; `lines` the lines of the
-statements, one for each and for every hundred characters of it, however they are laid out. All files that are
-graded count together; of `nesting`, the deepest counts. What runs text as code is refused, as far as the source
+statements, one for each and for every hundred characters of it, however they are laid out. All files that
+are graded count together; of `nesting`, the deepest counts. What runs text as code is refused, as far as the source
 shows it here, and by a hook in the process that runs the solution (`inside/watch.py`).
 """
 
@@ -51,7 +51,7 @@ def keep_bounds(
         kept = found is not None and found[bound.name] <= bound.at_most
         checks[f"metric_{bound.name}"] = "pass" if kept else "error" if found is None else "fail"
     tampering = outcome.tampering
-    if found is not None and found["hidden"]:
+    if found is not None and found["hidden"] and "hidden_code" not in {told.kind for told in tampering}:
         detail = "the source runs code that no syntax tree shows, or reaches for what does"
         tampering = (*tampering, Tampering(kind="hidden_code", detail=detail))
     return Outcome(checks, tampering, outcome.failure_kind)

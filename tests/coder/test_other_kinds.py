@@ -201,7 +201,7 @@ def test_a_refactoring_keeps_the_cases_and_the_bounds(
     (folder / "s.py").write_text(source)
     verdict = grade_folder(_task(hidden, artifacts=["s.py"]), folder, None, sandbox)
     assert (verdict.reward, [found.kind for found in verdict.tampering]) == (reward, kinds)
-    assert verdict.components["tests"] == 1.0
+    assert verdict.components["tests"] == float("hidden_code" not in kinds)
 
 
 def test_the_metrics_of_a_source(sandbox: Sandbox) -> None:
