@@ -3,8 +3,8 @@
 `statements` counts every statement but docstrings, and assignments and functions inside expressions;
 `branches` the places where control may go two ways; `nesting` the deepest block; `lines` the lines of the
 statements, one for each and for every hundred characters of it, however they are laid out. All files that
-are graded count together; of `nesting`, the deepest counts. What runs text as code is refused, as far as the source
-shows it here, and by a hook in the process that runs the solution (`inside/watch.py`).
+are graded count together; of `nesting`, the deepest counts. What runs text as code is refused, as far as
+the source shows it, and by a hook in the process that runs the solution (`inside/watch.py`).
 """
 
 from __future__ import annotations
