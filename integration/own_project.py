@@ -102,11 +102,13 @@ def one_seed(folder: Path, seed: str, repeat: int, more: list[str]) -> dict[str,
     """Work, train, evaluate: success on the siblings before and after, and the minutes of each part."""
     home, siblings = folder / "home", folder / "siblings.jsonl"
     began = [time.monotonic()]
-    for module, functions in MODULES.items() if not home.exists() else ():
-        for function in set(functions) & set(OURS):
-            project = folder / "project" / module
-            write(project, files_of(module, function))
-            nano(home, "nano-coder", "run", PROMPT, "-C", project, "--check", CHECK, "--seed", seed)
+    for module, functions in MODULES.items():
+        for function in sorted(set(functions) & set(OURS)):
+            project, answer = folder / "project" / module, folder / f"{function}.txt"
+            if not answer.exists():
+                write(project, files_of(module, function))
+                run = ("nano-coder", "run", PROMPT, "-C", project, "--check", CHECK, "--seed", seed)
+                write(folder, {answer.name: nano(home, *run)})
     began.append(time.monotonic())
     if not (home / "checkpoints" / "mine").exists():
         nano(home, "nano-rl", "train", "--from-logs", "--name", "mine", "--seed", seed, *more)

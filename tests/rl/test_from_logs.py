@@ -231,14 +231,22 @@ SOMETIMES = "test $(od -An -N1 -tu1 /dev/urandom) -lt 128"
 """a check that half of all runs pass, whatever they do"""
 
 
-def greedy_runs(home: Path, model: Path, checks: list[str | None], log: str = "log.db") -> None:
+def greedy_runs(
+    home: Path, model: Path, checks: list[str | None], log: str = "log.db", temperature: str = "0"
+) -> None:
     """One `nano-coder run` of each check in a project of one's own."""
     project = home / "project"
     project.mkdir(exist_ok=True)
     (project / "a.py").write_text("x = 1\n")
     for number, check in enumerate(checks):
         command = ["run", f"mend {number}", "-C", str(project), "--model", str(model), "--json"]
-        command += ["--temperature", "0", "--log", str(home / log), *(["--check", check] if check else [])]
+        command += [
+            "--temperature",
+            temperature,
+            "--log",
+            str(home / log),
+            *(["--check", check] if check else []),
+        ]
         done = CliRunner().invoke(coder, command, catch_exceptions=False)
         assert done.exit_code in (0, 1), done.output
 
@@ -255,6 +263,18 @@ def test_greedy_runs_are_environments_that_fresh_rollouts_train_on(home: Path, r
     (row,) = read_metrics(home / "trainings" / "mine" / METRICS)
     assert (row["fresh_runs"], row["logged_runs"], row["tasks"]) == (16, 0, 2)
     assert row["grad_norm"] > 0
+
+
+def test_ordinary_runs_train_at_whatever_temperature_they_were_sampled(home: Path, roomy: Path) -> None:
+    """Their log-probs are those of that temperature, and the trainer's of their rows are too."""
+    greedy_runs(home, roomy, [SOMETIMES, SOMETIMES], temperature="0.6")
+    command = ["train", "--name", "mine", "--model", str(roomy), "--from-logs", "--steps", "1"]
+    done = CliRunner().invoke(cli, command, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "admitted: 2 runs of 2 tasks" in done.stderr
+    (row,) = read_metrics(home / "trainings" / "mine" / METRICS)
+    assert (row["logged_runs"], row["fresh_runs"]) == (2, 14)
+    assert row["mismatch_max"] < 1e-4
 
 
 def test_what_cannot_be_learned_from_ends_with_a_sentence(home: Path, roomy: Path, train: Train) -> None:
