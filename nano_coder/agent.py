@@ -82,7 +82,7 @@ class Agent:
             parser=self.profile.dialect,
             repairs=parsed.repairs,
             observations=tuple(observations),
-            snapshot=self.workspace.snapshot if parsed.calls else None,
+            snapshot=self.workspace.snapshot if parsed.calls and not self.workspace.lost else None,
             started=started,
             ended=time.time(),
         )

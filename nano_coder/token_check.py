@@ -136,7 +136,7 @@ class TokenCheck:
             entries = snapshot.load(run.snapshot, self.blobs).entries
         except (LogError, snapshot.SnapshotError):
             return None if run.task.snapshot else sorted(run.task.files)
-        return [entry.path for entry in entries if entry.kind is snapshot.Kind.FILE]
+        return [entry.shown for entry in entries if entry.kind is snapshot.Kind.FILE]
 
     def _verdict(self, run: Trajectory) -> Finding | None:
         verdict = run.verdict

@@ -5,6 +5,8 @@ from __future__ import annotations
 from nano_coder.sandbox import Jail
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
+from nano_shared.snapshot import Quota
+from nano_shared.snapshot.tree import shown
 
 
 class Workspace:
@@ -15,19 +17,28 @@ class Workspace:
         self._blobs = blobs
         self.start = start
         self.snapshot = snapshot
+        self.lost = False
+        """whether the newest change left a workspace of which no snapshot can be taken"""
+        self._quota = Quota()
 
     def refresh(self) -> tuple[str, ...]:
-        """Take a snapshot and name the files that changed since the last one."""
+        """Take a snapshot and name the files that changed since the last one.
+
+        Raises SnapshotError, which the agent can mend, where the workspace outgrew what can be kept.
+        """
+        self.lost = True
         before, self.snapshot = self.snapshot, self._take()
+        self.lost = False
         if before == self.snapshot:
             return ()
-        return snapshot.changed_paths(
+        changed = snapshot.changed_paths(
             snapshot.load(before, self._blobs), snapshot.load(self.snapshot, self._blobs)
         )
+        return tuple(map(shown, changed))
 
     def files(self) -> list[str]:
         """Paths of the regular files in the starting snapshot."""
-        return [e.path for e in snapshot.load(self.start, self._blobs).entries if e.kind == "file"]
+        return [e.shown for e in snapshot.load(self.start, self._blobs).entries if e.kind == "file"]
 
     def diff(self) -> str:
         """Unified diff of everything the agent changed."""
@@ -38,4 +49,4 @@ class Workspace:
         )
 
     def _take(self) -> str:
-        return snapshot.snapshot_tar(self._jail.snapshot(), self._blobs)
+        return snapshot.snapshot_tar(self._jail.snapshot(), self._blobs, quota=self._quota)

@@ -23,7 +23,7 @@ def expected_hash(run: Trajectory, blobs: BlobStore) -> str | None:
     if hidden is not None and hidden.kind == "answer":
         return content_hash(["answer", run.answer])
     after = run.last_snapshot
-    if after is None or (hidden is None and task.check is None):
+    if after is None or run.workspace_lost or (hidden is None and task.check is None):
         return None
     if hidden is not None and hidden.kind == "reward_file":
         return None

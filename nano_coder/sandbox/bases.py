@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -127,9 +126,7 @@ def _unused(path: Path) -> Iterator[bool]:
 
 
 def _remove(path: Path) -> None:
-    """Whatever its permissions; nothing where there is nothing."""
-    if path.exists():
-        for top, _, _ in os.walk(path):
-            with contextlib.suppress(OSError):
-                os.chmod(top, 0o700)
-        shutil.rmtree(path, ignore_errors=True)
+    """Whatever its permissions and however deep; nothing where there is nothing."""
+    with contextlib.suppress(OSError):
+        files.clear(os.fspath(path))
+        path.rmdir()

@@ -24,7 +24,7 @@ from nano_coder.sandbox.output import Output
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
 from nano_coder.sandbox.request import check_run, minimal_environment, python_program
 from nano_coder.sandbox.sealed import seal
-from nano_coder.sandbox.workspace import pack_workspace
+from nano_coder.sandbox.workspace import MOST_ENTRIES, WORK_MB, pack_workspace, unkept
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.scratch import ScratchFolder
 from nano_shared.types import Limits
@@ -72,6 +72,7 @@ class FolderJail(abc.ABC):
         self._state = threading.Lock()
         self._kill: Callable[[], None] | None = None
         self._closed = False
+        self._most = _most()
         scratch = ScratchFolder("jail")
         self._folder = scratch.path
         # at the latest when we end; not when a fork of us does
@@ -103,7 +104,9 @@ class FolderJail(abc.ABC):
         if workspace is not None:
             with contextlib.ExitStack() as stack:
                 stack.callback(self.close)
-                with pack_workspace(Path(workspace)).stream as stream:
+                packed = pack_workspace(Path(workspace))
+                self._most = _most(packed.size, packed.entries)
+                with packed.stream as stream:
                     self._fill(stream)
                 stack.pop_all()
         return self
@@ -188,9 +191,10 @@ class FolderJail(abc.ABC):
         out = BytesIO()
         with self._one_request(), self._root():
             try:
+                files.survey(self._work, *self._most)
                 files.pack(self._work, out)
             except OSError as error:
-                raise SandboxError(f"the workspace cannot be packed: {error}") from error
+                raise unkept(error, self._work) from error
         return out.getvalue()
 
     def restore(self, snapshot: bytes) -> None:
@@ -223,6 +227,11 @@ class FolderJail(abc.ABC):
                 self._kill()
         with self._request:
             self._remove()
+
+
+def _most(size: int = 0, entries: int = 0) -> tuple[int, int]:
+    """Bytes and entries of a workspace that began with so many."""
+    return (WORK_MB << 20) + 2 * size, MOST_ENTRIES + entries
 
 
 @contextlib.contextmanager

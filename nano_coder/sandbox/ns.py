@@ -32,12 +32,10 @@ from nano_coder.sandbox.proxy import PORT, VARIABLES, Call, Proxy, Resolve, reso
 from nano_coder.sandbox.request import check_limits, check_run, minimal_environment, python_program
 from nano_coder.sandbox.rlimits import ALWAYS, FILE_MB, of_request
 from nano_coder.sandbox.sealed import seal
-from nano_coder.sandbox.workspace import Packed, pack_workspace
+from nano_coder.sandbox.workspace import WORK_MB, Packed, pack_workspace, unkept
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Denials, Limits
 
-WORK_MB = 512
-"""room of a workspace, beside twice what it started with"""
 TMP_MB = 256
 WORK_INODES = 20_000
 """files, directories and links that may be added to a workspace: each takes memory of the kernel's"""
@@ -298,11 +296,11 @@ class NsJail:
         longest = self._room + _MB * 64
         out = Output(longest)
         try:
-            drain = self._operate({"op": "pack"}, out, flood=longest)
+            drain = self._operate({"op": "pack", "size": self._room}, out, flood=longest)
         except OSError as error:
-            raise SandboxError(f"the workspace cannot be packed: {error}") from error
+            raise unkept(error) from error
         if drain.flooded:
-            raise SandboxError(f"the workspace is longer than {longest >> 20} MB when packed; delete files")
+            raise unkept(OSError(errno.EFBIG, f"it is longer than {longest >> 20} MB when packed"))
         return out.value()
 
     def restore(self, snapshot: bytes) -> None:
@@ -342,6 +340,8 @@ class NsJail:
         )
         if reply.refused is not None:
             raise OSError(*reply.refused, request.get("path"))
+        if reply.oom:
+            raise OSError(errno.ENOMEM, "the jail's memory is full", request.get("path"))
         if drain.timed_out or (reply.exit_code != 0 and not drain.flooded):
             raise SandboxError(f"the file operation {request['op']!r} failed inside the jail: {reply}")
         return drain

@@ -90,7 +90,10 @@ class Jail(Protocol):
         ...
 
     def snapshot(self) -> bytes:
-        """The workspace as an uncompressed tar stream, written inside the jail."""
+        """The workspace as an uncompressed tar stream, written inside the jail.
+
+        Raises SnapshotError for a workspace that a program made too large, too deep or unreadable.
+        """
         ...
 
     def restore(self, snapshot: bytes) -> None:

@@ -10,12 +10,17 @@ from typing import IO, cast
 
 from nano_coder.sandbox.launcher import files
 from nano_shared.errors import UsageError
+from nano_shared.snapshot import SnapshotError
 
 EXCLUDED = frozenset(
     {".git", ".hg", ".svn", ".venv", "__pycache__", "node_modules", ".tox", ".pytest_cache", ".mypy_cache",
      ".ruff_cache"}
 )  # fmt: skip
 """names that are not copied into a jail: what tools can make again, and histories that hold secrets"""
+WORK_MB = 512
+"""room of a workspace, beside twice what it started with"""
+MOST_ENTRIES = 20_000
+"""files, folders and links that may be added to one"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,16 @@ class Packed:
     def small(self) -> bool:
         """Certain to fit any jail, so that it may travel with a request."""
         return self.size <= files.SMALL_BYTES
+
+
+def unkept(error: OSError, top: str = "/work") -> SnapshotError:
+    """What is told of the workspace `top`, of which no snapshot can be taken."""
+    name = str(error.filename or "").removeprefix(top).strip("/")
+    place = f" ({name[:100]!r})" if name else ""
+    return SnapshotError(
+        f"the workspace cannot be kept: {error.strerror or error}{place}; remove or mend that, or nothing of "
+        "this run counts"
+    )
 
 
 def pack_workspace(folder: Path) -> Packed:

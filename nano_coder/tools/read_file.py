@@ -5,6 +5,9 @@ from __future__ import annotations
 from nano_coder.sandbox import Jail
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 
+LARGEST_TEXT = 8 << 20
+"""bytes of a file that a tool takes apart: a line takes ten times the memory of its newline"""
+
 
 @tool()
 def read_file(context: ToolContext, path: str, start: int = 1, end: int | None = None) -> ToolResult:
@@ -25,7 +28,12 @@ def read_file(context: ToolContext, path: str, start: int = 1, end: int | None =
 def read_text(jail: Jail, path: str) -> str:
     """A file of the workspace as text. Raises ToolFailure in words that name the path."""
     try:
-        return jail.read(path).decode("utf-8")
+        data = jail.read(path)
+        if len(data) > LARGEST_TEXT:
+            raise ToolFailure(
+                f"{path} holds {len(data)} bytes, over {LARGEST_TEXT}: read a part with a command"
+            )
+        return data.decode("utf-8")
     except FileNotFoundError:
         raise ToolFailure(f"no such file: {path}") from None
     except IsADirectoryError:

@@ -352,7 +352,8 @@ class Turn(Value):
     """liberties the parser took, by name"""
     observations: tuple[Observation, ...] = ()
     snapshot: str | None = None
-    """workspace after the turn, in the blob store"""
+    """workspace after the turn, in the blob store; None where nothing was called, and where what was called
+    left a workspace that cannot be kept"""
     started: float
     ended: float
 
@@ -490,6 +491,12 @@ class Trajectory(Value):
     def last_snapshot(self) -> str | None:
         """The workspace as the last logged turn left it."""
         return next((t.snapshot for t in reversed(self.turns) if t.snapshot), self.snapshot)
+
+    @property
+    def workspace_lost(self) -> bool:
+        """Whether the policy left a workspace of which no snapshot can be taken: too large, too deep, ..."""
+        acted = next((turn for turn in reversed(self.turns) if turn.calls), None)
+        return self.snapshot is not None and acted is not None and acted.snapshot is None
 
     @property
     def inherited(self) -> int:

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
+from executions import SUBMIT, a_runtime, a_task, act, limits
+from hostile import KEPT, LOST
 
+from nano_coder.grading.digest import expected_hash
 from nano_coder.grading.grade import grade
 from nano_coder.grading.inside.report import DEEPEST, Malformed, read
-from nano_coder.sandbox import Sandbox, open_sandbox
-from nano_shared.types import Case, HiddenChecks, Limits, OracleAction, Suite, Task, Verdict
+from nano_coder.runtime import Runtime, grade_run, run_task
+from nano_coder.sandbox import Jail, Sandbox, open_sandbox
+from nano_coder.sandbox.ns import NsJail
+from nano_shared.snapshot import Quota
+from nano_shared.types import (
+    Case,
+    HiddenChecks,
+    Limits,
+    OracleAction,
+    StopReason,
+    Suite,
+    Task,
+    Trajectory,
+    Verdict,
+)  # fmt: skip
 
 LIMITS = Limits(memory_mb=512, tool_seconds=60)
 
@@ -190,3 +208,87 @@ def test_objects_of_the_tests_still_need_a_strict_suite(sandbox: Sandbox) -> Non
         verdict = _suite(tests, "def f(a): return 1\n", sandbox, **known)
         assert verdict.reward is None
         assert str(verdict.failure_kind).startswith("needs_strict")
+
+
+# ------------------------------------------------------------------------------ hostile workspaces
+
+
+def _ruined(source: str, folder: Path, first: tuple[str, ...] = ()) -> tuple[Trajectory, Runtime]:
+    """A run whose policy does `source` to its workspace, and the run's runtime."""
+    cases = (Case(args=[1], expected=2), Case(args=[2], expected=3))
+    task = a_task(
+        files={"a.py": "def f(x): return x\n"},
+        artifacts=("a.py",),
+        limits=limits(memory_mb=1024),
+        hidden=HiddenChecks(kind="cases", entry_point="f", cases=cases),
+    )
+    runtime = a_runtime(folder, [*first, act("python", code=source), act("shell", command="ls"), SUBMIT])
+    return grade_run(run_task(task, runtime), runtime), runtime
+
+
+@pytest.mark.parametrize("attack", [*LOST, *KEPT])
+def test_a_hostile_workspace_is_seen_and_earns_nothing(attack: str, tmp_path: Path) -> None:
+    run, runtime = _ruined((LOST | KEPT)[attack], tmp_path)
+    assert run.stop == StopReason.FINISHED
+    assert run.reward == 0.0, run.verdict
+    seen = run.turns[0].observations[0]
+    assert run.workspace_lost == (attack in LOST)
+    assert seen.text.startswith("error: the workspace cannot be kept: ") == (attack in LOST)
+    assert runtime.store.get(run.id) == run
+    assert json.loads(run.model_dump_json())
+    if run.verdict is not None and not run.workspace_lost:
+        assert expected_hash(run, runtime.store.blobs) == run.verdict.graded_hash
+
+
+def test_what_was_solved_and_then_made_unkeepable_earns_nothing(tmp_path: Path) -> None:
+    solved = act("write_file", path="a.py", content="def f(x): return x + 1\n")
+    run, _ = _ruined(LOST["sparse files"], tmp_path, first=(solved,))
+    assert (run.reward, run.verdict and run.verdict.failure_kind) == (0.0, "workspace_lost")
+
+
+def test_a_workspace_that_is_mended_counts_again(tmp_path: Path) -> None:
+    ruin = act(
+        "python",
+        code="open('s', 'wb').truncate(250 << 20); open('t', 'wb').truncate(250 << 20)\n"
+        + LOST["sparse files"],
+    )
+    mend = act("shell", command="rm s t s0 s1 s2; echo 'def f(x): return x + 1' > a.py")
+    run, _ = _ruined("pass", tmp_path, first=(ruin, mend))
+    assert [turn.snapshot is None for turn in run.turns[:2]] == [True, False]
+    assert run.reward == 1.0
+
+
+def test_new_bytes_of_one_run_are_limited_and_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Quota, "__init__", lambda self: setattr(self, "left", 3 << 20))
+    source = "import os\nopen('x', 'wb').write(os.urandom(1 << 20))"
+    acts = tuple(act("python", code=source + f"  # {n}") for n in range(4))
+    run, _ = _ruined("pass", tmp_path, first=acts)
+    texts = [turn.observations[0].text for turn in run.turns]
+    assert ["are left of what one run may keep" in text for text in texts[:4]] == [False] * 2 + [False, True]
+    assert run.reward == 0.0
+    kept = sum(path.stat().st_size for path in (tmp_path / "blobs").rglob("*") if path.is_file())
+    assert kept < 4 << 20
+
+
+def test_a_run_whose_sandbox_failed_has_no_reward(tmp_path: Path) -> None:
+    hidden = HiddenChecks(kind="cases", entry_point="f", cases=(Case(),))
+    gone = _Gone(open_sandbox("ns"))
+    runtime = a_runtime(tmp_path, [act("shell", command="ls"), SUBMIT], sandbox=gone)
+    run = grade_run(run_task(a_task(artifacts=("a.py",), hidden=hidden), runtime), runtime)
+    assert (run.stop, run.reward) == (StopReason.SANDBOX_ERROR, None)
+
+
+class _Gone:
+    """A sandbox whose jails are killed from outside."""
+
+    def __init__(self, inner: Sandbox) -> None:
+        self._inner = inner
+        self.name, self.layers, self.python = inner.name, inner.layers, inner.python
+
+    def open(self, workspace: Path | None, limits: Limits) -> Jail:
+        jail = self._inner.open(workspace, limits)
+        assert isinstance(jail, NsJail)
+        jail._process.kill()
+        return jail

@@ -18,6 +18,8 @@ SMALL_BYTES = 1 << 20
 _CHUNK = 1 << 20
 _LONGEST_PATH = 4000
 """bytes, below the system's 4096 by the room that the workspace's own path takes"""
+DEEPEST = 64
+"""folders below each other: to open one by its path takes a step for each of those above it"""
 
 
 _NO_NAMES = ("", ".", "..")
@@ -92,7 +94,7 @@ def _make_parents(root: int, name: str) -> None:
 def _walk(top: str, left_out: frozenset[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Every entry below `top` with its relative path, parents first, in order of name; follows no symlink.
 
-    Entries that are nested so deep that no program can name them from `top` are passed over.
+    Raises OSError (ENAMETOOLONG) where one lies too deep.
     """
     pending = [*_entries(top, "", left_out)]
     while pending:
@@ -104,19 +106,38 @@ def _walk(top: str, left_out: frozenset[str]) -> Iterator[tuple[str, os.DirEntry
 
 def _entries(path: str, before: str, left_out: frozenset[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """What a folder holds, last name first."""
+    if before.count("/") > DEEPEST:
+        raise OSError(errno.ENAMETOOLONG, f"more than {DEEPEST} folders lie below each other", before)
     with os.scandir(path) as listed:
         children = sorted(((each.name, each) for each in listed if each.name not in left_out), reverse=True)
     for child, entry in children:
         name = before + child
         # bytes are counted only where there may be too many of them
-        if 4 * len(name) < _LONGEST_PATH or len(os.fsencode(name)) < _LONGEST_PATH:
-            yield name, entry
+        if 4 * len(name) >= _LONGEST_PATH and len(os.fsencode(name)) >= _LONGEST_PATH:
+            raise OSError(errno.ENAMETOOLONG, f"a path is longer than {_LONGEST_PATH} bytes", name)
+        yield name, entry
+
+
+def survey(top: str, largest: int, most: int | None = None) -> None:
+    """Raises OSError (EFBIG) where there is more below `top` than may be packed, before anything is read.
+
+    `largest` is in bytes as files claim them, holes included; `most` is in files, folders and links, where
+    no file system limits them.
+    """
+    size = 0
+    for count, (_, entry) in enumerate(_walk(top, LEFT_OUT), 1):
+        if entry.is_file(follow_symlinks=False):
+            size += entry.stat(follow_symlinks=False).st_size
+        if most is not None and count > most:
+            raise OSError(errno.EFBIG, f"it holds more than {most} files and folders")
+        if size > largest:
+            raise OSError(errno.EFBIG, f"its files hold more than {largest >> 20} MB, holes included")
 
 
 def pack(top: str, out: IO[bytes], left_out: frozenset[str] = LEFT_OUT) -> int:
     """Write files, directories and symlinks below `top` as a tar stream; other kinds are skipped.
 
-    Returns how many entries there are.
+    Returns how many entries there are. Raises OSError where one cannot be read or lies too deep.
 
     The stream depends on names, contents, link targets and permissions only. Hard links become files.
     """

@@ -208,6 +208,7 @@ def _operate(request: dict[str, Any]) -> None:
     elif request["op"] == "write":
         files.write(root, request["path"], 0)
     elif request["op"] == "pack":
+        files.survey("/work", request["size"])
         with open(1, "wb", closefd=False) as target:
             files.pack("/work", target)
     elif request["op"] == "probe":

@@ -6,7 +6,7 @@ takes one back from whichever of its stages the folder is at.
 """
 
 from nano_shared.snapshot.apply import apply
-from nano_shared.snapshot.capture import snapshot_directory, snapshot_tar, snapshot_texts
+from nano_shared.snapshot.capture import Quota, snapshot_directory, snapshot_tar, snapshot_texts
 from nano_shared.snapshot.materialise import materialise
 from nano_shared.snapshot.tree import (
     DEFAULT_EXCLUDES,
@@ -31,6 +31,7 @@ __all__ = [
     "Kind",
     "MAX_BYTES",
     "MAX_ENTRIES",
+    "Quota",
     "Snapshot",
     "SnapshotError",
     "apply",

@@ -10,6 +10,7 @@ import stat
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from nano_shared.blobs import BlobStore
@@ -33,6 +34,23 @@ _WRITERS = 8
 _MB = 2**20
 _FILE_MODE = 0o644
 _CHANGED_MEANWHILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+
+@dataclass(slots=True)
+class Quota:
+    """What the snapshots of one run may still add to a blob store."""
+
+    left: int = 1 << 30
+    """bytes: twice a workspace of the largest size"""
+
+    def take(self, size: int) -> None:
+        """Raises SnapshotError where it is less than `size`."""
+        if size > self.left:
+            raise SnapshotError(
+                f"new and changed files hold {size // _MB} MB, and {self.left // _MB} MB are left "
+                "of what one run may keep; delete large files, or nothing of it counts"
+            )
+        self.left -= size
 
 
 def snapshot_directory(
@@ -66,11 +84,13 @@ def snapshot_tar(
     exclude: Iterable[str] = DEFAULT_EXCLUDES,
     *,
     max_bytes: int = MAX_BYTES,
+    quota: Quota | None = None,
 ) -> str:
     """Snapshot an uncompressed tar stream and give its id. Nothing in the stream is trusted.
 
     Raises SnapshotError for absolute names, `..`, devices, hard links to what the stream does not hold,
-    paths through files or symlinks, damage, or more than `max_bytes`. Pipes are left out.
+    paths through files or symlinks, damage, more than `max_bytes`, or more new bytes than `quota` has left.
+    Pipes are left out.
     """
     excluded = name_filter(exclude)
     entries: dict[str, Entry] = {}
@@ -86,8 +106,11 @@ def snapshot_tar(
                 entries[path] = _tar_entry(archive, member, path, entries, pending)
     except (tarfile.TarError, EOFError, ValueError, ArithmeticError) as error:
         raise SnapshotError(f"the workspace's archive is damaged: {error}") from error
+    new = [data for blob, data in pending.items() if blob not in blobs]
+    if quota is not None:
+        quota.take(sum(map(len, new)))
     with ThreadPoolExecutor(_WRITERS) as pool:
-        list(pool.map(blobs.put, pending.values()))
+        list(pool.map(blobs.put, new))
     return save(make_snapshot(entries.values()), blobs)
 
 

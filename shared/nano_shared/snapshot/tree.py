@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -63,6 +64,11 @@ class Entry:
     content: str | None
     """blob id of a file, target of a symlink, None for a directory"""
 
+    @property
+    def shown(self) -> str:
+        """The path as text that can be logged and sampled from: bytes that are not UTF-8 as `\\xff`."""
+        return shown(self.path)
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -73,6 +79,11 @@ class Snapshot:
     @cached_property
     def by_path(self) -> dict[str, Entry]:
         return {entry.path: entry for entry in self.entries}
+
+
+def shown(path: str) -> str:
+    """A path with its bytes that are no UTF-8 written out."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def clean_path(name: str) -> str:

@@ -12,7 +12,7 @@ from nano_shared.blobs import BlobStore
 from nano_shared.snapshot.tree import Entry, Kind, Snapshot, differing_paths, load, worth_naming
 
 _CONTEXT = 3
-_MAX_BYTES = 2**20
+_MAX_BYTES, _MAX_PATCHES = 2**20, 2**24
 # Pairs of equal lines that the matcher would walk; beyond, the changed region is replaced whole.
 _MAX_PAIRS = 1_000_000
 _HASH_DIGITS = 7
@@ -23,15 +23,20 @@ _PLAIN_NAME = re.compile(r'[^\x00-\x1f"\\\x7f\ud800-\udfff]+')
 def diff(before: str | Snapshot, after: str | Snapshot, blobs: BlobStore) -> str:
     """Git-style unified diff, empty where nothing differs.
 
-    Binary files and files over 1 MiB are named, not shown. Git knows no directories: empty ones, and
-    changed modes of directories, stand as `#` lines at the top, which `git apply` passes over.
+    Binary files and files over 1 MiB are named, not shown, and so is what comes after 16 MiB of patches. Git
+    knows no directories: empty ones, and changed modes of directories, stand as `#` lines at the top, which
+    `git apply` passes over.
     """
     old, new = load(before, blobs), load(after, blobs)
     paths = differing_paths(old, new)
     notes: list[str] = []
     for path in worth_naming(old, new, paths):
         notes.extend(_directory_note(path, old.by_path.get(path), new.by_path.get(path)))
-    patches = [_patch(_not_directory(old, path), _not_directory(new, path), blobs) for path in paths]
+    patches: list[str] = []
+    room = _MAX_PATCHES
+    for path in paths:
+        patches.append(_patch(_not_directory(old, path), _not_directory(new, path), blobs, room))
+        room -= len(patches[-1])
     return "".join(notes) + "".join(patches)
 
 
@@ -51,9 +56,9 @@ def _directory_note(path: str, old: Entry | None, new: Entry | None) -> Iterator
         yield f"# directory created: {_quoted(path)}\n"
 
 
-def _patch(old: Entry | None, new: Entry | None, blobs: BlobStore) -> str:
+def _patch(old: Entry | None, new: Entry | None, blobs: BlobStore, room: int) -> str:
     if old and new and old.kind is not new.kind:
-        return _patch(old, None, blobs) + _patch(None, new, blobs)
+        return _patch(old, None, blobs, room) + _patch(None, new, blobs, room)
     known = old or new
     if known is None:
         return ""
@@ -68,7 +73,7 @@ def _patch(old: Entry | None, new: Entry | None, blobs: BlobStore) -> str:
     texts = _text(data[0]), _text(data[1])
     if texts[0] is None or texts[1] is None:
         return header + f"Binary files {left} and {right} differ\n"
-    if max(len(data[0]), len(data[1])) > _MAX_BYTES:
+    if max(len(data[0]), len(data[1])) > min(_MAX_BYTES, room):
         return header + f"Large files {left} and {right} differ ({len(data[0])} and {len(data[1])} bytes)\n"
     hunks = "".join(_hunks(texts[0], texts[1]))
     names = f"--- {_ended(left)}\n+++ {_ended(right)}\n"
