@@ -133,18 +133,18 @@ SUITES = {
         "from sol import f, g\ntry:\n    f(1)\nexcept Exception as e:\n    assert g(e) == 2\n",
     ),
     "nested until it can go no deeper": (
-        "def f(x): return [x]\ndef g(x): return 2",
+        "def f(x): return [x]\ndef g(x): return 3",
         "from sol import f, g\nx = 1\nfor _ in range(200): x = [f(x)]\nassert g(x) == 2\n",
     ),
     "arguments changed until they can go no deeper": (
-        "def f(x):\n    x[:] = [list(x)]\n    return 2\ng = f",
+        "def f(x):\n    x[:] = [list(x)]\n    return 3\ng = f",
         "from sol import f, g\nx = []\nfor _ in range(300): f(x)\nassert f([x]) == 2\n",
     ),
     "a name of a million letters when imported": (
         "raise type('E' * 30_000_000, (Exception,), {})", USES,
     ),
     "a skip whose name no text holds": (
-        "def f(x): raise type('Skipped', (Exception,), {})('\\ud800')\ndef g(x): return 2", USES,
+        "def f(x): raise type('Skipped', (Exception,), {})('\\ud800')\ndef g(x): return 3", USES,
     ),
     "memory of the tests' jail": (
         "import collections\ndef f(x): return [collections.deque() for _ in range(1_000_000)]\ng = len",
