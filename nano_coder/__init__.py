@@ -1,4 +1,5 @@
 """nano-coder, the consumer: an agent runtime that logs every execution exactly."""
 
-__version__ = "0.1.0"
+from nano_shared import __version__
+
 __all__ = ["__version__"]

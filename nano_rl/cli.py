@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nano_shared import __version__
 from nano_shared.command_line import LazyGroup, run_command
 
 COMMANDS = {
@@ -21,7 +22,7 @@ COMMANDS = {
     "checkpoints": ("nano_rl.commands.checkpoints", "List checkpoints, show one, promote one."),
 }
 
-cli = LazyGroup("nano-rl", COMMANDS, help="Train the policy from its own executions.")
+cli = LazyGroup("nano-rl", COMMANDS, help="Train the policy from its own executions.", version=__version__)
 
 
 def main() -> None:

@@ -54,12 +54,13 @@ TERABYTE_MB = 1 << 20
 @click.option(
     "--sandbox", "kind", type=click.Choice(["ns", "bwrap", "none"]), default="ns", show_default=True
 )
+@click.option("--python", help="Interpreter inside the sandbox; ours unless given.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record of the run instead of its output.")
 @click.option("--batch", is_flag=True, help="Read one JSON request a line, answer one JSON line each.")
 @click.option("--concurrency", type=click.IntRange(1, 256), default=2, show_default=True, help="Of --batch.")
 def command(
     argv: tuple[str, ...], line: str | None, workspace: Path | None, timeout: float, memory: int,
-    max_output: int, net: str, kind: str, as_json: bool, batch: bool, concurrency: int,
+    max_output: int, net: str, kind: str, python: str | None, as_json: bool, batch: bool, concurrency: int,
 ) -> int:  # fmt: skip
     """Run ARGV, FILE.py or a line of shell in a sandbox, on a copy of a directory.
 
@@ -81,10 +82,12 @@ def command(
 
         if hosts:
             raise UsageError("--batch has no network: leave out --net")
-        return answer_all(sys.stdin.buffer, sys.stdout, open_sandbox(kind), workspace, limits, concurrency)
+        return answer_all(
+            sys.stdin.buffer, sys.stdout, open_sandbox(kind, python=python), workspace, limits, concurrency
+        )
     script = _script(argv, workspace)
     try:
-        sandbox = open_sandbox(kind)
+        sandbox = open_sandbox(kind, python=python)
         with closing(_open(sandbox, workspace, limits, hosts)) as jail:
             program = ["/bin/sh", "-c", line] if line is not None else _program(argv, script, jail)
             with _standard_input() as given:

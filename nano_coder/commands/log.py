@@ -53,8 +53,12 @@ def list_runs(limit: int, log: str | None, as_json: bool) -> int:
     console = Console(width=None if sys.stdout.isatty() else _PIPED)
     table = Table(box=None)
     columns = _columns(console.width)
+    needed = sum(_WIDTHS[name] + 2 for name in columns)
+    spare, console.width = console.width - needed, max(console.width, needed)
     for name in columns:
-        table.add_column(name, no_wrap=True, min_width=_WIDTHS[name])
+        # rich would shrink them all alike
+        more = max(0, min(spare, 48) // 2) if name in ("policy", "task") else 0
+        table.add_column(name, no_wrap=True, width=_WIDTHS[name] + more)
     for run in runs:
         cells = {
             "run": run.id,

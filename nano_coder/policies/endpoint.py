@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import queue
+import threading
+import time
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -12,8 +16,26 @@ from nano_shared import Completion, Conversation, Finish, Message, PolicyError, 
 
 _RETRIED_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 _KEYS = "NANO_API_KEY or OPENAI_API_KEY in the environment, or api_key in your configuration"
+_MOST_BYTES = 16 << 20
+"""of an answer, whatever it is"""
+_MOST_CHARS_PER_TOKEN = 100
+"""a text with more than so many for each token asked for is no text of so many tokens"""
 _CHARS_PER_TOKEN = 4
 """usual of English and code; the server has the tokenizer, we do not"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    body: bytes
+
+    @property
+    def retried(self) -> bool:
+        return self.status in _RETRIED_STATUS
+
+    @property
+    def excerpt(self) -> str:
+        return _excerpt(self.body.decode("utf-8", "replace"))
 
 
 class EndpointPolicy:
@@ -43,9 +65,12 @@ class EndpointPolicy:
         self.template_hash = content_hash(f"endpoint: {model}")
         self.url = f"{base_url.rstrip('/')}/chat/completions"
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout = timeout
         self._client = httpx.Client(headers=headers, timeout=httpx.Timeout(timeout, connect=10.0))
         self._retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_is_transient),
+            retry=tenacity.retry_if_exception(_is_transient)
+            | tenacity.retry_if_result(lambda answer: answer.retried),
+            retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
             stop=tenacity.stop_after_attempt(attempts),
             wait=tenacity.wait_exponential(multiplier=retry_seconds, max=30.0),
             reraise=True,
@@ -55,15 +80,15 @@ class EndpointPolicy:
         """The server's answer to all messages. Raises PolicyError if it cannot be had or makes no sense."""
         body = self._body(conversation.messages, sampling)
         try:
-            answer = self._retrying.copy()(self._post, body)
-        except httpx.HTTPStatusError as error:
-            raise self._refused(error.response) from error
+            answer: _Answer = self._retrying.copy()(self._post, body)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise PolicyError(
                 f"no answer from {self.url}: {error or type(error).__name__}; is the server running, and is"
                 " --base-url right?"
             ) from error
-        text, finish = self._read(answer)
+        if not 200 <= answer.status < 300:
+            raise self._refused(answer)
+        text, finish = self._read(answer, sampling.max_tokens)
         return Completion(text=text, finish=finish, sampling=sampling, policy_id=self.id)
 
     def count(self, text: str) -> int:
@@ -90,38 +115,68 @@ class EndpointPolicy:
             body["top_k"] = sampling.top_k
         return body
 
-    def _post(self, body: dict[str, Any]) -> str:
-        response = self._client.post(self.url, json=body)
-        response.raise_for_status()
-        return response.text
-
-    def _read(self, answer: str) -> tuple[str, Finish]:
+    def _post(self, body: dict[str, Any]) -> _Answer:
+        """The whole answer in time. Each read of a slow one is quick, headers too, so a thread that is left
+        behind is what bounds it."""
+        answers: queue.SimpleQueue[_Answer | Exception | None] = queue.SimpleQueue()
+        threading.Thread(target=self._exchange, args=(body, answers), daemon=True).start()
         try:
-            choice = json.loads(answer)["choices"][0]
+            answer = answers.get(timeout=self._timeout)
+        except queue.Empty:
+            raise httpx.ReadTimeout(f"no whole answer within {self._timeout:g} s") from None
+        if isinstance(answer, Exception):
+            raise answer
+        assert answer is not None, "the exchange failed, which its thread has told"
+        return answer
+
+    def _exchange(self, body: dict[str, Any], answers: queue.SimpleQueue[_Answer | Exception | None]) -> None:
+        began = time.monotonic()
+        try:
+            with self._client.stream("POST", self.url, json=body) as response:
+                data = bytearray()
+                for chunk in response.iter_bytes():
+                    data += chunk
+                    if len(data) > _MOST_BYTES:
+                        raise PolicyError(
+                            f"{self.url} answered more than {_MOST_BYTES >> 20} MB, of which the rest was not"
+                            f" read: {_excerpt(data[:400].decode('utf-8', 'replace'))}; see the server's log"
+                        )
+                    if time.monotonic() - began > self._timeout:
+                        return  # nobody waits any more
+                answers.put(_Answer(response.status_code, bytes(data)))
+        except (httpx.HTTPError, httpx.InvalidURL, PolicyError) as error:
+            answers.put(error)
+        finally:
+            answers.put(None)
+
+    def _read(self, answer: _Answer, max_tokens: int) -> tuple[str, Finish]:
+        try:
+            choice = json.loads(answer.body)["choices"][0]
             text = choice["message"]["content"]
             reason = choice.get("finish_reason")
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise PolicyError(
-                f"{self.url} answered something else than a chat completion: {_excerpt(answer)};"
+                f"{self.url} answered something else than a chat completion: {answer.excerpt};"
                 " --base-url must end where /chat/completions begins, usually in /v1"
             ) from error
         if not isinstance(text, str):
             raise PolicyError(
-                f"{self.url} answered without text (finish_reason {reason!r}): {_excerpt(answer)};"
+                f"{self.url} answered without text (finish_reason {str(reason)[:40]!r}): {answer.excerpt};"
                 f" serve {self.model!r} without a tool parser"
             )
-        return text, Finish.LENGTH if reason == "length" else Finish.STOP
+        longest = max_tokens * _MOST_CHARS_PER_TOKEN
+        finish = Finish.LENGTH if reason == "length" or len(text) > longest else Finish.STOP
+        # JSON can spell half a surrogate pair, which cannot be sent back
+        return text[:longest].encode("utf-8", "backslashreplace").decode(), finish
 
-    def _refused(self, response: httpx.Response) -> PolicyError:
+    def _refused(self, answer: _Answer) -> PolicyError:
         ways_out = {
             401: f"give the server's API key: {_KEYS}",
             403: f"give an API key that may use this model: {_KEYS}",
             404: f"check --base-url, and that the server has the model {self.model!r}",
         }
-        way_out = ways_out.get(response.status_code, "see the server's log")
-        return PolicyError(
-            f"{self.url} answered {response.status_code}: {_excerpt(response.text)}; {way_out}"
-        )
+        way_out = ways_out.get(answer.status, "see the server's log")
+        return PolicyError(f"{self.url} answered {answer.status}: {answer.excerpt}; {way_out}")
 
 
 def _wire_role(role: Role) -> str:
@@ -130,8 +185,6 @@ def _wire_role(role: Role) -> str:
 
 
 def _is_transient(error: BaseException) -> bool:
-    if isinstance(error, httpx.HTTPStatusError):
-        return error.response.status_code in _RETRIED_STATUS
     return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.RemoteProtocolError)
 
 

@@ -19,7 +19,7 @@ from nano_rl.checkpoints.evaluations import (
     tasks_hash,
 )
 from nano_rl.checkpoints.promotion import Difference, compare
-from nano_rl.commands.progress import bar, print_components, print_rows
+from nano_rl.commands.progress import bar, print_components, print_rows, tell_ungraded
 from nano_rl.commands.session import (
     chosen_reward,
     dtype_option,
@@ -93,6 +93,7 @@ class How:
                 tasks, runtime, group_size=self.repeat, seed=self.seed, reward=composed,
                 on_run=lambda t: progress.advance(),
             )  # fmt: skip
+        tell_ungraded(runs)
         conditions = Conditions(
             tasks_hash=tasks_hash(tasks), seed=self.seed, repeat=self.repeat,
             temperature=self.temperature, max_tokens=runtime.sampling.max_tokens, dtype=self.dtype,
@@ -151,4 +152,4 @@ def print_differences(overall: Difference, suites: tuple[Difference, ...]) -> No
 
 
 def vars_of(row: Row) -> dict[str, Any]:
-    return {**asdict(row), "rate": row.rate}
+    return {**asdict(row), "rate": row.rate if row.graded else None}

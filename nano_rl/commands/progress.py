@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.progress import (
@@ -17,6 +18,8 @@ from rich.table import Table
 
 from nano_rl.checkpoints.evaluate import Row
 from nano_shared.console import Console
+from nano_shared.errors import PolicyError, SandboxError
+from nano_shared.types import StopReason, Trajectory
 
 
 class Bar:
@@ -64,14 +67,32 @@ def print_metrics(rows: list[dict[str, float | None]], console: Console | None =
     (console or Console(stderr=True)).print(table)
 
 
+def tell_ungraded(runs: Sequence[Trajectory]) -> None:
+    """Say on stderr how many runs have no reward, and why the first has none.
+
+    Raises PolicyError, or SandboxError where the sandbox failed, if no run has one.
+    """
+    ungraded = [run for run in runs if run.reward is None]
+    if not ungraded:
+        return
+    first = ungraded[0]
+    why = first.stop_detail or (first.verdict.failure_kind if first.verdict else None) or "it has no check"
+    told = f"run {first.id}: {first.stop if first.stop and first.stop.ours else 'not graded'}: {why}"
+    if len(ungraded) < len(runs):
+        print(f"{len(ungraded)} of {len(runs)} runs could not be graded; the first, {told}", file=sys.stderr)
+        return
+    kind = SandboxError if first.stop is StopReason.SANDBOX_ERROR else PolicyError
+    raise kind(f"none of {len(runs)} runs could be graded; the first, {told}")
+
+
 def print_rows(rows: list[Row]) -> None:
     """A table of success rates with their 95 % intervals."""
     table = Table("tasks", "success", "95 % interval", "of", "not graded", box=None)
     for row in rows:
         table.add_row(
             row.name,
-            f"{row.rate:.1%}",
-            f"{row.low:.1%} to {row.high:.1%}",
+            f"{row.rate:.1%}" if row.graded else "-",
+            f"{row.low:.1%} to {row.high:.1%}" if row.graded else "-",
             f"{row.successes}/{row.graded}",
             str(row.ungraded),
         )

@@ -10,7 +10,7 @@ import click
 
 from nano_coder.runtime import is_reflection
 from nano_rl.checkpoints.evaluate import component_means, row_of, table
-from nano_rl.commands.progress import bar, print_components, print_rows
+from nano_rl.commands.progress import bar, print_components, print_rows, tell_ungraded
 from nano_rl.commands.session import (
     chosen_reward,
     dtype_option,
@@ -78,6 +78,7 @@ def command(
                 tasks, runtime, group_size=group_size, seed=seed, on_run=done, reward=composed,
                 reflect=reflect,
             )  # fmt: skip
+    tell_ungraded(runs)
     first, second = split_attempts(runs)
     print_rows([*table(first), *([row_of("second attempts", second)] if second else [])])
     if reflect:

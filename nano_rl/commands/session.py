@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import click
 
 from nano_coder.runtime import (
     OpenedWeights,
@@ -119,14 +123,21 @@ def training_runtime(
 
 
 def training_folder(name: str) -> tuple[Path, Path]:
-    """The checkpoint to be and the folder of the training's state.
+    """The checkpoint to be and the folder of the training's state; a command that leaves it empty removes it.
 
     Raises UsageError for a name that cannot be a folder's, or of a checkpoint that exists.
     """
     target = checkpoint_target(name)
     folder = trainings_dir() / name
     folder.mkdir(parents=True, exist_ok=True)
+    if context := click.get_current_context(silent=True):
+        context.call_on_close(partial(_remove_empty, folder))
     return target, folder
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):  # it holds something
+        folder.rmdir()
 
 
 def checkpoint_target(name: str) -> Path:

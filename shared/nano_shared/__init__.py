@@ -40,6 +40,8 @@ from nano_shared.types import (
     Verdict,
 )
 
+__version__ = "0.1.0"
+
 __all__ = [
     "BudgetExhausted",
     "Case",

@@ -71,6 +71,7 @@ def run_command(cli: click.Command, arguments: list[str] | None = None) -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    # one line, whatever it quotes
-    print(f"error: {one_line(message, 4000)}", file=sys.stderr)
+    # one line, whatever it quotes; what the user asked to end is no error
+    begin = "" if code == 130 else "error: "
+    print(f"{begin}{one_line(message, 4000)}", file=sys.stderr)
     sys.exit(code)

@@ -67,6 +67,9 @@ class GuardedStream(io.TextIOWrapper):
         """for a console, which has seen to its text itself"""
         stream.reconfigure(errors="backslashreplace")
 
+    def __del__(self) -> None:
+        """Leave the stream underneath open, which others write to."""
+
     def write(self, text: str, /) -> int:
         # a bar of progress goes back to where its line begins
         bar = "\r" if text.startswith("\r") and self.isatty() else ""

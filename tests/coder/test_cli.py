@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import resource
 import signal
 import sqlite3
@@ -19,8 +20,9 @@ import pytest
 from executions import a_runtime, a_task, act
 
 from nano_coder.profiles import HERMES_1
-from nano_coder.runtime import run_task
+from nano_coder.runtime import grade_run, run_task
 from nano_rl.tasks import read_tasks, write_tasks
+from nano_shared import __version__
 from nano_shared.store import LogStore
 from nano_shared.types import Task
 
@@ -600,3 +602,86 @@ def test_a_task_file_may_hold_any_text(tmp_path: Path) -> None:
     tasks = [Task(key="a", prompt="x\u2028y\x85z\nw"), Task(key="b", prompt="c")]
     write_tasks(tmp_path / "tasks.jsonl", tasks)
     assert read_tasks(tmp_path / "tasks.jsonl") == tasks
+
+
+# ------------------------------------------------------------------------------------- on a terminal
+
+
+def test_long_outputs_are_folded_on_a_terminal_and_whole_on_request(
+    cli: Cli, endpoint: Endpoint, project: Path, home: Path
+) -> None:
+    endpoint.script = hermes(("shell", {"command": "seq 100"}), ("submit", {}))
+    assert cli("run", "Count.", "-C", str(project), *endpoint.flags).returncode == 0
+    assert "│ 50\n" in cli("log", "show", "last").stderr
+    folded, whole = (on_a_terminal(home, "log", "show", "last", *flag) for flag in ((), ("-v",)))
+    assert [f"│ {n}\n" in folded for n in (1, 50, 100)] == [True, False, True]
+    assert "86 more lines; -v shows them" in folded
+    assert [f"│ {n}\n" in whole for n in (1, 50, 100)] == [True] * 3
+
+
+@pytest.mark.parametrize("columns", [200, 80, 60, 40, 25])
+def test_the_list_of_runs_keeps_its_reward_at_any_width(columns: int, home: Path) -> None:
+    runtime = a_runtime(home, [act("submit")], policy_name="a-policy-with-a-long-name" * 3)
+    with runtime.store:
+        run = grade_run(run_task(a_task(prompt="fix " * 50, check="true"), runtime), runtime)
+    heading, row = on_a_terminal(home, "log", "list", columns=columns).splitlines()
+    assert heading.split()[-1] == "reward"
+    assert (row.split()[0], row.split()[-1]) == (run.id, "1")
+
+
+def on_a_terminal(home: Path, *arguments: str, columns: int = 100) -> str:
+    """What a command prints on a terminal, without its colours."""
+    ours, theirs = pty.openpty()
+    variables = {**environment(home), "COLUMNS": str(columns), "TERM": "dumb"}
+    with subprocess.Popen(
+        argv("nano-coder", *arguments), stdin=theirs, stdout=theirs, stderr=theirs, env=variables
+    ):
+        os.close(theirs)
+        printed = b""
+        try:
+            while data := os.read(ours, 65536):
+                printed += data
+        except OSError:  # how Linux says that the other side of a terminal is closed
+            os.close(ours)
+    return printed.decode().replace("\r\n", "\n")
+
+
+# ------------------------------------------------------------------------------------------- the rest
+
+
+def test_both_programs_tell_their_version(cli: Cli) -> None:
+    for program in ("nano-coder", "nano-rl"):
+        assert cli("--version", program=program).stdout == f"{program}, version {__version__}\n"
+
+
+def test_exec_takes_an_interpreter(cli: Cli) -> None:
+    done = cli("exec", "--python", "/usr/bin/python3", "--", "python", "-c", "import sys; print(sys.prefix)")
+    assert (done.stdout, done.returncode) == ("/usr\n", 0)
+    refused(cli("exec", "--python", "/no/python", "--", "ls"), 2, "/no/python")
+
+
+def test_a_training_that_is_refused_leaves_no_folder(cli: Cli, home: Path, tmp_path: Path) -> None:
+    write_tasks(tmp_path / "tasks.jsonl", [a_task(check="true")])
+    flags = ("--name", "mine", "--tasks", "tasks.jsonl", "--model", "nosuch")
+    refused(cli("train", *flags, program="nano-rl"), 2, "nosuch")
+    assert not (home / "trainings" / "mine").exists()
+
+
+@pytest.mark.parametrize("command", ["eval", "rollout"])
+def test_runs_that_all_failed_are_no_result(
+    cli: Cli, endpoint: Endpoint, tmp_path: Path, command: str
+) -> None:
+    write_tasks(tmp_path / "tasks.jsonl", [a_task(key=str(n), check="true") for n in range(3)])
+    asked = (command, "--tasks", "tasks.jsonl", *endpoint.flags)
+    endpoint.script = [401] * 3
+    done = cli(*asked, program="nano-rl")
+    assert (done.returncode, done.stdout) == (4, "")
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "none of 3 runs could be graded" in line
+    assert "policy_error" in line
+    assert "answered 401" in line
+    endpoint.script = [401, *hermes(("submit", {}), ("submit", {}))]
+    done = cli(*asked, program="nano-rl")
+    assert done.returncode == 0
+    assert "1 of 3 runs could not be graded" in done.stderr
+    assert "100.0%" in done.stdout

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -201,3 +203,67 @@ def test_many_threads_share_it(policy: EndpointPolicy, server: Server) -> None:
 
 def test_tokens_are_estimated(policy: EndpointPolicy) -> None:
     assert [policy.count(text) for text in ("", "a", "four", "fiver")] == [0, 1, 1, 2]
+
+
+# ------------------------------------------------------------------------- servers that answer too much
+
+
+def answering(head: bytes, forever: bytes = b"", pause: float = 0.0) -> Iterator[str]:
+    """A server that sends `head`, and then a piece again and again until its client hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            client, _ = listener.accept()
+            with client, contextlib.suppress(OSError):
+                client.recv(65536)
+                client.sendall(head)
+                while forever:
+                    client.sendall(forever)
+                    time.sleep(pause)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "forever", "pause", "told"),
+    [
+        (OK + b"\r\n", b"x" * (1 << 20), 0.0, "answered more than 16 MB"),
+        (
+            OK + b"Content-Type: text/html\r\nContent-Length: 3\r\n\r\n<p>",
+            b"",
+            0.0,
+            "something else than a chat",
+        ),
+        (OK + b"\r\n", b" ", 0.05, "no whole answer within 1 s"),
+        (OK, b"X-More: x\r\n", 0.05, "no whole answer within 1 s"),
+        (OK, b"X-More: " + b"x" * 1000 + b"\r\n", 0.0, "no answer from"),
+        (b"nonsense\r\n\r\n", b"", 0.0, "no answer from"),
+    ],
+    ids=["endless", "a page", "a slow drip", "slow headers", "endless headers", "no http"],
+)
+def test_an_answer_is_bounded_in_size_and_time(head: bytes, forever: bytes, pause: float, told: str) -> None:
+    for url in answering(head, forever, pause):
+        policy = EndpointPolicy("little", url, timeout=1.0 if pause else 100.0, attempts=1)
+        with pytest.raises(PolicyError, match=told):
+            policy.complete(conversation(), Sampling())
+        policy.close()
+
+
+@pytest.mark.parametrize(
+    "body", ["[" * 100_000, '{"choices": ' + "9" * 10_000 + "}", "\ufeff{", "null", '{"choices": {}}']
+)
+def test_what_is_no_completion_is_one_sentence(policy: EndpointPolicy, server: Server, body: str) -> None:
+    server.answers = [(200, body)]
+    with pytest.raises(PolicyError, match="something else than a chat completion") as refused:
+        policy.complete(conversation(), Sampling())
+    assert len(str(refused.value)) < 1000
+
+
+def test_a_text_beyond_all_tokens_is_cut(policy: EndpointPolicy, server: Server) -> None:
+    server.answers = [(200, chat("\ud800" + "a" * 1_000_000))]
+    completion = policy.complete(conversation(), Sampling(max_tokens=9))
+    assert (completion.text, completion.finish) == ("\\ud800" + "a" * 899, Finish.LENGTH)
