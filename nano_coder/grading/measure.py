@@ -230,7 +230,8 @@ def measured(texts: dict[str, str]) -> dict[str, int] | None:
     total = {"statements": 0, "branches": 0, "nesting": 0, "lines": 0, "hidden": 0}
     for text in texts.values():
         try:
-            tree = ast.parse(text)
+            # as bytes, since a text may name the encoding that it is run in
+            tree = ast.parse(text.encode("utf-8", "surrogateescape"))
             strings = docstrings(tree)
             total["statements"] += statements(tree, strings)
             total["branches"] += sum(map(branches, ast.walk(tree)))

@@ -29,7 +29,9 @@ def measure(files: Mapping[str, bytes], limits: Limits, sandbox: Sandbox) -> dic
     None where a file is no Python. The source is parsed in a jail, since a parser may be crashed.
     Raises SandboxError where the jail fails.
     """
-    texts = {name: data.decode("utf-8", "replace") for name, data in files.items() if name.endswith(".py")}
+    texts = {
+        name: data.decode("utf-8", "surrogateescape") for name, data in files.items() if name.endswith(".py")
+    }
     with closing(sandbox.open(None, limits)) as jail:
         result = jail.run_python(_MEASURE, isolated=True, stdin=json.dumps(texts).encode(), timeout=_SECONDS)
     try:

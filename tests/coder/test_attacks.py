@@ -275,6 +275,7 @@ HIDING = {
     "annotations": "import typing\ndef g(x: 'lambda x: x + 1'): pass\nf = typing.get_type_hints(g)['x']",
     "fields that are code": "import dataclasses\nC = type('C', (), {'__annota' + 'tions__': {'x: int = [print][0], y': int}})\ndataclasses.dataclass(C)\ndef f(x): return x + 1",
     "ast": f"import ast\nn = {{}}\nfor run in [eval]: run(compile(ast.parse({TEXT}), 'x', 'exec'), n)\nf = n['f']",
+    "another encoding": "# coding: utf-7\n# +AAo-def f(x):+AAo-    y +AD0- x+AAo-    exec('')+AAo-    return y +- 1+AAo-",
     "codeop by map": f"n = {{}}\nlist(map(exec, [{TEXT}], [n]))\nf = n['f']",
 }  # fmt: skip
 
@@ -334,6 +335,12 @@ def test_layout_hides_no_statement(text: str) -> None:
     assert hidden is not None
     assert hidden["statements"] >= plain["statements"]
     assert hidden["lines"] >= plain["lines"] or ":=" in text
+
+
+def test_what_another_encoding_hides_in_a_comment_is_counted() -> None:
+    found = measured({"a.py": "# coding: utf-7\n# +AAo-x = 1+AAo-y = 2\n"})
+    assert found is not None
+    assert found["statements"] == 2
 
 
 def test_a_line_too_long_to_read_is_several() -> None:

@@ -18,16 +18,14 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 LONGEST_TEXT = 10_000
 LONGEST_NAME = 200
 MOST_ATTRIBUTES = 200
 DEEPEST_CLASS = 20
-HANDLE = " handle"
-"""where a stand-in keeps the number of what it stands for; no attribute has a blank in its name"""
-ITEMS = " items"
-TEXTS = (" repr", " str")
+TOLD = " str"
+"""where an exception keeps its text; no attribute has a blank in its name"""
 
 
 class NotPlain(Exception):
@@ -232,6 +230,14 @@ def texts(value: Any) -> list[str | None]:
 _MADE: dict[str, type[Any]] = {}
 
 
+class About(NamedTuple):
+    """What a stand-in keeps beside its attributes."""
+
+    handle: int
+    texts: list[str | None]
+    items: Any
+
+
 def stand_in(name: str, names: tuple[str, ...], compared: bool, iterates: bool) -> Any:
     """An object of a class made for the name, whose attributes are to be set.
 
@@ -243,7 +249,8 @@ def stand_in(name: str, names: tuple[str, ...], compared: bool, iterates: bool) 
 
     key = f"{name}({','.join(names)}){compared}{iterates}"
     if key not in _MADE:
-        own = {"__repr__": _repr, "__str__": _str, "__module__": "solution"}
+        slots = ("_about_", "__dict__", "__weakref__")
+        own = {"__repr__": _repr, "__str__": _str, "__module__": "solution", "__slots__": slots}
         methods = {**own, "__iter__": _iter} if iterates else own
         _MADE[key] = dataclasses.make_dataclass(
             name, [(each, object, None) for each in names], eq=compared, order=compared,
@@ -257,16 +264,16 @@ def is_stand_in(kind: type[Any]) -> bool:
 
 
 def _repr(self: Any) -> str:
-    told = vars(self).get(TEXTS[0])
+    told: str | None = self._about_.texts[0]
     return told if told is not None else object.__repr__(self)
 
 
 def _iter(self: Any) -> Iterator[Any]:
-    return iter(vars(self)[ITEMS])
+    return iter(self._about_.items)
 
 
 def _str(self: Any) -> str:
-    told = vars(self).get(TEXTS[1])
+    told: str | None = self._about_.texts[1]
     return told if told is not None else repr(self)
 
 
@@ -320,9 +327,13 @@ def unpack_array(kind: str, shape: list[int], flat: list[Any], *, library: bool)
 
 # ------------------------------------------------------------------------------------------ exceptions
 
-_RUNNERS = ("unittest", "doctest", "bdb", "pdb")
+_RUNNERS = ("unittest", "doctest", "bdb", "pdb", "pytest", "_pytest", "pluggy", "inside")
 """whose exceptions tell a runner what to do"""
 _CLASSES: dict[str, type[BaseException]] = {}
+"""by what was told of them; `_NODES` the other way round"""
+_NODES: dict[type[BaseException], list[Any]] = {}
+_OWN: dict[str, type[BaseException]] = {}
+"""of this side, that the other side has heard of"""
 _DETAILS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
@@ -331,12 +342,17 @@ def class_node(kind: type[Any], depth: int = 0) -> list[Any]:
     bases = [base for base in kind.__bases__ if issubclass(base, BaseException)]
     if depth > DEEPEST_CLASS:
         raise NotPlain("a class of too many generations")
+    if kind in _NODES:
+        return _NODES[kind]
     known = kind.__module__ == "builtins"
-    return [
+    node = [
         str(kind.__module__)[:LONGEST_NAME],
         kind.__qualname__[-LONGEST_NAME:],
         [] if known else [class_node(base, depth + 1) for base in bases],
     ]
+    if not known and issubclass(kind, Exception) and not _steers(kind.__module__):
+        _OWN[repr(node)] = kind  # as which it comes back
+    return node
 
 
 def exception_class(node: Any, depth: int = 0) -> type[BaseException]:
@@ -352,6 +368,8 @@ def exception_class(node: Any, depth: int = 0) -> type[BaseException]:
     if (found := _of_the_library(module, name)) is not None:
         return found
     key = repr(node)
+    if key in _OWN:
+        return _OWN[key]
     if key not in _CLASSES:
         made = tuple(exception_class(base, depth + 1) for base in bases) or (Exception,)
         spelt = {"__module__": "solution", "__str__": _told, "__qualname__": name}
@@ -359,13 +377,17 @@ def exception_class(node: Any, depth: int = 0) -> type[BaseException]:
             _CLASSES[key] = type(name.rpartition(".")[2], made, spelt)
         except TypeError:  # bases that cannot be had together
             _CLASSES[key] = type(name.rpartition(".")[2], made[:1], spelt)
+        _NODES[_CLASSES[key]] = node
     return _CLASSES[key]
+
+
+def _steers(module: str) -> bool:
+    return module.partition(".")[0] in _RUNNERS
 
 
 def _of_the_library(module: str, name: str) -> type[BaseException] | None:
     """Nobody can ask for a class of a module that is not loaded. What steers a runner or a loop is none."""
-    root = module.partition(".")[0]
-    if root not in sys.stdlib_module_names or root in _RUNNERS or "." in name:
+    if module.partition(".")[0] not in sys.stdlib_module_names or _steers(module) or "." in name:
         return None
     found = getattr(sys.modules.get(module), name, None)
     return found if isinstance(found, type) and issubclass(found, Exception) else None
@@ -380,8 +402,13 @@ def is_error(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseException)
 
 
+def may_come_back(kind: Any) -> bool:
+    """Whether this is a class of exceptions that the other side may have given."""
+    return is_error(kind) and (is_made(kind) or kind.__module__.partition(".")[0] in sys.stdlib_module_names)
+
+
 def _told(self: BaseException) -> str:
-    told = vars(self).get(TEXTS[1])
+    told = vars(self).get(TOLD)
     if told is not None:
         return str(told)
     theirs = next(c for c in type(self).__mro__ if vars(c).get("__str__", _told) is not _told)

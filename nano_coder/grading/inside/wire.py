@@ -149,14 +149,14 @@ class Crossing:
         """What is made again on the other side, by a class of the library's or one that is made for it."""
         if isinstance(value, BaseException):
             return {"e": self.pack_error(value, depth)}
-        if carried.is_made(value) or (self._carry and carried.is_error(value)):
+        if carried.may_come_back(value) or (self._carry and carried.is_error(value)):
             return {"Q": carried.class_node(value)}
         if kind is types.ModuleType:
             return {"L": str(value.__name__)}
         if kind is types.SimpleNamespace:
             return {"p": [[name, self.pack(held, depth)] for name, held in carried.fields(value).items()]}
         if carried.is_stand_in(kind):
-            return {"h": vars(value)[carried.HANDLE]}
+            return {"h": value._about_.handle}
         if (names := carried.named_fields(value, kind)) is not None:
             self._examine(value, kind)
             return {"n": [kind.__name__, names, self._items(tuple.__iter__(value), depth)]}
@@ -365,10 +365,8 @@ class Crossing:
         names = tuple(name for name, _ in attributes)
         made = carried.stand_in(name, names, bool(compared), items is not None)
         self._meet(made)
-        told: dict[str, Any] = {carried.HANDLE: handle, **dict(zip(carried.TEXTS, texts, strict=True))}
-        if items is not None:
-            told[carried.ITEMS] = self._borrow(items, "J")
-        vars(made).update(told)
+        iterable = None if items is None else self._borrow(items, "J")
+        made._about_ = carried.About(handle, [texts[0], texts[1]], iterable)
         vars(made).update(self._attributes(attributes, depth))
         return made
 
@@ -382,7 +380,7 @@ class Crossing:
         group = [self.unpack_error(node, depth + 10) for node in held.get("group", ())]
         error = carried.make_error(kind, args, has, group)
         if type(text := held.get("text")) is str and carried.is_made(type(error)):
-            vars(error)[carried.TEXTS[1]] = text
+            vars(error)[carried.TOLD] = text
         around = held.get("around", {})
         for name in around.keys() & {"__cause__", "__context__"}:
             setattr(error, name, self.unpack_error(around[name], depth + 20))
