@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -17,7 +18,7 @@ from nano_coder.grading.inside.report import DEEPEST, Malformed, read
 from nano_coder.runtime import Runtime, grade_run, run_task
 from nano_coder.sandbox import Jail, Sandbox, open_sandbox
 from nano_coder.sandbox.ns import NsJail
-from nano_shared.snapshot import Quota
+from nano_shared.snapshot import Quota, apply, snapshot_directory
 from nano_shared.types import (
     Case,
     HiddenChecks,
@@ -238,6 +239,25 @@ def test_a_hostile_workspace_is_seen_and_earns_nothing(attack: str, tmp_path: Pa
     assert json.loads(run.model_dump_json())
     if run.verdict is not None and not run.workspace_lost:
         assert expected_hash(run, runtime.store.blobs) == run.verdict.graded_hash
+
+
+def test_a_project_with_names_of_no_encoding_is_worked_on_logged_and_graded(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "a.py").write_text("def f(x): return x\n")
+    for name in (b"caf\xe9.txt", b"\xff\ndir"):
+        Path(os.fsdecode(os.path.join(os.fsencode(project), name))).write_bytes(b"old\n")
+    texts = [act("shell", command="for f in caf*; do echo new > $f; done; ls"), SUBMIT]
+    runtime = a_runtime(tmp_path, texts)
+    start = snapshot_directory(project, runtime.store.blobs)
+    task = a_task(files={}, snapshot=start, check="grep new caf*")
+    run = grade_run(run_task(task, runtime), runtime)
+    assert (run.stop, run.reward) == (StopReason.FINISHED, 1.0)
+    assert run.turns[0].observations[0].files_changed == ("caf\\xe9.txt",)
+    assert runtime.store.get(run.id) == run
+    assert "caf\\351.txt" in run.diff
+    changed = apply(start, str(run.last_snapshot), runtime.store.blobs, project)
+    assert [os.fsencode(name) for name in changed] == [b"caf\xe9.txt"]
 
 
 def test_what_was_solved_and_then_made_unkeepable_earns_nothing(tmp_path: Path) -> None:
