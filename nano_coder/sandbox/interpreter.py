@@ -6,6 +6,10 @@ Found from files alone: the interpreter may belong to a stranger's repository, s
 from __future__ import annotations
 
 import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +26,7 @@ _PARTS = ("bin", "lib", "lib64", "include", "pyvenv.cfg")
 """of a prefix; not the whole of it, which may be somebody's ~/.local"""
 _LONGEST_CHAIN = 16
 _LONGEST_CONFIG = 1 << 16
+_WORKSPACE = "/work"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,9 @@ def find_interpreter(python: str) -> Interpreter:
     mounts.add_chain(program, prefix)
     target = _RELOCATED if _under(prefix, HIDDEN_BY_JAIL) else str(prefix)
     mounts.add_parts(prefix, target)
+    if target == str(prefix) and prefix != Path(sys.prefix):
+        for path in _editable(prefix):
+            mounts.links[path] = f"{_WORKSPACE}/{os.path.basename(path)}"
     return _described(program, f"{target}/bin/{program.name}", mounts)
 
 
@@ -124,6 +132,29 @@ class _Mounts:
                     self.links[f"{target}/{name}"] = link
             elif source.exists():
                 self.binds[f"{target}/{name}"] = os.path.realpath(source)
+
+
+def _editable(prefix: Path) -> Iterator[str]:
+    """Entries of the project around a virtual environment that an editable install in it imports from.
+
+    In the jail the project is the workspace: what names it by its path on the host (a line of a .pth file, a
+    table of setuptools' finder) is to find it there.
+    """
+    for project in {prefix.parent, prefix.parent.resolve()}:
+        if _under(project, HIDDEN_BY_JAIL):
+            continue
+        named = re.compile(re.escape(f"{project}") + r"(?:/+([^/'\"\n\r]*))?(?=[/'\"\n\r]|\Z)")
+        names = {name for text in _import_hooks(prefix) for name in named.findall(text)}
+        if "" in names:  # the project itself
+            names = set(os.listdir(project))
+        yield from (f"{project}/{name}" for name in sorted(names - {prefix.name, ".", "..", ""}))
+
+
+def _import_hooks(prefix: Path) -> Iterator[str]:
+    for pattern in ("*.pth", "__editable__*.py"):
+        for file in prefix.glob(f"lib/python3*/site-packages/{pattern}"):
+            with suppress(OSError, NotReadable):
+                yield read_regular(file, _LONGEST_CONFIG).decode(errors="replace")
 
 
 def _is_installation(prefix: Path) -> bool:

@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -685,3 +686,37 @@ def test_runs_that_all_failed_are_no_result(
     assert done.returncode == 0
     assert "1 of 3 runs could not be graded" in done.stderr
     assert "100.0%" in done.stdout
+
+
+EDITABLE = {
+    "src by uv, hatch or poetry": ("shop.pth", "{project}/src\n", "src/shop"),
+    "the root": ("_shop.pth", "{project}", "shop"),
+    "setuptools": ("__editable___shop_finder.py", "MAPPING = {{'shop': '{project}/src/shop'}}\n", "src/shop"),
+    "elsewhere": ("shop.pth", "{project}-other/src\n", None),
+}
+
+
+@pytest.mark.parametrize(("hook", "text", "found"), EDITABLE.values(), ids=EDITABLE)
+def test_an_editable_install_is_imported_from_the_workspace(
+    cli: Cli, hook: str, text: str, found: str | None
+) -> None:
+    # not below /tmp, which is the jail's own
+    with tempfile.TemporaryDirectory(dir="/var/tmp", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o755)
+        project = Path(folder) / "project"
+        package = project / (found or "src/shop")
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("print('it is', __file__)\n")
+        subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", project / ".venv"], check=True)
+        (site,) = project.glob(".venv/lib/python3*/site-packages")
+        (site / hook).write_text(text.format(project=project))
+        if hook.endswith(".py"):  # a finder of setuptools, in short
+            start = f"import sys, {hook[:-3]} as found; sys.path.append(found.MAPPING['shop'][:-5])\n"
+            (site / "a.pth").write_text(start)
+        python = str(project / ".venv/bin/python")
+        line = "mkdir sub && cd sub && python -c 'import shop'"
+        done = cli("exec", "--python", python, "--workspace", str(project), "-c", line)
+    if found is None:
+        assert "No module named 'shop'" in done.stderr
+    else:
+        assert (done.stdout, done.stderr) == (f"it is {project}/{found}/__init__.py\n", "")
