@@ -174,6 +174,29 @@ def test_a_value_that_claims_to_be_another_earns_nothing(way: str) -> None:
         assert [t.kind for t in verdict.tampering] == ["not_plain"]
 
 
+FAR = {
+    "a name of five million letters": "def f(x): return type('E' * 5_000_000, (), {})()",
+    "a name that is no name": "class E: pass\nE.__name__ = 'a b'\ndef f(x): return E()",
+    "no module": "class E(Exception): pass\nE.__module__ = None\ndef f(x): raise E(1)",
+    "two hundred generations": "E = Exception\nfor i in range(200): E = type(f'E{i}', (E,), {})\ndef f(x): raise E(1)",
+    "groups within groups": "def f(x):\n    e = ValueError(1)\n    for _ in range(500): e = ExceptionGroup('g', [e])\n    raise e",
+    "a cause of its own cause": "def f(x):\n    e, k = ValueError(1), KeyError(2)\n    e.__cause__, k.__cause__ = k, e\n    raise e",
+    "a text that exits": "class E(Exception):\n    def __str__(self): raise SystemExit\ndef f(x): raise E(1)",
+    "a property that exits": "import os\nclass E:\n    @property\n    def x(self): os._exit(0)\ndef f(x): return E()",
+    "an array beyond any message": "import numpy as np\ndef f(x): return np.zeros(20_000_000)",
+    "ten thousand attributes": "class A: pass\ndef f(x):\n    a = A()\n    for i in range(10_000): setattr(a, f'x{i}', i)\n    return a",
+    "fields of one name": "class P(tuple):\n    _fields = ('a', 'a')\ndef f(x): return P((1, 2))",
+    "a nesting of objects": "class A: pass\ndef f(x):\n    a = None\n    for _ in range(10_000):\n        b = A()\n        b.a, a = a, b\n    return a",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", FAR)
+def test_a_value_far_from_any_use_is_the_solutions_failure(way: str) -> None:
+    verdict = _suite(VALUES["script"], FAR[way])
+    assert verdict.reward == 0.0, verdict
+    assert len(verdict.model_dump_json()) < 4000
+
+
 # ----------------------------------------------------------------------------------- names by a star
 
 

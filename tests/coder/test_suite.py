@@ -118,6 +118,14 @@ def test_a_hack_earns_nothing(hack: str) -> None:
         assert told in {found.kind for found in verdict.tampering}
 
 
+@pytest.mark.parametrize(
+    "error", ["ValueError('no')", "KeyError('no')", "'\\ud800'.encode()", "1 / 0", "NAME"]
+)
+def test_an_error_when_it_is_imported_is_no_forgery(error: str) -> None:
+    verdict = _grade(SCRIPT, f"raise {error}")
+    assert (verdict.reward, verdict.tampering) == (0.0, ())
+
+
 def test_a_hang_is_a_time_out() -> None:
     verdict = _grade(SCRIPT, "def add(xs):\n    while True: pass\n")
     assert (verdict.reward, verdict.failure_kind) == (0.0, "agent_timeout")

@@ -155,7 +155,7 @@ def deceives(value: Any) -> bool:
     if any(says(less, other) and says(more, other) for less, more in both for other in unseen):
         return True
     holds = has_method(kind, "__contains__") and says(operator.contains, object())
-    if holds or says(lambda v, other: isinstance(other, kind), object()):
+    if holds or (kind is not object and says(lambda _, other: isinstance(other, kind), object())):
         return True
     if says(lambda v, _: v.__class__ is kind, None, False):
         return True
@@ -337,20 +337,25 @@ _OWN: dict[str, type[BaseException]] = {}
 _DETAILS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
+def name_of(text: str) -> str:
+    """A name as a message may hold it."""
+    return text[-LONGEST_NAME:].encode("utf-8", "replace").decode()
+
+
 def class_node(kind: type[Any], depth: int = 0) -> list[Any]:
     """A class of exceptions by module and name, and those that it was made from."""
     bases = [base for base in kind.__bases__ if issubclass(base, BaseException)]
-    if depth > DEEPEST_CLASS:
-        raise NotPlain("a class of too many generations")
     if kind in _NODES:
         return _NODES[kind]
+    if depth > DEEPEST_CLASS:
+        return class_node(next(base for base in _ancestors(kind) if base.__module__ == "builtins"))
     known = kind.__module__ == "builtins"
     node = [
-        str(kind.__module__)[:LONGEST_NAME],
-        kind.__qualname__[-LONGEST_NAME:],
+        name_of(str(kind.__module__)),
+        name_of(kind.__qualname__),
         [] if known else [class_node(base, depth + 1) for base in bases],
     ]
-    if not known and issubclass(kind, Exception) and not _steers(kind.__module__):
+    if not known and issubclass(kind, Exception) and not _steers(str(kind.__module__)):
         _OWN[repr(node)] = kind  # as which it comes back
     return node
 
@@ -404,7 +409,8 @@ def is_error(kind: Any) -> bool:
 
 def may_come_back(kind: Any) -> bool:
     """Whether this is a class of exceptions that the other side may have given."""
-    return is_error(kind) and (is_made(kind) or kind.__module__.partition(".")[0] in sys.stdlib_module_names)
+    library = is_error(kind) and str(kind.__module__).partition(".")[0] in sys.stdlib_module_names
+    return library or is_made(kind)
 
 
 def _told(self: BaseException) -> str:

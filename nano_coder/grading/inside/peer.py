@@ -187,13 +187,14 @@ class Peer:
             return {"w": _told_changes(crossing, before), **self.pack_error(error)}
         try:
             told = {"w": crossing.changes(before), "v": crossing.pack(value)}
-        except NotPlain as refused:
+        except (NotPlain, *MALFORMED) as refused:  # too long for its memory, or too deep, too
             told = {"p": str(refused)}
         return told if crossing.deceit is None else {**told, "x": crossing.deceit}
 
     # -------------------------------------------------------------------------------------- errors
 
     def pack_error(self, error: BaseException) -> dict[str, Any]:
+        """An exception as it crosses; what cannot be told of it is left out."""
         return {"e": self.crossing().pack_error(error)}
 
     def error(self, answer: dict[str, Any]) -> BaseException:

@@ -180,11 +180,12 @@ class Tester(Peer):
     def _describe(self, names: list[str]) -> dict[str, Any]:
         answer = self.guard(lambda: self.request({"ask": "describe", "names": names}))
         try:
-            if "e" in answer:
-                raise self.error(answer)
-            return dict(answer["has"])
+            if "e" not in answer:
+                return dict(answer["has"])
+            error = self.error(answer)
         except MALFORMED as problem:
             raise self._forged(answer) from problem
+        raise error
 
     def _later(self, wanted: str, module: str) -> Any:
         """What a test asks for that was not foreseen."""

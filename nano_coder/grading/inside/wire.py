@@ -183,7 +183,7 @@ class Crossing:
         for tag in "GHF":
             if carried.has_method(kind, LENT[tag]):
                 return {tag: self._lend(value, tag)}
-        if not carried.is_object(value):
+        if kind is not object and not carried.is_object(value):
             raise NotPlain(kind.__name__)
         return self._numbered(value) or self._pack_object(value, kind, depth)
 
@@ -199,7 +199,8 @@ class Crossing:
         assert self._lend is not None
         items = self._lend(value, "J") if carried.has_method(kind, LENT["J"]) else None
         compared = carried.has_method(kind, "__eq__")
-        about = [kind.__name__, compared, carried.texts(value), self._lend(value, "h"), items]
+        name = kind.__name__ if carried.may_be_told(kind.__name__) else "Object"
+        about = [name, compared, carried.texts(value), self._lend(value, "h"), items]
         return {"R": [*about, self._readable(carried.attributes(value), depth)]}
 
     def _readable(self, attributes: Iterator[tuple[str, Any]], depth: int) -> list[Any]:
