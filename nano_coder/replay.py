@@ -9,7 +9,7 @@ from typing import Any
 
 from nano_coder.agent import Agent, spill_path
 from nano_coder.drift import Cause, Drift, cause_of, excerpts, explained
-from nano_coder.grading.command import workspace_jail
+from nano_coder.grading.check import workspace_jail
 from nano_coder.observation import shorten
 from nano_coder.policies.replayed import Prompt, Reader, ReplayedPolicy
 from nano_coder.profiles import PROFILES

@@ -1,48 +1,40 @@
 """A user's check, run in a fresh jail on the original files plus the agent's changes.
 
 Tests, configuration and whatever else decides over the check are taken from the original; attempted changes
-to them are reported. The code under test shares the check's process, so the trust is USER_CHECK.
+to them are reported. What the check reads is observed on the original files. The code under test shares the
+check's process, so the trust is USER_CHECK, unless hidden files and the files that the task names as editable
+are all that the check reads.
 """
 
 from __future__ import annotations
 
 import re
-import secrets
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
+from nano_coder.grading.check import Check, Counts, Ran, by_pytest, by_unittest, check_patience, tree_hash
+from nano_coder.grading.doctests import with_original_examples
 from nano_coder.grading.protected import RUNNERS, protected
+from nano_coder.grading.reads import Deciding, Reads, named_editable
 from nano_coder.grading.version import GRADER
-from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
+from nano_coder.sandbox.protocol import ExecResult, Sandbox, Traceable
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
-from nano_shared.hashing import content_hash
 from nano_shared.printable import printable
-from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.snapshot import Entry, Kind, Snapshot
 from nano_shared.types import CheckRun, Limits, Tampering, Trust, Verdict
 
 _TAIL = 4000
 """characters of a check's output that its verdict keeps"""
+_MOST_CHANGED = 100
+_ROUNDS = 3
+"""of finding out what a check reads once what it read before was put back"""
 _MISSING = re.compile(
     r"^(?:\S*python[\d.]*: (No module named \S+)|\S*sh: (?:line )?\d+: (.*(?:not found|[Pp]ermission denied))"
     r"|make[][\d]*: (\S+: No such file or directory))(?:\nmake[][\d]*: \*\*\*.*)*\Z",
     re.MULTILINE,
 )
 """what an interpreter, a shell and make say last of a program that they cannot begin"""
-_PATIENCE = 120.0
-"""seconds; a whole suite may take longer than one tool call"""
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What the runner's own report says."""
-
-    passed: int
-    bad: int
-    """failures and errors"""
-    skipped: int
 
 
 def grade_command(
@@ -55,6 +47,8 @@ def grade_command(
     limits: Limits,
     trust: Trust = Trust.USER_CHECK,
     timeout: float | None = None,
+    hidden: Iterable[str] = (),
+    editable: tuple[str, ...] = (),
 ) -> Verdict:
     """Run a check on `after`, with what decides over the check as it was in `before`.
 
@@ -62,29 +56,171 @@ def grade_command(
     that passed and no more skipped tests than the original has: leaving the process early is no pass.
     The reward is None where the check cannot be run on the original either, for want of a program or a test
     runner that no workspace holds.
-    `timeout`, in seconds, defaults to the longer of two minutes and one tool call. Raises SandboxError where
-    the sandbox failed.
+    `hidden` are files that both trees hold and no agent saw, `editable` those that the task lets an agent
+    change, as names, patterns or folders. `timeout`, in seconds, defaults to the longer of two minutes and
+    one tool call. Raises SandboxError where the sandbox failed.
     """
-    tree, tampering = restored(command, before, after)
     seconds = timeout or check_patience(limits)
-    result, counts = _run(command, tree, blobs, sandbox, limits, seconds)
-    found = None
-    if result.ok and (_by_pytest(command) or _by_unittest(command)):
-        found = _doubts(counts, lambda: _run(command, before, blobs, sandbox, limits, seconds)[1])
-    right = result.ok and found is None
-    ran = _how_it_ended(result)
-    if ran.not_run is not None:
-        original = _how_it_ended(_run(command, before, blobs, sandbox, limits, seconds)[0])
-        # the agent's own program may say so
-        ran = ran if original.not_run == ran.not_run else ran.model_copy(update={"not_run": None})
+    check = Check(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
+    deciding = Deciding(command, before, blobs, editable, frozenset(hidden))
+    judged = _judge(check, deciding, after, whole=trust is Trust.HIDDEN)
+    result, found = judged.ran.result, list(judged.found)
+    doubt = None
+    if result.ok and (by_pytest(command) or by_unittest(command)):
+        skipped = judged.ran.counts is not None and judged.ran.counts.skipped
+        doubt = _doubts(judged.ran.counts, check.original(before).counts if skipped else None)
+        found += [doubt] if doubt else []
+    right = result.ok and doubt is None
+    ran = _how_it_ended(result).model_copy(update={"changed": judged.changed(before)})
+    if ran.not_run is not None and _how_it_ended(check.original(before).result).not_run != ran.not_run:
+        ran = ran.model_copy(update={"not_run": None})  # the agent's own program said so
     ours = _nobodys_fault(ran.not_run, command)
     state = "pass" if right else "timeout" if result.timed_out else "error" if ran.not_run else "fail"
     return Verdict(
         reward=None if ours else float(right), components={"tests": None if ours else float(right)},
-        checks={"check": state}, tampering=(*tampering, *([found] if found else [])),
-        failure_kind=_failure(result, ran), trust=Trust.NONE if ours else trust, grader=GRADER,
-        graded_hash=tree_hash(tree), check_run=ran,
+        checks={"check": state}, tampering=tuple(found), failure_kind=_failure(result, ran),
+        trust=Trust.NONE if ours else judged.trust(trust, deciding), grader=GRADER,
+        graded_hash=tree_hash(restored(command, before, after, editable)[0]), check_run=ran,
     )  # fmt: skip
+
+
+def run_check(
+    command: str, *, before: Snapshot, after: Snapshot, blobs: BlobStore, sandbox: Sandbox, limits: Limits
+) -> ExecResult:
+    """What a check prints on the tree that it would be graded on. Raises SandboxError as grading does."""
+    seconds = check_patience(limits)
+    check = Check(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
+    return _judge(check, Deciding(command, before, blobs), after).ran.result
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """An agent's tree with what decides as it was."""
+
+    tree: Snapshot
+    found: tuple[Tampering, ...]
+    scripts: tuple[str, ...]
+    """changed scripts that the check runs by name, which may be the check or the work"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged(Settled):
+    ran: Ran
+    reads: Reads | None
+    """of both trees"""
+    doubtful: bool
+    """whether it rests on a changed script"""
+
+    def changed(self, before: Snapshot) -> tuple[str, ...]:
+        """Changed files that the check read."""
+        if self.reads is None:
+            return ()
+        paths = snapshot.changed_paths(before, self.tree)
+        return tuple(printable(path) for path in paths if path in self.reads.read)[:_MOST_CHANGED]
+
+    def trust(self, wanted: Trust, deciding: Deciding) -> Trust:
+        """Hidden only where all that the check read is hidden from the agent or named as editable."""
+        if self.doubtful:
+            return Trust.NONE
+        if wanted is not Trust.HIDDEN or self.reads is None:
+            return Trust.USER_CHECK if wanted is Trust.HIDDEN else wanted
+        changed = set(snapshot.changed_paths(deciding.before, self.tree))
+        seen = {*self.reads.read, *(self.reads.looked & changed), *(self.reads.missing.keys() & changed)}
+        apart = all(path in deciding.hidden or deciding.may_edit(path) for path in seen)
+        return Trust.HIDDEN if apart else Trust.USER_CHECK
+
+
+def settle(check: Check, deciding: Deciding, after: Snapshot, reads: Reads | None) -> Settled:
+    """Take from the original what decides by its name, and by what was seen to read it."""
+    tree, found = restored(check.command, deciding.before, after, deciding.editable)
+    if reads is None:
+        return Settled(tree, found, ())
+    kinds = {path: deciding.why(path, reads) for path in snapshot.changed_paths(deciding.before, tree)}
+    tree, more = _put_back(deciding.before, tree, kinds)
+    tree, lost = _with_examples(deciding, tree, reads)
+    scripts = tuple(path for path, kind in kinds.items() if kind == "script")
+    others = tuple(t for path, t in more.items() if path not in scripts)
+    return Settled(tree, (*found, *others, *lost), scripts)
+
+
+def with_scripts(settled: Settled, after: Snapshot) -> Snapshot:
+    """The tree with the scripts as the agent left them."""
+    entries = dict(settled.tree.by_path)
+    for path in settled.scripts:
+        entries.pop(path, None)
+        if path in after.by_path:
+            entries[path] = after.by_path[path]
+    return _with_parents(entries)
+
+
+def _judge(check: Check, deciding: Deciding, after: Snapshot, *, whole: bool = False) -> _Judged:
+    """Run the check on what is left of the agent's changes; `whole` where all that it reads must be known."""
+    before = deciding.before
+    watching = isinstance(check.sandbox, Traceable)
+    reads = check.original(before).reads if watching else None
+    settled = settle(check, deciding, after, reads)
+    for _ in range(_ROUNDS):
+        ran = _run(
+            check,
+            deciding,
+            settled.tree,
+            reads,
+            watch=watching and (whole or _unseen(settled, before, reads)),
+        )
+        if ran.reads is None or not ran.result.ok:
+            break
+        reads = ran.reads if reads is None else reads | ran.reads
+        again = settle(check, deciding, after, reads)
+        if again.tree == settled.tree:
+            break
+        settled = again
+    if ran.result.ok or not settled.scripts:
+        return _Judged(settled.tree, settled.found, settled.scripts, ran, reads, False)
+    return _with_scripts(check, deciding, after, settled, ran, reads)
+
+
+def _with_scripts(
+    check: Check, deciding: Deciding, after: Snapshot, settled: Settled, failed: Ran, reads: Reads | None
+) -> _Judged:
+    """Once more with the scripts as the agent left them: a pass then rests on them."""
+    tree = with_scripts(settled, after)
+    ran = check.run(tree, watch=True)
+    known = reads | ran.reads if reads is not None and ran.reads is not None else reads
+    again = settle(check, deciding, after, known)
+    same = again.found == settled.found and again.scripts == settled.scripts
+    if not (ran.result.ok and same):
+        return _Judged(settled.tree, again.found, again.scripts, failed, known, False)
+    return _Judged(tree, settled.found, settled.scripts, ran, known, True)
+
+
+def _run(check: Check, deciding: Deciding, tree: Snapshot, reads: Reads | None, *, watch: bool) -> Ran:
+    if reads is not None and tree == deciding.before:
+        return check.original(tree)
+    return check.run(tree, watch=watch)
+
+
+def _unseen(settled: Settled, before: Snapshot, reads: Reads | None) -> bool:
+    """Whether the original never came to read a file that was changed: it may have failed before."""
+    paths = snapshot.changed_paths(before, settled.tree)
+    return reads is None or any(path not in reads.read for path in paths)
+
+
+def _with_examples(
+    deciding: Deciding, tree: Snapshot, reads: Reads
+) -> tuple[Snapshot, tuple[Tampering, ...]]:
+    """The tree with the doctests that its changed files lost, where the check runs doctests."""
+    entries, found = dict(tree.by_path), []
+    before, blobs = deciding.before, deciding.blobs
+    for path in snapshot.changed_paths(before, tree) if "doctest" in reads.modules else ():
+        old, new = before.by_path.get(path), tree.by_path.get(path)
+        if path not in reads.read or old is None or new is None or {old.kind, new.kind} != {Kind.FILE}:
+            continue
+        texts = blobs.get(str(old.content)), blobs.get(str(new.content))
+        mended = with_original_examples(*texts, code=path.endswith(".py"))
+        if mended is not None and not deciding.may_edit(path):
+            entries[path] = replace(new, content=blobs.put(mended))
+            found.append(_changed(path, "tests", "had doctests changed or deleted"))
+    return (_with_parents(entries) if found else tree), tuple(found)
 
 
 def _how_it_ended(result: ExecResult) -> CheckRun:
@@ -110,52 +246,65 @@ def _nobodys_fault(missing: str | None, command: str) -> bool:
     return name in RUNNERS if module else "/" not in name and "PATH" not in command
 
 
-def run_check(
-    command: str, *, before: Snapshot, after: Snapshot, blobs: BlobStore, sandbox: Sandbox, limits: Limits
-) -> ExecResult:
-    """What a check prints on the tree that it would be graded on. Raises SandboxError as grading does."""
-    tree, _ = restored(command, before, after)
-    return _run(command, tree, blobs, sandbox, limits, check_patience(limits))[0]
+def _failure(result: ExecResult, ran: CheckRun) -> str | None:
+    if result.timed_out:
+        return "agent_timeout"
+    if result.oom:
+        return "memory"
+    return "check_not_found" if ran.not_run is not None else None
 
 
-def tree_hash(tree: Snapshot) -> str:
-    """Hash of a whole workspace that was graded."""
-    return content_hash([[e.path, e.kind, e.mode, e.content] for e in tree.entries])
+def _doubts(counts: Counts | None, original: Counts | None) -> Tampering | None:
+    """Why an exit code of 0 from pytest is not believed. `original`: on the original."""
+    if counts is None:
+        return Tampering(
+            kind="exit", detail="the check ended with 0 but left no report: the process was left early"
+        )
+    if counts.bad or counts.passed < 1:
+        return Tampering(kind="forged", detail=f"the check ended with 0, but its report says {counts}")
+    if original is not None and counts.skipped > original.skipped:
+        return Tampering(kind="skip", detail=f"{counts.skipped} tests skipped, {original.skipped} before")
+    return None
 
 
-def check_patience(limits: Limits) -> float:
-    """Seconds that a check may take."""
-    return max(limits.tool_seconds, _PATIENCE)
-
-
-@contextmanager
-def workspace_jail(tree: Snapshot, blobs: BlobStore, sandbox: Sandbox, limits: Limits) -> Iterator[Jail]:
-    """A fresh jail that holds a tree. Raises SandboxError where it cannot be opened."""
-    with scratch_folder("check", in_memory()) as folder:
-        work = folder / "work"
-        snapshot.materialise(tree, blobs, work)
-        with closing(sandbox.open(work, limits)) as jail:
-            yield jail
-
-
-def restored(command: str, before: Snapshot, after: Snapshot) -> tuple[Snapshot, tuple[Tampering, ...]]:
-    """The agent's workspace with what decides over the check as it was, and what is reported of the changes
-    that were not kept. A new test is left out unreported."""
+def restored(
+    command: str, before: Snapshot, after: Snapshot, editable: tuple[str, ...] = ()
+) -> tuple[Snapshot, tuple[Tampering, ...]]:
+    """The agent's workspace with what decides over the check by its name as it was, and what is reported of
+    the changes that were not kept. A new test is left out unreported."""
     originals = {entry.path for entry in before.entries if entry.kind is not Kind.DIRECTORY}
-    kept = dict(after.by_path)
-    found = []
+    kinds: dict[str, str | None] = {}
     for path in snapshot.changed_paths(before, after):
         at = after.by_path.get(path) or before.by_path[path]
-        why = protected(path, command, originals) if at.kind is not Kind.DIRECTORY else None
-        if why is None:
+        if at.kind is not Kind.DIRECTORY and not named_editable(path, editable):
+            kinds[path] = protected(path, command, originals)
+    tree, found = _put_back(before, after, kinds)
+    reported = (
+        path for path in found
+        if path in originals or (kinds[path] in ("configuration", "shadowing", "check") and not _cache(path))
+    )  # fmt: skip
+    return tree, tuple(found[path] for path in reported)
+
+
+def _put_back(
+    before: Snapshot, after: Snapshot, kinds: Mapping[str, str | None]
+) -> tuple[Snapshot, dict[str, Tampering]]:
+    """The tree with the files that have a kind as they were, and what is to be said of each."""
+    kept, found = dict(after.by_path), {}
+    for path, kind in kinds.items():
+        if kind is None:
             continue
+        original = before.by_path.get(path)
+        done = "deleted" if path not in kept else "changed" if original is not None else "added"
         kept.pop(path, None)
-        if path in originals:
-            kept[path] = before.by_path[path]
-        if path in originals or (why in ("configuration", "shadowing") and not _cache(path)):
-            done = "deleted" if path not in after.by_path else "changed" if path in originals else "added"
-            found.append(Tampering(kind=why, detail=f"{printable(path)} was {done}; the original was used"))
-    return _with_parents(kept), tuple(found)
+        if original is not None:
+            kept[path] = original
+        found[path] = _changed(path, kind, f"was {done}")
+    return _with_parents(kept), found
+
+
+def _changed(path: str, kind: str, done: str) -> Tampering:
+    return Tampering(kind=kind, detail=f"{printable(path)} {done}; the original was used")
 
 
 def laid_over(tree: Snapshot, files: Mapping[str, str], blobs: BlobStore) -> Snapshot:
@@ -183,75 +332,3 @@ def _with_parents(entries: dict[str, Entry]) -> Snapshot:
 def _cache(name: str) -> bool:
     """Files that runs leave behind by themselves."""
     return "__pycache__/" in name or ".pytest_cache/" in name
-
-
-def _run(
-    command: str, tree: Snapshot, blobs: BlobStore, sandbox: Sandbox, limits: Limits, seconds: float
-) -> tuple[ExecResult, Counts | None]:
-    with workspace_jail(tree, blobs, sandbox, limits) as jail:
-        report = f".nano-{secrets.token_hex(8)}.xml"
-        env = {"PYTHONDONTWRITEBYTECODE": "1"}
-        if _by_pytest(command):
-            env["PYTEST_ADDOPTS"] = f"--junitxml=/work/{report}"
-        result = jail.run(["/bin/sh", "-c", command], env=env, timeout=seconds)
-        if _by_unittest(command):
-            return result, _unittest_counts(result.stdout + result.stderr)
-        return result, _counts(jail, report)
-
-
-def _failure(result: ExecResult, ran: CheckRun) -> str | None:
-    if result.timed_out:
-        return "agent_timeout"
-    if result.oom:
-        return "memory"
-    return "check_not_found" if ran.not_run is not None else None
-
-
-def _by_pytest(command: str) -> bool:
-    return re.search(r"\b(pytest|py\.test)\b", command) is not None
-
-
-def _by_unittest(command: str) -> bool:
-    return re.search(r"-m\s+unittest\b", command) is not None
-
-
-def _unittest_counts(output: bytes) -> Counts | None:
-    """The totals of the last summary of unittest; None where it wrote none."""
-    text = output.decode("utf-8", "replace").rstrip()
-    ran = re.findall(r"^Ran (\d+) tests? in", text, re.MULTILINE)
-    end = re.search(r"^OK(?: \((.*)\))?$", text.splitlines()[-1]) if text else None
-    if not ran or end is None:
-        return None
-    skipped = int(found.group(1)) if (found := re.search(r"skipped=(\d+)", end.group(1) or "")) else 0
-    return Counts(int(ran[-1]) - skipped, 0, skipped)
-
-
-def _counts(jail: Jail, report: str) -> Counts | None:
-    """The totals of pytest's report; None where it left none."""
-    try:
-        text = jail.read(report).decode("utf-8", "replace")
-    except OSError:
-        return None
-    suite = re.search(r"<testsuite [^>]*>", text)
-    if suite is None:
-        return None
-    total, failures, errors, skipped = (
-        int(found.group(1)) if (found := re.search(rf'\b{key}="(\d+)"', suite.group(0))) else 0
-        for key in ("tests", "failures", "errors", "skipped")
-    )
-    return Counts(total - failures - errors - skipped, failures + errors, skipped)
-
-
-def _doubts(counts: Counts | None, original: Callable[[], Counts | None]) -> Tampering | None:
-    """Why an exit code of 0 from pytest is not believed. `original` runs the check on the original."""
-    if counts is None:
-        return Tampering(
-            kind="exit", detail="the check ended with 0 but left no report: the process was left early"
-        )
-    if counts.bad or counts.passed < 1:
-        return Tampering(kind="forged", detail=f"the check ended with 0, but its report says {counts}")
-    if counts.skipped:
-        before = original()
-        if before is not None and counts.skipped > before.skipped:
-            return Tampering(kind="skip", detail=f"{counts.skipped} tests skipped, {before.skipped} before")
-    return None

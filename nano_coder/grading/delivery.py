@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nano_coder.grading.command import grade_command, laid_over, tree_hash
+from nano_coder.grading.check import tree_hash
+from nano_coder.grading.command import grade_command, laid_over
 from nano_coder.grading.folder import changed_since, read_folder
 from nano_coder.grading.grade import decided, grade, graded_files
 from nano_coder.grading.planted import planted
@@ -91,6 +92,7 @@ def _grade_tree(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict:
             blobs=delivery.blobs,
             sandbox=sandbox,
             limits=task.limits,
+            editable=task.artifacts,
         )
     return grade_command(
         str(hidden.command if hidden is not None else task.check),
@@ -100,6 +102,8 @@ def _grade_tree(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict:
         sandbox=sandbox,
         limits=task.limits,
         trust=Trust.HIDDEN if hidden is not None else Trust.USER_CHECK,
+        hidden=tests,
+        editable=task.artifacts,
     )
 
 

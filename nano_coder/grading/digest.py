@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from nano_coder.grading.command import laid_over, restored, tree_hash
+from nano_coder.grading.check import tree_hash
+from nano_coder.grading.command import laid_over, restored
 from nano_coder.grading.delivery import Delivery
 from nano_coder.grading.grade import graded_files, graded_hash
 from nano_shared import snapshot
@@ -47,4 +48,4 @@ def _of_tree(run: Trajectory, delivery: Delivery) -> str:
     before = laid_over(delivery.before, tests, delivery.blobs)
     after = laid_over(delivery.after, tests, delivery.blobs)
     command = str(hidden.command if hidden is not None else run.task.check)
-    return tree_hash(restored(command, before, after)[0])
+    return tree_hash(restored(command, before, after, run.task.artifacts)[0])

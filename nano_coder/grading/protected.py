@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection
 from fnmatch import fnmatch
 from pathlib import PurePosixPath
 
-TESTS = ("test_*.py", "*_test.py", "tests.py")
-TEST_FOLDERS = ("tests", "test")
+TESTS = (
+    "test_*.py", "*_test.py", "tests.py", "*_test.go", "*.test.[cmjt]*", "*.spec.[cmjt]*", "*_spec.rb",
+    "*_test.rb", "*Test.java", "*Tests.cs", "*_test.exs", "*.bats",
+)  # fmt: skip
+TEST_FOLDERS = ("tests", "test", "__tests__", "__snapshots__", "testdata")
 CONFIGURATION = (
     "conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini",
     "setup.cfg", "pyproject.toml", "sitecustomize.py", "usercustomize.py", "*.pth", "*.pyc",
-    "pyvenv.cfg", ".coveragerc", "noxfile.py",
+    "pyvenv.cfg", ".coveragerc", "noxfile.py", ".flake8", "mypy.ini", ".mypy.ini", "ruff.toml", ".ruff.toml",
+    ".pylintrc", "pylintrc",
 )  # fmt: skip
+BUILD = (
+    "package.json", "tsconfig*.json", "*.config.[cmjt]*", ".*rc", ".*rc.*", "Cargo.toml", "go.mod", "go.work",
+    "build.gradle*", "pom.xml", "CMakeLists.txt", "*.cmake", "*.mk", "Makefile", "makefile", "GNUmakefile",
+    "Rakefile", "meson.build",
+)  # fmt: skip
+"""configuration where the check reads it"""
 CONFIGURATION_FOLDERS = ("__pycache__", ".git", "*.dist-info", "*.egg-info", ".venv", ".pytest_cache")
 RUNNERS = (
     "pytest", "_pytest", "pluggy", "iniconfig", "py", "nose", "hypothesis", "packaging", "pygments", "tomli",
@@ -34,6 +44,10 @@ def is_configuration(path: str) -> bool:
     return any(fnmatch(parts[-1], p) for p in CONFIGURATION) or any(
         fnmatch(part, p) for part in parts[:-1] for p in CONFIGURATION_FOLDERS
     )
+
+
+def is_build(path: str) -> bool:
+    return any(fnmatch(PurePosixPath(path).name, pattern) for pattern in BUILD)
 
 
 def shadows(path: str) -> bool:
@@ -64,17 +78,30 @@ def is_named_test(path: str, command: str) -> bool:
     return path.endswith(".py") and path in words
 
 
+def is_named(path: str, command: str) -> bool:
+    """Whether a word of the command is the file's path."""
+    return path in {word.removeprefix("./").split("::")[0] for word in re.split(r"[\s'\"<>|;&()]+", command)}
+
+
 def is_makefile(path: str, command: str) -> bool:
     return PurePosixPath(path).name in ("Makefile", "makefile", "GNUmakefile") and "make" in command.split()
 
 
-def protected(path: str, command: str, originals: Iterable[str]) -> str | None:
-    """Why a change to `path` is not applied: "tests", "configuration", "shadowing", "check"; None: it is."""
+def protected(path: str, command: str, originals: Collection[str]) -> str | None:
+    """Why a change to `path` is not applied: "tests", "configuration", "shadowing", "check"; None: it is.
+
+    A new file that the command names is asked for.
+    """
     if is_configuration(path):
         return "configuration"
+    if path not in originals and is_named(path, command):
+        return None
     if is_test(path) or is_named_test(path, command):
         return "tests"
-    if is_script(path, command) or is_makefile(path, command):
+    makes = is_makefile(path, command) and (
+        path in originals or any(is_makefile(p, command) for p in originals)
+    )
+    if makes or is_script(path, command):
         return "check"
     if path not in originals and shadows(path):
         return "shadowing"

@@ -13,9 +13,11 @@ import posixpath
 from dataclasses import dataclass
 from pathlib import Path
 
-from nano_coder.grading.command import check_patience, restored, tree_hash, workspace_jail
+from nano_coder.grading.check import Check, check_patience, tree_hash, workspace_jail
+from nano_coder.grading.command import settle, with_scripts
+from nano_coder.grading.reads import Deciding
 from nano_coder.grading.version import GRADER
-from nano_coder.sandbox.protocol import ExecResult, Sandbox
+from nano_coder.sandbox.protocol import ExecResult, Sandbox, Traceable
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.printable import printable
@@ -49,16 +51,20 @@ def grade_reward_file(
     blobs: BlobStore,
     sandbox: Sandbox,
     limits: Limits,
+    editable: tuple[str, ...] = (),
 ) -> Verdict:
     """Raises SandboxError where the sandbox failed, or the command leaves no reward on the original files."""
     path = reward_path(str(hidden.reward_path))
     command = str(hidden.command)
-    tree, tampering = restored(command, before, after)
-    tree, planted = _without(tree, path)
-    found = [*tampering, *planted]
+    start, seconds = _without(before, path)[0], check_patience(limits)
+    check = Check(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
+    reads = check.original(start).reads if isinstance(sandbox, Traceable) else None
+    settled = settle(check, Deciding(command, before, blobs, editable, frozenset(hidden.files)), after, reads)
+    tree, planted = _without(with_scripts(settled, after), path)
+    found = [*settled.found, *planted]
     written = _run(command, path, tree, blobs, sandbox, limits)
     if written.problem is not None and not written.result.timed_out:
-        original = _run(command, path, _without(before, path)[0], blobs, sandbox, limits)
+        original = _run(command, path, start, blobs, sandbox, limits)
         if original.problem is not None:
             raise SandboxError(f"the command leaves no reward on the original either: {original.problem}")
         if written.problem.kind == "link":

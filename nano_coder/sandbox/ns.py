@@ -108,6 +108,21 @@ class NsSandbox:
         jail.connect(allowed, resolve)
         return jail
 
+    def open_traceable(self, workspace: Path, limits: Limits) -> NsJail:
+        """As `open`, with a jail in which a tracer of ours may watch a program's system calls."""
+        check_limits(limits)
+        packed = pack_workspace(Path(workspace))
+        with packed.stream:
+            jail = self._jail(
+                self.pool.make({**_room(packed.size, packed.entries), "traceable": True}), limits, packed.size
+            )
+            try:
+                jail.fill(packed.stream.fileno())
+            except (UsageError, SandboxError):
+                jail.close()
+                raise
+        return jail
+
     def _open(
         self, workspace: Path | None, limits: Limits, usual: Callable[[], JailProcess], *, listen: int = 0
     ) -> NsJail:
@@ -172,6 +187,7 @@ def _room(size: int, entries: int = 0, *, listen: int = 0) -> dict[str, Any]:
     return {
         "listen": listen,
         "base": "",
+        "traceable": False,
         "work_bytes": WORK_MB * _MB + 2 * size,
         "work_inodes": WORK_INODES + entries,
         "tmp_mb": TMP_MB,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypedDict, Unpack
+from typing import Protocol, TypedDict, Unpack, runtime_checkable
 
 from nano_shared.types import Denials, Limits
 
@@ -118,4 +118,13 @@ class Sandbox(Protocol):
 
         Raises SandboxError with the reason and the remedy where this machine cannot isolate.
         """
+        ...
+
+
+@runtime_checkable
+class Traceable(Protocol):
+    """A sandbox in whose jails a tracer of ours may watch the system calls of a program."""
+
+    def open_traceable(self, workspace: Path, limits: Limits) -> Jail:
+        """As `Sandbox.open`."""
         ...

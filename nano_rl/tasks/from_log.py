@@ -32,7 +32,7 @@ class LoggedTask:
     def trust(self) -> Trust:
         """How far a verdict on the task can be believed."""
         hidden = self.task.hidden
-        if hidden is None:
+        if hidden is None or hidden.kind in ("command", "reward_file"):
             return Trust.USER_CHECK
         return Trust.STRICT if hidden.suite is not None and hidden.suite.strict else Trust.HIDDEN
 

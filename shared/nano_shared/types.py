@@ -412,6 +412,8 @@ class CheckRun(Value):
     """what was missing, where the check itself could be run neither here nor on the original files"""
     output: str = ""
     """the end of what it printed, its standard error last"""
+    changed: tuple[str, ...] = ()
+    """files that the agent changed and the check read: what a pass rests on"""
 
 
 class Verdict(Value):

@@ -59,7 +59,7 @@ def test_a_check_of_the_user_is_hidden_and_run_afresh(tmp_path: Path) -> None:
     tests = {"a.py": "one\n", "test_a.py": "assert open('a.py').read() == 'three\\n'\n"}
     run, runtime = a_run(tmp_path, cheat, files=tests, check=None)
     made = task_from_run(run, runtime.store.blobs, runtime.sandbox, "python test_a.py")
-    assert made.trust is Trust.HIDDEN
+    assert made.trust is Trust.USER_CHECK
     assert made.task.hidden == HiddenChecks(kind="command", command="python test_a.py")
     assert made.reward == 0  # with the tests as they were before the agent changed them
     assert made.task.oracle is None

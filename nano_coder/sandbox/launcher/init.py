@@ -175,7 +175,7 @@ def _isolate(plan: dict[str, Any], programs: group.Programs) -> None:
     if landlock.version():
         with kernel.layer("landlock"):
             landlock.confine(writable=("/work", *SCRATCH))
-    program = seccomp.program(kernel.MACHINE)
+    program = seccomp.program(kernel.MACHINE, traceable=plan["traceable"])
     if program is not None:
         with kernel.layer("seccomp"):
             kernel.install_filter(program)
