@@ -54,7 +54,7 @@ def test_the_task_of_a_run_is_admitted_with_the_run_as_its_oracle(
     assert json.loads(said)["admitted"] == 1
 
 
-def test_a_check_of_the_user_is_hidden_and_run_afresh(tmp_path: Path) -> None:
+def test_a_check_of_the_user_is_run_afresh_on_the_original_tests(tmp_path: Path) -> None:
     cheat = act("write_file", path="test_a.py", content="pass\n")
     tests = {"a.py": "one\n", "test_a.py": "assert open('a.py').read() == 'three\\n'\n"}
     run, runtime = a_run(tmp_path, cheat, files=tests, check=None)
