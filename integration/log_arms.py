@@ -13,10 +13,11 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 from flywheel import Flywheel, Scale, TaskSets
+from scipy.stats import t as student_t
 
 from nano_coder.runtime import OpenedWeights, Runtime, ScriptedPolicy, local_policy, open_weights
 from nano_rl.checkpoints.checkpoint import save_checkpoint
@@ -70,7 +71,18 @@ def difference(
             right.append(before[program])
     gained, low, high = paired_bootstrap(left, right, seed=0)
     print(f"{one} - {other}: {gained:+.1%} (95 % interval {low:+.1%} to {high:+.1%}, {len(seeds)} seeds)")
+    if len(seeds) > 1:
+        gains = [rate(by_arm[one][seed]) - rate(by_arm[other][seed]) for seed in seeds]
+        print("  over seeds of training: {:+.1%} ({:+.1%} to {:+.1%})".format(*over_seeds(gains)))
     return gained, low, high
+
+
+def over_seeds(gains: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of the gains of several trainings and its 95 % interval by Student's t: what is to be expected of
+    one more training, where the interval over tasks speaks of these trainings alone. Two gains at least."""
+    middle = mean(gains)
+    half = float(student_t.ppf(0.975, len(gains) - 1)) * stdev(gains) / len(gains) ** 0.5
+    return middle, middle - half, middle + half
 
 
 class Bench:

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nano_coder.runtime import open_weights
-from nano_rl.config import GuardConfig, ObjectiveConfig, OptimizerConfig
+from nano_rl.config import CriticConfig, GuardConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.imitation.demonstrations import reader_of
 from nano_rl.model.learner import prepare
 from nano_rl.preferences.config import DpoConfig
@@ -49,7 +49,9 @@ OBJECTIVES = ("recipe", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "rei
 CONTROLS = ("shuffled", "wrong-group", "mask-off")
 DPO = {"dpo": 0.0, "dpo-sft": 1.0}
 """and the weight of imitating the chosen side"""
-ARMS = ("warm", *OBJECTIVES, *DPO, *CONTROLS)
+PPO_GAE = "ppo-gae-0.95"
+"""PPO with gae_lambda 0.95 instead of 1"""
+ARMS = ("warm", *OBJECTIVES, PPO_GAE, *DPO, *CONTROLS)
 
 
 def run_arm(home: Path, seed: int, arm: str, *, scale: Scale = SCALE, steps: int = STEPS) -> None:
@@ -75,6 +77,9 @@ def run_arm(home: Path, seed: int, arm: str, *, scale: Scale = SCALE, steps: int
                 return bench.train(
                     arm, warm, objective=ObjectiveConfig(tis_cap=None), guards=unguarded, **size
                 )
+        if arm == PPO_GAE:
+            critic = CriticConfig(gae_lambda=0.95)
+            return bench.train(arm, warm, objective=ObjectiveConfig(objective="ppo"), critic=critic, **size)
         return bench.train(arm, warm, objective=ObjectiveConfig(objective=arm), **size)
 
     started = time.monotonic()
@@ -125,8 +130,8 @@ def report(out: Path) -> None:
             f"{max(result['peak_mb'] for result in results):.0f}",
         )  # fmt: skip
     Console(width=110).print(table)
-    for other in ("warm", "grpo"):
-        for arm in ARMS:
+    for other in ("warm", "grpo", PPO_GAE):
+        for arm in ARMS if other != PPO_GAE else ("ppo",):
             if arm not in ("warm", other):
                 difference(arm, other, by_arm)
 
