@@ -9,7 +9,7 @@ from pathlib import Path
 from nano_coder.grading.check import tree_hash
 from nano_coder.grading.command import grade_command, laid_over
 from nano_coder.grading.folder import changed_since, read_folder
-from nano_coder.grading.grade import decided, grade, graded_files
+from nano_coder.grading.grade import decided, grade, graded_files, shortened
 from nano_coder.grading.planted import planted
 from nano_coder.grading.reward_file import grade_reward_file
 from nano_coder.sandbox.protocol import Sandbox
@@ -147,4 +147,4 @@ def flagged(verdict: Verdict, findings: Iterable[Tampering], *, worthless: bool 
     update: dict[str, object] = {"tampering": (*known, *more)}
     if worthless and verdict.reward is not None:
         update["reward"] = 0.0
-    return verdict.model_copy(update=update)
+    return shortened(verdict.model_copy(update=update))

@@ -22,9 +22,19 @@ from nano_shared.types import HiddenChecks, Tampering, Task, Trust, Verdict
 
 LARGEST_ARTIFACT = 1 << 20
 _ATTEMPTS = 2
-_LONGEST_DETAIL = 300
+_LONGEST_DETAIL = 500
+_MOST_FINDINGS = 50
 
-__all__ = ["GRADER", "LARGEST_ARTIFACT", "decided", "grade", "graded_files", "graded_hash", "ungraded"]
+__all__ = [
+    "GRADER",
+    "LARGEST_ARTIFACT",
+    "decided",
+    "grade",
+    "graded_files",
+    "graded_hash",
+    "shortened",
+    "ungraded",
+]
 
 
 def grade(
@@ -70,7 +80,7 @@ def decided(
     for _ in range(_ATTEMPTS):
         found = _tried(attempt)
         if isinstance(found, Verdict):
-            return found
+            return shortened(found)
         if isinstance(found, NeedsStrict):
             break
     strict = isinstance(found, NeedsStrict)
@@ -93,6 +103,17 @@ def decided(
             "graded_hash": graded_hash,
         }
     )
+
+
+def shortened(verdict: Verdict) -> Verdict:
+    """The verdict with findings that fit a log: whoever plants 10,000 files with long names finds them so."""
+    findings, kept = verdict.tampering, verdict.tampering[:_MOST_FINDINGS]
+    if all(len(found.detail) <= _LONGEST_DETAIL for found in kept) and len(kept) == len(findings):
+        return verdict
+    short = [found.model_copy(update={"detail": found.detail[:_LONGEST_DETAIL]}) for found in kept]
+    if left := len(findings) - len(kept):
+        short.append(Tampering(kind=findings[-1].kind, detail=f"and {left} more findings"))
+    return verdict.model_copy(update={"tampering": tuple(short)})
 
 
 def _tried(attempt: Callable[[], Verdict]) -> Verdict | Exception:
