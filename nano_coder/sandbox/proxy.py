@@ -16,7 +16,7 @@ import re
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -38,6 +38,7 @@ _MOST_CONNECTIONS = 32
 _MOST_CALLS = 1000
 _LONGEST_REASON = 300
 _PATIENCE_S = 30.0
+_LINGER_S, _LINGER_CHUNKS = 1.0, 32
 _OF_THE_CONNECTION = frozenset({
     b"connection", b"host", b"keep-alive", b"proxy-connection", b"proxy-authenticate",
     b"proxy-authorization", b"te", b"trailer", b"upgrade", b"expect",
@@ -89,7 +90,8 @@ _LOW_32_BITS = tuple(_V6(text) for text in ("::/96", "::ffff:0:0/96", "::ffff:0:
 """whose addresses stand for one of version 4: compatible, mapped, translated, behind NAT64"""
 _GLOBAL = _V6("2000::/3")
 _NOT_PUBLIC_4 = tuple(_V4(text) for text in ("192.0.0.0/24", "192.88.99.0/24"))
-_NOT_PUBLIC_6 = tuple(_V6(text) for text in ("2001::/23", "2001:db8::/32", "3fff::/20"))
+_NOT_PUBLIC_6 = tuple(_V6(text) for text in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"))
+"""Teredo and other assignments, documentation, 6to4: some lead to any address of version 4"""
 
 
 def _public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
@@ -99,16 +101,9 @@ def _public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     if any(address in network for network in _LOW_32_BITS):
         return _public(_low(int(address)))
     special = address not in _GLOBAL or any(address in network for network in _NOT_PUBLIC_6)
-    return address.is_global and not special and all(map(_public, _within(address)))
-
-
-def _within(address: ipaddress.IPv6Address) -> Iterator[ipaddress.IPv4Address]:
-    """The addresses of version 4 to which one of version 6 leads."""
-    if address.sixtofour is not None:
-        yield address.sixtofour
-    # ISATAP, RFC 5214
-    if int(address) >> 32 & 0xFCFF_FFFF == 0x0000_5EFE:
-        yield _low(int(address))
+    # ISATAP, RFC 5214: it leads to an address of version 4 as well
+    leads_on = int(address) >> 32 & 0xFCFF_FFFF == 0x0000_5EFE
+    return address.is_global and not special and (not leads_on or _public(_low(int(address))))
 
 
 def _low(bits: int) -> ipaddress.IPv4Address:
@@ -160,10 +155,9 @@ class Proxy:
                 try:
                     self._pass_on(client)
                 except _Refused as problem:
-                    client.sendall(f"HTTP/1.1 {problem}\r\nConnection: close\r\n\r\n{problem}\n".encode())
+                    _refuse(client, str(problem))
                 except h11.ProtocolError as problem:
-                    status = f"{problem.error_status_hint} {problem}"
-                    client.sendall(f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n{status}\n".encode())
+                    _refuse(client, f"{problem.error_status_hint} {problem}")
         finally:
             with self._lock:
                 self._clients.discard(client)
@@ -278,6 +272,16 @@ class _Asked:
                 return
             event = self._next()
         raise _Refused("400 Bad request")
+
+
+def _refuse(client: socket.socket, status: str) -> None:
+    client.sendall(f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n{status}\n".encode())
+    # what is left unread would take the answer back
+    client.shutdown(socket.SHUT_WR)
+    client.settimeout(_LINGER_S)
+    for _ in range(_LINGER_CHUNKS):
+        if not client.recv(_CHUNK):
+            return
 
 
 def _relay(ways: dict[socket.socket, socket.socket]) -> None:
