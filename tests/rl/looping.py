@@ -25,7 +25,7 @@ from nano_rl.tasks import make_tasks
 from nano_rl.tiny import build_tiny
 from nano_rl.train import train
 from nano_shared.store import LogStore
-from nano_shared.types import Sampling, Split, Trajectory, Trust, Verdict
+from nano_shared.types import Sampling, Split, Task, Trajectory, Trust, Verdict
 
 torch.set_num_threads(1)
 
@@ -63,8 +63,10 @@ def parity(run: Trajectory) -> float:
     return float(sum(sum(t.completion.tokens.sampled_ids) for t in run.turns if t.completion.tokens) % 2)
 
 
-def tiny_model(folder: Path, seed: int = 0, max_positions: int = 256) -> Path:
-    texts = [m.content for t in TASKS for m in first_messages(COMPACT_1, t, ())]
+def tiny_model(
+    folder: Path, seed: int = 0, max_positions: int = 256, tasks: Sequence[Task] = TASKS
+) -> Path:
+    texts = [m.content for t in tasks for m in first_messages(COMPACT_1, t, ())]
     return build_tiny(
         folder, texts, hidden=32, layers=1, max_positions=max_positions, vocab_size=300, seed=seed
     )
@@ -120,7 +122,9 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def logged_groups(tiny: Path, log: Path, rewards: Sequence[float] = (0.0, 1.0)) -> tuple[Group, ...]:
+def logged_groups(
+    tiny: Path, log: Path, rewards: Sequence[float] = (0.0, 1.0), tasks: Sequence[Task] = TASKS
+) -> tuple[Group, ...]:
     """Real runs of the tiny model, each task `len(rewards)` times, with those rewards."""
     from nano_coder.runtime import local_policy
     from nano_rl.rollout import collect
@@ -128,5 +132,5 @@ def logged_groups(tiny: Path, log: Path, rewards: Sequence[float] = (0.0, 1.0)) 
     opened = open_weights(str(tiny))
     with (runtime := runtime_at(log)).store:
         live = replace(runtime, policy=local_policy(opened.loaded, opened.profile))
-        runs = collect(TASKS[:2], live, group_size=len(rewards), seed=5)
+        runs = collect(tasks[:2], live, group_size=len(rewards), seed=5)
     return tuple(form_groups(scored(run, rewards[i % len(rewards)]) for i, run in enumerate(runs)))
