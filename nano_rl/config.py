@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, get_args
 
@@ -161,6 +161,18 @@ class TrainConfig(Config):
     """with --from-logs: weight of the preference loss on outcomes that policy gradients may not use"""
     preference_beta: float = Field(0.1, gt=0)
     """of that loss: how strongly the policy is held to where it started (docs/preferences.md)"""
+
+    def idle(self, given: Collection[str]) -> str | None:
+        """A sentence about those of the settings by their dotted names that cannot act, though nothing is
+        wrong with them."""
+        clips = ("objective.clip_low", "objective.clip_high", "objective.dual_clip", "critic.value_clip")
+        named = [name.partition(".")[2] for name in clips if name in given]
+        if not named or self.updates_per_step > 1 or self.minibatches > 1:
+            return None
+        return (
+            f"{', '.join(named)} cannot act: with one update a step every ratio is 1, and nothing has moved"
+            " that could be clipped; give --updates-per-step or --minibatches above 1 for a clip that does"
+        )
 
     @model_validator(mode="after")
     def _comparable(self) -> TrainConfig:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
+from torch import Tensor
+
 from nano_coder.runtime import Runtime
 from nano_rl.config import TrainConfig
 from nano_rl.credit.baselines import Baselines
@@ -158,19 +160,24 @@ class Gathered:
     trained; None where it sampled them itself"""
     restarts: int = 0
     """rollout workers that were replaced on the way"""
+    sampled_by: Mapping[str, Tensor] | None = None
+    """the weights that sampled the rollouts ahead of time, where the policy has moved since"""
+    seen: Mapping[str, float] = field(default_factory=dict)
+    """what the worker's policy said of a probe (`overlap/`)"""
 
     @property
     def metrics(self) -> dict[str, float]:
         """`refill_rounds` and `refill_groups`; of rollouts ahead of time `staleness` (versions),
-        `stale_tokens` and `worker_restarts`; of logs `logged_runs`, `fresh_runs`, `log_share` (logged ones
-        of all), `log_left`, `too_old`, `log_damaged`, and `age_mean` and `age_max` of the logged ones, in
-        updates."""
+        `stale_tokens`, `worker_restarts` and `worker_mismatch`; of logs `logged_runs`, `fresh_runs`,
+        `log_share` (logged ones of all), `log_left`, `too_old`, `log_damaged`, and `age_mean` and `age_max`
+        of the logged ones, in updates."""
         values = {"refill_rounds": float(self.refill_rounds), "refill_groups": float(self.refill_groups)}
         if self.behind is not None:
             sampled = sum(run.num_sampled_tokens for group in self.groups for run in group.trajectories)
             values["staleness"] = float(self.behind)
             values["stale_tokens"] = float(sampled if self.behind else 0)
             values["worker_restarts"] = float(self.restarts)
+            values |= self.seen
         if not self.from_logs:
             return values
         runs = sum(len(group.trajectories) for group in self.groups)

@@ -22,7 +22,8 @@ def check_step(
     """Judge the metrics of a step, as `mean_metrics` and `group_metrics` give them, before it is applied.
 
     Also read: `step` from 0; `update`, the index of the optimizer step on these rollouts (absent means 0);
-    `grad_norm`; `stale`, above 0 when rows of older policies are in the step, which excuses the mismatch.
+    `grad_norm`; `stale`, above 0 when rows of older policies are in the step: then `mismatch_fresh` speaks of
+    those of the present one, and `mismatch_ahead` of those rolled out ahead, by the weights that did.
     `earlier` are the steps before it, oldest first. `bfloat16` judges the mean mismatch, not the maximum.
 
     Raises GuardTripped with a sentence that names the guard and the value.
@@ -33,6 +34,7 @@ def check_step(
         _empty_mask(metrics)
         or _non_finite(metrics)
         or _first_ratio(metrics)
+        or _apart(metrics, config, bfloat16)
         or _first_kl(metrics)
         or _mismatch(metrics, config, bfloat16)
         or _too_stale(steps[-config.patience :], config.patience)
@@ -81,6 +83,23 @@ def _first_ratio(metrics: Metrics) -> str | None:
     )
 
 
+def _apart(metrics: Metrics, config: GuardConfig, bfloat16: bool) -> str | None:
+    name, bound = _bound("ratio_apart", config, bfloat16)
+    value = metrics.get(name, 0.0)
+    if metrics.get("update", 0) > 0 or value <= bound:
+        return None
+    return (
+        f"the trainer's log-probs of a row are {value:.3g} away ({name}) from those of the same row scored"
+        f" alone before the update, more than {bound:g}: rows beside it, padding, dropout or shared prefixes"
+        " change what the ratio and the gradient are made of"
+    )
+
+
+def _bound(name: str, config: GuardConfig, bfloat16: bool) -> tuple[str, float]:
+    """The mean where weights are rounded, else the largest, and how large it may be."""
+    return (name, config.mismatch_mean) if bfloat16 else (f"{name}_max", config.mismatch_max)
+
+
 def _first_kl(metrics: Metrics) -> str | None:
     kl = metrics.get("kl_reference", 0.0)
     if metrics.get("step", 1) > 0 or metrics.get("update", 0) > 0 or abs(kl) <= 1e-6:
@@ -89,16 +108,30 @@ def _first_kl(metrics: Metrics) -> str | None:
 
 
 def _mismatch(metrics: Metrics, config: GuardConfig, bfloat16: bool) -> str | None:
-    if metrics.get("stale", 0) > 0 or metrics.get("update", 0) > 0:
-        return None
-    name, bound = ("mismatch", config.mismatch_mean) if bfloat16 else ("mismatch_max", config.mismatch_max)
-    value = metrics.get(name, 0.0)
-    if value <= bound:
-        return None
-    return (
-        f"sampler and trainer log-probs of fresh tokens differ by {value:.3g} ({name}), more than {bound:g}:"
-        " check weights, temperature, template and dtype on both sides"
-    )
+    for kind, whose in MISMATCHES.items():
+        name, bound = _bound(kind, config, bfloat16)
+        value = metrics.get(name, 0.0)
+        # written so that NaN trips too
+        if not value <= bound and not (kind == "mismatch" and _mixed(metrics)):
+            return (
+                f"sampler and trainer log-probs of {whose} differ by {value:.3g} ({name}), more than"
+                f" {bound:g}: check weights, temperature, template and dtype on both sides"
+            )
+    return None
+
+
+MISMATCHES = {
+    "mismatch": "fresh tokens",
+    "mismatch_fresh": "fresh tokens beside older ones",
+    "mismatch_ahead": "tokens that the rollout worker sampled",
+    "worker_mismatch": "a probe that the rollout worker scored",
+}
+"""metric -> whose tokens it speaks of, each held against the weights that sampled them"""
+
+
+def _mixed(metrics: Metrics) -> bool:
+    """Whether `mismatch` speaks of rows of older weights too. Later updates have that of the step's start."""
+    return metrics.get("stale", 0) > 0
 
 
 def _cut_off(last: Sequence[Metrics], patience: int) -> str | None:
@@ -168,9 +201,7 @@ def _diverged(metrics: Metrics, config: GuardConfig) -> str | None:
 
 
 def _not_served(metrics: Metrics, config: GuardConfig, bfloat16: bool) -> str | None:
-    name, bound = "probe_mismatch_max", config.mismatch_max
-    if bfloat16:
-        name, bound = "probe_mismatch", config.mismatch_mean
+    name, bound = _bound("probe_mismatch", config, bfloat16)
     gap = metrics.get(name, 0.0)
     if gap <= bound:
         return None

@@ -8,6 +8,7 @@ over pairs, so that the size of none of them changes what another weighs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -43,8 +44,18 @@ class Minibatch:
             return replace(self, batches=[b.with_old(token_logprobs(model, b)) for b in self.batches])
 
 
+Look = Callable[[Batch, Tensor], None]
+"""sees the log-probs that an update computes of a batch"""
+
+
 def update_mixture(
-    learner: Learner, minibatch: Minibatch, config: TrainConfig, guard: Guard, *, ends_step: bool
+    learner: Learner,
+    minibatch: Minibatch,
+    config: TrainConfig,
+    guard: Guard,
+    *,
+    ends_step: bool,
+    look: Look | None = None,
 ) -> dict[str, float]:
     """One update. Where there is more than the policy gradient, metrics say how each part is weighted
     (`loss_*`), its share of the sum of their magnitudes (`share_*`), and what was read for it."""
@@ -52,7 +63,12 @@ def update_mixture(
     preferred = {id(batch) for batch in minibatch.preferred}
     objective, sums = config.objective, {"sft": 0.0, "preference": 0.0, "sft_tokens": 0.0}
 
+    rollouts = {id(batch) for batch in minibatch.batches}
+
     def reinforce(scores: TokenScores, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        # parts of a batch come here too
+        if look is not None and id(batch) in rollouts:
+            look(batch, scores.logprobs_BT.detach())
         return policy_loss(scores.logprobs_BT, batch, objective, entropy_BT=scores.entropy_BT)
 
     def imitate(scores: TokenScores, batch: Batch) -> tuple[Tensor, dict[str, float]]:

@@ -12,6 +12,7 @@ from torch import nn
 from nano_coder.runtime import OpenedWeights, Runtime, local_policy, runtime_version
 from nano_rl.config import TrainConfig
 from nano_rl.controls import controls_due, hack_metrics, roll_controls
+from nano_rl.credit.turns import has_signal
 from nano_rl.gather import Gatherer, Sources
 from nano_rl.group import Group, group_metrics
 from nano_rl.guards import check_update
@@ -182,10 +183,13 @@ class _Stepper:
             self.states.join()
         with phases("train"):
             self.progress.judge(values, behind=gathered.behind or 0)
-            probe = Probe.of(groups, self.model)
+            # a row that is learned from, where there is one
+            taught = [g for g in groups if has_signal(g, config.objective, reward)]
+            probe = Probe.of([*taught, *groups], self.model)
             values |= self.updater.learn(
                 groups, values, version=version, history=self.progress.history,
-                logged=gathered.logged, baselines=self.gatherer.baselines,
+                logged=gathered.logged, baselines=self.gatherer.baselines, probe=probe,
+                sampled_by=gathered.sampled_by,
             )  # fmt: skip
             values |= _checked(values, probe, self.model, self.opened, config, version + 1)
             values |= self.gatherer.record(groups)

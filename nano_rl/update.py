@@ -12,7 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
+
+from torch import Tensor
 
 from nano_rl.aggregation import token_weights
 from nano_rl.batch import make_batches
@@ -25,9 +28,12 @@ from nano_rl.imitation.rows import Demonstrations, own_successes
 from nano_rl.logs.staleness import within_ess
 from nano_rl.mixture import Minibatch, update_mixture
 from nano_rl.model.critic import Critic, explained_variance
+from nano_rl.model.first_look import FirstLook
 from nano_rl.model.learner import Learner
 from nano_rl.model.logprob import can_share
+from nano_rl.model.probe import Probe
 from nano_rl.model.reference import Reference
+from nano_rl.overlap.sampled_by import mismatch_ahead
 from nano_rl.preferences.preferred import Preferred
 from nano_rl.rewards import Reward
 from nano_rl.sample import TrainSample
@@ -59,15 +65,19 @@ class Updater:
         history: Sequence[Metrics] = (),
         logged: Mapping[str, int] | None = None,
         baselines: Baselines | None = None,
+        probe: Probe | None = None,
+        sampled_by: Mapping[str, Tensor] | None = None,
     ) -> Metrics:
         """All updates of one step, and its metrics; none at all where there is nothing to learn.
 
         `values` are the step's metrics so far and `history` those of the steps before, for the guards.
         `logged` are the runs of the step that come from a log, with the version that sampled each;
-        `baselines` is what they are compared with over time. Added to what the objective reports: `updates`,
-        `stale`, `stale_dropped` (tokens), `tree_fallback` (1 where the model runs on independent rows),
-        `skipped`; of logged runs `ess_logged`, `ess_kept`, `weight_dropped`, and `all_dropped` where nothing
-        was near enough; with a critic `value_*`; with a mixed loss what `update_mixture` says.
+        `baselines` is what they are compared with over time. `probe` is a row of the step that was scored
+        apart, `sampled_by` the weights that rolled the step out ahead of time, where they were others. Added
+        to what the objective reports: `updates`, `stale`, `stale_dropped` (tokens), `tree_fallback` (1 where
+        the model runs on independent rows), `skipped`; of logged runs `ess_logged`, `ess_kept`,
+        `weight_dropped`, and `all_dropped` where nothing was near enough; what the first look saw; with a
+        critic `value_*`; with a mixed loss what `update_mixture` says.
         """
         config, objective, logged = self.config, self.config.objective, logged or {}
         live = [group for group in groups if has_signal(group, objective, self.reward)]
@@ -90,9 +100,12 @@ class Updater:
         if not (rows.samples or imitated or compared):
             return self._skipped(values, history, {**counts, "all_dropped": 1.0})
         told = {**counts, "stale": _stale(rows.samples, version)}
+        if sampled_by is not None:
+            told |= mismatch_ahead(self.learner.model, rows.samples, sampled_by, max_tokens=config.max_tokens)
+        fresh = {s.run_id for s in rows.samples if min(s.versions) == version} if told["stale"] else set()
         learned = self._update(
             self._minibatches(rows, imitated, compared, trees=trees), {**values, **told}, history,
-            counts_tokens=bool(rows.samples),
+            counts_tokens=bool(rows.samples), look=FirstLook(probe, fresh),
         )  # fmt: skip
         if self.critic is not None:
             learned |= explained_variance(rows.lessons)
@@ -157,31 +170,35 @@ class Updater:
         history: Sequence[Metrics],
         *,
         counts_tokens: bool,
+        look: FirstLook,
     ) -> Metrics:
         """Every pass over the minibatches, each update judged before it is applied. Raises GuardTripped."""
         learner, config, critic = self.learner, self.config, self.critic
 
         def guard(update: int, metrics: Metrics) -> None:
-            judged = {**values, **metrics, "update": float(update)}
+            judged = {**values, **metrics, **look.metrics, "update": float(update)}
             if not counts_tokens:
                 judged.pop("tokens", None)  # what stands beside counts its own
             check_step(judged, config.guards, earlier=history, bfloat16=config.dtype == "bfloat16")
 
         order = _order(len(minibatches), config, learner.step)
         later = {index: minibatches[index].with_old(learner.model) for index in sorted(set(order[1:]))}
+        for batch in (b for index, part in later.items() if index != order[0] for b in part.batches):
+            assert batch.old_logprobs_BT is not None
+            look.see(batch, batch.old_logprobs_BT)
         rows = []
         for update, index in enumerate(order):
             # the weights of the first update are those that the old log-probs would be taken from
             minibatch = minibatches[index] if update == 0 else later[index]
             ends_step = update == len(order) - 1
-            rows.append(
-                update_mixture(
-                    learner, minibatch, config, lambda m, u=update: guard(u, m), ends_step=ends_step
-                )
-            )
+            learned = update_mixture(
+                learner, minibatch, config, partial(guard, update), ends_step=ends_step,
+                look=look.see if update == 0 else None,
+            )  # fmt: skip
+            rows.append(learned)
             if critic is not None and minibatch.lessons:
                 rows[-1] |= critic.update(minibatch.lessons, ends_step=ends_step)
-        return _over_updates(rows, passes=config.updates_per_step)
+        return {**_over_updates(rows, passes=config.updates_per_step), **look.metrics}
 
     def _imitated(self, groups: Sequence[Group]) -> list[TrainSample]:
         if self.config.lambda_sft == 0:

@@ -103,10 +103,14 @@ def command(
         name=name, model=model, tasks=tasks_file, held_out=held_out, from_logs=from_logs, fresh=fresh,
         curriculum=curriculum, logs=logs_given,
     )  # fmt: skip
+    sections = {k: v for k, v in settings.values.items() if isinstance(v, dict)}
+    given = [f"{section}.{setting}" for section, of in sections.items() for setting in of]
     if name and settings.values.get("resume"):
         asked, settings = _resumed(asked, settings)
     config = _config(settings, reward, asked.group_size if asked.from_logs else None, asked.model)
     asked.check(settings.flags)
+    if idle := config.idle(given):
+        print(idle, file=sys.stderr)
     if config.overlap and asked.from_logs:
         from nano_rl.overlap.gatherer import NOT_FROM_LOGS
 

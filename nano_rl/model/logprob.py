@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from nano_rl.batch import Batch
 from nano_rl.model.head import Anticipate, Targets, selected_scores
-from nano_rl.trees.forward import row_states, shares_prefixes
+from nano_rl.trees.forward import independent_rows, row_states, shares_prefixes
 from nano_shared import ConfigError
 
 
@@ -85,6 +85,14 @@ def can_share(model: nn.Module) -> bool:
     """Whether rows are merged into trees for this model; if not, a warning has said why."""
     with _dropout_off(model):
         return shares_prefixes(_causal_lm(model))
+
+
+@contextmanager
+def plain_rows(model: nn.Module) -> Iterator[None]:
+    """Rows by the model's own forward pass, even where they could share prefixes."""
+    causal = _causal_lm(model)
+    with _dropout_off(model), independent_rows(causal):
+        yield
 
 
 def _score(

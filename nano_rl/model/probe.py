@@ -1,7 +1,9 @@
-"""The probe: a row of the step that is scored again after the update, by the trainer and by what serves next.
+"""The probe: a row of the step that is scored before its update and again after it.
 
-It tells the commonest silent failure of a training, serving weights other than those that were trained: a
-copy that was not refreshed, an adapter that was not merged, a cache of a converted head.
+Before, alone and as a plain row, whatever the rows beside it and the tree of the update: what the update's
+own pass says of it has to be the same, else the trainer's ratio is not what it is taken for. After, by the
+trainer and by what serves next, which tells the commonest silent failure of a training: a copy that was not
+refreshed, an adapter that was not merged, a cache of a converted head.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from nano_rl.batch import Batch, make_batches
 from nano_rl.group import Group
-from nano_rl.model.logprob import token_logprobs
+from nano_rl.model.logprob import plain_rows, token_logprobs
 from nano_rl.sample import to_samples
 
 SAMPLED = 64
@@ -29,7 +31,7 @@ class Probe:
     batch: Batch
     """[1, T]"""
     before_N: Tensor
-    """log-probs of the sampled tokens, nats"""
+    """log-probs of the sampled tokens, nats, of the row alone"""
 
     @classmethod
     def of(cls, groups: Sequence[Group], model: nn.Module) -> Probe | None:
@@ -40,9 +42,37 @@ class Probe:
                 continue
             end = row.mask.index(1) + SAMPLED
             cut = {name: getattr(row, name)[:end] for name in ("ids", "mask", "logprobs", "versions")}
-            (batch,) = make_batches([replace(row, **cut)], max_tokens=end)
-            return cls(batch=batch, before_N=_score(model, batch))
+            temperature = run.own_turns[0].completion.sampling.temperature or 1.0
+            (batch,) = make_batches([replace(row, **cut, temperature=temperature)], max_tokens=end)
+            with plain_rows(model):
+                return cls(batch=batch, before_N=_score(model, batch))
         return None
+
+    def apart(self, batch: Batch, logprobs_BT: Tensor) -> dict[str, float]:
+        """`ratio_apart` and `ratio_apart_max`: |log-prob in a batch of the update - alone|, mean and largest,
+        nats; nothing where the row is not in the batch."""
+        own = self.batch.to(batch.ids_BT.device)
+        length = own.ids_BT.shape[1]
+        for place, run in enumerate(batch.run_ids):
+            if run == own.run_ids[0] and torch.equal(batch.ids_BT[place, :length], own.ids_BT[0]):
+                trained_N = batch.mask_BT[place, :length][own.mask_BT[0]].cpu()
+                gap_N = (logprobs_BT[place, :length][own.mask_BT[0]].cpu() - self.before_N).abs()[trained_N]
+                if gap_N.numel():
+                    return {"ratio_apart": gap_N.mean().item(), "ratio_apart_max": gap_N.max().item()}
+        return {}
+
+    @property
+    def places(self) -> list[int]:
+        """Of the tokens that were sampled."""
+        return self.batch.mask_BT[0].nonzero()[:, 0].tolist()
+
+    def gap_N(self, served: Sequence[float]) -> Tensor:
+        """[N] how far log-probs of the row, from its first sampled token on, are from those before."""
+        return (self.before_N - self._sampled(served)).abs()
+
+    def _sampled(self, served: Sequence[float]) -> Tensor:
+        places = self.places
+        return torch.tensor([served[place - places[0]] for place in places], dtype=self.before_N.dtype)
 
     def metrics(self, model: nn.Module, engine: Any) -> dict[str, float]:
         """`probe_mismatch` and `probe_mismatch_max`: |trainer - served| after the update, mean and largest,
@@ -51,10 +81,11 @@ class Probe:
         `engine` is the one that samples next.
         """
         after_N = _score(model, self.batch)
-        places = self.batch.mask_BT[0].nonzero()[:, 0].tolist()
-        (served,) = engine.score([tuple(self.batch.ids_BT[0].tolist())], first=places[0])
-        served_N = torch.tensor([served[place - places[0]] for place in places], dtype=after_N.dtype)
-        gap_N = (after_N - served_N).abs()
+        temperature = self.batch.temperature_B[0].item()
+        (served,) = engine.score(
+            [tuple(self.batch.ids_BT[0].tolist())], temperature, first=self.places[0]
+        )  # fmt: skip
+        gap_N = (after_N - self._sampled(served)).abs()
         return {
             "probe_mismatch": gap_N.mean().item(),
             "probe_mismatch_max": gap_N.max().item(),

@@ -23,8 +23,10 @@ from torch import Tensor, nn
 from nano_coder.runtime import BASE, OpenedWeights, Runtime
 from nano_rl.config import TrainConfig
 from nano_rl.gather import Gathered, Gatherer, Sources
+from nano_rl.model.first_look import mean_and_max
+from nano_rl.model.probe import Probe
 from nano_rl.overlap.remote_rollouts import RemoteRollouts
-from nano_rl.overlap.rollout_request import Opening, RolloutRequest
+from nano_rl.overlap.rollout_request import Opening, ProbeRow, RolloutRequest
 from nano_rl.rewards import Reward
 from nano_rl.rollout import OnRun
 from nano_shared.errors import UsageError
@@ -46,6 +48,8 @@ class Ahead:
     tasks: tuple[Task, ...]
     weights: dict[str, Tensor]
     """those that train, as they were"""
+    probe: Probe | None = None
+    """a row of the step before with the log-probs that these weights give it; None after a restart"""
 
 
 class OverlappedGatherer(Gatherer):
@@ -94,12 +98,15 @@ class OverlappedGatherer(Gatherer):
         ahead = self._ahead = self._ahead or self._next(step, version)
         gathered = super().gather(runtime, step, version, on_run)
         self._ahead = None
+        seen = self._seen(ahead)
         if step + 1 < self._config.steps:
-            self._ahead = self._next(step + 1, version)
+            self._ahead = replace(self._next(step + 1, version), probe=Probe.of(gathered.groups, self._model))
             tasks = self._ahead.tasks
             self._submit(tasks, [self._config.group_size] * len(tasks), runtime, step + 1)
         restarts = self._rollouts.restarts - restarts
-        return replace(gathered, behind=version - ahead.version, restarts=restarts)
+        behind = version - ahead.version
+        sampled_by = ahead.weights if behind else None
+        return replace(gathered, behind=behind, restarts=restarts, sampled_by=sampled_by, seen=seen)
 
     def state(self) -> dict[str, Any]:
         """As of any gatherer, and what was drawn ahead, with the weights that sample it."""
@@ -121,6 +128,13 @@ class OverlappedGatherer(Gatherer):
             self._ahead = Ahead(
                 step=told["step"], version=told["version"], tasks=tasks, weights=told["weights"]
             )
+
+    def _seen(self, ahead: Ahead) -> dict[str, float]:
+        """`worker_mismatch`: how far the log-probs of the probe are in the worker from those that its weights
+        give it here, mean and largest, nats."""
+        if ahead.probe is None or self._rollouts.scored is None:
+            return {}
+        return mean_and_max("worker_mismatch", [ahead.probe.gap_N(self._rollouts.scored)])
 
     def _next(self, step: int, version: int) -> Ahead:
         """Draw the tasks of a step, for the weights as they are."""
@@ -168,8 +182,18 @@ class OverlappedGatherer(Gatherer):
                 sampling=runtime.sampling,
                 tasks=tuple(tasks),
                 sizes=tuple(sizes),
+                probe=_row(self._ahead.probe),
             )
         )
+
+
+def _row(probe: Probe | None) -> ProbeRow | None:
+    if probe is None:
+        return None
+    batch = probe.batch
+    return ProbeRow(
+        ids=tuple(batch.ids_BT[0].tolist()), first=probe.places[0], temperature=batch.temperature_B[0].item()
+    )
 
 
 def _opening(opened: OpenedWeights, runtime: Runtime, config: TrainConfig) -> Opening:

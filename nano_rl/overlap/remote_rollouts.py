@@ -144,6 +144,8 @@ class RemoteRollouts:
         self._published: tuple[int, Path, dict[str, Tensor]] | None = None
         self.restarts = 0
         """workers that were replaced"""
+        self.scored: list[float] | None = None
+        """log-probs of the last request's probe, by the policy that sampled its runs"""
 
     @property
     def under_way(self) -> bool:
@@ -203,6 +205,7 @@ class RemoteRollouts:
             (self._folder / self._asked).unlink()
             self._asked = None
             runs: list[str] = answer["done"]
+            self.scored = answer["scored"]
             return runs
 
     def close(self) -> None:

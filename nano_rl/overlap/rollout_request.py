@@ -36,6 +36,14 @@ class Opening(Value):
     """in place of the tasks' own"""
 
 
+class ProbeRow(Value):
+    """Ids of a row, of which those from `first` on are scored at a temperature."""
+
+    ids: tuple[int, ...]
+    first: int
+    temperature: float
+
+
 class RolloutRequest(Value):
     """The rollouts of one step, or of one round of its refill."""
 
@@ -47,3 +55,5 @@ class RolloutRequest(Value):
     tasks: tuple[Task, ...]
     sizes: tuple[int, ...] = Field(min_length=1)
     """rollouts of each task"""
+    probe: ProbeRow | None = None
+    """a row that what samples has to score, so that it shows which weights it has"""

@@ -3,8 +3,8 @@
 `remote_rollouts.py` starts it, as `python -m nano_rl.overlap.rollout_worker FOLDER`, and ends it. FOLDER
 holds the opening; each line on stdin names a file there with a request, so that no pipe is ever full. Each
 on stdout is a JSON object: `beat` (every second, from a thread of its own), `done` (ids of the runs, which
-are in the log, in the order of the request), or `failed` with `exit_code` (an error of ours, after which this
-process ends). It ends with its trainer.
+are in the log, in the order of the request) with `scored` (log-probs of the request's probe), or `failed`
+with `exit_code` (an error of ours, after which this process ends). It ends with its trainer.
 """
 
 from __future__ import annotations
@@ -83,8 +83,9 @@ class Worker:
             limits=opening.limits,
         )
 
-    def roll_out(self, request: RolloutRequest) -> list[str]:
-        """Ids of the runs, logged and graded, in the order of the request's tasks."""
+    def roll_out(self, request: RolloutRequest) -> dict[str, Any]:
+        """`done`: ids of the runs, logged and graded, in the order of the request's tasks; `scored`: of its
+        probe by the policy that sampled them."""
         from dataclasses import replace
 
         from safetensors.torch import load_file
@@ -94,7 +95,7 @@ class Worker:
         from nano_rl.rollout import collect
 
         restore_weights(self._model, load_file(request.weights))
-        policy = local_policy(
+        policy: Any = local_policy(
             replace(self._opened.loaded, model=self._model),
             self._opened.profile,
             version=request.version,
@@ -102,7 +103,10 @@ class Worker:
         )
         runtime = replace(self._runtime, policy=policy, sampling=request.sampling)
         runs = collect(request.tasks, runtime, group_size=list(request.sizes), seed=request.seed)
-        return [run.id for run in runs]
+        row, scored = request.probe, None
+        if row is not None:
+            (scored,) = policy.engine.score([row.ids], row.temperature, first=row.first)
+        return {"done": [run.id for run in runs], "scored": scored}
 
 
 def main(folder: Path) -> None:
@@ -117,7 +121,7 @@ def main(folder: Path) -> None:
         worker = Worker(opening)
         for name in sys.stdin:
             request = RolloutRequest.model_validate_json((folder / name.strip()).read_bytes())
-            line.send({"done": worker.roll_out(request)})
+            line.send(worker.roll_out(request))
     except NanoError as problem:
         line.send({"failed": str(problem), "exit_code": problem.exit_code})
     finally:

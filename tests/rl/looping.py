@@ -63,9 +63,7 @@ def parity(run: Trajectory) -> float:
     return float(sum(sum(t.completion.tokens.sampled_ids) for t in run.turns if t.completion.tokens) % 2)
 
 
-def tiny_model(
-    folder: Path, seed: int = 0, max_positions: int = 256, tasks: Sequence[Task] = TASKS
-) -> Path:
+def tiny_model(folder: Path, seed: int = 0, max_positions: int = 256, tasks: Sequence[Task] = TASKS) -> Path:
     texts = [m.content for t in tasks for m in first_messages(COMPACT_1, t, ())]
     return build_tiny(
         folder, texts, hidden=32, layers=1, max_positions=max_positions, vocab_size=300, seed=seed

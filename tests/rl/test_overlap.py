@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 from failing_worker import FAILURES
+from faulty_worker import FAULT
 from looping import CONFIG, TASKS, Loop, logged_groups, same, tiny_model
 
-from nano_rl.config import TrainConfig, parse_config
+from nano_rl.config import OptimizerConfig, TrainConfig, parse_config
 from nano_rl.curriculum import Curriculum
-from nano_rl.errors import RolloutsFailed
+from nano_rl.errors import GuardTripped, RolloutsFailed
 from nano_rl.gather import Sources
 from nano_rl.logs.used import read_used
 from nano_rl.metrics import read_metrics
@@ -63,6 +64,36 @@ def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Loop:
     loop = Loop(tiny, tmp_path_factory.mktemp("whole"))
     loop.go(AHEAD)
     return loop
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("serves older weights", "tokens that the rollout worker sampled differ by"),
+        ("moves while it samples", "tokens that the rollout worker sampled differ by"),
+        ("moves after it sampled", "a probe that the rollout worker scored differ by"),
+    ],
+)
+def test_ac_43_a_worker_that_samples_with_other_weights(
+    fault: str, sentence: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FAULT, fault)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setattr(remote_rollouts, "MODULE", "faulty_worker")
+    rewards = iter([0.0, 1.0] * 99)
+    # a rate at which one update is felt
+    rate = OptimizerConfig(learning_rate=1e-2)
+    with pytest.raises(GuardTripped, match=rf"step [12]: sampler and trainer log-probs of {sentence}"):
+        Loop(tiny, tmp_path / "loop").go(AHEAD, score=lambda _: next(rewards), optimizer=rate)
+
+
+def test_ac_43_every_step_ahead_is_held_against_the_weights_that_sampled_it(whole: Loop) -> None:
+    first, *later = read_metrics(whole.folder / "metrics.jsonl")
+    assert "mismatch_ahead_max" not in first
+    for row in later:
+        assert row["stale"] == 1 or row["skipped"]
+        assert row["skipped"] or 0 <= row["mismatch_ahead_max"] <= CONFIG.guards.mismatch_max
+        assert 0 <= row["worker_mismatch_max"] <= CONFIG.guards.mismatch_max
 
 
 @pytest.fixture

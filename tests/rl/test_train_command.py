@@ -20,7 +20,7 @@ from nano_rl.tiny import build_tiny
 from nano_rl.watch.events import EventKind, read_events
 from nano_rl.watch.record import TOKENIZER, read_record
 from nano_rl.watch.rollouts import ROLLOUTS, read_rollouts
-from nano_shared.errors import UsageError
+from nano_shared.errors import NanoError, UsageError
 from nano_shared.types import Split
 
 TASKS = make_tasks(levels=[0], n=3, seed=1, split=Split.TRAIN, views=["copy"])
@@ -97,3 +97,28 @@ def test_arguments_that_contradict_each_other_are_refused(
     monkeypatch.setenv("NANO_HOME", str(home))
     with pytest.raises(UsageError, match=said):
         CliRunner().invoke(cli, ["train", "--name", "other", *arguments], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--clip-low", "0.1", "--clip-high", "0.3"],
+            "clip_low, clip_high cannot act: with one update a step",
+        ),
+        (["--objective", "gspo", "--dual-clip", "3"], "dual_clip cannot act"),
+        (["--clip-high", "0.3", "--minibatches", "2"], None),
+        (["--objective", "gspo"], None),
+    ],
+)
+def test_a_clip_that_cannot_act_is_said(
+    home: Path, arguments: list[str], said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, before anything is opened, and it is no error."""
+    monkeypatch.setenv("NANO_HOME", str(home))
+    (home / "no.jsonl").write_text("")
+    given = ["train", "--name", "idle", "--tasks", str(home / "no.jsonl"), *arguments]
+    result = CliRunner().invoke(cli, given)
+    assert isinstance(result.exception, NanoError)
+    assert result.stderr.count("cannot act") == bool(said)
+    assert (said or "") in result.stderr

@@ -21,6 +21,7 @@ from nano_rl.gather import Sources
 from nano_rl.group import Group
 from nano_rl.guards import GuardTripped
 from nano_rl.resume.states import States
+from nano_rl.trees import forward
 from nano_shared.types import Finish, StopReason, Trajectory
 
 
@@ -83,6 +84,93 @@ def test_old_log_probs_that_are_not_the_trainers_own(
     patched_batches(monkeypatch, lambda b: b.with_old(b.behaviour_logprobs_BT - 0.1))
     sentence = r"step 0: the trainer's ratio is .* away from 1 on the first update"
     trips(Loop(tiny, tmp_path), sentence, sources=Sources(logged=logged), score=None, group_size=0)
+
+
+def test_ac_15_the_update_sees_a_row_as_it_is_alone(tiny: Path, tmp_path: Path) -> None:
+    """Another composition and a plain forward pass where the update has a tree, or padded rows."""
+    for name, more in {
+        "trees": {},
+        "parts": {"updates_per_step": 2, "minibatches": 2},
+        "rows": {"before": lambda model: forward._supported.__setitem__(model, False)},
+    }.items():
+        seen: list[dict[str, float]] = []
+        Loop(tiny, tmp_path / name).go(
+            steps=1, score=alternate(), on_step=lambda _, __, values, s=seen: s.append(values), **more
+        )  # fmt: skip
+        assert 0 <= seen[0]["ratio_apart_max"] <= 1e-5
+
+
+def test_ac_15_a_tree_whose_positions_are_wrong(
+    tiny: Path, tmp_path: Path, logged: tuple[Group, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = forward.tree_hidden
+
+    def twice_as_far(causal: Any, tree: Any) -> torch.Tensor:
+        return real(causal, replace(tree, positions_N=2 * tree.positions_N))
+
+    def later(model: torch.nn.Module) -> None:
+        assert forward.shares_prefixes(model)
+        monkeypatch.setattr(forward, "tree_hidden", twice_as_far)
+
+    sentence = (
+        r"step 0: the trainer's log-probs of a row are .* \(ratio_apart_max\) from those of the same row"
+    )
+    trips(
+        Loop(tiny, tmp_path), sentence, sources=Sources(logged=logged), score=None, group_size=0, before=later
+    )
+
+
+def retold(run: Trajectory, **changed: Any) -> Trajectory:
+    """The run with other tokens than were read or sampled, and their log-probs as they were."""
+    first = run.turns[0]
+    assert first.completion.tokens is not None
+    tokens = first.completion.tokens
+    other = tokens.model_copy(update={n: change(getattr(tokens, n)) for n, change in changed.items()})
+    completion = first.completion.model_copy(update={"tokens": other})
+    return run.model_copy(
+        update={"turns": (first.model_copy(update={"completion": completion}), *run.turns[1:])}
+    )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"sampled_ids": lambda ids: (*ids[1:], ids[0])},
+        {"sampled_ids": lambda ids: ((ids[0] + 1) % 100, *ids[1:])},
+        {"context_ids": lambda ids: (*ids[:-3], *ids[-2:])},
+        {"context_ids": lambda ids: (1, *ids)},
+        {"logprobs": lambda values: (0.0, *values[:-1])},
+    ],
+    ids=["a token shifted", "a token exchanged", "a template without a token", "one with another",
+         "log-probs shifted"],
+)  # fmt: skip
+def test_ac_43_what_was_sampled_is_not_what_is_trained(
+    tiny: Path, tmp_path: Path, logged: tuple[Group, ...], changed: dict[str, Any]
+) -> None:
+    other = with_runs(logged, lambda _, place, run: retold(rewarded(run, float(place)), **changed))
+    sentence = "step 0: sampler and trainer log-probs of fresh tokens differ by"
+    trips(Loop(tiny, tmp_path), sentence, sources=other, score=None, group_size=0)
+
+
+def test_ac_43_fresh_tokens_beside_older_ones_are_not_excused(
+    tiny: Path, tmp_path: Path, logged: tuple[Group, ...]
+) -> None:
+    """--from-logs --fresh: from the second step on the logged runs are old, and the fresh ones are not."""
+    rolled: list[str] = []
+    done: list[dict[str, float]] = []
+
+    def late(model: torch.nn.Module, run: Trajectory) -> None:
+        rolled.append(run.id)
+        if done:
+            nudge(model, run)
+
+    mixed = LogsConfig(uses=None, min_ess=0, max_drift=None, mix=0.5)
+    with pytest.raises(GuardTripped, match=r"step 1: .* of fresh tokens beside older ones differ by"):
+        Loop(tiny, tmp_path).go(
+            sources=Sources(logged=logged), score=alternate(), group_size=4, logs=mixed,
+            steps=3, on_run=late, on_step=lambda _, __, values: done.append(values),
+        )  # fmt: skip
+    assert done[0].get("stale", 0) == 0
 
 
 def test_an_empty_mask(

@@ -1,7 +1,7 @@
-"""What seeded tiny trainings end in, to the byte: guards, and whatever is moved about in the trainer, only look.
+"""What seeded tiny trainings end in, to the byte: guards, and what is moved in the trainer, only look.
 
-A change of the maths, or of what is drawn and in which order, changes these hashes; it is meant, and says so in its
-commit, or it is a mistake. `python tests/rl/training_bytes.py` prints those to record.
+A change of the maths, or of what is drawn and in which order, changes these hashes: it is meant, and its
+commit says so, or it is a mistake. `python tests/rl/training_bytes.py` prints those to record.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python tests/rl/training_bytes.py           prints them, as they are recorded there
 
-The order in which numbers are added, and with it the last bit, depends on the width of a processor's registers.
-So this is run in a process that uses what every x86_64 processor has (`BASELINE`), and nothing beyond it.
+The order in which numbers are added, and with it the last bit, depends on the width of a processor's
+registers. So this runs in a process that uses what every x86_64 processor has (`BASELINE`), and no more.
 """
 
 from __future__ import annotations
