@@ -106,7 +106,7 @@ class Display:
         if trajectory.diff and not self._result.is_terminal:
             self._result.print(printable(trajectory.diff, None), end="")
         elif trajectory.diff:
-            self._result.print(Syntax(printable(trajectory.diff), "diff", background_color="default"))
+            self._result.print(Syntax(printable(trajectory.diff, None), "diff", background_color="default"))
         else:
             self._result.print("no changes")
 

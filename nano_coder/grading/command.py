@@ -226,7 +226,7 @@ def _with_examples(
 def _how_it_ended(result: ExecResult) -> CheckRun:
     """The facts of a check's end that its verdict keeps."""
     output = b"\n".join(stream.strip() for stream in (result.stdout, result.stderr) if stream.strip())
-    text = printable(output.decode("utf-8", "replace"))
+    text = printable(output.decode("utf-8", "replace")[-_TAIL:], None)
     missing = None if result.ok or result.timed_out else _MISSING.search(text)
     return CheckRun(
         exit_code=result.exit_code, signal=result.signal, timed_out=result.timed_out,

@@ -74,13 +74,14 @@ def merge_run(connection: sa.Connection, run: LoggedRun, merged: Merged) -> None
     trajectory = run.trajectory
     exists = sa.select(sa.literal(1)).where(schema.runs.c.id == trajectory.id)
     if connection.scalar(exists) is None:
-        journal.insert_run(connection, trajectory)
+        # where it was made is another machine's business: `apply` is not to write where a stranger says
+        journal.insert_run(connection, trajectory.model_copy(update={"directory": None}))
         journal.insert_turns(connection, trajectory.id, trajectory.turns)
         merged.added += 1
         _append(connection, trajectory.id, run.verdicts, run.feedback)
         return
     there = load_logged(connection, trajectory.id)
-    bare = {"verdict": None}
+    bare = {"verdict": None, "directory": None}
     if there.trajectory.model_copy(update=bare) != trajectory.model_copy(update=bare):
         raise LogError(
             f"run {trajectory.id} is in the log with another content; import into another log with --log"

@@ -20,12 +20,16 @@ _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 def printable(text: str, most: int | None = MOST) -> str:
     """With control, direction, invisible and unassigned characters written out; newlines and tabs stay.
 
-    What is written out is as JSON would have it, so JSON stays what it was. Behind `most` characters the rest
-    is only counted.
+    What is written out is as JSON would have it, so JSON stays what it was. What is longer than `most`
+    characters is cut to that, and says how long it was; twice does no more than once.
     """
-    if most is not None and len(text) > most:
-        return f"{_written_out(text[:most])}... ({len(text) - most} characters more)"
-    return _written_out(text)
+    if most is None:
+        return _written_out(text)
+    shown = _written_out(text[:most])
+    if len(text) <= most and len(shown) <= most:
+        return shown
+    told = f"... (cut, of {len(text)} characters)"
+    return shown[: most - len(told)] + told
 
 
 def one_line(text: str, most: int) -> str:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Any, Literal
+from itertools import islice
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from nano_shared.hashing import content_hash
+from nano_shared.printable import printable
 
 
 class Value(BaseModel):
@@ -396,9 +398,17 @@ class Trust(StrEnum):
     NONE = "none"
 
 
+Label = Annotated[str, AfterValidator(lambda text: printable(text, 200))]
+Sentence = Annotated[str, AfterValidator(lambda text: printable(text, 1000))]
+"""of a verdict, whose texts quote what was graded: they drive no terminal, and a name has an end"""
+_MOST_FINDINGS = 100
+_MOST_CHECKS = 10_000
+_LONGEST_OUTPUT = 20_000
+
+
 class Tampering(Value):
-    kind: str
-    detail: str
+    kind: Label
+    detail: Sentence
 
 
 class CheckRun(Value):
@@ -408,9 +418,9 @@ class CheckRun(Value):
     """None when a signal ended it"""
     signal: int | None = None
     timed_out: bool = False
-    not_run: str | None = None
+    not_run: Sentence | None = None
     """what was missing, where the check itself could be run neither here nor on the original files"""
-    output: str = ""
+    output: Annotated[str, AfterValidator(lambda text: text[-_LONGEST_OUTPUT:])] = ""
     """the end of what it printed, its standard error last"""
     changed: tuple[str, ...] = ()
     """files that the agent changed and the check read: what a pass rests on"""
@@ -421,14 +431,14 @@ class Verdict(Value):
 
     reward: float | None
     """None: a failure that the policy could not cause; leaves the loss and the group's baseline"""
-    components: dict[str, float | None] = {}
+    components: dict[Sentence, float | None] = {}
     turn_rewards: tuple[float, ...] | None = None
-    checks: dict[str, str] = {}
+    checks: dict[Sentence, Label] = {}
     """name -> pass | fail | error | timeout"""
     tampering: tuple[Tampering, ...] = ()
-    failure_kind: str | None = None
+    failure_kind: Label | None = None
     trust: Trust
-    grader: str
+    grader: Label
     """name and version"""
     graded_hash: str
     """content hash of what was graded"""
@@ -441,6 +451,19 @@ class Verdict(Value):
         if value is not None and not math.isfinite(value):
             raise ValueError(f"reward must be finite, not {value}")
         return value
+
+    @field_validator("tampering")
+    @classmethod
+    def _few(cls, value: tuple[Tampering, ...]) -> tuple[Tampering, ...]:
+        more = len(value) - _MOST_FINDINGS + 1
+        if more <= 1:
+            return value
+        return (*value[: _MOST_FINDINGS - 1], Tampering(kind="more", detail=f"{more} more findings"))
+
+    @field_validator("components", "checks")
+    @classmethod
+    def _no_more(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return dict(islice(value.items(), _MOST_CHECKS))
 
 
 REDACTED_ID = 2**32 - 1
