@@ -27,7 +27,7 @@ def command(files: tuple[Path, ...], name: str, log: str | None) -> int:
     """Add the runs of FILES to the log: all of them, or none where one row is bad.
 
     \b
-    jsonl           what `log export --format jsonl` writes, nothing lost
+    jsonl           what `log export --format jsonl` writes, all but the directory
     atif            ATIF v1.0 to v1.8, a JSON object a file, or one a line in FILE.jsonl
     nemo-gym        NeMo Gym rollouts, one a line
     mini-swe-agent  trajectory files
