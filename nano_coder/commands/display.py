@@ -12,7 +12,7 @@ from rich.text import Text
 
 from nano_shared.console import Console
 from nano_shared.printable import printable
-from nano_shared.types import Finish, Observation, StopReason, Trajectory, Trust, Turn
+from nano_shared.types import Finish, Observation, StopReason, Trajectory, Trust, Turn, Verdict
 
 _FOLDED = 15
 """lines of an output on a terminal"""
@@ -138,8 +138,17 @@ def outcome(trajectory: Trajectory) -> str:
         how = f" (exit code {ran.exit_code})" if ran.signal is None else f" (ended by signal {ran.signal})"
     passed = "passed" if verdict.reward >= 1 else f"failed{how}"
     tampered = "; tampering: " + "; ".join(t.detail for t in verdict.tampering) if verdict.tampering else ""
-    trust = " on the original tests plus the diff" if verdict.trust is Trust.USER_CHECK else ""
-    return f"{passed}{trust}{tampered}"
+    return f"{passed}{_resting_on(verdict)}{tampered}"
+
+
+def _resting_on(verdict: Verdict) -> str:
+    """What a user's check was run on."""
+    if verdict.trust is Trust.USER_CHECK:
+        return " on the original tests plus the diff"
+    if verdict.trust is Trust.NONE and verdict.check_run is not None:
+        changed = ", ".join(verdict.check_run.changed)
+        return f", but rests on a changed script that it runs itself ({changed}), so nothing trains on it"
+    return ""
 
 
 def exit_code(trajectory: Trajectory) -> int:
