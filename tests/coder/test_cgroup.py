@@ -250,3 +250,18 @@ def test_a_group_of_each_controller_is_found_in_version_1(tmp_path: Path) -> Non
     assert found is not None
     assert (found["version"], found["memory"]) == ("v1", 3000)
     assert found["parents"] == {"memory": str(mounts / "memory/box/1"), "pids": str(mounts / "pids")}
+
+
+@pytest.mark.parametrize("parent", ["/nowhere", "/proc"])
+def test_a_jail_whose_group_cannot_be_made_goes_without_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, parent: str
+) -> None:
+    plan = {
+        "version": "v1", "parents": dict.fromkeys(("memory", "pids"), parent), "memory": MB, "pids": 9,
+    }  # fmt: skip
+    monkeypatch.setattr(control_group, "plan", lambda: plan)
+    sandbox = NsSandbox()
+    with closing(sandbox.open(None, Limits())) as jail:
+        assert jail.run_python("print(1)").stdout == b"1\n"
+    assert sandbox.layers["cgroup"] is False
+    sandbox.pool.close()
