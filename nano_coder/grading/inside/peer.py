@@ -13,7 +13,6 @@ import socket
 import struct
 import sys
 import time
-import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
@@ -268,6 +267,8 @@ def _on_purpose(error: BaseException | None) -> bool:
     """Whether the error was raised by a statement `raise`: no context may swallow what an assertion found."""
     if not isinstance(error, Exception) or isinstance(error, AssertionError):
         return False
+    import traceback  # here only: it takes long to load
+
     *_, last = traceback.extract_tb(error.__traceback__)
     return (last.line or "").startswith("raise")
 
