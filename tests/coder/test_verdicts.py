@@ -69,7 +69,7 @@ def say(text):
     # the fork's own frames hold the token with which it signs, and the pipe
     frame, found = sys._getframe(), {}
     while frame:
-        found.update({k: v for k, v in frame.f_locals.items() if k in ("job", "pipe")})
+        found = {**{k: v for k, v in frame.f_locals.items() if k in ("job", "pipe")}, **found}
         frame = frame.f_back
     data = (found["job"]["token"] + text + "\\n").encode("utf-8", "surrogatepass")
     while data:
@@ -94,6 +94,14 @@ REPORTS = {
     "a name that is not plain text": """return type('E' * 900_000, (), {})()""",
     "NaN under a key": """say('{"value": NaN, "timeout": Infinity}')""",
 }
+
+
+def test_a_forger_is_heard(sandbox: Sandbox) -> None:
+    """Otherwise the attacks below are none: it signs a report, and what it says is compared."""
+    verdict = _cases(FORGE + "    say('{\"value\": 3}')", sandbox)
+    assert verdict.checks == {"case_1": "pass", "case_2": "fail"}
+    told = """say('{"check": "forged_name", "state": "pass"}')"""
+    assert "forged_name" in _suite(STRICT, FORGE_STRICT + told, sandbox, "unittest", strict=True).checks
 
 
 @pytest.mark.parametrize("attack", REPORTS)
@@ -173,7 +181,7 @@ import os, sys
 def say(text):
     frame, found = sys._getframe(), {}
     while frame:
-        found.update({k: v for k, v in frame.f_locals.items() if k in ("pipe", "token")})
+        found = {**{k: v for k, v in frame.f_locals.items() if k in ("pipe", "token")}, **found}
         frame = frame.f_back
     os.write(found["pipe"], (found["token"] + text + "\\n").encode("utf-8", "surrogatepass"))
 def f(x):
