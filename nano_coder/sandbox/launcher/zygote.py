@@ -70,6 +70,8 @@ def _supervise(
     control: socket.socket, agent: int, spec: dict[str, Any], group: Group | None, first_uid: int
 ) -> None:
     ours, theirs = socket.socketpair()
+    # held open: the zygote exchanges the root of both, at any moment from the fork on
+    processes = os.open("/proc", os.O_PATH)
     try:
         _unshare()
         pid = os.fork()
@@ -79,12 +81,14 @@ def _supervise(
     if pid == 0:
         try:
             ours.close()
+            os.close(processes)
             _enter(control, agent, spec, group, theirs)
         finally:
             os._exit(0)
     control.close()
     theirs.close()
-    process = os.open(f"/proc/{pid}", os.O_PATH)
+    process = os.open(str(pid), os.O_PATH, dir_fd=processes)
+    os.close(processes)
     # until the last process of the zygote's is gone, or about to be
     while (asked := message.receive(ours)) is not None:
         try:
