@@ -91,8 +91,8 @@ def _turns(random: Random) -> Iterator[tuple[str, Run]]:
                 [random.uniform(-1, 1) for _ in range(turns)] for turns in random.sample(range(1, 6), 4)
             ]
             group.insert(random.randrange(5), None)
-            alone = [next(filter(None, group)), None]
-            for of in (group, alone):
+            scored = [r for r in group if r]
+            for of in (group, [scored[0], None], [None, *scored[:2]]):
                 yield f"{baseline}, discount {discount:g}", partial(_turns_of, of, baseline, discount)
 
 
