@@ -86,7 +86,7 @@ def load_policy(name: str | None = None, *, dtype: Dtype = "float32", merge: boo
     Raises UsageError if the name is unknown or the folder is not a model.
     """
     if dtype == "auto":
-        dtype = _fitting(name)
+        dtype = _fitting(name, _SMALL)
     if name is None or name == BASE:
         folder = base_folder()
         return _full(folder, dtype, "base", (folder / _ID_FILE).read_text())
@@ -103,8 +103,8 @@ def load_policy(name: str | None = None, *, dtype: Dtype = "float32", merge: boo
     raise UsageError(f"unknown model {name!r}; {_known()}")
 
 
-def _fitting(name: str | None, small: int = _SMALL) -> Dtype:
-    """What `auto` means for a model; a hub's is not here to be looked at."""
+def _fitting(name: str | None, small: int) -> Dtype:
+    """float32 for a model of at most `small` bytes of weights, else bfloat16, also for one of the hub."""
     folder = base_folder() if name is None or name == BASE else Path(name).expanduser()
     if (folder / "adapter_config.json").is_file():
         return _fitting(_base_of(folder), small)
