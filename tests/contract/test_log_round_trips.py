@@ -15,7 +15,7 @@ from nano_shared.blobs import BlobStore
 from nano_shared.feedback import Feedback, FeedbackKind
 from nano_shared.logged_run import LoggedRun
 from nano_shared.store import LogStore
-from nano_shared.types import Message, Role
+from nano_shared.types import Message, Role, Verdict
 
 feedback = st.builds(
     Feedback,
@@ -102,7 +102,8 @@ def test_turns_of_one_row_are_written_with_all_they_read_before(tmp_path: Path) 
     assert "metrics" not in third
 
 
-def test_half_a_surrogate_pair_survives_as_the_name_of_a_check() -> None:
-    verdict = a_verdict().model_copy(update={"checks": {"a\ude4fb": "pass"}})
+def test_half_a_surrogate_pair_in_the_name_of_a_check_is_written_out_and_survives() -> None:
+    verdict = Verdict.model_validate(a_verdict().model_dump() | {"checks": {"a\ude4fb": "pass"}})
+    assert list(verdict.checks) == ["a\\ude4fb"]
     run = LoggedRun(trajectory=a_run(verdict=verdict), verdicts=(verdict,))
     assert list(atif.read(json.loads(json.dumps(atif.write(run))))) == [run]
