@@ -67,6 +67,8 @@ class AgentConfig(BaseModel):
     """path or SQLAlchemy URL of the log; None is NANO_HOME/log.db"""
     exclude: tuple[str, ...] = ()
     """patterns for names that no run gets to see, beside version control, environments and caches"""
+    git: bool | None = None
+    """whether runs see the project's git history; None: where nothing is excluded, which it may hold"""
     redact: RedactConfig = RedactConfig()
     """secrets: `write` keeps them out of the log; `[redact]` also takes `patterns` and `allow`"""
 
@@ -196,6 +198,8 @@ def _tightened(key: str, below: Any, asked: Any) -> tuple[Any, dict[str, Any]]:
             kept = below or asked
         case "exclude":
             return _joined(key, below, asked), {}
+        case "git":
+            kept = False if asked is False else below
         case "redact":
             return _tightened_redaction(below, asked)
         case _:

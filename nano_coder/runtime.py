@@ -21,6 +21,7 @@ from nano_coder.grading.graders import GRADERS, by_grader, find_grader
 from nano_coder.grading.measure import measured
 from nano_coder.grading.names import used_names
 from nano_coder.guarded import guarded
+from nano_coder.history import History, open_with
 from nano_coder.logprob_check import Scored, gap_of, rescored
 from nano_coder.models import (
     SHIPPED,
@@ -140,6 +141,8 @@ class Runtime:
     """absolute path that tasks' snapshots are of, where they are of a directory of the user's"""
     limits: Mapping[str, Any] = field(default_factory=dict)
     """in place of a task's own: names and values of `Limits`"""
+    history: History | None = None
+    """of the project, for runs to look at; what grades them does not see it"""
 
 
 def limited(task: Task, limits: Mapping[str, Any]) -> Task:
@@ -400,6 +403,8 @@ def _jail(snapshot_id: str, task: Task, runtime: Runtime) -> Iterator[Jail]:
         with scratch_folder("start", in_memory()) as folder:
             start = folder / "work"
             snapshot.materialise(snapshot_id, runtime.store.blobs, start)
+            if runtime.history is not None:
+                return open_with(runtime.history, runtime.sandbox, start, task.limits)
             return runtime.sandbox.open(start, task.limits)
 
     jail = LazyJail(opener)

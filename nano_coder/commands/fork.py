@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from nano_coder.commands.display import exit_code, outcome
-from nano_coder.commands.options import execution_options, open_runtime
+from nano_coder.commands.options import earlier_history, execution_options, open_runtime
 from nano_coder.config import load_config, said_limits
 from nano_coder.runtime import limited
 from nano_shared.console import Console
@@ -60,6 +61,7 @@ def command(
             f"run {parent.id} was made by {parent.policy!r}, which is not at hand; name a model with --model"
             f" ({problem})"
         ) from None
+    runtime = replace(runtime, history=earlier_history(parent, config))
     console = Console(quiet=as_json, soft_wrap=True)
     forks = fork_run(
         parent, runtime, at=at, n=n, seed=seed, check=check, on_run=lambda fork: _line(console, fork)

@@ -10,12 +10,13 @@ import click
 
 from nano_coder.config import AgentConfig
 from nano_coder.guarded import guarded
+from nano_coder.history import History, NoHistory, find_history, say_left_out
 from nano_coder.models import open_policy
 from nano_coder.runtime import Runtime
 from nano_coder.sandbox import open_sandbox
 from nano_shared.limit_option import limit_option
 from nano_shared.store import LogStore
-from nano_shared.types import Sampling
+from nano_shared.types import Sampling, Trajectory
 
 _OPTIONS = (
     click.option("--model", help="Checkpoint name, folder, hub id, or openai:NAME with --base-url."),
@@ -68,6 +69,24 @@ def open_runtime(
         limits=limits or {},
         policy_name=opened.name,
     )
+
+
+def history_of(directory: Path, config: AgentConfig) -> History | None:
+    """What runs in the directory see of its history; stderr says why where they see none of it."""
+    try:
+        found = find_history(directory) if config.git is not False else None
+    except NoHistory as reason:
+        say_left_out(str(reason))
+        return None
+    if found and config.git is None and config.exclude:
+        say_left_out("it may hold what `exclude` keeps from runs; git = true in your config shows it")
+        return None
+    return found
+
+
+def earlier_history(run: Trajectory, config: AgentConfig) -> History | None:
+    """For what goes on from a logged run: only by `git = true`, as the log keeps no --exclude of the run."""
+    return history_of(Path(run.directory), config) if run.directory and config.git else None
 
 
 def _project_python(directory: Path) -> str | None:

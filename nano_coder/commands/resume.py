@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from nano_coder.commands.display import Display, exit_code, summary
-from nano_coder.commands.options import execution_options, open_runtime
+from nano_coder.commands.options import earlier_history, execution_options, open_runtime
 from nano_coder.config import load_config, said_limits
 from nano_coder.runtime import grade_run, refuse_ended, resume_run
 from nano_shared.store import LogStore
@@ -30,6 +31,7 @@ def command(run: str, verbose: bool, as_json: bool, **flags: Any) -> int:
         config, Path(logged.directory or ""), store, model=config.model or logged.policy,
         limits=said_limits(config, sources),
     )  # fmt: skip
+    runtime = replace(runtime, history=earlier_history(logged, config))
     display = Display(quiet=as_json, verbose=verbose)
     display.start(logged)
     with display.naming_the_run():

@@ -14,7 +14,7 @@ import click
 
 from nano_coder.commands.apply import apply_to
 from nano_coder.commands.display import Display, exit_code, summary
-from nano_coder.commands.options import execution_options, open_runtime
+from nano_coder.commands.options import execution_options, history_of, open_runtime
 from nano_coder.commands.review import on_terminal, review
 from nano_coder.config import AgentConfig, load_config, task_limits
 from nano_coder.runtime import attempt_task
@@ -73,7 +73,11 @@ def command(
         raise UsageError("--reflect needs a --check: without one no attempt fails")
     store = LogStore.open(config.log)
     work = make_task(prompt, directory, check, store, config)
-    runtime = replace(open_runtime(config, directory, store), directory=str(directory.resolve()))
+    runtime = replace(
+        open_runtime(config, directory, store),
+        directory=str(directory.resolve()),
+        history=history_of(directory, config),
+    )
     display = Display(quiet=as_json, verbose=verbose)
     with display.naming_the_run():
         attempts = attempt_task(

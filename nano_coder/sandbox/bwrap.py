@@ -7,10 +7,12 @@ room of the workspace is the host's. The other layers are those of the default b
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from nano_coder.sandbox.bubblewrap import find_bubblewrap
@@ -52,9 +54,15 @@ class BwrapSandbox:
             plan=plan,
             python=interpreter.path,
             owner=owner,
-            staged=owner is not None and not _reaches(owner, [source for source, _ in plan["binds"]]),
+            staged=_staged(owner, plan["binds"]),
         )
         self.layers: Mapping[str, bool] = layers(workspace_size=False)
+
+    def showing(self, source: Path, target: str) -> BwrapSandbox:
+        other, before = copy.copy(self), self._wrapper
+        plan = {**before.plan, "binds": [*before.plan["binds"], (str(source), target)]}
+        other._wrapper = replace(before, plan=plan, staged=_staged(before.owner, plan["binds"]))
+        return other
 
     def open(self, workspace: Path | None, limits: Limits) -> BwrapJail:
         """Raises UsageError for a workspace that cannot be read, SandboxError for an unreachable TMPDIR."""
@@ -62,10 +70,13 @@ class BwrapSandbox:
         return BwrapJail(self._wrapper, limits, self._search_path).filled(workspace)
 
 
-def _reaches(owner: int, paths: list[str]) -> bool:
+def _staged(owner: int | None, binds: list[tuple[str, str]]) -> bool:
+    """Whether `owner` cannot reach everything that is bound."""
+    if owner is None:
+        return False
     try:
         with kernel.as_file_user(owner, owner):
-            return all(os.path.exists(path) for path in paths)
+            return not all(os.path.exists(source) for source, _ in binds)
     except PermissionError:
         return False  # the user is unknown here, which will be said when a program is to run as it
 

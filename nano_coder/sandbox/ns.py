@@ -8,6 +8,7 @@ a jail is killing its first process.
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import json
 import os
@@ -87,6 +88,13 @@ class NsSandbox:
             overlay_workspaces=bases.supported(),
         )
         self._spec = spec
+
+    def showing(self, source: Path, target: str) -> NsSandbox:
+        # a launcher of its own, so that no other jail has it in its mounts
+        other, root = copy.copy(self), self._spec["root"]
+        other._spec = {**self._spec, "root": {**root, "binds": [*root["binds"], (str(source), target)]}}
+        other.pool = shared_pool(other._spec, _room(USUAL_MB * _MB))
+        return other
 
     def open(self, workspace: Path | None, limits: Limits) -> NsJail:
         """Raises UsageError for a workspace that cannot be read, SandboxError where isolation fails."""

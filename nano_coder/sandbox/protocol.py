@@ -122,6 +122,15 @@ class Sandbox(Protocol):
 
 
 @runtime_checkable
+class Showing(Protocol):
+    """A sandbox whose jails can be shown another folder of the host, read-only."""
+
+    def showing(self, source: Path, target: str) -> Sandbox:
+        """The same sandbox with `source` at `target`; this one's jails do not see it."""
+        ...
+
+
+@runtime_checkable
 class Traceable(Protocol):
     """A sandbox in whose jails a tracer of ours may watch the system calls of a program."""
 

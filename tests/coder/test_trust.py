@@ -38,6 +38,7 @@ BEYOND = {
     "sandbox": "'none'",
     "python": "'./python'",
     "temperature": "1.5",
+    "git": "true",
     "dtype": "'bfloat16'",
     "log": "'postgresql://elsewhere/log'",
     "max_turns": "100000",

@@ -12,7 +12,7 @@ from typing import IO, Self, cast
 from . import archive, kernel
 from .archive import EPOCH, Member
 
-LEFT_OUT = frozenset({"__pycache__", ".pytest_cache"})
+LEFT_OUT = frozenset({".git", "__pycache__", ".pytest_cache"})
 SMALL_BYTES = 1 << 20
 """of an archive that is kept in memory and goes in or out at once"""
 _CHUNK = 1 << 20

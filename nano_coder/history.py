@@ -1,0 +1,211 @@
+"""A project's git history in the jail: its objects, read-only, under a repository that is made up.
+
+Of the project's `.git` only objects, HEAD and refs go along; no hook, filter, remote, credential or include
+does. Its files may be a stranger's: they are read here as text, and git itself runs in the jail alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from nano_coder.sandbox import Jail, Sandbox
+from nano_coder.sandbox.protocol import Showing
+from nano_shared.errors import SandboxError, UsageError
+from nano_shared.printable import printable
+from nano_shared.regular_file import NotReadable, read_regular
+from nano_shared.types import Limits
+
+OBJECTS = "/opt/git/objects"
+"""where the jail shows the project's"""
+_MOST_BYTES = 8 << 20
+_MOST_REFS = 20_000
+_LONGEST_REF = 4096
+_SETUP_S = 30.0
+_HASH = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_REF = re.compile(r"refs/(?!.*(?:\.\.|//|/\.|@\{|\.lock(?:/|\Z)))[^\x00-\x20\x7f~^:?*\[\\]+(?<![./])")
+_WORKTREE = re.compile(r"^\s*worktree\s*=\s*(.+?)\s*$", re.MULTILINE)
+# windows: what a pack takes of the jail's memory does not grow with it
+_CONFIG = """[core]
+repositoryformatversion = {version}
+bare = false
+hooksPath = /dev/null
+fsmonitor = false
+packedGitWindowSize = 8m
+packedGitLimit = 64m
+deltaBaseCacheLimit = 32m
+bigFileThreshold = 32m
+[gc]
+auto = 0
+[maintenance]
+auto = false
+[user]
+name = user
+email = user@sandbox
+[extensions]
+{extensions}
+"""
+_SET_UP = """
+import json, os, subprocess, sys
+for name, text in json.load(sys.stdin).items():
+    path = os.path.join(".git", name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(text)
+os.makedirs(".git/refs", exist_ok=True)
+try:
+    sys.exit(subprocess.run(["git", "read-tree", "HEAD"]).returncode)
+except OSError as problem:
+    sys.exit(f"git does not start ({problem.strerror})")
+"""
+
+
+class NoHistory(Exception):
+    """Why a repository's history cannot be shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    objects: Path
+    files: dict[str, str]
+    """of the repository that the jail gets in the place of the project's: name -> text"""
+
+
+def find_history(project: Path) -> History | None:
+    """What a run may see of the project's history; None where it is no repository with a commit.
+
+    Raises NoHistory for a repository that borrows, leads elsewhere or is too large to read.
+    """
+    try:
+        mode = (project / ".git").lstat().st_mode
+        own, common = _folders(project, mode)
+        objects = common / "objects"
+        info = objects.lstat()
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid not in (os.geteuid(), project.stat().st_uid):
+            raise NoHistory("its objects are no directory of your own")
+        if _read(common, "objects/info/alternates").strip():
+            raise NoHistory("it borrows objects of another repository (git repack -a -d copies them)")
+        head, refs = _read(own, "HEAD").strip(), dict(_refs(common))
+        if not refs and not _HASH.fullmatch(head):
+            return None
+        return _made_up(objects, head, refs, _read(common, "shallow"))
+    except FileNotFoundError:
+        return None
+    except (OSError, NotReadable, ValueError) as problem:  # a path with a NUL byte
+        raise NoHistory(f"it cannot be read: {getattr(problem, 'strerror', None) or problem}") from None
+
+
+def _folders(project: Path, mode: int) -> tuple[Path, Path]:
+    """The repository's own folder, and the one that it shares with other worktrees.
+
+    A `.git` that is a file may name any repository of the user's: it is followed to one that names the
+    project.
+    """
+    git = project / ".git"
+    if stat.S_ISDIR(mode):
+        return git, git
+    if not stat.S_ISREG(mode):
+        raise NoHistory("its .git is neither a directory nor a file")
+    own = Path(os.path.realpath(project / _read(project, ".git").removeprefix("gitdir:").strip()))
+    if own.parent.name == "worktrees":
+        common, named = own.parent.parent, _read(own, "gitdir").strip().removesuffix(".git")
+    else:
+        common, values = own, _WORKTREE.findall(_read(own, "config"))
+        named = values[-1].strip('"') if values else ""
+    if not named or os.path.realpath(own / named) != os.path.realpath(project):
+        raise NoHistory("its .git leads to a repository that does not name this directory")
+    return own, common
+
+
+def _made_up(objects: Path, head: str, refs: dict[str, str], shallow: str) -> History:
+    target = head.removeprefix("ref:").strip()
+    commit = refs.get(target, target)
+    if not _HASH.fullmatch(commit):
+        raise NoHistory("its HEAD names no commit")
+    same = {name: value for name, value in sorted(refs.items()) if len(value) == len(commit)}
+    is_sha256 = len(commit) == 64
+    config = _CONFIG.format(version=int(is_sha256), extensions="objectformat = sha256" if is_sha256 else "")
+    files = {
+        "config": config,
+        "HEAD": f"ref: {target}\n" if target in refs else f"{target}\n",
+        "packed-refs": "".join(f"{value} {name}\n" for name, value in same.items()),
+        "objects/info/alternates": f"{OBJECTS}\n",
+    }
+    if grafts := [line for line in shallow.split() if _HASH.fullmatch(line)]:
+        files["shallow"] = "".join(f"{line}\n" for line in grafts)
+    return History(Path(os.path.realpath(objects)), files)
+
+
+def _refs(common: Path) -> Iterator[tuple[str, str]]:
+    """Names and hashes, those that hold last; what git would not take for a ref is left out."""
+    for line in _read(common, "packed-refs").split("\n"):
+        value, _, name = line.partition(" ")
+        if _HASH.fullmatch(value) and _REF.fullmatch(name):
+            yield name, value
+    seen = 0
+    for folder, folders, names in os.walk(_within(common, "refs")):
+        seen += len(folders) + len(names)
+        if seen > _MOST_REFS:
+            raise NoHistory(f"it has more than {_MOST_REFS} loose refs (git pack-refs --all packs them)")
+        for path in (Path(folder, name) for name in names):
+            name = os.fspath(path.relative_to(common))
+            if _REF.fullmatch(name) and stat.S_ISREG(path.lstat().st_mode):
+                value = _read(common, name, _LONGEST_REF).strip()
+                if _HASH.fullmatch(value):
+                    yield name, value
+
+
+def _read(folder: Path, name: str, most: int = _MOST_BYTES) -> str:
+    """The text of a file; nothing where there is none."""
+    try:
+        return read_regular(_within(folder, name), most).decode("utf-8", "surrogateescape")
+    except FileNotFoundError:
+        return ""
+
+
+def _within(folder: Path, name: str) -> Path:
+    """Raises NoHistory where a link leads elsewhere: what is read would be no file of the repository."""
+    path = folder / name
+    if os.path.realpath(path) != os.path.join(os.path.realpath(folder), name):
+        raise NoHistory(f"{name} in its .git is a link")
+    return path
+
+
+def open_with(history: History, sandbox: Sandbox, workspace: Path, limits: Limits) -> Jail:
+    """A jail on the workspace that has the history; where it cannot, one without, and stderr says why."""
+    if not isinstance(sandbox, Showing):
+        say_left_out(f"the sandbox {sandbox.name!r} does not show it")
+        return sandbox.open(workspace, limits)
+    try:
+        with ExitStack() as stack:
+            jail = sandbox.showing(history.objects, OBJECTS).open(workspace, limits)
+            stack.callback(jail.close)
+            if (problem := _set_up(jail, history)) is None:
+                stack.pop_all()
+                return jail
+    except (SandboxError, UsageError) as failed:
+        problem = str(failed)
+    say_left_out(f"git cannot read it in the jail ({problem})")
+    return sandbox.open(workspace, limits)
+
+
+def _set_up(jail: Jail, history: History) -> str | None:
+    """Make the repository in the jail; what went wrong, if anything did."""
+    stdin = json.dumps(history.files).encode()
+    result = jail.run_python(_SET_UP, isolated=True, stdin=stdin, timeout=_SETUP_S)
+    if result.ok:
+        return None
+    said = result.stderr.decode("utf-8", "backslashreplace").strip().splitlines()
+    return said[-1] if said else f"exit code {result.exit_code}, signal {result.signal}"
+
+
+def say_left_out(reason: str) -> None:
+    click.echo(printable(f"git: the run does not see the project's history: {reason}"), err=True)
