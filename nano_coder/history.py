@@ -62,9 +62,12 @@ for name, text in json.load(sys.stdin).items():
         file.write(text)
 os.makedirs(".git/refs", exist_ok=True)
 try:
-    sys.exit(subprocess.run(["git", "read-tree", "HEAD"]).returncode)
+    code = subprocess.run(["git", "read-tree", "HEAD"]).returncode
 except OSError as problem:
-    sys.exit(f"git does not start ({problem.strerror})")
+    sys.exit(f"git does not start: {problem.strerror}")
+if code == 0 and os.path.getsize(".git/index") > 64 << 20:
+    sys.exit("the index is too large")
+sys.exit(code)
 """
 
 
@@ -203,6 +206,8 @@ def _set_up(jail: Jail, history: History) -> str | None:
     result = jail.run_python(_SET_UP, isolated=True, stdin=stdin, timeout=_SETUP_S)
     if result.ok:
         return None
+    if result.timed_out:
+        return f"it took more than {_SETUP_S:g} s"
     said = result.stderr.decode("utf-8", "backslashreplace").strip().splitlines()
     return said[-1] if said else f"exit code {result.exit_code}, signal {result.signal}"
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from executions import limits
 from test_cli import Cli, Endpoint, cli, endpoint, hermes, home
 
 from nano_coder.config import configured
-from nano_coder.history import NoHistory, find_history
+from nano_coder.history import NoHistory, find_history, open_with
+from nano_coder.sandbox import open_sandbox
 from nano_coder.trust import ProjectFile
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
@@ -23,11 +26,11 @@ LEFT_OUT = "does not see the project's history"
 LAST = "two"
 
 
-def git(folder: Path, *arguments: str) -> str:
+def git(folder: Path, *arguments: str, stdin: str = "") -> str:
     who = ("-c", "user.name=Ann", "-c", "user.email=ann@example.org", "-c", "protocol.file.allow=always")
     clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     return subprocess.run(
-        ["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True,
+        ["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True, input=stdin,
         env={**clean, "GIT_CONFIG_GLOBAL": os.devnull},
     ).stdout.strip()  # fmt: skip
 
@@ -269,6 +272,36 @@ def test_too_many_refs_are_said(project: Path, monkeypatch: pytest.MonkeyPatch) 
         git(project, "branch", f"b{number}")
     with pytest.raises(NoHistory, match="pack-refs"):
         find_history(project)
+
+
+@pytest.mark.parametrize("kind", ["bomb", "pipe", "private", "gone"])
+def test_objects_that_git_cannot_read_leave_a_usual_jail(
+    project: Path, kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    match kind:
+        case "bomb":  # ten thousand million files
+            tree = git(project, "rev-parse", "HEAD^{tree}")
+            for _ in range(10):
+                tree = git(project, "mktree", stdin="".join(f"040000 tree {tree}\t{n}\n" for n in range(10)))
+            git(project, "update-ref", "refs/heads/main", git(project, "commit-tree", tree, "-m", "bomb"))
+        case "pipe":
+            monkeypatch.setattr("nano_coder.history._SETUP_S", 1.0)
+            name = f"pack-{'1' * 40}"
+            os.mkfifo(project / f".git/objects/pack/{name}.idx")
+            (project / f".git/objects/pack/{name}.pack").write_bytes(b"PACK")
+        case "private":
+            if os.geteuid() != 0:
+                pytest.skip("a user's jails read what the user reads")
+            for folder in (project / ".git/objects").iterdir():
+                folder.chmod(0o700)
+    history = find_history(project)
+    assert history
+    if kind == "gone":
+        shutil.rmtree(project / ".git")
+    with closing(open_with(history, open_sandbox(), project, limits())) as jail:
+        assert jail.run(["ls", "-A"]).stdout == b"a.py\n"
+    (said,) = capsys.readouterr().err.splitlines()
+    assert LEFT_OUT in said
 
 
 def test_without_a_commit_there_is_no_history_and_no_sentence(shell: Shell, tmp_path: Path) -> None:
