@@ -19,15 +19,17 @@ from nano_coder.runtime import (
 )
 from nano_rl.plugins_off import runtime_for
 from nano_rl.rewards import Reward
-from nano_shared.errors import SandboxError
+from nano_shared.errors import NanoError, PolicyError, SandboxError
 from nano_shared.hashing import content_hash
 from nano_shared.policy import Policy
-from nano_shared.types import Task, Trajectory
+from nano_shared.types import StopReason, Task, Trajectory
 
 OnRun = Callable[[Trajectory], None]
 
 CONCURRENCY = 64
 """agents at once, a thread each; with a local policy, also the rows that are decoded together"""
+_SILENT = "nothing_judged"
+"""failure kind of a composed reward to which no part had anything to say"""
 _GRADERS = 8
 """runs graded at once"""
 
@@ -90,6 +92,29 @@ def collect(
                 if on_run:
                     on_run(done[-1])
     return reward.apply(done, runtime) if reward else done
+
+
+def failed(run: Trajectory) -> bool:
+    """Whether a policy's backend, the sandbox or a judge failed: nobody can say what the run earned."""
+    if run.stop in (StopReason.POLICY_ERROR, StopReason.SANDBOX_ERROR):
+        return True
+    verdict = run.verdict
+    return verdict is not None and verdict.reward is None and verdict.failure_kind not in (None, _SILENT)
+
+
+def none_graded(runs: Sequence[Trajectory]) -> NanoError:
+    """The error that says why none of the runs has a reward, by the first."""
+    first = runs[0]
+    kind = (first.verdict.failure_kind if first.verdict else None) or ""
+    of_sandbox = first.stop is StopReason.SANDBOX_ERROR or kind.startswith("sandbox")
+    return (SandboxError if of_sandbox else PolicyError)(
+        f"none of {len(runs)} runs could be graded; the first, {why_ungraded(first)}"
+    )
+
+
+def why_ungraded(run: Trajectory) -> str:
+    why = run.stop_detail or (run.verdict.failure_kind if run.verdict else None) or "it has no check"
+    return f"run {run.id}: {run.stop if run.stop and run.stop.ours else 'not graded'}: {why}"
 
 
 def execute(

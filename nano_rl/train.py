@@ -32,7 +32,7 @@ from nano_rl.resume.progress import Progress, saved_progress
 from nano_rl.resume.random_state import seed_all
 from nano_rl.resume.states import STATES, States
 from nano_rl.rewards import Reward
-from nano_rl.rollout import OnRun
+from nano_rl.rollout import OnRun, failed, none_graded
 from nano_rl.update import Updater
 from nano_rl.watch.events import EventKind, note
 from nano_rl.watch.phases import Phases
@@ -159,7 +159,8 @@ class _Stepper:
     def take(self, step: int) -> tuple[list[Group], dict[str, float]] | None:
         """Gather, learn, check: the step's groups and metrics; None where the logs have no more of them.
 
-        Raises GuardTripped, before the weights are touched or served.
+        Raises GuardTripped, and PolicyError or SandboxError where every rollout failed for a reason that is
+        not the policy's, before the weights are touched or served.
         """
         config, reward, phases = self.updater.config, self.updater.reward, self.phases
         version = self.opened.version + step
@@ -169,6 +170,9 @@ class _Stepper:
             groups = gathered.groups
             if gathered.exhausted:
                 return None
+            fresh = [run for g in groups for run in g.trajectories if run.id not in gathered.logged]
+            if fresh and all(map(failed, fresh)):
+                raise none_graded(fresh)
             due = controls_due(step, len(groups) * config.group_size, config.controls)
             controls = roll_controls(
                 self.sources.every_task, live, reward, step=step, due=due, seed=config.seed,

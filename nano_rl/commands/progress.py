@@ -17,9 +17,9 @@ from rich.progress import (
 from rich.table import Table
 
 from nano_rl.checkpoints.evaluate import Row
+from nano_rl.rollout import none_graded, why_ungraded
 from nano_shared.console import Console
-from nano_shared.errors import PolicyError, SandboxError
-from nano_shared.types import StopReason, Trajectory
+from nano_shared.types import Trajectory
 
 
 class Bar:
@@ -75,14 +75,10 @@ def tell_ungraded(runs: Sequence[Trajectory]) -> None:
     ungraded = [run for run in runs if run.reward is None]
     if not ungraded:
         return
-    first = ungraded[0]
-    why = first.stop_detail or (first.verdict.failure_kind if first.verdict else None) or "it has no check"
-    told = f"run {first.id}: {first.stop if first.stop and first.stop.ours else 'not graded'}: {why}"
-    if len(ungraded) < len(runs):
-        print(f"{len(ungraded)} of {len(runs)} runs could not be graded; the first, {told}", file=sys.stderr)
-        return
-    kind = SandboxError if first.stop is StopReason.SANDBOX_ERROR else PolicyError
-    raise kind(f"none of {len(runs)} runs could be graded; the first, {told}")
+    if len(ungraded) == len(runs):
+        raise none_graded(ungraded)
+    told = why_ungraded(ungraded[0])
+    print(f"{len(ungraded)} of {len(runs)} runs could not be graded; the first, {told}", file=sys.stderr)
 
 
 def print_rows(rows: list[Row]) -> None:

@@ -92,6 +92,7 @@ class Loop:
         *,
         sources: Sources | None = None,
         score: Score | None = parity,
+        reward: Reward | None = None,
         on_step: Callable[..., None] = lambda *_: None,
         on_run: Callable[[torch.nn.Module, Trajectory], None] = lambda *_: None,
         before: Callable[[torch.nn.Module], None] = lambda _: None,
@@ -107,7 +108,8 @@ class Loop:
             self.used = train(
                 self.model, opened, runtime, sources or Sources(tasks=TASKS),
                 config.model_copy(update=changed), self.folder, on_step,
-                on_run=lambda run: on_run(self.model, run), reward=Given(score) if score else None,
+                on_run=lambda run: on_run(self.model, run),
+                reward=reward or (Given(score) if score else None),
             )  # fmt: skip
         return weights(self.model)
 

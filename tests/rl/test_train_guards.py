@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from looping import CONFIG, Loop, logged_groups, same, tiny_model, weights
+from looping import CONFIG, Given, Loop, logged_groups, same, scored, tiny_model, weights
 
-from nano_coder.runtime import local_policy
+from nano_coder.runtime import Runtime, local_policy
 from nano_rl import train as loop_module
 from nano_rl import update as update_module
 from nano_rl.batch import Batch
@@ -22,6 +22,7 @@ from nano_rl.group import Group
 from nano_rl.guards import GuardTripped
 from nano_rl.resume.states import States
 from nano_rl.trees import forward
+from nano_shared.errors import NanoError, PolicyError, SandboxError
 from nano_shared.types import Finish, StopReason, Trajectory
 
 
@@ -252,6 +253,43 @@ def test_ac_39_runs_that_failed_for_our_reasons_score_nothing(
 ) -> None:
     ours = with_runs(logged, lambda _, __, run: run.model_copy(update={"stop": StopReason.SANDBOX_ERROR}))
     trips(Loop(tiny, tmp_path), "step 2: no rollout of 3 steps has a reward", after=2, sources=ours, **STRICT)
+
+
+class Failing(Given):
+    """Every rollout ends as it would where something beside the policy is broken."""
+
+    def __init__(self, **end: Any) -> None:
+        super().__init__(lambda _: None)
+        object.__setattr__(self, "recipe", end)
+
+    def apply(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Trajectory]:
+        kind = self.recipe.get("kind")  # type: ignore[attr-defined]
+        stop = {name: value for name, value in self.recipe.items() if name != "kind"}  # type: ignore[attr-defined]
+        ended = [scored(run, None).model_copy(update=stop) for run in runs]
+        return [
+            run.model_copy(update={"verdict": run.verdict.model_copy(update={"failure_kind": kind})})
+            for run in ended
+            if run.verdict
+        ]
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (PolicyError, {"stop": StopReason.POLICY_ERROR, "stop_detail": "no such model"}),
+        (SandboxError, {"stop": StopReason.SANDBOX_ERROR, "stop_detail": "no namespaces"}),
+        (PolicyError, {"kind": "judge_unreachable"}),
+    ],
+)
+def test_a_step_of_which_nothing_could_be_graded_ends_with_the_first_reason(
+    tiny: Path, tmp_path: Path, error: type[NanoError], end: dict[str, Any]
+) -> None:
+    loop = Loop(tiny, tmp_path)
+    reason = end.get("stop_detail", end.get("kind"))
+    with pytest.raises(error, match=f"none of 4 runs could be graded; the first, run .*{reason}"):
+        loop.go(reward=Failing(**end))
+    assert States(tmp_path / "states").steps()[-1] == 0
+    loop.go()
 
 
 def test_everything_cut_off(tiny: Path, tmp_path: Path, logged: tuple[Group, ...]) -> None:
