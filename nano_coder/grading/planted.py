@@ -7,6 +7,7 @@ from fnmatch import fnmatch
 from pathlib import PurePosixPath
 
 from nano_coder.grading.command import restored
+from nano_coder.grading.protected import LINTERS
 from nano_shared.snapshot import Entry, Kind, Snapshot
 from nano_shared.types import Tampering, Task
 
@@ -30,8 +31,9 @@ _EXECUTABLE = 0o111
 
 def planted(task: Task, before: Snapshot, after: Snapshot, graded: Collection[str]) -> tuple[Tampering, ...]:
     """Changed tests, and planted configuration, modules, programs and results, beside the graded files."""
-    kept = Snapshot(tuple(entry for entry in after.entries if entry.path not in graded))
-    original = Snapshot(tuple(entry for entry in before.entries if entry.path not in graded))
+    left = {*graded, *(e.path for e in after.entries if PurePosixPath(e.path).name in LINTERS)}
+    kept = Snapshot(tuple(entry for entry in after.entries if entry.path not in left))
+    original = Snapshot(tuple(entry for entry in before.entries if entry.path not in left))
     _, found = restored("", original, kept)
     new = [entry for entry in kept.entries if entry.path not in before.by_path]
     return (*found, *(finding for entry in new for finding in _of(entry, task)))

@@ -16,9 +16,10 @@ TEST_FOLDERS = ("tests", "test", "__tests__", "__snapshots__", "testdata")
 CONFIGURATION = (
     "conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini",
     "setup.cfg", "pyproject.toml", "sitecustomize.py", "usercustomize.py", "*.pth", "*.pyc",
-    "pyvenv.cfg", ".coveragerc", "noxfile.py", ".flake8", "mypy.ini", ".mypy.ini", "ruff.toml", ".ruff.toml",
-    ".pylintrc", "pylintrc",
+    "pyvenv.cfg", ".coveragerc", "noxfile.py",
 )  # fmt: skip
+LINTERS = (".flake8", "mypy.ini", ".mypy.ini", "ruff.toml", ".ruff.toml", ".pylintrc", "pylintrc")
+"""configuration that a check by command may read, and no grader of ours does"""
 BUILD = (
     "package.json", "tsconfig*.json", "*.config.[cmjt]*", ".*rc", ".*rc.*", "Cargo.toml", "go.mod", "go.work",
     "build.gradle*", "pom.xml", "CMakeLists.txt", "*.cmake", "*.mk", "Makefile", "makefile", "GNUmakefile",
@@ -41,7 +42,7 @@ def is_test(path: str) -> bool:
 
 def is_configuration(path: str) -> bool:
     parts = PurePosixPath(path).parts
-    return any(fnmatch(parts[-1], p) for p in CONFIGURATION) or any(
+    return any(fnmatch(parts[-1], p) for p in (*CONFIGURATION, *LINTERS)) or any(
         fnmatch(part, p) for part in parts[:-1] for p in CONFIGURATION_FOLDERS
     )
 

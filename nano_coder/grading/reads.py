@@ -142,17 +142,14 @@ class Deciding:
     def may_edit(self, path: str) -> bool:
         return named_editable(path, self.editable)
 
-    def _named(self, path: str) -> bool:
-        return posixpath.basename(path) in _words(self.command)
-
     def _asked_for(self, path: str, reads: Reads) -> bool:
-        """Whether the command names the file, or a script of it does."""
+        """Whether the command names the file, by its name or a pattern, or a script of it does."""
         scripts = (
             self._original(name)
             for name, seen in reads.read.items()
             if any(process.program in _SCRIPTED for process, _ in seen)
         )
-        return self._named(path) or any(posixpath.basename(path) in _words(text) for text in scripts)
+        return any(_is_named(path, text) for text in (self.command, *scripts))
 
     def _original(self, path: str) -> str:
         entry = self.before.by_path.get(path)
@@ -214,7 +211,8 @@ class Deciding:
     def _planted(self, path: str, reads: Reads) -> str | None:
         if self._shadows(path, reads):
             return "shadowing"
-        if self._named(path):
+        # by its very name: a pattern in the command takes up what nobody asked for
+        if posixpath.basename(path) in _words(self.command):
             return None
         seen = self._readers(path, reads)
         if {process.program for process, _ in seen} & _SCRIPTED:
@@ -249,6 +247,12 @@ class Deciding:
 
 def _words(text: str) -> list[str]:
     return re.split(r"[\s'\"=<>|;&()/:,]+", text)
+
+
+def _is_named(path: str, text: str) -> bool:
+    """Whether a shell line or a script names the file, by its name or by a pattern as in `data*.csv`."""
+    name = posixpath.basename(path)
+    return any(fnmatch(name, word) for word in _words(text) if word.strip("*?"))
 
 
 def named_editable(path: str, editable: Iterable[str]) -> bool:

@@ -108,7 +108,7 @@ def test_another_check_grades_under_another_key_and_is_not_shown(tmp_path: Path)
     (fork,) = fork_run(parent, saying(runtime, SUBMIT), at=1, n=1, check="test -f b.py")
     assert fork.reward == 1.0
     assert fork.verdict is not None
-    assert fork.verdict.trust is Trust.HIDDEN
+    assert fork.verdict.trust is Trust.USER_CHECK
     assert fork.task.key != parent.task.key
     assert fork.task.check == parent.task.check  # the prompt is the one that is logged
 
