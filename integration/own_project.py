@@ -115,7 +115,7 @@ def one_seed(folder: Path, seed: str, repeat: int, more: list[str]) -> dict[str,
     began.append(time.monotonic())
     tasks = sibling_tasks()
     write(folder, {siblings.name: "".join(json.dumps(task) + "\n" for task in tasks)})
-    how = ("--temperature", "1", "--repeat", repeat, "--seed", seed, "--dtype", "bfloat16", "--json")
+    how = ("--temperature", "1", "--repeat", repeat, "--seed", seed, "--json")
     said = json.loads(
         nano(home, "nano-rl", "eval", "--tasks", siblings, "--model", "mine", "--against", "shipped", *how)
     )

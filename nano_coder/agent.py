@@ -182,7 +182,8 @@ class Agent:
             return StopReason.MAX_TURNS
         if self._sampled_tokens() >= limits.max_tokens:
             return StopReason.MAX_TOKENS
-        if self.elapsed + time.monotonic() - self.began >= limits.max_seconds:
+        used = self.elapsed + time.monotonic() - self.began - self.conversation.waited
+        if used >= limits.max_seconds:
             return StopReason.MAX_SECONDS
         return None
 

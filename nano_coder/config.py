@@ -49,7 +49,7 @@ class AgentConfig(BaseModel):
     max_turns: int = Field(24, ge=1)
     """of a run"""
     max_seconds: float = Field(600.0, gt=0)
-    """wall clock of a run"""
+    """wall clock of a run, without the time that its policy gave to other runs of the batch"""
     max_run_tokens: int = Field(8192, ge=1)
     """sampled tokens of a run"""
     max_completion_tokens: int = Field(256, ge=1)
@@ -62,7 +62,8 @@ class AgentConfig(BaseModel):
     """kept of each output stream of a tool call"""
     temperature: float = Field(TEMPERATURE, ge=0)
     dtype: str = Field("auto", pattern="^(auto|bfloat16|float32)$")
-    """of a local model's arithmetic; auto is float32 for up to 1 GiB of weights, bfloat16 for larger ones"""
+    """of a local model's arithmetic; auto is bfloat16 for more than 1 GiB of weights on a CPU with
+    instructions for it, else float32"""
     log: str | None = None
     """path or SQLAlchemy URL of the log; None is NANO_HOME/log.db"""
     exclude: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ that the agent's tools run while the rest of the batch is decoded.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -65,6 +66,8 @@ class Call:
         self.seat = seat
         self.answer: Sampled | None = None
         self.error: NanoError | None = None
+        self.seconds = 0.0
+        """of the engine's time: of each step, its share among the rows of the batch"""
         self.wake = threading.Event()
         """set when the call is done, or when its thread is to lead"""
 
@@ -253,6 +256,7 @@ class Scheduler:
             rows = self._engine.admit([call.request for call in joining])
             with self._lock:
                 self._live.update(zip(rows, joining, strict=True))
+            began = time.monotonic()
             finished = self._engine.step()
         except NanoError as error:
             with self._lock:
@@ -268,10 +272,13 @@ class Scheduler:
                 )
         else:
             with self._lock:
+                share = (time.monotonic() - began) / max(1, len(self._live))
+                for call in self._live.values():
+                    call.seconds += share
                 for row in finished:
                     if row in self._live:
                         call = self._live.pop(row)
-                        call.answer = row.sampled()
+                        call.answer = replace(row.sampled(), seconds=call.seconds)
                         call.wake.set()
 
     def _fail(self, error: NanoError, joining: Sequence[Call] = (), but: Call | None = None) -> None:

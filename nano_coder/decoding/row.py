@@ -30,6 +30,8 @@ class Sampled:
     logprobs: tuple[float, ...]
     """[M] of the distribution that was sampled from, in float32"""
     finish: Finish
+    seconds: float = field(default=0.0, compare=False)
+    """of the engine's steps, each divided among its rows; 0 without a scheduler"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -80,7 +81,9 @@ class LocalPolicy:
                 f" {self.id} reads; shorten the task or end the run"
             )
         fitting = sampling.model_copy(update={"max_tokens": min(sampling.max_tokens, room)})
+        began = time.monotonic()
         sampled = self._scheduler.call(Request(row, fitting, sampling.seed))
+        conversation.waited += time.monotonic() - began - sampled.seconds
         return Completion(
             text=self._text(sampled),
             finish=sampled.finish,

@@ -93,6 +93,7 @@ def open_sources(
     from nano_coder.runtime import local_policy
     from nano_rl.curriculum import Curriculum
     from nano_rl.gather import Sources
+    from nano_rl.imitation.rows import succeeded
     from nano_rl.logs.lineage import lineage
     from nano_rl.logs.reader import read_logs
 
@@ -110,7 +111,7 @@ def open_sources(
     )
     if not quiet:
         click.echo("\n".join((contents.report(), *_cost(contents, config, runtime.store))), err=True)
-    beside = (config.lambda_sft > 0 and contents.rest) or contents.pairs
+    beside = (config.lambda_sft > 0 and any(map(succeeded, contents.rest))) or contents.pairs
     if not (contents.groups or beside):
         contents.refuse_nothing(stores, fresh=config.group_size > 0)
     return Sources(

@@ -44,9 +44,11 @@ HEADINGS = {
 }
 """where fields and sections stand in the help; one that is not named here stands under its section's name"""
 
-_FROM_LOGS = {"steps": 15, "lora_rank": 16, "imitate": "rest"}
+_FROM_LOGS = {"steps": 10, "lora_rank": 16, "imitate": "rest"}
 """with --from-logs, where nothing else is said: what tens of runs of one's own bear (docs/training.md)"""
-_FROM_LOGS_RATE = 5e-4
+_FROM_LOGS_RATE = 2e-4
+_FROM_LOGS_SFT = 0.1
+"""lambda_sft beside fresh rollouts: imitation of the logged successes keeps how a run ends"""
 
 
 @click.command("train", cls=ConfigCommand, headings=HEADINGS)
@@ -106,7 +108,7 @@ def command(
     sections = {k: v for k, v in settings.values.items() if isinstance(v, dict)}
     given = [f"{section}.{setting}" for section, of in sections.items() for setting in of]
     if name and settings.values.get("resume"):
-        asked, settings = _resumed(asked, settings)
+        asked, settings, limit = _resumed(asked, settings, limit)
     config = _config(settings, reward, asked.group_size if asked.from_logs else None, asked.model)
     asked.check(settings.flags)
     if idle := config.idle(given):
@@ -120,7 +122,9 @@ def command(
     return 0
 
 
-def _resumed(asked: Asked, settings: Settings[TrainConfig]) -> tuple[Asked, Settings[TrainConfig]]:
+def _resumed(
+    asked: Asked, settings: Settings[TrainConfig], limit: dict[str, Any]
+) -> tuple[Asked, Settings[TrainConfig], dict[str, Any]]:
     """The same, over what the training was last started with."""
     from nano_rl.commands.session import trainings_dir
     from nano_rl.watch.record import read_record
@@ -129,7 +133,7 @@ def _resumed(asked: Asked, settings: Settings[TrainConfig]) -> tuple[Asked, Sett
     if record is None:
         if asked.tasks is None and not asked.from_logs:
             raise UsageError(f"there is no training {asked.name} to resume; leave --resume out to start one")
-        return asked, settings
+        return asked, settings, limit
     filled = replace(asked, model=asked.model or record.model, logs=asked.logs or record.reachable_logs)
     if asked.held_out is None and record.held_out:
         filled = replace(filled, held_out=Path(record.held_out))
@@ -139,7 +143,7 @@ def _resumed(asked: Asked, settings: Settings[TrainConfig]) -> tuple[Asked, Sett
         if record.from_logs and asked.fresh is None:
             filled = replace(filled, fresh=record.fresh)
         filled = replace(filled, curriculum=record.curriculum)
-    return filled, settings.over(record.config)
+    return filled, settings.over(record.config), {**record.limit, **limit}
 
 
 def _config(
@@ -152,7 +156,8 @@ def _config(
 
         more["reward"] = parse_reward(reward).model_dump()
     if fresh is not None:
-        more |= {name: value for name, value in _FROM_LOGS.items() if name not in settings.values}
+        usual = _FROM_LOGS | ({"lambda_sft": _FROM_LOGS_SFT} if fresh else {})
+        more |= {name: value for name, value in usual.items() if name not in settings.values}
         if "dtype" not in settings.values:
             from nano_coder.runtime import dtype_to_train, load_config
 
@@ -201,7 +206,7 @@ def _train(
     held_out = HeldOut(tasks=unseen, folder=folder, seed=config.seed) if unseen else None
     if held_out:
         held_out.refuse_trained(sources.every_task)
-    _record(asked, config, folder, parent, opened, runtime, stores)
+    _record(asked, config, limit, folder, parent, opened, runtime, stores)
     trained = prepare(opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed)
     earlier = read_metrics(folder / METRICS) if (folder / METRICS).exists() else []
     view = NoView() if quiet else open_view(asked.name, config.steps, earlier)
@@ -221,8 +226,8 @@ def _train(
 
 
 def _record(
-    asked: Asked, config: TrainConfig, folder: Path, model: str, opened: OpenedWeights, runtime: Runtime,
-    further: Sequence[LogStore],
+    asked: Asked, config: TrainConfig, limit: dict[str, Any], folder: Path, model: str,
+    opened: OpenedWeights, runtime: Runtime, further: Sequence[LogStore],
 ) -> None:  # fmt: skip
     """Keep what was asked, and the tokenizer, for --resume and `nano-rl report`."""
     import time
@@ -240,6 +245,7 @@ def _record(
         curriculum=asked.curriculum,
         log=runtime.store.url,
         more_logs=tuple(store.url for store in further),
+        limit=limit,
         config=config.model_dump(mode="json"),
         nano=runtime_version,
         started=time.time(),

@@ -61,6 +61,8 @@ class LogContents:
     """admitted runs whose age is not known"""
     can_imitate: int = 0
     """runs that passed and that policy gradients may not use"""
+    imitates: bool = False
+    """the training imitates those"""
     looked: bool = True
     """the tokens of the admitted runs have been looked at; otherwise that is done when they are taken"""
 
@@ -78,7 +80,9 @@ class LogContents:
         if not self.looked:
             lines.append("  by their columns: the tokens of a run are looked at when a step takes it")
         lines += [f"refused: {count} runs ({reason})" for reason, count in self.refused.most_common()]
-        if self.can_imitate:
+        if self.can_imitate and self.imitates:
+            lines.append(f"{self.can_imitate} of these passed and are imitated beside (lambda_sft)")
+        elif self.can_imitate:
             lines.append(
                 f"{self.can_imitate} of these passed and can be imitated: nano-rl sft --from-logs, or"
                 " --lambda-sft 0.1 beside this training"
@@ -159,6 +163,7 @@ def read_logs(
         seen=len(known),
         unknown_age=unknown,
         can_imitate=can_imitate,
+        imitates=config.lambda_sft > 0 and config.imitate == "rest",
         looked=at_once,
     )
 

@@ -35,6 +35,8 @@ class TrainingRecord(BaseModel):
     """path or URL without its password; fresh runs are written there"""
     more_logs: tuple[str, ...] = ()
     """further logs that --from-logs reads, in the same form"""
+    limit: dict[str, int | float] = {}
+    """what --limit said, by the names of `nano_shared.limit_option`"""
     config: dict[str, Any]
     nano: str
     """version of the code"""

@@ -17,6 +17,8 @@ class Conversation:
         self.tokens: list[int] = []
         self.rendered = 0
         self.row = 0
+        self.waited = 0.0
+        """seconds that its completions waited for other conversations of a batch"""
 
     @property
     def messages(self) -> tuple[Message, ...]:

@@ -33,7 +33,7 @@ class Limits(Value):
     max_tokens: int = Field(8192, ge=1)
     """sampled tokens over the whole trajectory"""
     max_seconds: float = Field(600.0, gt=0)
-    """wall clock of the whole trajectory"""
+    """wall clock of the whole trajectory, without the time that it waited for others of a batch"""
     tool_seconds: float = Field(30.0, gt=0)
     """wall clock of one tool call"""
     memory_mb: int = Field(1024, ge=16)

@@ -13,7 +13,8 @@ import pytest
 from executions import limits
 from test_cli import Cli, Endpoint, cli, endpoint, hermes, home
 
-from nano_coder.config import configured
+from nano_coder.commands.options import history_of
+from nano_coder.config import AgentConfig, configured
 from nano_coder.history import NoHistory, find_history, open_with
 from nano_coder.sandbox import open_sandbox
 from nano_coder.trust import ProjectFile
@@ -240,6 +241,21 @@ def hostile(kind: str, project: Path, tmp_path: Path) -> None:
      "commondir", "loop", "nul", "missing", "large", "name"],
 )  # fmt: skip
 def test_a_hostile_repository_costs_a_sentence(
+    project: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile(kind, project, tmp_path)
+    history = history_of(project, AgentConfig())
+    sandbox = open_sandbox()
+    jail = open_with(history, sandbox, project, limits()) if history else sandbox.open(project, limits())
+    with closing(jail):
+        assert b"not a git repository" in jail.run(["git", "log"]).stderr
+        assert b"git" not in jail.run(["ls", "/opt"]).stdout
+    (said,) = capsys.readouterr().err.splitlines()
+    assert LEFT_OUT in said
+
+
+@pytest.mark.parametrize("kind", ["HEAD", "commondir", "missing"])
+def test_a_run_in_a_hostile_repository_ends_well(
     shell: Shell, project: Path, tmp_path: Path, kind: str
 ) -> None:
     hostile(kind, project, tmp_path)
@@ -280,6 +296,7 @@ def test_objects_that_git_cannot_read_leave_a_usual_jail(
 ) -> None:
     match kind:
         case "bomb":  # ten thousand million files
+            monkeypatch.setattr("nano_coder.history._SETUP_S", 3.0)
             tree = git(project, "rev-parse", "HEAD^{tree}")
             for _ in range(10):
                 tree = git(project, "mktree", stdin="".join(f"040000 tree {tree}\t{n}\n" for n in range(10)))

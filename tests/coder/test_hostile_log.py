@@ -136,8 +136,8 @@ COMMANDS = [
     (coder, "fork RUN --at 0"),
     (coder, "diff HOSTILE"),
     (coder, "config show"),
-    (rl, "admit"),
-    (rl, "admit --json"),
+    (rl, "admit --model MODEL"),
+    (rl, "admit --json --model MODEL"),
     (rl, "tasks from-log RUN"),
     (rl, "tasks from-log RUN --json"),
     (rl, "tasks from-log RUN --out theirs.jsonl"),
@@ -154,17 +154,18 @@ COMMANDS = [
 
 @pytest.mark.parametrize(("program", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
 def test_nothing_that_is_printed_drives_a_terminal(
-    said: Said, home: Path, program: click.Command, line: str
+    said: Said, home: Path, tiny_folder: Path, program: click.Command, line: str
 ) -> None:
     with LogStore.open(home / "log.db") as store:
         ids = [run.id for run in store.runs()]
     first, second = next(i for i in ids if not i.endswith("z")), next(i for i in ids if i.endswith("z"))
-    names = {"RUN": second, "FIRST": first, "HOSTILE": HOSTILE.replace("\0", "").replace("\ud800", "\udcff")}
+    names = {"RUN": second, "FIRST": first, "MODEL": str(tiny_folder)}
+    names["HOSTILE"] = HOSTILE.replace("\0", "").replace("\ud800", "\udcff")
     out, err = said(program, *(names.get(part, part) for part in line.split()))
     assert driving(out) == set()
     assert driving(err) == set()
     assert "Traceback" not in err
-    if line.endswith("--json") and out:
+    if "--json" in line and out:
         for row in out.splitlines():
             json.loads(row)
 

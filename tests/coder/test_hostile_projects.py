@@ -204,7 +204,9 @@ def hermes(*calls: tuple[str, dict[str, Any]]) -> list[str | int | None]:
     return [act(name, HERMES_1, **arguments) for name, arguments in calls]
 
 
-def test_a_run_and_all_that_follows_it(nano: Nano, project: Path, endpoint: Endpoint, unharmed: None) -> None:
+def test_a_run_and_all_that_follows_it(
+    nano: Nano, project: Path, endpoint: Endpoint, tiny_folder: Path, unharmed: None
+) -> None:
     endpoint.script = hermes(
         ("python", {"code": "import sys; print(sys.prefix)"}),
         ("shell", {"command": "cat secrets/token.txt key up/id_rsa out/.ssh/id_rsa; git status; ls"}),
@@ -225,7 +227,7 @@ def test_a_run_and_all_that_follows_it(nano: Nano, project: Path, endpoint: Endp
         assert told.returncode in (0, 1), f"{line}: {told.stderr}"
         assert "Traceback" not in told.stderr
         assert "sk-1234567890" not in told.stdout + told.stderr
-    for line in ("tasks from-log last", "grade last --json", "admit --json"):
+    for line in ("tasks from-log last", "grade last --json", f"admit --json --model {tiny_folder}"):
         told = nano(*line.split(), program="nano-rl")
         assert told.returncode in (0, 1), f"{line}: {told.stderr}"
         assert "Traceback" not in told.stderr

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from nano_coder.chat_template import ChatTemplate
 from nano_coder.engine import Engine, Request, Row
 from nano_coder.lockstep import Lockstep
+from nano_coder.policies.local import LocalPolicy
 from nano_coder.scheduler import Scheduler
 from nano_coder.weights import LoadedModel, load_policy
-from nano_shared import PolicyError, Sampling
+from nano_shared import Conversation, Message, PolicyError, Role, Sampling
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SCHEDULERS = pytest.mark.parametrize("kind", [Scheduler, Lockstep])
@@ -105,6 +107,22 @@ def test_a_short_row_is_answered_while_a_long_one_is_decoded(
 
     run(scheduler, [lambda: agent("long", 400), lambda: agent("short", 2)])
     assert ends["short"] < ends["long"]
+
+
+@pytest.mark.parametrize("schedule", ["free", "lockstep"])
+def test_a_step_is_on_the_clocks_of_its_rows_in_equal_shares(schedule: Any, loaded: LoadedModel) -> None:
+    """So that what a run waits while others are decoded is no time of its own."""
+    template = ChatTemplate(loaded.chat_template, loaded.tokenizer.backend_tokenizer)
+    policy = LocalPolicy(Watched(loaded), template, id="tiny", scheduler=schedule)
+    conversations = [Conversation((Message(role=Role.USER, content="a" * 40),)) for _ in range(4)]
+    began = time.monotonic()
+    agents = [lambda c=c: policy.complete(c, Sampling(max_tokens=100)) for c in conversations]
+    run(policy._scheduler, agents)
+    wall = time.monotonic() - began
+    waited = [conversation.waited for conversation in conversations]
+    # four clocks ran for `wall` at most; all that the engine did is on them once
+    assert sum(waited) > 2 * wall
+    assert all(0 < seconds < wall for seconds in waited)
 
 
 def test_a_free_request_joins_rows_that_are_being_decoded(loaded: LoadedModel) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nano_coder.chat_template import CHATML
-from nano_coder.weights import BASE, base_folder, load_policy
+from nano_coder.weights import BASE, _say_slow, base_folder, load_policy, training_dtype
 from nano_shared import UsageError
 from nano_shared.home import nano_home
 
@@ -59,8 +59,25 @@ def test_small_weights_are_float32_unless_asked_otherwise(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert str(load_policy(str(tiny_folder), dtype="auto").model.dtype) == "torch.float32"
+    monkeypatch.setattr("nano_coder.weights.multiplies_bfloat16", lambda: True)
     monkeypatch.setattr("nano_coder.weights._SMALL", 1000)
     assert str(load_policy(str(tiny_folder), dtype="auto").model.dtype) == "torch.bfloat16"
+
+
+def test_a_cpu_without_bfloat16_computes_in_float32_and_says_what_another_choice_costs(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("nano_coder.weights.multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr("nano_coder.weights._SMALL", 1000)
+    monkeypatch.setattr("nano_coder.weights._TINY", 1000)
+    assert str(load_policy(str(tiny_folder), dtype="auto").model.dtype) == "torch.float32"
+    assert training_dtype(str(tiny_folder)) == "float32"
+    assert capsys.readouterr().err == ""
+    _say_slow.cache_clear()
+    load_policy(str(tiny_folder), dtype="bfloat16")
+    assert "no instructions for bfloat16; float32 is many times as fast" in capsys.readouterr().err
+    load_policy(str(tiny_folder), dtype="bfloat16")
+    assert capsys.readouterr().err == ""
 
 
 def test_the_dtype_is_as_asked(tiny_folder: Path) -> None:
@@ -175,6 +192,7 @@ def test_importing_weights_and_policies_needs_no_torch() -> None:
 
 
 @wheel
+@pytest.mark.slow
 def test_a_full_disk_is_one_sentence_and_leaves_nothing_half(home: Path) -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"

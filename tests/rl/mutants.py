@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -253,12 +253,12 @@ MUTANTS = [
 ]  # fmt: skip
 
 
-def killed(mutant: Mutant) -> list[Result]:
-    """The failure of its check in each draw. Raises AssertionError for a mutant that lives, and for one that
+def killed(mutant: Mutant, draws: Sequence[int] = DRAWS) -> list[Result]:
+    """The failure of its check in each of the draws. Raises AssertionError for a mutant that lives, and for one that
     is no change of the source."""
     with subject_of(mutant) as subject:
-        results = [run_check(_checks(draw)[mutant.killed_by], subject) for draw in DRAWS]
-    for draw, result in zip(DRAWS, results, strict=True):
+        results = [run_check(_checks(draw)[mutant.killed_by], subject) for draw in draws]
+    for draw, result in zip(draws, results, strict=True):
         assert result.status == Status.FAILED, f"{mutant.name} lives in draw {draw}"
         assert "expected" in result.note, f"{mutant.name} was killed by an exception: {result.note}"
     return results

@@ -49,6 +49,7 @@ def failures(loss: Callable[..., torch.Tensor], draw: int = 0) -> Iterator[tuple
     return ((kind, f"{r.name}: {r.note}") for kind, r in results if r.status == Status.FAILED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["grid", "invariances", "credit"])
 @pytest.mark.parametrize("draw", [1, 2])
 def test_our_losses_pass_on_other_draws(kind: str, draw: int) -> None:
@@ -78,6 +79,12 @@ def test_ac_42_whatever_is_drawn(flaw: str) -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_ac_42_a_mutant_is_killed_by_the_check_that_it_names(mutant: Mutant) -> None:
+    assert killed(mutant, draws=[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_ac_42_a_mutant_is_killed_in_three_draws(mutant: Mutant) -> None:
     assert len(killed(mutant)) == 3
 
 

@@ -253,6 +253,7 @@ def greedy_runs(
     (project / "a.py").write_text("x = 1\n")
     for number, check in enumerate(checks):
         command = ["run", f"mend {number}", "-C", str(project), "--model", str(model), "--json"]
+        command += ["--limit", "max_turns=2", "--limit", "max_completion_tokens=32"]
         command += [
             "--temperature",
             temperature,

@@ -21,6 +21,7 @@ from nano_rl.watch.events import EventKind, read_events
 from nano_rl.watch.record import TOKENIZER, read_record
 from nano_rl.watch.rollouts import ROLLOUTS, read_rollouts
 from nano_shared.errors import NanoError, UsageError
+from nano_shared.store import LogStore
 from nano_shared.types import Split
 
 TASKS = make_tasks(levels=[0], n=3, seed=1, split=Split.TRAIN, views=["copy"])
@@ -53,6 +54,7 @@ def test_a_training_is_recorded_watched_and_goes_on_from_its_name_alone(
     told, error = train(
         home, "--model", str(home / "tiny"), "--tasks", str(home / "tasks.jsonl"), "--config", str(settings),
         "--prompts", "1", "--group-size", "2", "--patience", "9", "--json", "--log-to", "tensorboard",
+        "--limit", "max_turns=2", "--limit", "max_completion_tokens=4",
     )  # fmt: skip
     report = json.loads(told)
     assert report["checkpoint"] == str(home / "checkpoints" / "mine")
@@ -79,6 +81,10 @@ def test_a_training_is_recorded_watched_and_goes_on_from_its_name_alone(
     assert row["seconds_rollout"] >= (row["seconds_generate"] or 0) > 0
     assert row["tokens_rollout"] > 0
     assert row["seconds_train"] is not None
+    with LogStore.open(home / "log.db") as store:
+        runs = list(store.trajectories())
+    assert {run.task.limits.max_turns for run in runs} == {2}
+    assert {turn.completion.sampling.max_tokens for run in runs for turn in run.turns} == {4}
 
 
 @pytest.mark.parametrize(
