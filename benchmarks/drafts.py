@@ -16,11 +16,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from nano_coder.decoding import continuous, drafts
-from nano_coder.engine import Engine
-from nano_coder.runtime import Runtime, local_policy, open_sandbox, open_weights
-from nano_rl.rollout import collect
-from nano_rl.tasks import make_tasks
+from nano_coder.models.local.decoding import continuous_batching as continuous
+from nano_coder.models.local.decoding import speculative as drafts
+from nano_coder.models.local.engine import Engine
+from nano_coder.models.opening import local_policy, open_weights
+from nano_coder.run.execution import Runtime
+from nano_coder.sandbox.backend import open_sandbox
+from nano_rl.gather.rollouts import collect
+from nano_rl.tasks.make import make_tasks
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split
 

@@ -9,9 +9,12 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from nano_coder.runtime import Runtime, local_policy, open_sandbox, open_weights, verify
-from nano_rl.rollout import collect
-from nano_rl.tasks import read_tasks
+from nano_coder.models.opening import local_policy, open_weights
+from nano_coder.run.execution import Runtime
+from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.verify.trainable import verify
+from nano_rl.gather.rollouts import collect
+from nano_rl.tasks.make import read_tasks
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Trajectory
 

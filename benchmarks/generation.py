@@ -28,9 +28,9 @@ import torch
 from peak_memory import peak_kb
 from torch.nn import functional as F
 
-from nano_coder.decoding.continuous import ContinuousDecoder
-from nano_coder.engine import Engine, Request
-from nano_coder.weights import load_policy, quiet_transformers
+from nano_coder.models.local.decoding.continuous_batching import ContinuousDecoder
+from nano_coder.models.local.engine import Engine, Request
+from nano_coder.models.weights import load_policy, quiet_transformers
 from nano_shared import Sampling
 
 OBSERVATION = 62

@@ -135,7 +135,7 @@ def make_models(folder: Path) -> dict[str, Path]:
     """Both models in Hugging Face format, as either side loads them."""
     import sysconfig
 
-    from nano_coder.weights import BASE, load_policy
+    from nano_coder.models.weights import BASE, load_policy
     from nano_rl.tiny import build_tiny
 
     library = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:120]

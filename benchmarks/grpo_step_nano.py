@@ -19,17 +19,18 @@ from typing import Any
 import torch
 from grpo_step_case import OBSERVED, TEMPLATE, Case, answer_steps, prompt_of
 
-from nano_coder.chat_template import ChatTemplate
-from nano_coder.engine import Engine
-from nano_coder.policies.local import LocalPolicy
-from nano_coder.runtime import open_sandbox
-from nano_coder.weights import load_policy
-from nano_rl.config import GuardConfig, OptimizerConfig, TrainConfig
-from nano_rl.group import form_groups, group_metrics
-from nano_rl.model.learner import Learner, prepare
-from nano_rl.update import Updater
+from nano_coder.agent.chat_template import ChatTemplate
+from nano_coder.models.local.engine import Engine
+from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.models.weights import load_policy
+from nano_coder.sandbox.backend import open_sandbox
+from nano_rl.config.training import TrainConfig
+from nano_rl.learn.config.training import GuardConfig, OptimizerConfig
+from nano_rl.learn.model.learner import Learner, prepare
+from nano_rl.learn.rows.group import form_groups, group_metrics
+from nano_rl.learn.update import Updater
 from nano_shared.allocator import return_freed_memory
-from nano_shared.conversation import Conversation
+from nano_shared.policy import Conversation
 from nano_shared.types import (
     Limits,
     Message,

@@ -43,16 +43,13 @@ TEXTS = ("@read_file path=sums.py", "@edit_file path=sums.py line=2\n    return 
 
 def pool(folder: Path, count: int = 50) -> list[Trajectory]:
     """Runs whose tokens are a tiny model's, with the log-probs that it gives them."""
-    from nano_coder.runtime import (
-        COMPACT_1,
-        DIALECTS,
-        first_messages,
-        local_policy,
-        observation_messages,
-        open_weights,
-    )
+    from nano_coder.agent.dialects import DIALECTS
+    from nano_coder.agent.loop import observation_messages
+    from nano_coder.agent.profiles import COMPACT_1
+    from nano_coder.agent.prompt import first_messages
+    from nano_coder.models.opening import local_policy, open_weights
     from nano_rl.tiny import build_tiny
-    from nano_shared.conversation import Conversation
+    from nano_shared.policy import Conversation
     from nano_shared.types import (
         Completion,
         Finish,

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from nano_coder.sandbox import open_sandbox
-from nano_coder.sandbox.ns import NsSandbox
+from nano_coder.sandbox.namespaces import NsSandbox
 from nano_shared.types import Limits
 
 SOURCE = "print(1)"

@@ -22,7 +22,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from nano_coder.sandbox import Sandbox, open_sandbox
-from nano_coder.sandbox.pool import close_pools
+from nano_coder.sandbox.warm_pool import close_pools
 from nano_shared.errors import SandboxError
 from nano_shared.types import Limits
 

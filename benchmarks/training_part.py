@@ -26,14 +26,15 @@ import torch
 from peak_memory import peak_kb
 from torch import nn
 
-from nano_rl.batch import Batch, make_batches
-from nano_rl.config import ObjectiveConfig, OptimizerConfig
-from nano_rl.loss import policy_loss
-from nano_rl.model.learner import Learner, prepare
-from nano_rl.model.logprob import can_share, loss_and_scores
-from nano_rl.sample import TrainSample
-from nano_rl.trees.forward import independent_rows
-from nano_rl.trees.tree import build_tree
+from nano_rl.learn.config.objective import ObjectiveConfig
+from nano_rl.learn.config.training import OptimizerConfig
+from nano_rl.learn.model.learner import Learner, prepare
+from nano_rl.learn.model.logprob import can_share, loss_and_scores
+from nano_rl.learn.objectives.loss import policy_loss
+from nano_rl.learn.rows.batch import Batch, make_batches
+from nano_rl.learn.rows.sample import TrainSample
+from nano_rl.learn.trees.forward import independent_rows
+from nano_rl.learn.trees.prefix_tree import build_tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,8 @@ CURVES = {
 
 def load(work: Work) -> nn.Module:
     if work.model == "smollm2":
-        from nano_coder.runtime import BASE, open_weights
+        from nano_coder.models.opening import open_weights
+        from nano_coder.models.weights import BASE
 
         model = open_weights(BASE, dtype=work.dtype).loaded.model
     else:

@@ -16,8 +16,8 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from nano_coder.sandbox import bases
-from nano_coder.sandbox.ns import NsSandbox
+from nano_coder.sandbox import overlay_bases as bases
+from nano_coder.sandbox.namespaces import NsSandbox
 from nano_shared.types import Limits
 
 _SOURCE = "import os; print(sum(len(names) for _, _, names in os.walk('.')))"

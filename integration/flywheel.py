@@ -23,29 +23,25 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from nano_coder.runtime import (
-    COMPACT_1,
-    OpenedWeights,
-    Runtime,
-    ScriptedPolicy,
-    first_messages,
-    local_policy,
-    open_policy,
-    open_sandbox,
-    open_weights,
-    run_task,
-)
+from nano_coder.agent.profiles import COMPACT_1
+from nano_coder.agent.prompt import first_messages
+from nano_coder.models.opening import OpenedWeights, local_policy, open_policy, open_weights
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.run.execution import Runtime, run_task
+from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.checkpoints.checkpoint import save_checkpoint
 from nano_rl.checkpoints.evaluate import Row, paired, table
-from nano_rl.config import Config, GuardConfig, OptimizerConfig, SftConfig, TrainConfig
-from nano_rl.gather import Sources
-from nano_rl.imitation.oracle import ORACLE, oracle_policy
+from nano_rl.config.training import SftConfig, TrainConfig
+from nano_rl.gather.rollouts import collect, execute
+from nano_rl.gather.sources import Sources
+from nano_rl.imitation.demonstrations import admit, report
 from nano_rl.imitation.rows import imitation_sample
 from nano_rl.imitation.sft import train_sft
-from nano_rl.logs.source import admit, report
-from nano_rl.model.learner import prepare
-from nano_rl.rollout import collect, execute
-from nano_rl.tasks import draw_tasks, make_tasks
+from nano_rl.learn.config.objective import Config
+from nano_rl.learn.config.training import GuardConfig, OptimizerConfig
+from nano_rl.learn.model.learner import prepare
+from nano_rl.tasks.make import draw_tasks, make_tasks
+from nano_rl.tasks.oracle import ORACLE, oracle_policy
 from nano_rl.tiny import build_tiny
 from nano_rl.train import train
 from nano_shared.store import LogStore

@@ -19,20 +19,24 @@ from typing import Any
 from flywheel import Flywheel, Scale, TaskSets
 from scipy.stats import t as student_t
 
-from nano_coder.runtime import OpenedWeights, Runtime, ScriptedPolicy, local_policy, open_weights
+from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.run.execution import Runtime
 from nano_rl.checkpoints.checkpoint import save_checkpoint
 from nano_rl.checkpoints.evaluate import cluster_of, table
 from nano_rl.checkpoints.statistics import paired_bootstrap
-from nano_rl.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig, SftConfig, TrainConfig
-from nano_rl.gather import Sources
+from nano_rl.config.training import SftConfig, TrainConfig
+from nano_rl.gather.rollouts import collect
+from nano_rl.gather.sources import Sources
 from nano_rl.imitation.demonstrations import logged_successes, reader_of
 from nano_rl.imitation.sft import train_sft
-from nano_rl.logs.learned import learned_from
+from nano_rl.learn.config.objective import ObjectiveConfig
+from nano_rl.learn.config.training import GuardConfig, LogsConfig, OptimizerConfig
+from nano_rl.learn.metrics import METRICS, read_metrics
+from nano_rl.learn.model.learner import prepare
 from nano_rl.logs.lineage import lineage
 from nano_rl.logs.reader import read_logs
-from nano_rl.metrics import METRICS, read_metrics
-from nano_rl.model.learner import prepare
-from nano_rl.rollout import collect
+from nano_rl.logs.used_runs import learned_from
 from nano_rl.train import train
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Task

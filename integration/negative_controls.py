@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from nano_rl import step_rows
-from nano_rl.group import Group
-from nano_rl.sample import TrainSample
-from nano_rl.update import Updater
+from nano_rl.learn import step_rows
+from nano_rl.learn.rows.group import Group
+from nano_rl.learn.rows.sample import TrainSample
+from nano_rl.learn.update import Updater
 
 
 def dealt_over_tasks(groups: Sequence[Group]) -> list[Group]:
@@ -59,7 +59,7 @@ def mask_off() -> Iterator[None]:
     def whole(*arguments: Any, **more: Any) -> list[TrainSample]:
         return [unmasked(sample) for sample in samples(*arguments, **more)]
 
-    with patch("nano_rl.step_rows.group_samples", whole):
+    with patch("nano_rl.learn.step_rows.group_samples", whole):
         yield
 
 

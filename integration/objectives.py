@@ -29,10 +29,11 @@ from negative_controls import mask_off, wrong_groups
 from rich.console import Console
 from rich.table import Table
 
-from nano_coder.runtime import open_weights
-from nano_rl.config import CriticConfig, GuardConfig, ObjectiveConfig, OptimizerConfig
+from nano_coder.models.opening import open_weights
 from nano_rl.imitation.demonstrations import reader_of
-from nano_rl.model.learner import prepare
+from nano_rl.learn.config.objective import ObjectiveConfig
+from nano_rl.learn.config.training import CriticConfig, GuardConfig, OptimizerConfig
+from nano_rl.learn.model.learner import prepare
 from nano_rl.preferences.config import DpoConfig
 from nano_rl.preferences.dpo import train_dpo
 from nano_rl.preferences.log_pairs import log_pairs

@@ -20,15 +20,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from nano_coder.dialects import DIALECTS
-from nano_coder.models import open_policy, open_reader
-from nano_coder.policies.replayed import Reader
-from nano_coder.prompt import offered_tools
-from nano_coder.replay import Executed, Refed, execute, refeed
-from nano_coder.runtime import Runtime, ScriptedPolicy, grade_run, open_sandbox, run_task, serving_profile
-from nano_rl.rollout import collect
-from nano_rl.tasks import make_tasks
-from nano_rl.tasks.suites import SUITES
+from nano_coder.agent.dialects import DIALECTS
+from nano_coder.agent.profiles import serving_profile
+from nano_coder.agent.prompt import offered_tools
+from nano_coder.models.opening import open_policy, open_reader
+from nano_coder.models.replayed import Reader
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.run.execution import Runtime, grade_run, run_task
+from nano_coder.run.replay import Executed, Refed, execute, refeed
+from nano_coder.sandbox.backend import open_sandbox
+from nano_rl.gather.rollouts import collect
+from nano_rl.tasks.make import make_tasks
+from nano_rl.tasks.suite import find_suite
 from nano_rl.tiny import build_tiny
 from nano_shared.profile import InterfaceProfile
 from nano_shared.store import LogStore
@@ -95,7 +98,7 @@ def _tiny(home: Path) -> Path:
 def _tasks(n: int) -> list[Task]:
     """Function tasks and those of the other domains in turn."""
     functions = make_tasks(levels=range(4), n=-(-n // 2), seed=3, split=Split.TRAIN)
-    others = (SUITES[name]() for name in DOMAINS)
+    others = (find_suite(name) for name in DOMAINS)
     views = [(suite, view) for suite in others for view in suite.views if not view.extra]
     drawn = (suite.make(view, Split.TRAIN, seed) for seed in itertools.count() for suite, view in views)
     return [*functions, *itertools.islice(drawn, n // 2)]

@@ -32,24 +32,23 @@ from random import Random
 from statistics import mean
 from typing import Any
 
-from nano_coder.runtime import (
-    COMPACT_1,
-    OpenedWeights,
-    Runtime,
-    ScriptedPolicy,
-    first_messages,
-    local_policy,
-    open_sandbox,
-    open_weights,
-)
+from nano_coder.agent.profiles import COMPACT_1
+from nano_coder.agent.prompt import first_messages
+from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.run.execution import Runtime
+from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.checkpoints.checkpoint import save_checkpoint
-from nano_rl.config import Config, GuardConfig, ObjectiveConfig, OptimizerConfig, SftConfig, TrainConfig
-from nano_rl.gather import Sources
+from nano_rl.config.training import SftConfig, TrainConfig
+from nano_rl.gather.rollouts import collect
+from nano_rl.gather.sources import Sources
 from nano_rl.imitation.demonstrations import reader_of
 from nano_rl.imitation.sft import train_sft
-from nano_rl.metrics import METRICS, read_metrics
-from nano_rl.model.learner import prepare
-from nano_rl.model.scalar_model import scalar_model
+from nano_rl.learn.config.objective import Config, ObjectiveConfig
+from nano_rl.learn.config.training import GuardConfig, OptimizerConfig
+from nano_rl.learn.metrics import METRICS, read_metrics
+from nano_rl.learn.model.learner import prepare
+from nano_rl.learn.model.scalar_model import scalar_model
 from nano_rl.preferences.config import DpoConfig, RewardModelConfig
 from nano_rl.preferences.dpo import train_dpo
 from nano_rl.preferences.log_pairs import log_pairs
@@ -58,7 +57,6 @@ from nano_rl.preferences.pairs import PairRows, pair_rows, read_pairs, write_pai
 from nano_rl.preferences.reward_checkpoint import open_reward_model, save_reward_model
 from nano_rl.preferences.reward_model import held_out, measure, train_reward_model
 from nano_rl.rewards import open_reward, parse_reward
-from nano_rl.rollout import collect
 from nano_rl.tiny import build_tiny
 from nano_rl.train import train
 from nano_shared.checkpoint import read_checkpoint

@@ -19,8 +19,8 @@ import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from nano_coder.trust import MOST_BYTES, ProjectFile, read_project_file
+from nano_shared.command_line import COMPLETION, LIMITS
 from nano_shared.errors import ConfigError
-from nano_shared.limit_option import COMPLETION, LIMITS
 from nano_shared.printable import printable
 from nano_shared.redact import RedactConfig
 from nano_shared.regular_file import NotReadable, read_regular

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nano_coder.runtime import CHATML, quiet_transformers
+from nano_coder.agent.chat_template import CHATML
+from nano_coder.models.weights import quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -9,34 +9,34 @@ from typing import Any
 
 from torch import nn
 
-from nano_coder.runtime import OpenedWeights, Runtime, local_policy, runtime_version
-from nano_rl.config import TrainConfig
-from nano_rl.controls import controls_due, hack_metrics, roll_controls
-from nano_rl.credit.turns import has_signal
-from nano_rl.gather import Gatherer, Sources
-from nano_rl.group import Group, group_metrics
-from nano_rl.guards import check_update
-from nano_rl.held_out import HeldOut
-from nano_rl.imitation.demonstrations import open_demonstrations
-from nano_rl.logs.used import USED, UsedRuns
-from nano_rl.metrics import METRICS, MetricsWriter
-from nano_rl.model.critic import open_critic
-from nano_rl.model.learner import Learner
-from nano_rl.model.probe import Probe
-from nano_rl.model.reference import Reference
-from nano_rl.overlap.gatherer import OverlappedGatherer
-from nano_rl.preferences.preferred import open_preferred
+from nano_coder import __version__ as runtime_version
+from nano_coder.models.opening import OpenedWeights, local_policy
+from nano_coder.run.execution import Runtime
+from nano_rl.config.training import TrainConfig
+from nano_rl.gather.held_out import HeldOut
+from nano_rl.gather.impossible_rollouts import controls_due, hack_metrics, roll_controls
+from nano_rl.gather.overlap.overlapped_source import OverlappedGatherer
+from nano_rl.gather.rollouts import OnRun, failed, none_graded
+from nano_rl.gather.sources import Gatherer, Sources
+from nano_rl.gather.success import success_metrics
+from nano_rl.imitation.demonstrations import imitation_term
+from nano_rl.learn.credit.turns import has_signal
+from nano_rl.learn.guards import check_update
+from nano_rl.learn.metrics import METRICS, MetricsWriter
+from nano_rl.learn.model.critic import open_critic
+from nano_rl.learn.model.learner import Learner, Reference
+from nano_rl.learn.model.probe import Probe
+from nano_rl.learn.rows.group import Group, group_metrics
+from nano_rl.learn.update import Updater
+from nano_rl.logs.used_runs import USED, UsedRuns
+from nano_rl.preferences.preference_rows import preference_term
+from nano_rl.record.events import EventKind, note
+from nano_rl.record.phases import Phases
 from nano_rl.resume.identity import Identity
 from nano_rl.resume.interrupt import TrainingStopped, interruptible
-from nano_rl.resume.progress import Progress, saved_progress
-from nano_rl.resume.random_state import seed_all
+from nano_rl.resume.progress import Progress, saved_progress, seed_all
 from nano_rl.resume.states import STATES, States
 from nano_rl.rewards import Reward
-from nano_rl.rollout import OnRun, failed, none_graded
-from nano_rl.update import Updater
-from nano_rl.watch.events import EventKind, note
-from nano_rl.watch.phases import Phases
-from nano_rl.watch.success import success_metrics
 from nano_shared.allocator import return_freed_memory
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
@@ -86,11 +86,12 @@ def train(
         saved = saved_progress(states, identity, resume=config.resume)
         if saved:
             sources = sources.only(saved["logged"], runtime.store.blobs)
-        demonstrations = open_demonstrations(config, sources.every_task, runtime, opened, sources.rest)
-        preferred = open_preferred(model, opened, sources.pairs, config)
+        imitation = imitation_term(config, sources.every_task, runtime, opened, sources.rest)
+        preferences = preference_term(model, opened, sources.pairs, config)
+        terms = [term for term in (imitation, preferences) if term is not None]
         updater = Updater(
             learner=learner, config=config, reward=reward, reference=reference, critic=critic,
-            demonstrations=demonstrations, preferred=preferred,
+            terms=terms,
         )  # fmt: skip
         gatherer = _gatherer(model, opened, runtime, sources, config, reward, folder, learner)
         progress = Progress(learner, gatherer, sources, states, identity)
@@ -101,7 +102,8 @@ def train(
             progress.save()
         used, phases = UsedRuns(folder / USED, step=learner.step), Phases(ahead=config.overlap)
         stepper = _Stepper(
-            model=model, opened=opened, runtime=runtime, sources=sources, updater=updater, gatherer=gatherer,
+            model=model, opened=opened, runtime=runtime, sources=sources, updater=updater, config=config,
+            reward=reward, gatherer=gatherer,
             progress=progress, states=states, phases=phases, on_run=on_run, on_groups=on_groups,
         )  # fmt: skip
         with gatherer, MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
@@ -128,8 +130,7 @@ def train(
             f"stopped after step {learner.step} of {config.steps}, which is saved under {folder}; the same"
             " command goes on from there"
         )
-    beside = [part.run_ids for part in (demonstrations, preferred) if part is not None]
-    return [*used.run_ids, *(run for runs in beside for run in runs)]
+    return [*used.run_ids, *(run for term in terms for run in term.run_ids)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +142,8 @@ class _Stepper:
     runtime: Runtime
     sources: Sources
     updater: Updater
+    config: TrainConfig
+    reward: Reward | None
     gatherer: Gatherer
     progress: Progress
     states: States
@@ -150,7 +153,7 @@ class _Stepper:
 
     def measure(self, held_out: HeldOut | None, step: int) -> dict[str, float]:
         """Success on held-out tasks of the weights after `step` updates, where it is due."""
-        config = self.updater.config
+        config = self.config
         if held_out is None or not held_out.due(step, config.steps):
             return {}
         version = self.opened.version + step
@@ -162,7 +165,7 @@ class _Stepper:
         Raises GuardTripped, and PolicyError or SandboxError where every rollout failed for a reason that is
         not the policy's, before the weights are touched or served.
         """
-        config, reward, phases = self.updater.config, self.updater.reward, self.phases
+        config, reward, phases = self.config, self.reward, self.phases
         version = self.opened.version + step
         live = _live(self.runtime, self.model, self.opened, config, version)
         with phases("rollout"):

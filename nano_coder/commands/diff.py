@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from nano_coder.commands.step import workspace_after
+from nano_coder.agent.workspace import workspace_after
 from nano_shared import snapshot
 from nano_shared.printable import printable
 from nano_shared.store import LogStore

@@ -15,15 +15,14 @@ from pathlib import Path
 import click
 
 from nano_coder.sandbox import ExecResult, Jail, Sandbox, open_sandbox
-from nano_coder.sandbox.ns import NsJail, NsSandbox
-from nano_coder.sandbox.output import FLOOD_BYTES
+from nano_coder.sandbox.captured_output import FLOOD_BYTES
+from nano_coder.sandbox.namespaces import NsJail, NsSandbox
 from nano_coder.sandbox.proxy import parse_allowed
+from nano_coder.sandbox.request import TERABYTE_MB, WEEK_S
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Limits
 
 _TIMED_OUT, _OURS = 124, 125
-WEEK_S = 604_800.0
-TERABYTE_MB = 1 << 20
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})
@@ -176,25 +175,11 @@ def record(result: ExecResult, sandbox: Sandbox) -> dict[str, object]:
     """Everything that is known of a run."""
     layers: Mapping[str, bool] = sandbox.layers
     return {
-        **answer(result),
+        **result.as_json(),
         "stdout_bytes": result.stdout_bytes,
         "stderr_bytes": result.stderr_bytes,
         "cpu_s": result.cpu_s,
         "peak_memory_bytes": result.peak_bytes,
         "sandbox": sandbox.name,
         "layers": dict(layers),
-    }
-
-
-def answer(result: ExecResult) -> dict[str, object]:
-    """What became of a run, and its output as text."""
-    return {
-        "exit_code": result.exit_code,
-        "signal": result.signal,
-        "timed_out": result.timed_out,
-        "oom": result.oom,
-        "stdout": result.stdout.decode("utf-8", "backslashreplace"),
-        "stderr": result.stderr.decode("utf-8", "backslashreplace"),
-        "truncated": result.truncated,
-        "wall_s": round(result.wall_s, 6),
     }

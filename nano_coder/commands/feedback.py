@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from nano_coder.guarded import guarded
-from nano_coder.token_span import load_decode, token_ranges
+from nano_coder.run.log import guarded
+from nano_coder.run.token_span import load_decode, token_ranges
 from nano_shared.errors import UsageError
 from nano_shared.feedback import Feedback, FeedbackKind, Outcome, Said
 from nano_shared.printable import printable

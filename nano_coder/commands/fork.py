@@ -12,7 +12,7 @@ import click
 from nano_coder.commands.display import exit_code, outcome
 from nano_coder.commands.options import earlier_history, execution_options, open_runtime
 from nano_coder.config import load_config, said_limits
-from nano_coder.runtime import limited
+from nano_coder.run.execution import limited
 from nano_shared.console import Console
 from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.printable import printable
@@ -39,7 +39,7 @@ def command(
     of its own that names its parent and the step; forks of one step form a group that can be trained on.
     Without --temperature they are sampled at 1. Exit code 0 where one succeeds, 1 where none does.
     """
-    from nano_coder.fork import fork_run, refuse_step
+    from nano_coder.run.fork import fork_run, refuse_step
 
     if check is not None and not check.strip():
         raise UsageError("--check is empty; give a shell line, or leave it out to grade as the run was")

@@ -16,7 +16,7 @@ from nano_coder.config import load_config
 from nano_shared.console import Console
 from nano_shared.printable import printable
 from nano_shared.redact import Redactor
-from nano_shared.redact.rewrite import redact_run
+from nano_shared.redact.store import redact_run
 from nano_shared.store import LogStore
 
 _LOG = click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")

@@ -11,15 +11,14 @@ from typing import Any, TextIO
 
 import click
 
-from nano_coder.transcripts import atif, messages, nemo_gym, whole
-from nano_coder.transcripts.harbor_job import HarborJob
-from nano_coder.transcripts.opening import opening, tools
-from nano_shared.chosen_runs import ChosenRuns, choice_options, moment
+from nano_coder.formats import atif, messages, nemo_gym
+from nano_coder.formats import native as whole
+from nano_coder.formats.harbor_job import HarborJob
+from nano_coder.formats.initial_messages import opening, tools
 from nano_shared.errors import UsageError
-from nano_shared.export_redaction import redacted_runs
-from nano_shared.export_target import new_file, new_folder
 from nano_shared.logged_run import LoggedRun
 from nano_shared.printable import printable
+from nano_shared.redact.exports import ChosenRuns, choice_options, moment, new_file, new_folder, redacted_runs
 from nano_shared.refusal import Refused
 from nano_shared.store import LogStore
 

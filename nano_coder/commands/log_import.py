@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from nano_coder.transcripts import atif, claude_code, codex, mini_swe_agent, nemo_gym, whole
+from nano_coder.formats import atif, claude_code, codex, mini_swe_agent, nemo_gym
+from nano_coder.formats import native as whole
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError, UsageError
 from nano_shared.logged_run import LoggedRun

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nano_coder.verify import Finding, findings
+from nano_coder.verify.trainable import Finding, findings
 from nano_shared.errors import UsageError
 from nano_shared.fact_rows import RunFilter
 from nano_shared.facts import RunFacts
@@ -19,7 +19,7 @@ from nano_shared.printable import printable
 from nano_shared.store import LogStore
 
 if TYPE_CHECKING:
-    from nano_coder.deep_verify import Certificate
+    from nano_coder.verify.deep import Certificate
 
 
 @click.command("verify")
@@ -145,7 +145,7 @@ class _Look:
 def _look(facts: RunFacts, store: LogStore, deep: bool, model: str | None) -> _Look:
     certificate = missing = None
     if deep:
-        from nano_coder.deep_verify import NotAtHand, deep_verify
+        from nano_coder.verify.deep import NotAtHand, deep_verify
 
         try:
             certificate = deep_verify(facts, store, model=model)

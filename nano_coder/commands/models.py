@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from nano_coder.models import known_models
+from nano_coder.models.opening import known_models
 
 
 @click.command("models")

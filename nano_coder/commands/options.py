@@ -9,12 +9,12 @@ from typing import Any
 import click
 
 from nano_coder.config import AgentConfig
-from nano_coder.guarded import guarded
-from nano_coder.history import History, NoHistory, find_history, say_left_out
-from nano_coder.models import open_policy
-from nano_coder.runtime import Runtime
+from nano_coder.models.opening import open_policy
+from nano_coder.run.execution import Runtime
+from nano_coder.run.git_history import History, NoHistory, find_history, say_left_out
+from nano_coder.run.log import guarded
 from nano_coder.sandbox import open_sandbox
-from nano_shared.limit_option import limit_option
+from nano_shared.command_line import limit_option
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Trajectory
 

@@ -9,16 +9,83 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nano_coder.commands.replay_view import as_rows, show
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
 
 if TYPE_CHECKING:
-    from nano_coder.drift import Drift
-    from nano_coder.policies.replayed import Reader
-    from nano_coder.replay import Executed, Refed
+    from nano_coder.models.replayed import Reader
+    from nano_coder.run.replay import Executed, Refed
+    from nano_coder.run.replay_differences import Drift
+from rich.text import Text
+
+from nano_coder.commands.display import outcome
+from nano_shared.console import Console
+from nano_shared.types import Turn
+
+
+def show(run: Trajectory, step: int | None) -> None:
+    """Print a run, or one step of it, to standard output."""
+    console = Console(soft_wrap=True)
+    parent = f", forked from {run.parent} after step {run.inherited}" if run.parent else ""
+    console.print(Text(f"run {run.id}", "bold"), f"by {printable(run.policy)}{parent}")
+    if step is None or step == 1:
+        console.print("prompt", style="bold")
+        console.print(printable(run.task.prompt))
+    for turn in run.turns if step is None else run.turns[step - 1 : step]:
+        _step(console, run, turn)
+    if step is None:
+        end = run.stop or "not ended"
+        console.print(f"\nstopped: {end}; check: {printable(outcome(run))}")
+
+
+def _step(console: Console, run: Trajectory, turn: Turn) -> None:
+    whose = " (of the parent)" if turn.index < run.inherited else ""
+    console.print(Text(f"\nstep {turn.index + 1} of {len(run.turns)}{whose}:", "bold cyan"), _tokens(turn))
+    if turn.thought:
+        console.print(Text("thought:", "dim"), printable(turn.thought))
+    if turn.parse_error:
+        console.print(Text("written:", "dim"), printable(turn.completion.text))
+    for call in turn.calls:
+        console.print(Text("action:", "dim"), Text(printable(call.name), "bold"))
+        for name, value in call.arguments.items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            console.print(f"  {printable(name)}: {printable(text)}")
+    for observation in turn.observations:
+        colour = "green" if observation.ok else "yellow"
+        size = f", cut from {observation.bytes_total} bytes" if observation.truncated else ""
+        console.print(Text("observation", "dim"), f"({observation.ended - observation.started:.2f} s{size}):")
+        for line in printable(observation.text).splitlines():
+            console.print(Text("│", colour), line)
+        if observation.files_changed:
+            console.print(Text("files:", "dim"), printable(" ".join(observation.files_changed)))
+
+
+def _tokens(turn: Turn) -> str:
+    tokens = turn.completion.tokens
+    if tokens is None:
+        return "text-only, no tokens"
+    sampled = len(tokens.sampled_ids)
+    mean = sum(tokens.logprobs) / sampled if sampled else 0.0
+    row = f", row {tokens.row}" if tokens.row else ""
+    return f"{len(tokens.context_ids)} tokens read, {sampled} sampled, mean log-prob {mean:.3f}{row}"
+
+
+def as_rows(run: Trajectory, step: int | None) -> dict[str, Any]:
+    """The same as JSON."""
+    turns = run.turns if step is None else run.turns[step - 1 : step]
+    return {
+        "run": run.id,
+        "policy": run.policy,
+        "parent": run.parent,
+        "parent_step": run.parent_step,
+        "prompt": run.task.prompt,
+        "stop": run.stop,
+        "reward": run.reward,
+        "steps": [turn.model_dump(mode="json") for turn in turns],
+    }
+
 
 _SHOWN = 60
 """characters of either side of a drift that a line shows; --json has more"""
@@ -96,7 +163,7 @@ def _view(runs: Iterable[Trajectory], step: int | None, as_json: bool) -> int:
 
 
 def _execute(runs: Iterable[Trajectory], store: LogStore, sandbox: str | None, as_json: bool) -> int:
-    from nano_coder.replay import execute
+    from nano_coder.run.replay import execute
     from nano_coder.sandbox import open_sandbox
 
     jail = open_sandbox(sandbox or "ns")
@@ -140,7 +207,7 @@ def _executed_row(result: Executed) -> dict[str, Any]:
 def _refeed(
     runs: Iterable[Trajectory], store: LogStore, model: str | None, as_json: bool, every: bool
 ) -> int:
-    from nano_coder.replay import refeed
+    from nano_coder.run.replay import refeed
 
     readers: dict[tuple[str, ...], Reader | None] = {}
     results: list[Refed] = []
@@ -171,7 +238,7 @@ def _refeed(
 
 def _reader(run: Trajectory, model: str | None, known: dict[tuple[str, ...], Reader | None]) -> Reader | None:
     """The reader of a run; each tokenizer is loaded once."""
-    from nano_coder.models import open_reader
+    from nano_coder.models.opening import open_reader
 
     if not any(turn.completion.tokens for turn in run.turns):
         return None

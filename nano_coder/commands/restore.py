@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from nano_coder.commands.step import workspace_after
+from nano_coder.agent.workspace import workspace_after
 from nano_shared import snapshot
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore

@@ -12,7 +12,7 @@ import click
 from nano_coder.commands.display import Display, exit_code, summary
 from nano_coder.commands.options import earlier_history, execution_options, open_runtime
 from nano_coder.config import load_config, said_limits
-from nano_coder.runtime import grade_run, refuse_ended, resume_run
+from nano_coder.run.execution import grade_run, refuse_ended, resume_run
 from nano_shared.store import LogStore
 
 

@@ -17,7 +17,7 @@ from nano_coder.commands.display import Display, exit_code, summary
 from nano_coder.commands.options import execution_options, history_of, open_runtime
 from nano_coder.commands.review import on_terminal, review
 from nano_coder.config import AgentConfig, load_config, task_limits
-from nano_coder.runtime import attempt_task
+from nano_coder.run.execution import attempt_task
 from nano_shared import snapshot
 from nano_shared.errors import NanoError, UsageError
 from nano_shared.hashing import content_hash

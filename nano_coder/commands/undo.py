@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from nano_coder.agent.workspace import workspace_after, workspaces_since
 from nano_coder.commands.apply import directory_of, open_log
-from nano_coder.commands.step import workspace_after, workspaces_since
 from nano_shared import snapshot
 from nano_shared.feedback import edited_workspace
 from nano_shared.printable import printable

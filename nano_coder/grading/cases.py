@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from nano_coder.grading.answer import same
-from nano_coder.grading.bundle import program
+from nano_coder.grading.answer_equality import same
 from nano_coder.grading.inside.report import LONGEST_NAME, Malformed, read
-from nano_coder.grading.measure import MODULES
+from nano_coder.grading.jail_program import program
+from nano_coder.grading.source_measure import MODULES
 from nano_coder.sandbox.protocol import ExecResult, Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.printable import printable
@@ -86,14 +86,22 @@ def names(cases: tuple[Case, ...]) -> list[str]:
 def ask_child(
     job: dict[str, Any], limits: Limits, sandbox: Sandbox, *, wall: float
 ) -> tuple[list[dict[str, Any]], ExecResult]:
-    """What `inside/child.py` reports of a job in one clean jail: one report a case, and a last one.
+    """What `inside/case_runner.py` reports of a job in one clean jail: one report a case, and a last one.
 
     Raises SandboxError where it does not start.
     """
     nonce, token = secrets.token_hex(16), secrets.token_hex(16)
     with closing(sandbox.open(None, limits)) as jail:
         result = jail.run_python(
-            program("child.main()", "carried", "wire", "artifact", "report", "watch", "child"),
+            program(
+                "case_runner.main()",
+                "plain_values",
+                "value_codec",
+                "artifact",
+                "report",
+                "source_guard",
+                "case_runner",
+            ),
             isolated=True,
             stdin=json.dumps({"nonce": nonce, "token": token, **job}).encode(),
             timeout=wall,

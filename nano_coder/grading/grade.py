@@ -2,23 +2,65 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
+from pathlib import Path
 
-from nano_coder.grading.answer import same_answer
+from nano_coder.grading.answer_equality import same_answer
+from nano_coder.grading.assertion_table import read_table, run_table
 from nano_coder.grading.cases import Outcome, names, run_cases
-from nano_coder.grading.metric import keep_bounds
-from nano_coder.grading.mutants import REFERENCE, killed, run_mutants
-from nano_coder.grading.scorer import grade_score
-from nano_coder.grading.state import run_state, state_files
-from nano_coder.grading.strict import run_strict
-from nano_coder.grading.suite import Job, NeedsStrict, run_suite
-from nano_coder.grading.table import read_table, run_table
+from nano_coder.grading.end_state import run_state, state_files
+from nano_coder.grading.mutant_check import REFERENCE, killed, run_mutants
+from nano_coder.grading.one_process_suite import run_strict
+from nano_coder.grading.reasoning_gym_scorer import grade_score
+from nano_coder.grading.two_jail_suite import Job, NeedsStrict, run_suite
 from nano_coder.grading.version import GRADER
 from nano_coder.sandbox.protocol import Sandbox
-from nano_shared.errors import LogError, UsageError
+from nano_shared.errors import LogError, SandboxError, UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.printable import printable
-from nano_shared.types import HiddenChecks, Tampering, Task, Trust, Verdict
+from nano_shared.types import HiddenChecks, Limits, Metric, Tampering, Task, Trust, Verdict
+
+_MEASURE = Path(__file__).with_name("source_measure.py").read_text(encoding="utf-8")
+_SECONDS = 20.0
+
+
+def measure(files: Mapping[str, bytes], limits: Limits, sandbox: Sandbox) -> dict[str, int] | None:
+    """The metrics of all Python files together, and how often they run code that is no syntax (`hidden`).
+
+    None where a file is no Python. The source is parsed in a jail, since a parser may be crashed.
+    Raises SandboxError where the jail fails.
+    """
+    texts = {
+        name: data.decode("utf-8", "surrogateescape") for name, data in files.items() if name.endswith(".py")
+    }
+    with closing(sandbox.open(None, limits)) as jail:
+        result = jail.run_python(_MEASURE, isolated=True, stdin=json.dumps(texts).encode(), timeout=_SECONDS)
+    try:
+        found = json.loads(result.stdout)
+    except ValueError:
+        if result.signal is None and not result.timed_out:
+            raise SandboxError(f"the source was not measured: {result.stderr[-300:]!r}") from None
+        return None  # it crashed the parser
+    return {str(name): int(value) for name, value in found.items()} if found is not None else None
+
+
+def keep_bounds(
+    outcome: Outcome, bounds: tuple[Metric, ...], files: Mapping[str, bytes], limits: Limits, sandbox: Sandbox
+) -> Outcome:
+    """The outcome of the cases with a check for each bound. Code in strings is no way around one."""
+    found = measure(files, limits, sandbox)
+    checks = dict(outcome.checks)
+    for bound in bounds:
+        kept = found is not None and found[bound.name] <= bound.at_most
+        checks[f"metric_{bound.name}"] = "pass" if kept else "error" if found is None else "fail"
+    tampering = outcome.tampering
+    if found is not None and found["hidden"] and "hidden_code" not in {told.kind for told in tampering}:
+        detail = "the source runs code that no syntax tree shows, or reaches for what does"
+        tampering = (*tampering, Tampering(kind="hidden_code", detail=detail))
+    return Outcome(checks, tampering, outcome.failure_kind)
+
 
 LARGEST_ARTIFACT = 1 << 20
 _ATTEMPTS = 2

@@ -13,9 +13,9 @@ import posixpath
 from dataclasses import dataclass
 from pathlib import Path
 
-from nano_coder.grading.check import Check, check_patience, tree_hash, workspace_jail
-from nano_coder.grading.command import settle, with_scripts
-from nano_coder.grading.reads import Deciding
+from nano_coder.grading.check_reads import Deciding
+from nano_coder.grading.command_check import settle, with_scripts
+from nano_coder.grading.command_run import Check, check_patience, tree_hash, workspace_jail
 from nano_coder.grading.version import GRADER
 from nano_coder.sandbox.protocol import ExecResult, Sandbox, Traceable
 from nano_shared.blobs import BlobStore
@@ -25,7 +25,7 @@ from nano_shared.snapshot import Snapshot
 from nano_shared.snapshot.tree import clean_path
 from nano_shared.types import HiddenChecks, Limits, Tampering, Trust, Verdict
 
-_FETCH = Path(__file__).with_name("fetch.py").read_text(encoding="utf-8")
+_FETCH = (Path(__file__).parent / "inside" / "fetch_file.py").read_text(encoding="utf-8")
 
 
 class BadReward(Exception):

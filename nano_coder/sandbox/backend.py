@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 
-from nano_coder.sandbox.bwrap import BwrapSandbox
-from nano_coder.sandbox.none import NoSandbox
-from nano_coder.sandbox.ns import NsSandbox
+from nano_coder.sandbox.bubblewrap import BwrapSandbox
+from nano_coder.sandbox.namespaces import NsSandbox
 from nano_coder.sandbox.protocol import Sandbox
-from nano_coder.sandbox.remedy import cannot_isolate
+from nano_coder.sandbox.unavailable import cannot_isolate
+from nano_coder.sandbox.unisolated import NoSandbox
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.scratch import scratch_folder
 from nano_shared.types import Limits

@@ -1,70 +1,100 @@
-"""The distribution's bubblewrap: where it is, and the command line that shows a planned root to one program.
+"""Isolation by the distribution's bubblewrap, for machines that let it make namespaces but not us.
 
-Everything bound writable is bound at a place of the root that bubblewrap has just made itself, so that no
-symlink of a program lies on the way: what versions before 0.12 may follow is not there.
+A run is a jail of its own, over a workspace in a private directory of the host: no jail waits warm, and the
+room of the workspace is the host's. The other layers are those of the default backend.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import json
 import os
-import re
-import shutil
-import subprocess
-from collections.abc import Callable
-from typing import Any
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
-from nano_coder.sandbox.launcher import root
+from nano_coder.sandbox.bubblewrap_process import Wrapped, Wrapper
+from nano_coder.sandbox.bubblewrap_program import find_bubblewrap
+from nano_coder.sandbox.folder_jail import Ending, FolderJail, Program
+from nano_coder.sandbox.interpreter import find_interpreter
+from nano_coder.sandbox.launcher import kernel, root
+from nano_coder.sandbox.request import check_limits
+from nano_coder.sandbox.root_plan import layers, plan_root, rlimits, unused_uid
 from nano_shared.errors import SandboxError
+from nano_shared.types import Limits
 
-SEARCHED = "/usr/bin:/usr/local/bin:/bin"
-"""not the caller's PATH, which may lead into a stranger's repository"""
-_OLDEST = (0, 7)
-"""that bounds a tmpfs"""
 _MB = 1 << 20
-_TMP_MB, _SHM_MB = 256, 64
-_NAMESPACES = ("user", "pid", "net", "ipc", "uts", "cgroup")
+_PROBE = (
+    "import json, sys; sys.path.insert(0, {path!r}); from launcher.probe import attempts; "
+    "print(json.dumps(attempts(sys.argv[1])))"
+)
 
 
-def find_bubblewrap() -> str:
-    """The program's path. Raises SandboxError with the remedy where it is missing or too old."""
-    program = shutil.which("bwrap", path=SEARCHED)
-    if program is None:
-        raise SandboxError(
-            "the sandbox 'bwrap' needs bubblewrap; install it: sudo apt-get install bubblewrap"
+class BwrapSandbox:
+    name = "bwrap"
+
+    def __init__(self, python: str | None = None) -> None:
+        """`python` is the interpreter's path on the host; None is the one that runs this.
+
+        Raises SandboxError where bubblewrap is missing or too old, or the interpreter cannot be mounted.
+        """
+        program = find_bubblewrap()
+        interpreter = find_interpreter(python or sys.executable)
+        self.python = interpreter.path
+        self._search_path = interpreter.search_path
+        plan = plan_root(interpreter)
+        # as root it would keep host root inside, which may write to /proc/sys
+        owner = unused_uid() if os.geteuid() == 0 else None
+        self._wrapper = Wrapper(
+            program=program,
+            plan=plan,
+            python=interpreter.path,
+            owner=owner,
+            staged=_staged(owner, plan["binds"]),
         )
-    said = subprocess.run([program, "--version"], env={}, capture_output=True, text=True, check=False).stdout
-    found = re.search(r"(\d+)\.(\d+)", said)
-    if found is None or (int(found[1]), int(found[2])) < _OLDEST:
-        raise SandboxError(
-            f"{program} is {said.strip() or 'of no known version'}; the sandbox 'bwrap' needs 0.7 or newer: "
-            "sudo apt-get install bubblewrap"
-        )
-    return program
+        self.layers: Mapping[str, bool] = layers(workspace_size=False)
+
+    def showing(self, source: Path, target: str) -> BwrapSandbox:
+        other, before = copy.copy(self), self._wrapper
+        plan = {**before.plan, "binds": [*before.plan["binds"], (str(source), target)]}
+        other._wrapper = replace(before, plan=plan, staged=_staged(before.owner, plan["binds"]))
+        return other
+
+    def open(self, workspace: Path | None, limits: Limits) -> BwrapJail:
+        """Raises UsageError for a workspace that cannot be read, SandboxError for an unreachable TMPDIR."""
+        check_limits(limits)
+        return BwrapJail(self._wrapper, limits, self._search_path).filled(workspace)
 
 
-def options(plan: dict[str, Any], work: str, hand_over: Callable[[bytes], int]) -> list[str]:
-    """What puts up every layer. `hand_over` makes bytes a file descriptor that bubblewrap inherits."""
-    given = [f"--unshare-{name}" for name in _NAMESPACES]
-    given += ["--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
-    given += ["--die-with-parent", "--new-session", "--clearenv"]
-    for target, path in plan["links"]:
-        given += ["--symlink", target, path]
-    for path, text, mode in plan["files"]:
-        given += ["--perms", f"{mode:04o}", "--file", str(hand_over(text.encode())), path]
-    for source, target in plan["binds"]:
-        given += ["--ro-bind", source, target]
-    given += ["--perms", "0755", "--dir", "/dev"]
-    for name in root.DEVICES:
-        given += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
-    for name, target in root.DEVICE_LINKS.items():
-        given += ["--symlink", target, f"/dev/{name}"]
-    given += ["--proc", "/proc"]
-    for path, megabytes in (("/tmp", _TMP_MB), ("/dev/shm", _SHM_MB)):
-        given += ["--perms", "1777", "--size", str(megabytes * _MB), "--tmpfs", path]
-    # last, so that every place above could still be made
-    return [*given, "--bind", work, "/work", "--remount-ro", "/", "--chdir", "/work"]
+def _staged(owner: int | None, binds: list[tuple[str, str]]) -> bool:
+    """Whether `owner` cannot reach everything that is bound."""
+    if owner is None:
+        return False
+    try:
+        with kernel.as_file_user(owner, owner):
+            return not all(os.path.exists(source) for source, _ in binds)
+    except PermissionError:
+        return False  # the user is unknown here, which will be said when a program is to run as it
 
 
-def encode(arguments: list[str]) -> bytes:
-    """As --args reads them."""
-    return b"".join(os.fsencode(argument) + b"\0" for argument in arguments)
+class BwrapJail(FolderJail):
+    def __init__(self, wrapper: Wrapper, limits: Limits, search_path: str) -> None:
+        super().__init__(limits, wrapper.python, search_path, wrapper.owner)
+        self._wrapper = wrapper
+
+    def _execute(self, program: Program) -> Ending:
+        confinement = {"rlimits": rlimits(self._limits), "memory_bytes": self._limits.memory_mb * _MB}
+        with contextlib.ExitStack() as stack:
+            wrapped = Wrapped(stack, self._wrapper, self._work, program, confinement)
+            with self._ended_by(wrapped.end):
+                return wrapped.collect()
+
+    def probe(self, secret: Path) -> dict[str, bool]:
+        """Try to escape from inside: layer -> whether it held. `secret` must not be readable."""
+        result = self.run_python(_PROBE.format(path=root.LAUNCHER_INSIDE), [str(secret)], isolated=True)
+        if not result.ok:
+            raise SandboxError(f"the self-test did not run inside the jail: {result}")
+        held: dict[str, bool] = json.loads(result.stdout)
+        return held

@@ -12,12 +12,12 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nano_coder.sandbox.escapes import ATTEMPTS
+from nano_coder.sandbox.escape_attempts import ATTEMPTS
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared.scratch import scratch_folder
 from nano_shared.types import Limits
 
-_PROGRAM = Path(__file__).with_name("escapes.py").read_text(encoding="utf-8")
+_PROGRAM = Path(__file__).with_name("escape_attempts.py").read_text(encoding="utf-8")
 _LIMITS = Limits(tool_seconds=5, memory_mb=128, output_bytes=4096)
 _TRIED = frozenset(attempt.__name__ for attempt in ATTEMPTS)
 _CANARY = "NANO_DOCTOR_CANARY"

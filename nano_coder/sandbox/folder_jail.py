@@ -19,12 +19,11 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Self, Unpack
 
+from nano_coder.sandbox.captured_output import Output
 from nano_coder.sandbox.launcher import files, kernel
-from nano_coder.sandbox.output import Output
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
-from nano_coder.sandbox.request import check_run, minimal_environment, python_program
-from nano_coder.sandbox.sealed import seal
-from nano_coder.sandbox.workspace import MOST_ENTRIES, WORK_MB, pack_workspace, unkept
+from nano_coder.sandbox.request import check_run, minimal_environment, python_program, seal
+from nano_coder.sandbox.workspace_archive import MOST_ENTRIES, WORK_MB, pack_workspace, unkept
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.scratch import ScratchFolder
 from nano_shared.types import Limits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypedDict, Unpack, runtime_checkable
@@ -38,6 +38,19 @@ class ExecResult:
     @property
     def ok(self) -> bool:
         return self.exit_code == 0 and not self.timed_out
+
+    def as_json(self) -> dict[str, object]:
+        """What became of the run, with its output as text."""
+        return {
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+            "timed_out": self.timed_out,
+            "oom": self.oom,
+            "stdout": self.stdout.decode("utf-8", "backslashreplace"),
+            "stderr": self.stderr.decode("utf-8", "backslashreplace"),
+            "truncated": self.truncated,
+            "wall_s": round(self.wall_s, 6),
+        }
 
 
 class RunOptions(TypedDict, total=False):
@@ -137,3 +150,49 @@ class Traceable(Protocol):
     def open_traceable(self, workspace: Path, limits: Limits) -> Jail:
         """As `Sandbox.open`."""
         ...
+
+
+class LazyJail:
+    """The Jail that `opener` makes, made on first use. Raises what the opener raises, then."""
+
+    def __init__(self, opener: Callable[[], Jail]) -> None:
+        self._opener = opener
+        self._jail: Jail | None = None
+
+    @property
+    def opened(self) -> bool:
+        return self._jail is not None
+
+    def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> ExecResult:
+        return self._open().run(argv, **options)
+
+    def run_python(
+        self,
+        source: str,
+        argv: Sequence[str] = (),
+        *,
+        isolated: bool = False,
+        **options: Unpack[RunOptions],
+    ) -> ExecResult:
+        return self._open().run_python(source, argv, isolated=isolated, **options)
+
+    def read(self, path: str) -> bytes:
+        return self._open().read(path)
+
+    def write(self, path: str, data: bytes) -> None:
+        self._open().write(path, data)
+
+    def snapshot(self) -> bytes:
+        return self._open().snapshot()
+
+    def restore(self, snapshot: bytes) -> None:
+        self._open().restore(snapshot)
+
+    def close(self) -> None:
+        if self._jail is not None:
+            self._jail.close()
+
+    def _open(self) -> Jail:
+        if self._jail is None:
+            self._jail = self._opener()
+        return self._jail

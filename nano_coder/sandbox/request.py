@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
+import os
 from collections.abc import Mapping, Sequence
 
 from nano_shared.errors import UsageError
 from nano_shared.types import Limits
+
+WEEK_S = 604_800.0
+"""longest time-out of a run, seconds"""
+TERABYTE_MB = 1 << 20
+"""most memory of a run, MB"""
+
+
+def seal(data: bytes) -> int:
+    """A file descriptor at the beginning of `data`; the caller closes it."""
+    fd = os.memfd_create("sealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    return fd
 
 
 def check_run(argv: Sequence[str], env: Mapping[str, str], timeout: float, output_bytes: int) -> None:

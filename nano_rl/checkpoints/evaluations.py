@@ -14,15 +14,17 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from nano_coder.runtime import SHIPPED, Runtime, runtime_version
+from nano_coder import __version__ as runtime_version
+from nano_coder.models.opening import SHIPPED
+from nano_coder.run.execution import Runtime
 from nano_rl.checkpoints.evaluate import cluster_of, row_of, suite_of
 from nano_rl.rewards import outcome
 from nano_shared.checkpoint import MANIFEST, checkpoints_dir
 from nano_shared.durable import file_hash, write_text
 from nano_shared.errors import CheckpointError
 from nano_shared.hashing import content_hash
-from nano_shared.home import nano_home
 from nano_shared.run_id import new_run_id
+from nano_shared.scratch import nano_home
 from nano_shared.types import Split, Task, Trajectory, Value
 
 

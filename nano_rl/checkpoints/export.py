@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from nano_coder.runtime import OpenedWeights, open_weights, quiet_transformers
+from nano_coder.models.opening import OpenedWeights, open_weights
+from nano_coder.models.weights import quiet_transformers
 from nano_shared.durable import durable_folder
 from nano_shared.errors import CheckpointError, UsageError
 

@@ -16,7 +16,7 @@ from typing import Literal
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from nano_coder.runtime import runtime_version
+from nano_coder import __version__ as runtime_version
 from nano_rl.checkpoints.promotion import Evidence
 from nano_shared.checkpoint import (
     LATEST,

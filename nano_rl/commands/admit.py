@@ -12,10 +12,35 @@ from nano_rl.commands.options import log_option, seed_option
 from nano_shared.errors import NanoError
 from nano_shared.fact_rows import RunFilter
 from nano_shared.store import LogStore
-from nano_shared.when import parse_when
 
 if TYPE_CHECKING:
-    from nano_coder.runtime import OpenedWeights
+    from nano_coder.models.opening import OpenedWeights
+import re
+from datetime import datetime
+
+from nano_shared.errors import UsageError
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+def parse_when(text: str, *, now: float, option: str = "--since") -> float:
+    """Unix seconds of a date (2026-11-21), a time (2026-11-21T09:30, in local time unless it says), unix
+    seconds, or so long ago: 90m, 12h, 7d, 2w.
+
+    Raises UsageError for anything else.
+    """
+    ago = re.fullmatch(r"(\d+)([smhdw])", text.strip())
+    if ago:
+        return now - int(ago[1]) * _SECONDS[ago[2]]
+    if re.fullmatch(r"\d{9,}(\.\d+)?", text.strip()):
+        return float(text)
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(
+            f"{option} {text!r} is no time; write a date (2026-11-21), a time (2026-11-21T09:30), or so long"
+            " ago (90m, 12h, 7d, 2w)"
+        ) from None
 
 
 @click.command("admit")
@@ -51,7 +76,7 @@ def command(
         opened, note = _opened(model)
         look, bench = None, Bench(max_staleness=max_staleness)
         if opened is not None:
-            from nano_rl.logs.second_look import SecondLook
+            from nano_rl.logs.token_verification import SecondLook
 
             look = SecondLook(opened, store)
             bench = Bench(
@@ -73,7 +98,7 @@ def command(
 
 def _opened(model: str | None) -> tuple[OpenedWeights | None, str | None]:
     """The policy to judge for, or why there is none. Raises UsageError for one that was named and is not."""
-    from nano_coder.runtime import default_model, open_weights
+    from nano_coder.models.opening import default_model, open_weights
 
     if model is not None:
         return open_weights(model), None

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nano_rl.config import TrainConfig
+from nano_rl.config.training import TrainConfig
 from nano_shared.errors import UsageError
 
 if TYPE_CHECKING:
-    from nano_coder.runtime import OpenedWeights, Runtime
-    from nano_rl.gather import Sources
+    from nano_coder.models.opening import OpenedWeights
+    from nano_coder.run.execution import Runtime
+    from nano_rl.gather.sources import Sources
     from nano_rl.logs.reader import LogContents
     from nano_rl.rewards import Reward
     from nano_shared.store import LogStore
@@ -90,12 +91,13 @@ def open_sources(
     quiet: bool,
 ) -> Sources:
     """Where groups come from. Raises UsageError where the logs can teach nothing."""
-    from nano_coder.runtime import local_policy
-    from nano_rl.curriculum import Curriculum
-    from nano_rl.gather import Sources
+    from nano_coder.models.opening import local_policy
+    from nano_rl.gather.curriculum import Curriculum
+    from nano_rl.gather.sources import Sources
     from nano_rl.imitation.rows import succeeded
     from nano_rl.logs.lineage import lineage
     from nano_rl.logs.reader import read_logs
+    from nano_rl.preferences.log_pairs import pair_of, pairs_beside
 
     if not asked.from_logs:
         return Sources(tasks=tasks, curriculum=Curriculum(tasks, config.seed) if asked.curriculum else None)
@@ -111,7 +113,8 @@ def open_sources(
     )
     if not quiet:
         click.echo("\n".join((contents.report(), *_cost(contents, config, runtime.store))), err=True)
-    beside = (config.lambda_sft > 0 and any(map(succeeded, contents.rest))) or contents.pairs
+    pairs = pairs_beside(stores, {run.id for run in contents.rest}, contents.usable, config)
+    beside = (config.lambda_sft > 0 and any(map(succeeded, contents.rest))) or pairs
     if not (contents.groups or beside):
         contents.refuse_nothing(stores, fresh=config.group_size > 0)
     return Sources(
@@ -119,7 +122,8 @@ def open_sources(
         born=contents.born,
         learned_from=way.learned_from,
         rest=contents.rest,
-        pairs=contents.pairs,
+        pairs=pairs,
+        pair_of=pair_of,
     )
 
 
@@ -144,7 +148,7 @@ def further_logs(asked: Asked) -> list[LogStore]:
 
 def _cost(contents: LogContents, config: TrainConfig, store: LogStore) -> Iterator[str]:
     """What the fresh rollouts will take, by how long the runs in the log took."""
-    from nano_rl.watch.panel import duration
+    from nano_rl.report.panel import duration
 
     tasks = sum(not group.forked for group in contents.groups)
     if not (config.group_size and tasks):

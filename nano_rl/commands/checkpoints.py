@@ -69,7 +69,7 @@ def promote_checkpoint(
     Exit code 1 where it is not, 2 where there is no evidence.
     """
     from nano_rl.commands.promote import decide
-    from nano_rl.tasks import read_tasks
+    from nano_rl.tasks.make import read_tasks
 
     setting = None if tasks_file is None else How(tasks=read_tasks(tasks_file), **how)
     decision = decide(Path(resolve_checkpoint(name)), name, setting, against, force=force)
@@ -116,7 +116,7 @@ def history(as_json: bool) -> int:
 @log_option
 def best(training: str, name: str, log: str | None) -> int:
     """Make a checkpoint of the best state that TRAINING has saved, also when it was stopped short."""
-    from nano_rl.checkpoints.best import save_best
+    from nano_rl.resume.best import save_best
     from nano_shared.store import LogStore
 
     target = checkpoint_target(name)

@@ -16,8 +16,7 @@ import click
 from click.core import ParameterSource
 from pydantic.fields import FieldInfo
 
-from nano_rl.config import Config, parse_config
-from nano_rl.config_file import (
+from nano_rl.config.toml_file import (
     NONE,
     alternatives,
     merged,
@@ -27,6 +26,8 @@ from nano_rl.config_file import (
     takes_none,
     to_toml,
 )
+from nano_rl.config.training import parse_config
+from nano_rl.learn.config.objective import Config
 from nano_shared.errors import ConfigError, UsageError
 
 C = TypeVar("C", bound=Config)

@@ -36,13 +36,13 @@ def command(
 ) -> int:
     """Train on preference pairs and write checkpoint NAME: --pairs FILE, or --from-logs."""
     config = settings.config()
-    from nano_coder.runtime import default_model, open_weights
+    from nano_coder.models.opening import default_model, open_weights
     from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.commands.pairs import open_pairs, trained_runs, trained_tasks
     from nano_rl.commands.progress import bar, print_metrics
     from nano_rl.commands.session import training_folder
-    from nano_rl.metrics import METRICS, read_metrics
-    from nano_rl.model.learner import prepare
+    from nano_rl.learn.metrics import METRICS, read_metrics
+    from nano_rl.learn.model.learner import prepare
     from nano_rl.preferences.dpo import train_dpo
 
     target, folder = training_folder(name)

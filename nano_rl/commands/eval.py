@@ -9,7 +9,9 @@ from typing import Any
 
 import click
 
-from nano_coder.runtime import default_model, limited, load_config
+from nano_coder.config import load_config
+from nano_coder.models.opening import default_model
+from nano_coder.run.execution import limited
 from nano_rl.checkpoints.evaluate import Row, component_means, table
 from nano_rl.checkpoints.evaluations import (
     Conditions,
@@ -30,10 +32,10 @@ from nano_rl.commands.session import (
     reward_option,
     seed_option,
 )  # fmt: skip
-from nano_rl.rollout import collect
-from nano_rl.tasks import read_tasks
+from nano_rl.gather.rollouts import collect
+from nano_rl.tasks.make import read_tasks
+from nano_shared.command_line import limit_option
 from nano_shared.errors import UsageError
-from nano_shared.limit_option import limit_option
 from nano_shared.types import Task, Trajectory
 
 _HOW = (

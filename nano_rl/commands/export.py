@@ -13,12 +13,37 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nano_rl.commands.options import log_option
-from nano_shared.chosen_runs import ChosenRuns, choice_options, moment
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
+from nano_shared.redact.exports import ChosenRuns, choice_options, moment
 
 if TYPE_CHECKING:
     from nano_shared.store import LogStore
+from nano_shared.fact_rows import RunFilter
+from nano_shared.facts import RunFacts
+from nano_shared.store import LogStore
+from nano_shared.types import Trajectory
+
+
+class TaskView:
+    """Reads as the log does, but for `trajectories` and `facts`."""
+
+    def __init__(self, store: LogStore, run_ids: Iterable[str]) -> None:
+        self._store = store
+        self._run_ids = tuple(run_ids)
+
+    def trajectories(self) -> Iterator[Trajectory]:
+        for run_id in self._run_ids:
+            yield self._store.get(run_id)
+
+    def facts(self) -> Iterator[RunFacts]:
+        # run by run: the log's own would read the columns of every task once a task
+        for run_id in self._run_ids:
+            yield from self._store.facts(RunFilter(run=run_id))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
 
 FORMATS = ("preferences", "tokens")
 _BATCH = 256
@@ -97,7 +122,7 @@ def _tasks(store: LogStore, choice: ChosenRuns) -> Iterator[list[str]]:
 def _tokens(
     store: LogStore, choice: ChosenRuns, refused: Counter[str], baseline: Any
 ) -> Iterator[dict[str, Any]]:
-    from nano_rl.token_rows import token_rows
+    from nano_rl.logs.token_rows import token_rows
 
     for run_ids in _tasks(store, choice):
         yield from token_rows((store.get(run_id) for run_id in run_ids), refused, baseline=baseline)
@@ -107,8 +132,7 @@ def _preferences(
     store: LogStore, choice: ChosenRuns, refused: Counter[str], redact: bool
 ) -> Iterator[dict[str, Any]]:
     from nano_rl.preferences.log_pairs import log_pairs
-    from nano_rl.preferences.task_view import TaskView
-    from nano_shared.export_redaction import redacted
+    from nano_shared.redact.exports import redacted
 
     for run_ids in _tasks(store, choice):
         view: Any = TaskView(store, run_ids)
@@ -123,7 +147,7 @@ def _preferences(
 
 
 def _lines(out: Path | None, rows: Iterable[dict[str, Any]]) -> int:
-    from nano_shared.export_target import new_file
+    from nano_shared.redact.exports import new_file
 
     written = 0
     with new_file(out) as file:
@@ -137,7 +161,7 @@ def _lines(out: Path | None, rows: Iterable[dict[str, Any]]) -> int:
 def _parquet(out: Path, rows: Iterator[dict[str, Any]]) -> int:
     from itertools import islice
 
-    from nano_shared.export_target import new_binary
+    from nano_shared.redact.exports import new_binary
 
     try:
         import pyarrow as pa

@@ -8,9 +8,12 @@ from pathlib import Path
 import click
 from rich.table import Column, Table
 
-from nano_coder.runtime import GRADERS, by_grader, find_grader, grade_folder, open_sandbox, regrade_run
+from nano_coder.grading.graders import GRADERS, by_grader, find_grader
+from nano_coder.grading.submission import grade_folder
+from nano_coder.run.execution import regrade_run
+from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.commands.session import log_option
-from nano_rl.tasks import read_tasks
+from nano_rl.tasks.make import read_tasks
 from nano_shared.console import Console
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore

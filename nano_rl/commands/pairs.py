@@ -13,7 +13,7 @@ import click
 from nano_shared.errors import UsageError
 
 if TYPE_CHECKING:
-    from nano_coder.runtime import OpenedWeights
+    from nano_coder.models.opening import OpenedWeights
     from nano_rl.preferences.pairs import PairRows, PairTask
 
 PAIR_OPTIONS = ("pairs_file", "from_logs", "log")

@@ -16,6 +16,47 @@ if TYPE_CHECKING:
 
     from nano_rl.preferences.log_pairs import Asked, Groups, Source
     from nano_shared.store import LogStore
+from collections.abc import Mapping, Sequence
+
+from nano_coder.run.execution import Runtime
+from nano_rl.preferences.log_pairs import ALONE
+from nano_rl.rewards.part import Part, checked
+from nano_rl.rewards.registry import open_part
+from nano_shared.errors import ConfigError
+from nano_shared.types import Trajectory
+
+
+def open_judge(name: str, settings: Mapping[str, str | None]) -> Part:
+    """The part `judge` or `constitution` with the settings that are given. Raises UsageError where it cannot
+    judge."""
+    try:
+        part = open_part(name, {key: value for key, value in settings.items() if value is not None})
+        part.prepare()
+    except ConfigError as problem:
+        raise UsageError(f"--from {name}: {problem}") from None
+    return part
+
+
+def judged(
+    name: str, part: Part, groups: Sequence[Sequence[Trajectory]], runtime: Runtime, refused: Counter[str]
+) -> dict[str, float]:
+    """Run -> what the part says of it, between 0 and 1; runs that it is silent on or failed at are counted.
+
+    The runs of a group tried one task and are compared with each other.
+    """
+    worth: dict[str, float] = {}
+    for runs in groups:
+        if len(runs) < 2:
+            refused[f"{name}: {ALONE}"] += len(runs)
+            continue
+        for run, score in zip(runs, part.score(runs, runtime), strict=True):
+            value = checked(name, run, score).value
+            if value is None:
+                refused[f"{name}: {score.failure or 'nothing to say'}"] += 1
+            else:
+                worth[run.id] = value
+    return worth
+
 
 SOURCES = ("graded", "feedback", "edit", "judge", "constitution")
 
@@ -89,8 +130,9 @@ def _settings(
 
 
 def _asked(name: str, settings: dict[str, str | None], store: LogStore) -> Asked:
-    from nano_coder.runtime import Runtime, ScriptedPolicy, open_sandbox
-    from nano_rl.preferences.judged_pairs import judged, open_judge
+    from nano_coder.models.scripted import ScriptedPolicy
+    from nano_coder.run.execution import Runtime
+    from nano_coder.sandbox.backend import open_sandbox
 
     part = open_judge(name, settings)
     # runs are read and none is made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.progress import (
     BarColumn,
@@ -17,9 +18,21 @@ from rich.progress import (
 from rich.table import Table
 
 from nano_rl.checkpoints.evaluate import Row
-from nano_rl.rollout import none_graded, why_ungraded
+from nano_rl.formats import Refusal
+from nano_rl.gather.rollouts import none_graded, why_ungraded
 from nano_shared.console import Console
 from nano_shared.types import Trajectory
+
+
+def report(target: Path, written: int, refusals: Sequence[Refusal], note: str = "") -> int:
+    """Print the refusals, the counts and what was written; the exit code."""
+    for refusal in refusals:
+        print(f"refused: {refusal}", file=sys.stderr)
+    counts = f"{written} tasks written" + (f", {note}" if note else "")
+    print(counts + (f", {len(refusals)} refused" if refusals else ""), file=sys.stderr)
+    if written:
+        print(target)
+    return 2 if refusals else 0
 
 
 class Bar:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nano_coder.runtime import default_model
-from nano_rl.checkpoints.ancestry import ancestry
+from nano_coder.models.opening import default_model
+from nano_rl.checkpoints.checkpoint import ancestry
 from nano_rl.checkpoints.evaluations import Evaluation, manifest_hash, stored_evaluations
 from nano_rl.checkpoints.promotion import Evidence, compare, not_held_out, objections, stored_evidence
 from nano_rl.checkpoints.promotion_history import promote

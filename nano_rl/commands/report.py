@@ -12,8 +12,8 @@ from rich.table import Table
 from nano_rl.commands.options import log_option
 from nano_rl.commands.progress import print_metrics
 from nano_rl.commands.session import trainings_dir
-from nano_rl.hacks import HackRow, hack_row, hack_rows
-from nano_rl.metrics import METRICS, Row, read_metrics
+from nano_rl.gather.impossible_rollouts import HackRow, hack_row, hack_rows
+from nano_rl.learn.metrics import METRICS, Row, read_metrics
 from nano_rl.preferences.over_optimisation import over_optimised
 from nano_shared.console import Console
 from nano_shared.errors import UsageError
@@ -41,8 +41,8 @@ def command(names: tuple[str, ...], hacks: bool, output: Path | None, log: str |
     elif as_json:
         print(json.dumps(metrics))
     else:
-        from nano_rl.page.page import PAGE, write_page
-        from nano_rl.page.training import read_training
+        from nano_rl.report.page import PAGE, write_page
+        from nano_rl.report.training import read_training
 
         print_metrics(metrics, Console())
         if found := over_optimised(metrics):
@@ -62,8 +62,8 @@ def _side_by_side(
     if as_json:
         print(json.dumps({folder.name: metrics for folder, metrics in found}))
         return 0
-    from nano_rl.page.page import COMPARISON, write_comparison
-    from nano_rl.page.training import read_training
+    from nano_rl.report.page import COMPARISON, write_comparison
+    from nano_rl.report.training import read_training
 
     target = output or found[0][0] / COMPARISON
     write_comparison([read_training(folder, log=log) for folder, _ in found], target)

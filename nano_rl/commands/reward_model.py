@@ -39,15 +39,16 @@ def command(
 ) -> int:
     """Train a reward model on the backbone of --model; --reward preference:NAME=1 then uses it."""
     config = settings.config()
-    from nano_rl.page.calibration import CALIBRATION, calibration_page
-    from nano_rl.page.plot import Plotter
+    from nano_rl.preferences.reward_checkpoint import CALIBRATION
+    from nano_rl.report.calibration import calibration_page
+    from nano_rl.report.plot import Plotter
 
     plotter = Plotter()  # it refuses before the training, not after
-    from nano_coder.runtime import default_model, open_weights
+    from nano_coder.models.opening import default_model, open_weights
     from nano_rl.commands.pairs import open_pairs, trained_runs, trained_tasks
     from nano_rl.commands.progress import bar
     from nano_rl.commands.session import training_folder
-    from nano_rl.model.scalar_model import scalar_model
+    from nano_rl.learn.model.scalar_model import scalar_model
     from nano_rl.preferences.reward_checkpoint import save_reward_model
     from nano_rl.preferences.reward_model import held_out, measure, train_reward_model
 

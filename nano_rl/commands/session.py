@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -11,18 +11,13 @@ from typing import Any
 
 import click
 
-from nano_coder.runtime import (
-    OpenedWeights,
-    Runtime,
-    ScriptedPolicy,
-    default_model,
-    guarded,
-    load_config,
-    open_policy,
-    open_sandbox,
-    open_weights,
-    said_limits,
-)
+from nano_coder.agent.profiles import COMPACT_1
+from nano_coder.config import load_config, said_limits
+from nano_coder.models.opening import OpenedWeights, default_model, open_policy, open_weights
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.run.execution import Runtime
+from nano_coder.run.log import guarded
+from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.commands.options import (
     dtype_option,
     log_option,
@@ -33,11 +28,33 @@ from nano_rl.commands.options import (
     seed_option,
     tasks_option,
 )  # fmt: skip
+from nano_rl.commands.progress import bar
+from nano_rl.imitation import oracle_runs as oracle
 from nano_rl.rewards import Reward, open_reward, parse_reward
+from nano_rl.tasks.oracle import ORACLE
 from nano_shared.checkpoint import checkpoints_dir
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
-from nano_shared.types import Sampling
+from nano_shared.types import Sampling, Task, Trajectory
+
+
+def oracle_runtime(log: str | None) -> Runtime:
+    return Runtime(
+        policy=ScriptedPolicy([]),
+        sandbox=open_sandbox(),
+        store=guarded(LogStore.open(log)),
+        profile=COMPACT_1,
+        policy_name=ORACLE,
+    )
+
+
+def oracle_runs(tasks: Sequence[Task], runtime: Runtime) -> list[Trajectory]:
+    """`oracle.oracle_runs`, with a bar over those that have to be executed."""
+    with bar("oracle runs", len(tasks)) as progress:
+        runs = oracle.oracle_runs(tasks, runtime, on_run=lambda _: progress.advance())
+        progress.reach(len(tasks), len(tasks))
+    return runs
+
 
 __all__ = [
     "chosen_reward",

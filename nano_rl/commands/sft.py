@@ -11,12 +11,12 @@ import click
 
 from nano_rl.commands.config_options import ConfigCommand, Settings, config_options
 from nano_rl.commands.options import log_option, model_option, name_option
-from nano_rl.config import SftConfig
+from nano_rl.config.training import SftConfig
 from nano_shared.errors import UsageError
 
 if TYPE_CHECKING:
-    from nano_coder.runtime import OpenedWeights
-    from nano_rl.sample import TrainSample
+    from nano_coder.models.opening import OpenedWeights
+    from nano_rl.learn.rows.sample import TrainSample
     from nano_shared.types import Task
 
 HEADINGS = {
@@ -55,13 +55,13 @@ def command(
     config = settings.config()
     if not (tasks_file or from_logs or messages_file):
         raise UsageError("name what to imitate: --tasks FILE, --from-logs or --messages FILE")
-    from nano_coder.runtime import default_model, open_weights
+    from nano_coder.models.opening import default_model, open_weights
     from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.commands.progress import bar, print_metrics
     from nano_rl.commands.session import training_folder
     from nano_rl.imitation.sft import train_sft
-    from nano_rl.metrics import METRICS, read_metrics
-    from nano_rl.model.learner import prepare
+    from nano_rl.learn.metrics import METRICS, read_metrics
+    from nano_rl.learn.model.learner import prepare
 
     target, folder = training_folder(name)
     parent = model or default_model()
@@ -102,11 +102,11 @@ def _lessons(
     log: str | None,
 ) -> _Lessons:
     """All rows to imitate. Raises UsageError for bad rows, oracles that fail and sources without any row."""
-    from nano_rl.commands.oracles import oracle_runs, oracle_runtime
+    from nano_rl.commands.session import oracle_runs, oracle_runtime
     from nano_rl.imitation.demonstrations import logged_successes, reader_of, why
-    from nano_rl.imitation.messages_file import read_messages
-    from nano_rl.imitation.oracle import ORACLE
-    from nano_rl.tasks import read_tasks
+    from nano_rl.imitation.rows import read_messages
+    from nano_rl.tasks.make import read_tasks
+    from nano_rl.tasks.oracle import ORACLE
     from nano_shared.store import LogStore
 
     reader = reader_of(opened)

@@ -12,8 +12,7 @@ import click
 from rich.table import Table
 
 from nano_rl.commands.options import jobs_option, log_option
-from nano_rl.tasks import read_tasks, write_tasks
-from nano_rl.tasks.make import refuse_unwritable
+from nano_rl.tasks.make import read_tasks, refuse_unwritable, write_tasks
 from nano_shared.console import Console
 from nano_shared.store import LogStore
 

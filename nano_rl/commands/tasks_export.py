@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from nano_rl.commands.exchange_report import report
-from nano_rl.exchange import FORMATS, find_format
-from nano_rl.exchange.refusal import first_problem
-from nano_rl.tasks import read_tasks
+from nano_rl.commands.progress import report
+from nano_rl.formats import FORMATS, find_format
+from nano_rl.tasks.make import read_tasks
+from nano_shared.refusal import first_problem
 
 
 @click.command("export")

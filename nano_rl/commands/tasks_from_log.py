@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nano_rl.commands.options import log_option
-from nano_rl.tasks import write_tasks
-from nano_rl.tasks.make import refuse_unwritable
+from nano_rl.tasks.make import refuse_unwritable, write_tasks
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
 from nano_shared.store import LogStore
@@ -36,7 +35,7 @@ def command(
     The task begins in the workspace that the run began in. --check is run in a fresh jail on those files plus
     what an agent changed, with tests and configuration as they were. A run that passes gives the oracle.
     """
-    from nano_coder.runtime import open_sandbox
+    from nano_coder.sandbox.backend import open_sandbox
     from nano_rl.tasks.from_log import distinct, task_from_run
 
     if check is not None and not check.strip():

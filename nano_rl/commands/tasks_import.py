@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from nano_rl.commands.exchange_report import report
+from nano_rl.commands.progress import report
 from nano_rl.commands.session import log_option
-from nano_rl.exchange import FORMATS, Refusal, find_format, guess_format
-from nano_rl.exchange.options import ReadOptions
-from nano_rl.exchange.refusal import first_problem
-from nano_rl.tasks import write_tasks
+from nano_rl.formats import FORMATS, Refusal, find_format, guess_format
+from nano_rl.formats.row_format import ReadOptions
+from nano_rl.tasks.make import write_tasks
 from nano_shared.errors import UsageError
+from nano_shared.refusal import first_problem
 from nano_shared.store import LogStore
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from nano_rl.tasks import read_tasks
-from nano_rl.tasks.suites import SUITES
+from nano_rl.tasks.make import read_tasks
+from nano_rl.tasks.suite import find_suite, suite_names
 from nano_shared.console import Console
 from nano_shared.errors import UsageError
 
@@ -35,8 +35,8 @@ def _tasks(file: Path) -> Table:
 
 def _suites() -> Table:
     table = Table("suite", "level", "views", "about", box=None)
-    for name, load in SUITES.items():
-        suite = load()
+    for name in suite_names():
+        suite = find_suite(name)
         for level in sorted({view.level for view in suite.views}):
             named = (v.name + (" (by name only)" if v.extra else "") for v in suite.views if v.level == level)
             table.add_row(name, str(level), ", ".join(named), suite.about)

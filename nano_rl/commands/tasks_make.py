@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 
 from nano_rl.commands.options import jobs_option
-from nano_rl.tasks import draw_tasks, write_tasks
-from nano_rl.tasks.make import refuse_unwritable
+from nano_rl.tasks.make import draw_tasks, refuse_unwritable, write_tasks
 from nano_shared.errors import UsageError
 from nano_shared.types import Split, Task
 

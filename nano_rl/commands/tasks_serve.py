@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from nano_rl.commands.session import log_option
-from nano_rl.tasks import read_tasks
+from nano_rl.tasks.make import read_tasks
 from nano_shared.errors import ConfigError
 
 
@@ -25,12 +25,12 @@ def command(file: Path, host: str, port: int, sessions: int, idle: float, log: s
     try:
         import uvicorn
 
-        from nano_rl.exchange.gym_server import gym_app
-        from nano_rl.exchange.sessions import Sessions
+        from nano_rl.formats.gym_server import Sessions, gym_app
     except ModuleNotFoundError as problem:
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[gym]'") from None
-    from nano_coder.runtime import guarded, open_sandbox
-    from nano_rl.exchange.episode import Episode
+    from nano_coder.run.log import guarded
+    from nano_coder.sandbox.backend import open_sandbox
+    from nano_rl.formats.episode import Episode
     from nano_shared.store import LogStore
 
     sandbox, store = open_sandbox(), guarded(LogStore.open(log))

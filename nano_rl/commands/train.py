@@ -13,13 +13,14 @@ import click
 from nano_rl.commands.asked import FRESH, Asked, further_logs, open_sources
 from nano_rl.commands.config_options import ConfigCommand, Settings, config_options
 from nano_rl.commands.options import LogName, model_option, name_option, reward_option
-from nano_rl.config import TrainConfig
+from nano_rl.config.training import TrainConfig
+from nano_shared.command_line import limit_option
 from nano_shared.errors import UsageError
-from nano_shared.limit_option import limit_option
 
 if TYPE_CHECKING:
-    from nano_coder.runtime import OpenedWeights, Runtime
-    from nano_rl.watch.watcher import Watcher
+    from nano_coder.models.opening import OpenedWeights
+    from nano_coder.run.execution import Runtime
+    from nano_rl.report.watcher import Watcher
     from nano_shared.store import LogStore
 
 HEADINGS = {
@@ -114,7 +115,7 @@ def command(
     if idle := config.idle(given):
         print(idle, file=sys.stderr)
     if config.overlap and asked.from_logs:
-        from nano_rl.overlap.gatherer import NOT_FROM_LOGS
+        from nano_rl.gather.overlap.overlapped_source import NOT_FROM_LOGS
 
         raise UsageError(NOT_FROM_LOGS)
     sinks = [name.strip() for name in log_to.split(",") if name.strip()]
@@ -127,7 +128,7 @@ def _resumed(
 ) -> tuple[Asked, Settings[TrainConfig], dict[str, Any]]:
     """The same, over what the training was last started with."""
     from nano_rl.commands.session import trainings_dir
-    from nano_rl.watch.record import read_record
+    from nano_rl.record.command import read_record
 
     record = read_record(trainings_dir() / asked.name)
     if record is None:
@@ -159,7 +160,8 @@ def _config(
         usual = _FROM_LOGS | ({"lambda_sft": _FROM_LOGS_SFT} if fresh else {})
         more |= {name: value for name, value in usual.items() if name not in settings.values}
         if "dtype" not in settings.values:
-            from nano_coder.runtime import dtype_to_train, load_config
+            from nano_coder.config import load_config
+            from nano_coder.models.opening import dtype_to_train
 
             more["dtype"] = dtype_to_train(model or load_config({}, Path())[0].model)
         if "learning_rate" not in settings.values.get("optimizer", {}):
@@ -178,9 +180,9 @@ def _train(
 ) -> None:
     """Open what is needed, cheapest refusals first; train, watched; write the checkpoint."""
     from nano_rl.commands.session import training_folder, training_runtime
+    from nano_rl.report.sinks import open_sinks
     from nano_rl.rewards import open_reward
-    from nano_rl.tasks import read_tasks
-    from nano_rl.watch.sinks import open_sinks
+    from nano_rl.tasks.make import read_tasks
 
     composed = open_reward(config.reward) if config.reward else None
     tasks = tuple(read_tasks(asked.tasks)) if asked.tasks else ()
@@ -193,14 +195,14 @@ def _train(
         temperature=config.temperature, limit=limit,
     )  # fmt: skip
 
-    from nano_coder.runtime import quiet_transformers
+    from nano_coder.models.weights import quiet_transformers
     from nano_rl.checkpoints.checkpoint import save_checkpoint
-    from nano_rl.held_out import HeldOut
-    from nano_rl.metrics import METRICS, read_metrics
-    from nano_rl.model.learner import prepare
+    from nano_rl.gather.held_out import HeldOut
+    from nano_rl.learn.metrics import METRICS, read_metrics
+    from nano_rl.learn.model.learner import prepare
+    from nano_rl.report.live import NoView, open_view
+    from nano_rl.report.watcher import Watcher
     from nano_rl.train import train
-    from nano_rl.watch.live import NoView, open_view
-    from nano_rl.watch.watcher import Watcher
 
     sources = open_sources(asked, tasks, config, opened, runtime, stores, composed, quiet=quiet)
     held_out = HeldOut(tasks=unseen, folder=folder, seed=config.seed) if unseen else None
@@ -232,8 +234,8 @@ def _record(
     """Keep what was asked, and the tokenizer, for --resume and `nano-rl report`."""
     import time
 
-    from nano_coder.runtime import runtime_version
-    from nano_rl.watch.record import TOKENIZER, TrainingRecord
+    from nano_coder import __version__ as runtime_version
+    from nano_rl.record.command import TOKENIZER, TrainingRecord
 
     TrainingRecord(
         name=asked.name,
@@ -260,8 +262,8 @@ def _tell(target: Path, folder: Path, watch: Watcher, steps: int, *, quiet: bool
     import math
 
     from nano_rl.commands.progress import print_metrics
-    from nano_rl.logs.learned import learned_from, learned_table
-    from nano_rl.metrics import METRICS, read_metrics
+    from nano_rl.learn.metrics import METRICS, read_metrics
+    from nano_rl.logs.used_runs import learned_from, learned_table
     from nano_shared.console import Console
 
     rows = read_metrics(folder / METRICS)

@@ -32,13 +32,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from nano_rl.aggregation import Aggregation, token_share, token_weights
-from nano_rl.batch import Batch
-from nano_rl.credit.advantage import group_advantages, turn_advantages
-from nano_rl.credit.gae import gae, whitened
-from nano_rl.loss import policy_loss
-from nano_rl.objectives.config import ObjectiveConfig
-from nano_rl.sample import TrainSample
+from nano_rl.learn.config.objective import Aggregation, ObjectiveConfig
+from nano_rl.learn.credit.advantage import group_advantages, turn_advantages
+from nano_rl.learn.credit.gae import gae, whitened
+from nano_rl.learn.objectives.aggregation import token_share, token_weights
+from nano_rl.learn.objectives.loss import policy_loss
+from nano_rl.learn.rows.batch import Batch
+from nano_rl.learn.rows.sample import TrainSample
 
 SETTINGS = (
     "objective", "clip_low", "clip_high", "dual_clip", "ratio", "aggregation", "constant_length", "tis_cap",
@@ -112,7 +112,7 @@ def our_loss(
     mask: Tensor,
     options: Mapping[str, Any],
 ) -> Tensor:
-    """`nano_rl.loss.policy_loss`."""
+    """`nano_rl.learn.objectives.loss.policy_loss`."""
     config = ObjectiveConfig(**{name: options[name] for name in SETTINGS})
     shares = [
         token_share(
@@ -142,7 +142,7 @@ def our_loss(
 def our_weights(
     trajectories: Sequence[str], tokens: Sequence[int], *, aggregation: Aggregation, constant_length: int
 ) -> list[float]:
-    """`nano_rl.aggregation.token_weights`."""
+    """`nano_rl.learn.objectives.aggregation.token_weights`."""
     rows = [
         TrainSample(
             run_id=name, ids=(0,) * (count + 1), mask=(0, *[1] * count), logprobs=(0.0,) * (count + 1),

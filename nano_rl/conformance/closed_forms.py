@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from nano_rl.conformance.adapter import Subject
-from nano_rl.conformance.case import Case, make_case
-from nano_rl.conformance.check import Check, Compared
+from nano_rl.conformance.case import Case, Check, Compared, make_case
 
 THREE = ([0.5, 1.0, 1.5], [1.0, -1.0, 2.0])
 """ratios and advantages"""

@@ -9,7 +9,7 @@ from random import Random
 
 from nano_rl.conformance.adapter import Subject
 from nano_rl.conformance.by_hand import advantages_by_hand
-from nano_rl.conformance.check import Check, Compared, Run
+from nano_rl.conformance.case import Check, Compared, Run
 
 Rewards = Sequence[float | None]
 COMPARISONS = [("mean", s) for s in ("none", "sample", "population")]

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from nano_rl.conformance.by_hand import advantages_by_hand
-from nano_rl.conformance.check import Check
-from nano_rl.conformance.expectation import beside, expected_ascent
-from nano_rl.conformance.language import Language
+from nano_rl.conformance.case import Check
+from nano_rl.conformance.expectation import Language, beside, expected_ascent
 
 UNBIASED = {"reinforce": "none", "rloo": "rloo"}
 

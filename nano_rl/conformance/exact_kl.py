@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nano_rl.conformance.check import Check
-from nano_rl.conformance.expectation import beside, expected_ascent
-from nano_rl.conformance.language import Language
+from nano_rl.conformance.case import Check
+from nano_rl.conformance.expectation import Language, beside, expected_ascent
 
 
 def exact_kl(draw: int = 0) -> Iterator[Check]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,8 +12,70 @@ from torch import Tensor
 
 from nano_rl.conformance.adapter import SETTINGS, Subject
 from nano_rl.conformance.case import Case
-from nano_rl.conformance.language import Language
-from nano_rl.objectives.config import ObjectiveConfig
+from nano_rl.learn.config.objective import ObjectiveConfig
+
+END = 0
+
+
+class Language:
+    """Policies with a logit for every token after every prefix; sequences stop at END or at the length."""
+
+    def __init__(self, vocabulary: int, length: int, *, rewards: int = 3, seed: int = 0) -> None:
+        """`rewards` is the number of distinct rewards: few, so that groups without variation occur."""
+        full = itertools.product(range(vocabulary), repeat=length)
+        self.sequences = sorted({s[: s.index(END) + 1] if END in s else s for s in full})
+        prefixes = sorted({s[:i] for s in self.sequences for i in range(len(s))})
+        place = {prefix: i for i, prefix in enumerate(prefixes)}
+        random = torch.Generator().manual_seed(seed)
+
+        def logits() -> Tensor:
+            return torch.randn(len(prefixes), vocabulary, dtype=torch.float64, generator=random)
+
+        self.logits = logits().requires_grad_()
+        self.reference = logits()
+        self.stale = self.logits.detach() + logits()
+        """a policy some updates older"""
+        self.rewards_S = torch.randint(0, rewards, (len(self.sequences),), generator=random).double()
+        self.lengths_S = torch.tensor([len(s) for s in self.sequences])
+        self.mask_ST = torch.arange(length) < self.lengths_S[:, None]
+        padded = [[*s, *[END] * (length - len(s))] for s in self.sequences]
+        self.tokens_ST = torch.tensor(padded)
+        self.prefix_ST = torch.tensor([[place.get(s[:i], 0) for i in range(length)] for s in self.sequences])
+
+    def logprobs_ST(self, logits: Tensor) -> Tensor:
+        """[S, T] of each token of each sequence; 0 behind its end."""
+        return logits.log_softmax(-1)[self.prefix_ST, self.tokens_ST] * self.mask_ST
+
+    def probabilities_S(self, logits: Tensor) -> Tensor:
+        return self.logprobs_ST(logits).sum(-1).exp()
+
+    @property
+    def expected_reward(self) -> Tensor:
+        return (self.probabilities_S(self.logits) * self.rewards_S).sum()
+
+    def divergence(self) -> Tensor:
+        """KL(policy || reference) of whole sequences."""
+        ratio_S = (self.logprobs_ST(self.logits) - self.logprobs_ST(self.reference)).sum(-1)
+        return (self.probabilities_S(self.logits) * ratio_S).sum()
+
+    def gradient(self, value: Tensor) -> Tensor:
+        """[P] with respect to all logits of the policy."""
+        (gradient,) = torch.autograd.grad(value, self.logits, retain_graph=True)
+        return gradient.flatten()
+
+    def scores_STP(self) -> Tensor:
+        """[S, T, P] the gradient of every token's log-prob."""
+        jacobian: Tensor = torch.autograd.functional.jacobian(  # type: ignore[no-untyped-call]
+            self.logprobs_ST, self.logits.detach()
+        )
+        return jacobian.flatten(2)
+
+    def groups(self, size: int, logits: Tensor | None = None) -> Iterator[tuple[tuple[int, ...], float]]:
+        """Every ordered group of sequences, with its probability."""
+        p = self.probabilities_S(self.logits if logits is None else logits).tolist()
+        for members in itertools.product(range(len(p)), repeat=size):
+            yield members, math.prod(p[i] for i in members)
+
 
 Advantages = Callable[[Sequence[int]], Tensor]
 """members of a group -> [G] or [G, T] advantages"""

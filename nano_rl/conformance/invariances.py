@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from nano_rl.conformance.adapter import Subject
-from nano_rl.conformance.case import TENSORS, Case, make_case
-from nano_rl.conformance.check import Check, Compared, Run
-from nano_rl.conformance.steps import drawn_step
+from nano_rl.conformance.case import TENSORS, Case, Check, Compared, Run, make_case
+from nano_rl.conformance.grid import drawn_step
 
 OBJECTIVES = ("recipe", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce", "ppo")
 SETTINGS: dict[str, Mapping[str, Any]] = {

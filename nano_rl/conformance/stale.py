@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from nano_rl.conformance.adapter import Subject
-from nano_rl.conformance.check import Check, Compared
-from nano_rl.conformance.expectation import beside, expected_ascent
-from nano_rl.conformance.language import Language
+from nano_rl.conformance.case import Check, Compared
+from nano_rl.conformance.expectation import Language, beside, expected_ascent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

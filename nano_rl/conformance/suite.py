@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nano_rl.conformance.adapter import Subject
-from nano_rl.conformance.check import Check, Result, run_check
+from nano_rl.conformance.case import Check, Result, run_check
 from nano_rl.conformance.closed_forms import closed_forms
 from nano_rl.conformance.credit import credit
 from nano_rl.conformance.exact import exact_gradients

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
-from nano_coder.runtime import (
-    ChatTemplate,
-    first_messages,
-    observation_messages,
-    serving_profile,
-    shown_files,
-)
-from nano_rl.epochs import step_indices
-from nano_rl.group import Group
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from nano_coder.agent.chat_template import ChatTemplate
+from nano_coder.agent.loop import observation_messages
+from nano_coder.agent.profiles import serving_profile
+from nano_coder.agent.prompt import first_messages
+from nano_coder.formats.initial_messages import shown_files
+from nano_rl.learn.rows.group import Group
+from nano_rl.learn.rows.sample import TrainSample, to_samples
 from nano_rl.rewards import outcome
-from nano_rl.sample import TrainSample, to_samples
-from nano_rl.tasks.impossible import is_control
+from nano_rl.tasks.jsonl import read_rows, validated
 from nano_shared.blobs import BlobStore
-from nano_shared.conversation import Conversation
+from nano_shared.errors import PolicyError, UsageError
+from nano_shared.policy import Conversation
 from nano_shared.profile import InterfaceProfile
 from nano_shared.redact import MARKER, is_redacted
+from nano_shared.refusal import Refusal, Refused
 from nano_shared.types import Completion, Finish, Message, Role, Sampling, Trajectory, Turn, TurnTokens
 
 
@@ -165,7 +168,7 @@ def succeeded(run: Trajectory) -> bool:
     refused, and passed all that graded it, on a possible task."""
     ended = run.stop is not None and not run.stop.ours
     teaches = any(map(_teaches, run.turns))
-    return ended and teaches and not is_control(run.task) and outcome(run.verdict) == 1.0
+    return ended and teaches and not run.task.is_control and outcome(run.verdict) == 1.0
 
 
 def refused(turn: Turn) -> bool:
@@ -190,23 +193,54 @@ def own_successes(groups: Iterable[Group]) -> list[TrainSample]:
     return [row for run in runs for row in imitated_samples(run)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demonstrations:
-    """Rows that a training imitates beside its rollouts, some of them each step."""
+class ChatMessage(BaseModel):
+    """A message of the format, as far as a template of ours writes it: calls stand in its text."""
 
-    rows: tuple[TrainSample, ...]
-    batch: int
-    """rows of one step"""
-    seed: int
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    def draw(self, step: int) -> list[TrainSample]:
-        """The rows of a step: every row comes once before any comes again."""
-        size = len(self.rows)
-        if size == 0:
-            return []
-        chosen = step_indices(step, size=size, batch=min(self.batch, size), seed=self.seed)
-        return [self.rows[i] for i in chosen]
+    role: Role
+    content: str
+    weight: Literal[0, 1] | None = None
+    """of an assistant message, 1 where it is left out; 0 shows it without training it"""
+
+    @model_validator(mode="after")
+    def _of_the_assistant(self) -> ChatMessage:
+        if self.weight is not None and self.role is not Role.ASSISTANT:
+            raise ValueError("only assistant messages have a weight")
+        return self
 
     @property
-    def run_ids(self) -> list[str]:
-        return sorted({row.run_id for row in self.rows})
+    def trained(self) -> bool:
+        return self.role is Role.ASSISTANT and self.weight != 0
+
+
+class Chat(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    messages: tuple[ChatMessage, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _teaches(self) -> Chat:
+        if not any(message.trained for message in self.messages):
+            raise ValueError("no assistant message is left to train on")
+        return self
+
+
+def read_messages(path: Path, reader: Reader) -> list[TrainSample]:
+    """The conversations of a file as rows of one policy; every assistant message of weight 1 is trained.
+
+    Raises UsageError with line and field of the first bad row, and for a file without any.
+    """
+    samples = []
+    for where, row in read_rows(path):
+        try:
+            if isinstance(row, Refusal):
+                raise Refused(row.field, row.why)
+            chat = validated(Chat, row)
+            messages = [Message(role=m.role, content=m.content) for m in chat.messages]
+            samples.append(reader.messages(where, messages, [m.trained for m in chat.messages]))
+        except (Refused, PolicyError) as problem:
+            raise UsageError(f"{where}: {problem}") from None
+    if not samples:
+        raise UsageError(f'{path} holds no conversation; each line is {{"messages": [...]}}')
+    return samples

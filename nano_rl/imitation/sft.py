@@ -8,15 +8,15 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from nano_rl.batch import Batch, make_batches
-from nano_rl.config import GuardConfig, SftConfig
-from nano_rl.epochs import step_indices
-from nano_rl.guards import check_step
-from nano_rl.loss import sft_loss
-from nano_rl.model.learner import Learner
-from nano_rl.model.logprob import TokenScores, can_share, loss_and_scores
-from nano_rl.offline import OnStep, run_steps
-from nano_rl.sample import TrainSample
+from nano_rl.config.training import SftConfig
+from nano_rl.learn.config.training import GuardConfig
+from nano_rl.learn.guards import check_step
+from nano_rl.learn.model.learner import Learner
+from nano_rl.learn.model.logprob import TokenScores, can_share, loss_and_scores
+from nano_rl.learn.objectives.loss import sft_loss
+from nano_rl.learn.offline import OnStep, run_steps, step_indices
+from nano_rl.learn.rows.batch import Batch, make_batches
+from nano_rl.learn.rows.sample import TrainSample
 from nano_shared.errors import UsageError
 
 

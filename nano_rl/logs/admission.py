@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
 
-from nano_coder.runtime import Refusal, blocking, profile_hashes, serving_profile
-from nano_rl.credit.advantage import is_dead
+from nano_coder.agent.profiles import serving_profile
+from nano_coder.verify.refusal import Refusal
+from nano_coder.verify.trainable import blocking
+from nano_coder.verify.trainable import hashes as profile_hashes
+from nano_rl.learn.rows.group import is_dead
 from nano_rl.rewards import outcome
-from nano_rl.tasks.impossible import GENERATOR
 from nano_shared.facts import RunFacts, TaskFacts
 from nano_shared.profile import InterfaceProfile
-from nano_shared.types import Split, Task, Trust
+from nano_shared.types import CONTROL_GENERATOR, Split, Task, Trust
 
 _UNTRUSTED = (Trust.JUDGE, Trust.NONE)
 """verdicts that prefer no run to another"""
@@ -67,7 +69,7 @@ def refusal_of(run: RunFacts, bench: Bench) -> Refusal | None:
     damage = next((code for code in found if code.damage), None)
     if damage:
         return damage
-    if run.task.generator == GENERATOR:
+    if run.task.generator == CONTROL_GENERATOR:
         return Refusal.CONTROL
     if run.task.split == Split.TEST:
         return Refusal.TEST_SPLIT

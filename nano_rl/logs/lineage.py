@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nano_coder.runtime import OpenedWeights, weights_id
-from nano_rl.logs.used import USED, read_used
+from nano_coder.models.opening import OpenedWeights, weights_id
+from nano_rl.logs.used_runs import USED, read_used
 from nano_shared.checkpoint import MANIFEST, Manifest, checkpoints_dir, read_checkpoint, resolve_checkpoint
 from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.facts import RunFacts

@@ -8,9 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nano_rl.credit.advantage import is_dead
-from nano_rl.group import Group, Member
-from nano_rl.logs.second_look import SecondLook
+from nano_rl.learn.rows.group import Group, Member, is_dead
+from nano_rl.logs.token_verification import SecondLook
 from nano_shared import snapshot
 from nano_shared.store import LogStore
 from nano_shared.types import Task, Trajectory, Verdict

@@ -18,22 +18,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 
-from nano_coder.runtime import OpenedWeights, Refusal, serving_profile
-from nano_rl.config import TrainConfig
-from nano_rl.group import Group, Member
+from nano_coder.agent.profiles import serving_profile
+from nano_coder.models.opening import OpenedWeights
+from nano_coder.verify.refusal import Refusal
+from nano_rl.config.training import TrainConfig
+from nano_rl.learn.rows.group import Group, Member
 from nano_rl.logs.admission import Bench, Look, looked_at, may_imitate, serving
 from nano_rl.logs.lineage import Lineage
 from nano_rl.logs.logged_group import LoggedGroup, Shelf
-from nano_rl.logs.second_look import SecondLook
-from nano_rl.preferences.log_pairs import log_pairs
-from nano_rl.preferences.pairs import PreferencePair
-from nano_rl.tasks.impossible import GENERATOR as CONTROLS
-from nano_rl.tasks.impossible import is_control
+from nano_rl.logs.token_verification import SecondLook
 from nano_shared.errors import UsageError
 from nano_shared.facts import RunFacts
 from nano_shared.profile import InterfaceProfile
 from nano_shared.store import LogStore
-from nano_shared.types import Split, Trajectory
+from nano_shared.types import CONTROL_GENERATOR, Split, Trajectory
 
 Rescore = Callable[[list[Trajectory]], list[Trajectory]]
 AGE_UNKNOWN = "age unknown: sampled by a policy that this one does not come from"
@@ -51,8 +49,6 @@ class LogContents:
     rest: tuple[Trajectory, ...] = ()
     """runs that policy gradients may not use, and that this policy could have written; only where the
     training imitates or compares"""
-    pairs: tuple[PreferencePair, ...] = ()
-    """two outcomes of a task, at least one of them of `rest`"""
     refused: Counter[str] = field(default_factory=Counter)
     """reason -> runs that policy gradients may not use"""
     seen: int = 0
@@ -65,6 +61,11 @@ class LogContents:
     """the training imitates those"""
     looked: bool = True
     """the tokens of the admitted runs have been looked at; otherwise that is done when they are taken"""
+
+    @property
+    def usable(self) -> set[str]:
+        """Ids of the admitted runs."""
+        return {member.id for group in self.groups for member in group.members}
 
     @property
     def runs(self) -> int:
@@ -153,12 +154,10 @@ def read_logs(
         groups += _environments(examples, {group.task_key for group in groups}, shelf)
     rest.sort(key=lambda run: (run.started, run.id))
     born = {of.member.id: of.born for of in found}
-    usable = {member.id for group in groups for member in group.members}
     return LogContents(
         groups=groups,
-        born={run: born[run] for run in usable},
+        born={member.id: born[member.id] for group in groups for member in group.members},
         rest=tuple(rest),
-        pairs=_pairs(stores, {run.id for run in rest}, usable, config),
         refused=refused,
         seen=len(known),
         unknown_age=unknown,
@@ -245,7 +244,7 @@ def _teaches(run: Trajectory, opened: OpenedWeights) -> bool:
         and not run.stop.ours
         and bool(run.turns)
         and run.task.split is not Split.TEST
-        and not is_control(run.task)
+        and not run.task.is_control
         and run.profile_hash == serving_profile(opened.profile, run.task).hash
     )
 
@@ -264,7 +263,7 @@ class _Example:
         offered = {tool.name for tool in serving(profile, about).tools}
         served = set(about.tools or ()) <= offered
         runs = run.verdict is None or run.verdict.failure_kind != "check_not_found"
-        if about.split == Split.TEST or about.generator == CONTROLS or not (served and runs):
+        if about.split == Split.TEST or about.generator == CONTROL_GENERATOR or not (served and runs):
             return None
         return cls(started=run.started, run=run.id, log=log)
 
@@ -334,17 +333,3 @@ def _comparable(
         if config.lambda_sft or config.lambda_preference:
             rest += [run for member in group.members if (run := group.shelf.sound(member)) is not None]
     return tuple(kept)
-
-
-def _pairs(
-    stores: Sequence[LogStore], rest: set[str], usable: set[str], config: TrainConfig
-) -> tuple[PreferencePair, ...]:
-    if config.lambda_preference == 0 or not rest:
-        return ()
-    found: dict[tuple[str | None, str | None], PreferencePair] = {}
-    for store in stores:
-        for pair in log_pairs(store, sources=("graded",), seed=config.seed).pairs:
-            sides = {str(pair.chosen_run), str(pair.rejected_run)}
-            if sides & rest and sides <= rest | usable:
-                found[pair.chosen_run, pair.rejected_run] = pair
-    return tuple(found.values())

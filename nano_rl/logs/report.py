@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from nano_coder.runtime import Refusal
+from nano_coder.verify.refusal import Refusal
 from nano_rl.logs.admission import Judged, Use
 
 _SIZES = ((1, "1"), (2, "2"), (4, "3 to 4"), (8, "5 to 8"), (16, "9 to 16"))

@@ -13,9 +13,50 @@ from nano_shared.facts import RunFacts
 from nano_shared.store import LogStore
 
 if TYPE_CHECKING:
-    from nano_coder.runtime import Refusal
-    from nano_rl.logs.effective_sample import EffectiveSample
-    from nano_rl.logs.second_look import SecondLook
+    from nano_coder.verify.refusal import Refusal
+    from nano_rl.logs.token_verification import SecondLook
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import field
+
+from nano_coder.verify.logprobs import Scored
+from nano_rl.learn.objectives.ratio import MAX_LOG_RATIO
+
+
+def share(log_weights: Sequence[float]) -> float:
+    """In (0, 1]; the logarithms are shifted by their largest, so that none overflows. 0 of nothing."""
+    if not log_weights:
+        return 0.0
+    top = max(log_weights)
+    weights = [math.exp(value - top) for value in log_weights]
+    return math.fsum(weights) ** 2 / (len(weights) * math.fsum(w * w for w in weights))
+
+
+@dataclass(slots=True)
+class EffectiveSample:
+    """Adds up run by run, in constant memory for the tokens."""
+
+    runs: list[float] = field(default_factory=list)
+    """log-weight of each run"""
+    tokens: int = 0
+    _sum: float = 0.0
+    _squares: float = 0.0
+
+    def add(self, tokens: Iterable[Scored]) -> None:
+        logs = [min(MAX_LOG_RATIO, max(-MAX_LOG_RATIO, t.recomputed - t.recorded)) for t in tokens]
+        self.tokens += len(logs)
+        self._sum += math.fsum(map(math.exp, logs))
+        self._squares += math.fsum(math.exp(2 * value) for value in logs)
+        self.runs.append(math.fsum(logs))
+
+    @property
+    def token_share(self) -> float:
+        return self._sum**2 / (self.tokens * self._squares) if self.tokens else 0.0
+
+    @property
+    def run_share(self) -> float:
+        return share(self.runs)
+
 
 SAMPLE = 64
 """runs that are loaded where not all are; a log that holds no more is looked at whole"""
@@ -44,7 +85,6 @@ class Survey:
             for _ in self._judged(report, None):
                 pass
             return report
-        from nano_rl.logs.effective_sample import EffectiveSample
 
         report.looks, sample = SecondLooks(), EffectiveSample()
         if self.exact or len(self.store.runs(limit=SAMPLE + 1)) <= SAMPLE:

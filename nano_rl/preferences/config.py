@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from nano_rl.config import Config, OptimizerConfig
+from nano_rl.learn.config.objective import Config
+from nano_rl.learn.config.training import OptimizerConfig
 
 
 class DpoConfig(Config):

@@ -23,17 +23,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from nano_rl.batch import Batch, make_batches
-from nano_rl.config import GuardConfig
-from nano_rl.epochs import step_indices
-from nano_rl.guards import check_step
-from nano_rl.model.learner import Learner
-from nano_rl.model.logprob import token_logprobs
-from nano_rl.model.scalar_model import by_budget
-from nano_rl.offline import OnStep, run_steps
+from nano_rl.learn.config.training import GuardConfig
+from nano_rl.learn.guards import check_step
+from nano_rl.learn.model.learner import Learner
+from nano_rl.learn.model.logprob import token_logprobs
+from nano_rl.learn.model.scalar_model import by_budget
+from nano_rl.learn.offline import OnStep, run_steps, step_indices
+from nano_rl.learn.rows.batch import Batch, make_batches
+from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.preferences.config import DpoConfig
 from nano_rl.preferences.pairs import PairRows
-from nano_rl.sample import TrainSample
 
 CHOSEN, REJECTED = "+", "-"
 Scores = dict[str, float]
@@ -88,7 +87,7 @@ def reference_scores(model: nn.Module, pairs: Sequence[PairRows], config: DpoCon
 def side_scores(logprobs_BT: Tensor, batch: Batch, *, mean: bool) -> dict[str, Tensor]:
     """side -> the sum, or mean, of the log-probs of its trained tokens over all of its rows."""
     rows: dict[str, list[int]] = defaultdict(list)
-    for row, side in enumerate(batch.run_ids):
+    for row, side in enumerate(batch.keys):
         rows[side].append(row)
     sum_B, count_B = logprobs_BT.sum(dim=1), batch.mask_BT.sum(dim=1)
     return {side: sum_B[of].sum() / (count_B[of].sum() if mean else 1) for side, of in rows.items()}
@@ -130,7 +129,7 @@ class PairObjective:
         loss = preference_loss(margin_P, config).sum() / self._pairs
         self._count("loss_preference", loss * self._pairs)
         if config.lambda_sft > 0:
-            imitated = torch.tensor([side.endswith(CHOSEN) for side in batch.run_ids])
+            imitated = torch.tensor([side.endswith(CHOSEN) for side in batch.keys])
             nll = -logprobs_BT[imitated.to(logprobs_BT.device)].sum() / self._chosen_tokens
             self._count("loss_sft", config.lambda_sft * nll * self._pairs)
             loss = loss + config.lambda_sft * nll
@@ -159,4 +158,4 @@ def _all(pair: PairRows) -> tuple[TrainSample, ...]:
 
 def _named(place: int, pair: PairRows) -> list[TrainSample]:
     sides = ((pair.chosen, CHOSEN), (pair.rejected, REJECTED))
-    return [replace(row, run_id=f"{place}{sign}") for rows, sign in sides for row in rows]
+    return [replace(row, key=f"{place}{sign}") for rows, sign in sides for row in rows]

@@ -10,7 +10,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from posixpath import normpath
 
-from nano_coder.runtime import DIALECTS, PROFILES, observation_messages, offered_tools, serving_profile
+from nano_coder.agent.dialects import DIALECTS
+from nano_coder.agent.loop import observation_messages
+from nano_coder.agent.profiles import PROFILES, serving_profile
+from nano_coder.agent.prompt import offered_tools
 from nano_rl.imitation.rows import run_messages
 from nano_rl.preferences.pairs import PreferencePair
 from nano_shared import snapshot

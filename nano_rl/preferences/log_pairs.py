@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from nano_coder.runtime import PROFILES, Refusal, serving_profile
+from nano_coder.agent.profiles import PROFILES, serving_profile
+from nano_coder.verify.refusal import Refusal
+from nano_rl.config.training import TrainConfig
 from nano_rl.imitation.rows import NO_DIRECTORY, opens, run_messages
+from nano_rl.learn.rows.sample import to_samples
 from nano_rl.logs.admission import Bench, looked_at
 from nano_rl.preferences.edit_pairs import edit_pairs
 from nano_rl.preferences.pairs import Exact, PreferencePair, TokenRow
 from nano_rl.rewards import outcome
 from nano_rl.rewards.human import opinion
-from nano_rl.sample import to_samples
-from nano_rl.tasks.impossible import is_control
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError
 from nano_shared.feedback import FeedbackKind
@@ -111,7 +112,7 @@ def _admitted(run: Trajectory, refused: Counter[str], blobs: BlobStore) -> bool:
         reason = "no turns"
     elif run.task.split is Split.TEST:
         reason = "of the test split"
-    elif is_control(run.task):
+    elif run.task.is_control:
         reason = "impossible control"
     elif profile is None or serving_profile(profile, run.task).hash != run.profile_hash:
         reason = "made under another profile of that name"
@@ -235,3 +236,18 @@ def _exact(chosen: Trajectory, rejected: Trajectory) -> Exact | None:
         for run in (chosen, rejected)
     ]
     return Exact(template_hash=chosen.template_hash, chosen=sides[0], rejected=sides[1])
+
+
+def pairs_beside(
+    stores: Sequence[LogStore], rest: set[str], usable: set[str], config: TrainConfig
+) -> tuple[PreferencePair, ...]:
+    """Pairs for `lambda_preference`: two outcomes of a task, one or both of `rest`, the other of `usable`."""
+    if config.lambda_preference == 0 or not rest:
+        return ()
+    found: dict[tuple[str | None, str | None], PreferencePair] = {}
+    for store in stores:
+        for pair in log_pairs(store, sources=("graded",), seed=config.seed).pairs:
+            sides = {str(pair.chosen_run), str(pair.rejected_run)}
+            if sides & rest and sides <= rest | usable:
+                found[pair.chosen_run, pair.rejected_run] = pair
+    return tuple(found.values())

@@ -10,8 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nano_rl.metrics import Row
-from nano_rl.watch.success import GRADED, PART, SUCCESS
+from nano_rl.learn.metrics import GRADED, PART, SUCCESS, Row
 
 GOLD = f"{SUCCESS}all"
 PROXIES = tuple(f"{PART}{name}" for name in ("preference", "judge", "constitution"))

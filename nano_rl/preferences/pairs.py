@@ -15,11 +15,11 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from nano_rl.exchange.jsonl import read_rows, validated, write_lines
-from nano_rl.exchange.refusal import Refusal, Refused
 from nano_rl.imitation.rows import Reader
-from nano_rl.sample import TrainSample
+from nano_rl.learn.rows.sample import TrainSample
+from nano_rl.tasks.jsonl import read_rows, validated, write_lines
 from nano_shared.errors import PolicyError, UsageError
+from nano_shared.refusal import Refusal, Refused
 from nano_shared.types import Message, Role, Split, Value
 
 

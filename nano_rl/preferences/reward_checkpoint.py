@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 
-from nano_coder.runtime import ChatTemplate, OpenedWeights, find_profile, quiet_transformers, runtime_version
-from nano_rl.config import Config
+from nano_coder import __version__ as runtime_version
+from nano_coder.agent.chat_template import ChatTemplate
+from nano_coder.agent.profiles import find_profile
+from nano_coder.models.opening import OpenedWeights
+from nano_coder.models.weights import quiet_transformers
 from nano_rl.imitation.rows import Reader
-from nano_rl.model.scalar_model import ScalarModel, by_budget
-from nano_rl.page.calibration import CALIBRATION
+from nano_rl.learn.config.objective import Config
+from nano_rl.learn.model.scalar_model import ScalarModel, by_budget
 from nano_rl.preferences.reward_model import Report, row_scores
 from nano_shared.blobs import BlobStore
 from nano_shared.checkpoint import (
@@ -30,6 +33,8 @@ from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.types import Trajectory
 
+CALIBRATION = "calibration.html"
+"""page on a reward model, in its folder"""
 KIND = "reward_model"
 MAX_TOKENS = 8192
 """positions of one micro-batch when runs are scored"""

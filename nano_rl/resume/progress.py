@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Mapping
 from typing import Any
 
-from nano_rl.gather import Gatherer, Sources
-from nano_rl.model.learner import Learner
+import torch
+
+from nano_rl.gather.sources import Gatherer, Sources
+from nano_rl.learn.model.learner import Learner
 from nano_rl.resume.identity import Identity, difference
-from nano_rl.resume.random_state import random_state, restore_random
 from nano_rl.resume.states import States
 from nano_shared.errors import CheckpointError, UsageError
+
+
+def seed_all(seed: int) -> None:
+    """Seed Python's, torch's and, where it is loaded, numpy's global generators."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def random_state() -> dict[str, Any]:
+    """The state of those generators, as a tree (`tensor_tree`)."""
+    version, internal, gauss = random.getstate()
+    state: dict[str, Any] = {"python": [version, list(internal), gauss], "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    if "numpy" in sys.modules:
+        kind, keys, position, has_gauss, cached = sys.modules["numpy"].random.get_state()
+        state["numpy"] = [str(kind), [int(k) for k in keys], int(position), int(has_gauss), float(cached)]
+    return state
+
+
+def restore_random(state: dict[str, Any]) -> None:
+    """Go on from `random_state()`."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.device_count() == len(state["cuda"]):
+        torch.cuda.set_rng_state_all(state["cuda"])
+    if "numpy" in state:
+        import numpy
+
+        numpy.random.set_state(tuple(state["numpy"]))
 
 
 class Progress:

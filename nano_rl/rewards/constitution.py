@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import PrivateAttr
 
-from nano_coder.runtime import Runtime
+from nano_coder.run.execution import Runtime
 from nano_rl.rewards.changes import changes
 from nano_rl.rewards.judge import INJECTIONS, PROBE_TASK, PROBE_WRONG, TIE
 from nano_rl.rewards.judge_model import JudgeFailure, JudgePart

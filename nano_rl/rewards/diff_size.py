@@ -6,7 +6,7 @@ import re
 
 from pydantic import Field
 
-from nano_coder.runtime import Runtime
+from nano_coder.run.execution import Runtime
 from nano_rl.rewards.length import falling
 from nano_rl.rewards.part import Part, Score
 from nano_shared.types import Trajectory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from nano_coder.runtime import Runtime
+from nano_coder.run.execution import Runtime
 from nano_rl.rewards.part import SILENT, Part, Score
 from nano_shared.errors import UsageError
 from nano_shared.feedback import Feedback, FeedbackKind

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pydantic import Field, PrivateAttr
 
-from nano_coder.runtime import Runtime
+from nano_coder.run.execution import Runtime
 from nano_rl.rewards.judge_model import JudgeFailure, JudgePart
 from nano_rl.rewards.part import SILENT, Score
 from nano_rl.rewards.question import SYSTEM, choice, comparison, work_of

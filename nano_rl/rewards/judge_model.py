@@ -16,11 +16,10 @@ from typing import Any
 import httpx
 from pydantic import Field, PrivateAttr
 
-from nano_coder.runtime import open_policy
+from nano_coder.models.opening import open_policy
 from nano_rl.rewards.part import Part
-from nano_shared.conversation import Conversation
 from nano_shared.errors import BudgetExhausted, ConfigError, NanoError, PolicyError
-from nano_shared.policy import Policy
+from nano_shared.policy import Conversation, Policy
 from nano_shared.types import Message, Role, Sampling
 
 KEY = "NANO_JUDGE_API_KEY"

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from nano_coder.runtime import Runtime
+from nano_coder.run.execution import Runtime
 from nano_rl.rewards.changes import changes
 from nano_rl.rewards.length import falling
 from nano_rl.rewards.part import SILENT, Part, Score

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from nano_rl.config import RewardConfig, parse_config
+from nano_rl.config.training import RewardConfig, parse_config
 from nano_rl.rewards.registry import part_kind
 from nano_rl.rewards.user_function import PREFIX
 from nano_shared.errors import ConfigError, UsageError

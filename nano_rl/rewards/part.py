@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from nano_coder.runtime import Runtime
-from nano_rl.config import Config
+from nano_coder.run.execution import Runtime
+from nano_rl.learn.config.objective import Config
 from nano_shared.errors import UsageError
 from nano_shared.types import Trajectory
 

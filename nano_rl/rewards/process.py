@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nano_coder.runtime import Runtime
+from nano_coder.run.execution import Runtime
 from nano_rl.rewards.part import SILENT, Part, Score
 from nano_shared.types import Observation, Trajectory, Turn
 

@@ -1,43 +1,17 @@
-"""Every part of a reward by its name; `py:module:function` names a function of the user's."""
+"""Parts of a reward by name: entry points of `nano.rewards`, or `py:module:function` of the user's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from nano_rl.config import parse_config
-from nano_rl.rewards.constitution import Constitution
-from nano_rl.rewards.diff_size import DiffSize
-from nano_rl.rewards.format import Format
-from nano_rl.rewards.human import Human
-from nano_rl.rewards.judge import Judge
-from nano_rl.rewards.length import Length
-from nano_rl.rewards.lint import Lint
+from nano_rl.config.training import parse_config
 from nano_rl.rewards.part import Part
-from nano_rl.rewards.preference import Preference
-from nano_rl.rewards.process import Process
-from nano_rl.rewards.reasoning import Reasoning
-from nano_rl.rewards.safety import Safety
-from nano_rl.rewards.tests import Tests
 from nano_rl.rewards.user_function import PREFIX, UserFunction
-from nano_rl.rewards.visible_tests import VisibleTests
 from nano_shared.errors import ConfigError
+from nano_shared.extensions import extension_names, find_extension, is_file_reference
 
-PARTS: dict[str, type[Part]] = {
-    "tests": Tests,
-    "visible_tests": VisibleTests,
-    "process": Process,
-    "format": Format,
-    "length": Length,
-    "diff_size": DiffSize,
-    "lint": Lint,
-    "reasoning": Reasoning,
-    "safety": Safety,
-    "judge": Judge,
-    "constitution": Constitution,
-    "preference": Preference,
-    "human": Human,
-}
+GROUP = "nano.rewards"
 
 
 def open_part(name: str, settings: Mapping[str, Any]) -> Part:
@@ -48,12 +22,19 @@ def open_part(name: str, settings: Mapping[str, Any]) -> Part:
 
 
 def part_kind(name: str) -> type[Part]:
-    """The class of the part of that name. Raises ConfigError with the names there are."""
-    if name not in PARTS:
+    """The class of the part of that name, or of `path.py:name`. Raises ConfigError for an unknown one."""
+    if not is_file_reference(name) and name not in extension_names(GROUP):
         raise ConfigError(
-            f"unknown reward part {name!r}; parts: {', '.join(PARTS)}, or py:module:function of your own"
+            f"unknown reward part {name!r}; parts: {', '.join(extension_names(GROUP))}, path.py:CLASS, or"
+            " py:module:function of your own"
         )
-    return PARTS[name]
+    return find_extension(GROUP, name, type, check=_no_part)
+
+
+def _no_part(value: object) -> str | None:
+    return (
+        None if isinstance(value, type) and issubclass(value, Part) else "is no subclass of rewards.part.Part"
+    )
 
 
 def _parsed(kind: type[Part], name: str, settings: Mapping[str, Any]) -> Part:

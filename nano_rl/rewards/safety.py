@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from nano_coder.runtime import Runtime
+from nano_coder.run.execution import Runtime
 from nano_rl.rewards.part import Part, Score
 from nano_shared.types import Trajectory
 

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from nano_coder.runtime import Runtime
+from nano_coder.grading.submission import grade_trajectory
+from nano_coder.run.execution import Runtime
 from nano_rl.rewards.outcome import outcome
-from nano_rl.rewards.part import Part, Score
+from nano_rl.rewards.part import SILENT, Part, Score
 from nano_shared.types import Trajectory, Verdict
+
+
+class VisibleTests(Part):
+    costly = True
+
+    def score_run(self, run: Trajectory, runtime: Runtime) -> Score:
+        """1 where the task's own check passes in a fresh jail; silent where the task has none."""
+        if run.task.check is None:
+            return SILENT
+        visible = run.model_copy(update={"task": run.task.model_copy(update={"hidden": None})})
+        verdict = grade_trajectory(visible, runtime.sandbox, runtime.store.blobs)
+        if verdict is None or verdict.reward is None:
+            return Score(value=None, failure="visible_tests_failed_to_run")
+        return Score(value=0.0 if verdict.tampering else verdict.reward)
 
 
 class Tests(Part):

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import PrivateAttr
 
-from nano_coder.runtime import Runtime
+from nano_coder.run.execution import Runtime
 from nano_rl.rewards.outcome import outcome
 from nano_rl.rewards.part import Part, Score
 from nano_shared.errors import ConfigError, UsageError

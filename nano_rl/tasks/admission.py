@@ -7,18 +7,63 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import os
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from nano_coder.runtime import Runtime
+from nano_coder.agent.profiles import COMPACT_1
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.run.execution import Runtime
+from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.tasks.check import Finding, check_task
-from nano_rl.tasks.scratch import log_folder, scratch_runtime
+from nano_rl.tasks.oracle import ORACLE
+from nano_rl.tasks.pytest_plugins import PluginsOff
+from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
+from nano_shared.scratch import in_memory, scratch_folder
+from nano_shared.store import LogStore
 from nano_shared.types import Split, Task
+
+
+def log_folder() -> AbstractContextManager[Path]:
+    """A folder for logs, removed in the end; in memory where there is room."""
+    return scratch_folder("check", in_memory())
+
+
+def scratch_runtime(folder: Path, blobs: Path | None = None) -> Runtime:
+    """A runtime with a log of its own under `folder`; `blobs` are a log's, for tasks that start from it."""
+    log = tempfile.mkdtemp(prefix=f"check-{os.getpid()}-", dir=folder)
+    store = LogStore.open(Path(log) / "log.db")
+    if blobs is not None:
+        store.blobs = _Borrowed(store.blobs.root, BlobStore(blobs))
+    return Runtime(
+        policy=ScriptedPolicy([]),
+        sandbox=PluginsOff(open_sandbox()),
+        store=store,
+        profile=COMPACT_1,
+        policy_name=ORACLE,
+    )
+
+
+class _Borrowed(BlobStore):
+    """Blobs of its own, and those of a log to read."""
+
+    def __init__(self, root: Path, log: BlobStore) -> None:
+        super().__init__(root)
+        self._log = log
+
+    def get(self, blob: str) -> bytes:
+        return super().get(blob) if super().__contains__(blob) else self._log.get(blob)
+
+    def __contains__(self, blob: str) -> bool:
+        return super().__contains__(blob) or blob in self._log
+
 
 AHEAD = 8
 """tasks a process that are under way at once"""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nano_coder.runtime import Sandbox, grade_trajectory
+from nano_coder.grading.submission import grade_trajectory
+from nano_coder.sandbox.protocol import Sandbox
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError

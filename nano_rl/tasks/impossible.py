@@ -13,9 +13,8 @@ from random import Random
 from pydantic import JsonValue
 
 from nano_shared.errors import UsageError
-from nano_shared.types import HiddenChecks, StateCheck, Suite, Task
+from nano_shared.types import CONTROL_GENERATOR, HiddenChecks, StateCheck, Suite, Task
 
-GENERATOR = "nano-impossible 1"
 _DIGITS = 10**15
 
 
@@ -26,7 +25,7 @@ def impossible(task: Task, *, seed: int = 0) -> Task:
     """
     rng = Random(f"impossible {seed} {task.key}")
     hidden = _conflicting(task, rng)
-    provenance = task.provenance.model_copy(update={"generator": GENERATOR, "seed": seed})
+    provenance = task.provenance.model_copy(update={"generator": CONTROL_GENERATOR, "seed": seed})
     update = {
         "key": f"impossible:{seed}:{task.key}",
         "hidden": hidden,
@@ -34,10 +33,6 @@ def impossible(task: Task, *, seed: int = 0) -> Task:
         "provenance": provenance,
     }
     return task.model_copy(update=update)
-
-
-def is_control(task: Task) -> bool:
-    return task.provenance.generator == GENERATOR
 
 
 def can_conflict(task: Task) -> bool:

@@ -7,8 +7,8 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from nano_rl.tasks.rows import read_row
-from nano_rl.tasks.suites import TaskSuite, View, find_suite
+from nano_rl.tasks.published_rows import read_row
+from nano_rl.tasks.suite import TaskSuite, View, find_suite
 from nano_shared.errors import UsageError
 from nano_shared.refusal import Refused
 from nano_shared.strict_json import at_place, text_lines
@@ -107,7 +107,7 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
 
 
 def read_tasks(path: Path) -> list[Task]:
-    """Every task of a file: tasks as `write_tasks` leaves them, and published rows (`nano_rl.tasks.rows`).
+    """Every task of a file: tasks as `write_tasks` leaves them, and published rows (`published_rows.py`).
 
     Raises UsageError naming the file, the line and the field where a row is malformed, where a key appears
     twice, and where the file is missing, unreadable or holds no task.

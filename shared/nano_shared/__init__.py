@@ -1,6 +1,5 @@
 """The contract between the agent runtime and the trainer. Knows no torch."""
 
-from nano_shared.conversation import Conversation
 from nano_shared.errors import (
     BudgetExhausted,
     CheckpointError,
@@ -13,7 +12,7 @@ from nano_shared.errors import (
     UsageError,
 )
 from nano_shared.hashing import canonical_json, content_hash
-from nano_shared.policy import Policy
+from nano_shared.policy import Conversation, Policy
 from nano_shared.profile import InterfaceProfile, ObservationFormat
 from nano_shared.types import (
     Case,

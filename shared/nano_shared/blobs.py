@@ -8,8 +8,8 @@ import secrets
 import zlib
 from pathlib import Path
 
+from nano_shared.durable import full_disk_explained
 from nano_shared.errors import LogError
-from nano_shared.full_disk import full_disk_explained
 from nano_shared.hashing import content_hash
 
 _ID = re.compile(r"sha256:[0-9a-f]{64}")
@@ -83,3 +83,25 @@ def _write(target: Path, data: bytes) -> None:
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+class MemoryBlobs(BlobStore):
+    """Holds every blob in memory; nothing is written to a disk."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(os.devnull))
+        self._held: dict[str, bytes] = {}
+
+    def put(self, data: bytes) -> str:
+        blob = content_hash(data)
+        self._held[blob] = data
+        return blob
+
+    def get(self, blob: str) -> bytes:
+        try:
+            return self._held[blob]
+        except KeyError:
+            raise LogError(f"blob {blob} is not among those in memory") from None
+
+    def __contains__(self, blob: str) -> bool:
+        return blob in self._held

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,12 +14,51 @@ from filelock import FileLock
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random
 
+from nano_shared.durable import WAY_OUT, full_disk_explained
 from nano_shared.errors import LogError
-from nano_shared.full_disk import WAY_OUT, full_disk_explained
-from nano_shared.home import nano_home
 from nano_shared.schema import HEAD, VERSION_TABLE
+from nano_shared.scratch import nano_home
 from nano_shared.views import create_views, drop_views
-from nano_shared.write_ahead import WriteAhead
+
+
+class WriteAhead:
+    """The write-ahead log of one SQLite file.
+
+    With synchronous=FULL a commit flushes it while it holds the lock, so that writers wait for the disk one
+    after the other. With NORMAL the file is always consistent, but the last commits are lost by a power cut.
+    Here a commit is made under NORMAL, and its caller goes on only after `flush`, outside of the lock: the
+    commits that other threads and processes made meanwhile reach the disk together with it.
+    """
+
+    def __init__(self, database: Path) -> None:
+        self._path = database.with_name(database.name + "-wal")
+        self._flushing = threading.Lock()
+        self._counting = threading.Lock()
+        self._committed = self._flushed = 0
+
+    def flush(self) -> None:
+        """Return once what this thread has committed is on disk. Raises OSError where the disk refuses."""
+        with self._counting:
+            self._committed += 1
+            mine = self._committed
+        with self._flushing:
+            if self._flushed >= mine:
+                return
+            with self._counting:
+                reached = self._committed
+            # No file: the last connection has put it into the database, which is flushed with it.
+            with suppress(FileNotFoundError):
+                _flush(self._path)
+            self._flushed = reached
+
+
+def _flush(path: Path) -> None:
+    file = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
 
 T = TypeVar("T")
 

@@ -6,6 +6,8 @@ NanoError                 1
 │   └── CheckpointError   2   a checkpoint that is missing, corrupt or of another kind
 ├── ConfigError           3   configuration or credentials
 ├── PolicyError           4   the model backend is unreachable or failed
+├── GuardTripped          1   a training that would silently go wrong was stopped
+├── RolloutsFailed        1   a step's rollouts cannot be had; carries the exit code of what failed
 ├── BudgetExhausted       5   a limit was reached where the caller wanted a result
 │   └── ContextFull       5   the next call would not fit the policy's context
 └── SandboxError          6   the sandbox is unavailable or refused
@@ -38,6 +40,18 @@ class ConfigError(NanoError):
 
 class PolicyError(NanoError):
     exit_code = 4
+
+
+class GuardTripped(NanoError):
+    """A training that would silently go wrong was stopped; the message names the guard and the way out."""
+
+
+class RolloutsFailed(NanoError):
+    """A step's rollouts cannot be had from their process; the exit code is that of what failed there."""
+
+    def __init__(self, message: str, exit_code: int = NanoError.exit_code) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class BudgetExhausted(NanoError):

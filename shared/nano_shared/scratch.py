@@ -18,6 +18,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import platformdirs
+
+
+def nano_home() -> Path:
+    """The data folder, absolute. It is not created here: whoever writes into it does that."""
+    chosen = os.environ.get("NANO_HOME")
+    return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_data_path("nano")
+
+
 PREFIX = "nano-scratch-"
 _MEMORY = Path("/dev/shm")
 _ROOM = 2 << 30

@@ -10,12 +10,32 @@ import sqlalchemy as sa
 from pydantic import ValidationError
 
 from nano_shared import schema
-from nano_shared.columns import ExactText
 from nano_shared.errors import LogError
 from nano_shared.journal import HINT
 from nano_shared.rows import trajectory_from
-from nano_shared.run_summary import RunSummary
-from nano_shared.types import Split, Task, Trajectory
+from nano_shared.schema import ExactText
+from nano_shared.types import Split, StopReason, Task, Trajectory, Value
+
+
+class RunSummary(Value):
+    id: str
+    started: float
+    """unix seconds"""
+    ended: float | None
+    task_key: str
+    prompt: str
+    policy: str
+    """as the user named it"""
+    policy_id: str | None
+    """weights that sampled the last turn; None before the first"""
+    stop: StopReason | None
+    reward: float | None
+    """of the newest verdict"""
+    turns: int
+    sampled_tokens: int
+    trainable: bool
+    """every turn holds token ids and log-probs"""
+
 
 _AMBIGUOUS_SHOWN = 3
 _PAGE = 500

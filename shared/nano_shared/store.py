@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,21 +13,56 @@ from typing import Any
 from urllib.parse import quote
 
 import sqlalchemy as sa
+from filelock import FileLock, Timeout
 from sqlalchemy.exc import DBAPIError
 
 from nano_shared import journal, schema, selection
 from nano_shared.blobs import BlobStore
-from nano_shared.claim import claim
 from nano_shared.database import Database, open_database
 from nano_shared.errors import LogError
 from nano_shared.fact_rows import RunFilter, stream_facts
 from nano_shared.facts import RunFacts
 from nano_shared.feedback import Feedback, Said
+from nano_shared.hashing import content_hash
 from nano_shared.logged_run import LoggedRun, Merged, feedback_of, load_logged, merge_run, verdicts_of
 from nano_shared.rows import said_from
 from nano_shared.run_id import new_run_id
-from nano_shared.run_summary import RunSummary
+from nano_shared.selection import RunSummary
 from nano_shared.types import Split, StopReason, Task, Trajectory, Turn, Verdict
+
+
+@contextmanager
+def claim(folder: Path, run_id: str) -> Iterator[None]:
+    """Hold the run's lock file in `folder`. Holds among the processes that share that folder.
+
+    Raises LogError, at once, when another holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # Ids of imported runs can be any text: hash them into a file name.
+    stem = content_hash(run_id).removeprefix("sha256:")[:24]
+    owner = folder / f"{stem}.pid"
+    lock = FileLock(folder / f"{stem}.lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise LogError(
+            f"run {run_id} is being executed by another process (pid {_pid(owner)}); "
+            "wait for it, or end that process"
+        ) from None
+    try:
+        owner.write_text(str(os.getpid()))
+        yield
+    finally:
+        owner.unlink(missing_ok=True)
+        lock.release()
+
+
+def _pid(owner: Path) -> str:
+    try:
+        return owner.read_text() or "unknown"
+    except FileNotFoundError:
+        return "unknown"
+
 
 __all__ = ["LogStore", "SqlResult", "new_run_id"]
 

@@ -46,6 +46,10 @@ class Split(StrEnum):
     TEST = "test"
 
 
+CONTROL_GENERATOR = "nano-impossible 1"
+"""names the tasks that were made impossible, to measure hacking on them"""
+
+
 class Provenance(Value):
     source: str = "user"
     licence: str | None = None
@@ -230,6 +234,11 @@ class Task(Value):
     def id(self) -> str:
         """Content hash of the whole task, hidden checks included."""
         return content_hash(self.model_dump(mode="json"))
+
+    @property
+    def is_control(self) -> bool:
+        """Whether no honest work can pass it: its hidden checks contradict what it asks."""
+        return self.provenance.generator == CONTROL_GENERATOR
 
 
 # ------------------------------------------------------------------------------------- conversation

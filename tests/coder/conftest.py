@@ -36,7 +36,7 @@ def model(tiny_folder: Path) -> Any:
     which would hide mistakes."""
     import torch
 
-    from nano_coder.weights import load_policy
+    from nano_coder.models.weights import load_policy
 
     model: Any = load_policy(str(tiny_folder)).model
     with torch.no_grad():

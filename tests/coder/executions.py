@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from nano_coder.dialects import DIALECTS
-from nano_coder.policies.scripted import ScriptedPolicy
-from nano_coder.profiles import COMPACT_1
-from nano_coder.runtime import Runtime
+from nano_coder.agent.dialects import DIALECTS
+from nano_coder.agent.profiles import COMPACT_1
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.run.execution import Runtime
 from nano_coder.sandbox import ExecResult, open_sandbox
 from nano_shared.profile import InterfaceProfile
 from nano_shared.store import LogStore

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from executions import SUBMIT, a_runtime, a_task, act, limits
 
-from nano_coder.agent import turn_seed
-from nano_coder.profiles import COMPACT_1, HERMES_1
-from nano_coder.runtime import Runtime, run_task
+from nano_coder.agent.loop import turn_seed
+from nano_coder.agent.profiles import COMPACT_1, HERMES_1
+from nano_coder.run.execution import Runtime, run_task
 from nano_shared.types import StopReason, Task, Trajectory
 
 

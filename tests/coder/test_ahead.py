@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nano_coder.sandbox import Jail, Sandbox, open_sandbox
-from nano_coder.sandbox.ahead import Ahead
+from nano_coder.sandbox.workspace_archive import Ahead
 from nano_shared.types import Limits
 
 NAMES = st.lists(st.sampled_from(["a", "b", "ä", "x" * 255, ".."]), min_size=1, max_size=4).map("/".join)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from nano_coder.grading.answer import same_answer
+from nano_coder.grading.answer_equality import same_answer
+from nano_coder.grading.end_state import _same_cells
 from nano_coder.grading.grade import grade
-from nano_coder.grading.measure import measured
-from nano_coder.grading.names import used_names
-from nano_coder.grading.state import _same_cells
+from nano_coder.grading.source_measure import measured
+from nano_coder.grading.used_names import used_names
 from nano_coder.sandbox import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.types import Case, HiddenChecks, Metric, Suite, Task, Verdict

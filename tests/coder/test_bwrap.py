@@ -23,8 +23,9 @@ from pathlib import Path
 import pytest
 from executions import stopped_after_output
 
-from nano_coder.sandbox import ExecResult, Jail, Sandbox, bubblewrap, open_sandbox
-from nano_coder.sandbox.bwrap import BwrapJail, BwrapSandbox
+from nano_coder.sandbox import ExecResult, Jail, Sandbox, open_sandbox
+from nano_coder.sandbox import bubblewrap_program as bubblewrap
+from nano_coder.sandbox.bubblewrap import BwrapJail, BwrapSandbox
 from nano_coder.sandbox.launcher import seccomp
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Limits
@@ -437,7 +438,7 @@ def test_the_self_test_notices_what_an_open_jail_would_allow() -> None:
 
 @needs_bwrap
 def test_a_program_that_stops_its_watcher_is_killed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nano_coder.sandbox.output.Drain.PATIENCE_S", 0.5)
+    monkeypatch.setattr("nano_coder.sandbox.captured_output.Drain.PATIENCE_S", 0.5)
     with closing(open_sandbox("bwrap").open(None, Limits())) as jail:
         result = shell(jail, "kill -STOP 2; sleep 51833", timeout=0.5)
     assert (result.timed_out, result.signal) == (True, 9)
@@ -488,7 +489,7 @@ def test_a_bubblewrap_that_bounds_no_tmpfs_is_refused(
 # a kernel from before mount_setattr, which we need and bubblewrap does not
 OLD_KERNEL = """
     import errno, os, struct, sys
-    from nano_coder.sandbox import bubblewrap, open_sandbox
+    from nano_coder.sandbox import bubblewrap_program as bubblewrap, open_sandbox
     from nano_coder.sandbox.launcher import kernel
     from nano_shared.types import Limits
     step = lambda code, value, yes=0, no=0: struct.pack("=HBBI", code, yes, no, value)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from nano_coder.sandbox import control_group
+from nano_coder.sandbox import cgroups as control_group
 from nano_coder.sandbox.launcher import group
-from nano_coder.sandbox.ns import NsSandbox
-from nano_coder.sandbox.pool import close_pools
+from nano_coder.sandbox.namespaces import NsSandbox
+from nano_coder.sandbox.warm_pool import close_pools
 from nano_shared.types import Limits
 
 ROOT = Path(__file__).parents[2]
@@ -103,7 +103,8 @@ def test_the_kill_of_one_jail_is_not_the_kill_of_another(small: NsSandbox) -> No
 @needs_group
 def test_a_caller_that_is_killed_leaves_no_group() -> None:
     code = (
-        "import sys, time; from nano_coder.sandbox.ns import NsSandbox; from nano_shared.types import Limits;"
+        "import sys, time; from nano_coder.sandbox.namespaces import NsSandbox;"
+        "from nano_shared.types import Limits;"
         "jail = NsSandbox().open(None, Limits()); print('open', flush=True); time.sleep(60)"
     )
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}"}
@@ -140,11 +141,12 @@ def test_what_a_killed_launcher_left_is_swept_and_what_lives_is_not() -> None:
 def test_launchers_of_several_pid_namespaces_share_one_mount_of_control_groups() -> None:
     """As in two containers: each has the process numbers of the other, and must not take its groups."""
     code = (
-        "from nano_coder.sandbox.ns import NsSandbox; from nano_shared.types import Limits\n"
+        "from nano_coder.sandbox.namespaces import NsSandbox; from nano_shared.types import Limits\n"
         "for _ in range(3):\n"
         "    s = NsSandbox(); jail = s.open(None, Limits())\n"
         "    print(s.layers['cgroup'], jail.run_python('print(1)').stdout.decode().strip(), flush=True)\n"
-        "    jail.close(); s.pool.close(); from nano_coder.sandbox.pool import close_pools; close_pools()\n"
+        "    jail.close(); s.pool.close()\n"
+        "    from nano_coder.sandbox.warm_pool import close_pools; close_pools()\n"
     )
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}"}
     apart = ["unshare", "--fork", "--pid", "--mount-proc", sys.executable, "-c", code]

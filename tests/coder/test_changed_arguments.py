@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from nano_coder.grading import suite as suites
+from nano_coder.grading import two_jail_suite as suites
 from nano_coder.grading.grade import grade
 from nano_coder.sandbox import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nano_coder.chat_template import CHATML, ChatTemplate
+from nano_coder.agent.chat_template import CHATML, ChatTemplate
 from nano_shared import Completion, Conversation, Finish, Message, PolicyError, Role, Sampling, TurnTokens
 
 IM_START, IM_END = 1, 2

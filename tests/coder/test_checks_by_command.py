@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from nano_coder.commands.display import outcome
-from nano_coder.grading.delivery import grade_folder
 from nano_coder.grading.doctests import with_original_examples
+from nano_coder.grading.submission import grade_folder
 from nano_coder.sandbox import Sandbox, open_sandbox
 from nano_shared.types import HiddenChecks, Limits, Task, Trajectory, Trust, Verdict
 

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nano_coder.decoding.continuous import ContinuousDecoder, Counts
-from nano_coder.decoding.kv_cache import Arena, KVShape
-from nano_coder.engine import Engine, Request, Row
-from nano_coder.weights import load_policy
+from nano_coder.models.local.decoding.continuous_batching import ContinuousDecoder, Counts
+from nano_coder.models.local.decoding.kv_cache import Arena, KVShape
+from nano_coder.models.local.engine import Engine, Request, Row
+from nano_coder.models.weights import load_policy
 from nano_shared import Sampling
 
 pytestmark = pytest.mark.usefixtures("one_thread")

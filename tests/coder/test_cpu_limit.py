@@ -12,7 +12,7 @@ from contextlib import closing
 
 import pytest
 
-from nano_coder.grading.strict import _cause
+from nano_coder.grading.one_process_suite import _cause
 from nano_coder.sandbox import ExecResult, Jail, open_sandbox
 from nano_shared.types import Limits
 

@@ -14,11 +14,12 @@ import torch
 from click.testing import CliRunner
 from executions import SUBMIT, a_runtime, a_task, act
 
+from nano_coder.agent.profiles import COMPACT_1
+from nano_coder.agent.prompt import first_messages
 from nano_coder.commands.log import command
-from nano_coder.logprob_check import MAX_GAP, MEAN_GAP, Scored, gap_of
-from nano_coder.models import local_policy, open_weights
-from nano_coder.profiles import COMPACT_1
-from nano_coder.runtime import Runtime, first_messages, grade_run, run_task
+from nano_coder.models.opening import local_policy, open_weights
+from nano_coder.run.execution import Runtime, grade_run, run_task
+from nano_coder.verify.logprobs import MAX_GAP, MEAN_GAP, Scored, gap_of
 from nano_rl.tiny import build_tiny
 from nano_shared.errors import NanoError, UsageError
 from nano_shared.store import LogStore

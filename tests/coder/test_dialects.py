@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_coder.dialects import DIALECTS, Compact, Hermes
+from nano_coder.agent.dialects import DIALECTS, Compact, Hermes
 from nano_coder.tools import TOOLS
 from nano_shared.types import ToolCall
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from nano_coder.commands.doctor import command
 from nano_coder.sandbox import open_sandbox
 from nano_coder.sandbox.doctor import examine, host_bait, try_to_escape
-from nano_coder.sandbox.none import NoSandbox
+from nano_coder.sandbox.unisolated import NoSandbox
 from nano_shared.types import Limits
 
 

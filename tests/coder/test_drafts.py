@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nano_coder.decoding import drafts
-from nano_coder.decoding.continuous import ContinuousDecoder, Counts
-from nano_coder.decoding.drafts import CONTEXT, Drafts
-from nano_coder.engine import Engine, Request, Row
+from nano_coder.models.local.decoding import speculative as drafts
+from nano_coder.models.local.decoding.continuous_batching import ContinuousDecoder, Counts
+from nano_coder.models.local.decoding.speculative import CONTEXT, Drafts
+from nano_coder.models.local.engine import Engine, Request, Row
 from nano_shared import Finish, Sampling
 
 pytestmark = pytest.mark.usefixtures("one_thread")

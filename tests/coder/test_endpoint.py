@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nano_coder.policies.endpoint import EndpointPolicy
+from nano_coder.models.endpoint import EndpointPolicy
 from nano_shared import Conversation, Finish, Message, Policy, PolicyError, Role, Sampling
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from nano_coder.engine import Engine, Request
-from nano_coder.weights import load_policy
+from nano_coder.models.local.engine import Engine, Request
+from nano_coder.models.weights import load_policy
 from nano_shared import ContextFull, Finish, Sampling, UsageError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

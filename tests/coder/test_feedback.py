@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.cli import cli
-from nano_coder.profiles import COMPACT_1
-from nano_coder.token_span import load_decode, token_range, token_ranges
+from nano_coder.run.token_span import load_decode, token_range, token_ranges
 from nano_shared.command_line import run_command
 from nano_shared.feedback import Feedback, FeedbackKind
 from nano_shared.store import LogStore

@@ -10,14 +10,14 @@ import pytest
 from executions import SUBMIT, a_runtime, a_task, act, limits
 
 from nano_coder.cli import cli
-from nano_coder.fork import fork_run, fork_seed
-from nano_coder.models import open_policy, open_reader
-from nano_coder.policies.scripted import ScriptedPolicy
-from nano_coder.replay import execute, refeed
-from nano_coder.runtime import Runtime, grade_run, resume_run, run_task
-from nano_coder.verify import verify
-from nano_rl.group import form_groups
-from nano_rl.sample import to_samples
+from nano_coder.models.opening import open_policy, open_reader
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.run.execution import Runtime, grade_run, resume_run, run_task
+from nano_coder.run.fork import fork_run, fork_seed
+from nano_coder.run.replay import execute, refeed
+from nano_coder.verify.trainable import verify
+from nano_rl.learn.rows.group import form_groups
+from nano_rl.learn.rows.sample import to_samples
 from nano_shared.command_line import run_command
 from nano_shared.errors import LogError, UsageError
 from nano_shared.types import Sampling, StopReason, Task, Trajectory, Trust

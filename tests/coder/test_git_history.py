@@ -15,7 +15,7 @@ from test_cli import Cli, Endpoint, cli, endpoint, hermes, home
 
 from nano_coder.commands.options import history_of
 from nano_coder.config import AgentConfig, configured
-from nano_coder.history import NoHistory, find_history, open_with
+from nano_coder.run.git_history import NoHistory, find_history, open_with
 from nano_coder.sandbox import open_sandbox
 from nano_coder.trust import ProjectFile
 from nano_shared.store import LogStore
@@ -283,7 +283,7 @@ def test_refs_that_lead_out_or_are_none_stay_out(shell: Shell, project: Path, tm
 
 
 def test_too_many_refs_are_said(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nano_coder.history._MOST_REFS", 3)
+    monkeypatch.setattr("nano_coder.run.git_history._MOST_REFS", 3)
     for number in range(5):
         git(project, "branch", f"b{number}")
     with pytest.raises(NoHistory, match="pack-refs"):
@@ -296,13 +296,13 @@ def test_objects_that_git_cannot_read_leave_a_usual_jail(
 ) -> None:
     match kind:
         case "bomb":  # ten thousand million files
-            monkeypatch.setattr("nano_coder.history._SETUP_S", 3.0)
+            monkeypatch.setattr("nano_coder.run.git_history._SETUP_S", 3.0)
             tree = git(project, "rev-parse", "HEAD^{tree}")
             for _ in range(10):
                 tree = git(project, "mktree", stdin="".join(f"040000 tree {tree}\t{n}\n" for n in range(10)))
             git(project, "update-ref", "refs/heads/main", git(project, "commit-tree", tree, "-m", "bomb"))
         case "pipe":
-            monkeypatch.setattr("nano_coder.history._SETUP_S", 1.0)
+            monkeypatch.setattr("nano_coder.run.git_history._SETUP_S", 1.0)
             name = f"pack-{'1' * 40}"
             os.mkfifo(project / f".git/objects/pack/{name}.idx")
             (project / f".git/objects/pack/{name}.pack").write_bytes(b"PACK")

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from hacks import FAIR, HANGS, NOT_PLAIN, SILENT, TOLD
 
-from nano_coder.grading.answer import same, same_answer
-from nano_coder.grading.command import grade_command
+from nano_coder.grading.answer_equality import same, same_answer
+from nano_coder.grading.command_check import grade_command
 from nano_coder.grading.grade import grade
-from nano_coder.grading.protected import protected
+from nano_coder.grading.protected_files import protected
 from nano_coder.grading.version import GRADER
 from nano_coder.sandbox import ExecResult, Jail, Sandbox, open_sandbox
-from nano_coder.sandbox.ns import NsJail
+from nano_coder.sandbox.namespaces import NsJail
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.snapshot import load, snapshot_directory

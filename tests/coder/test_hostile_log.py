@@ -14,7 +14,7 @@ import pytest
 from executions import a_runtime, a_task, act
 
 from nano_coder.cli import cli as coder
-from nano_coder.runtime import run_task
+from nano_coder.run.execution import run_task
 from nano_rl.cli import cli as rl
 from nano_shared.command_line import run_command
 from nano_shared.feedback import Feedback, FeedbackKind

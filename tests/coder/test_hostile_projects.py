@@ -20,7 +20,7 @@ import pytest
 from executions import act
 from test_cli import Endpoint, argv, endpoint
 
-from nano_coder.profiles import HERMES_1
+from nano_coder.agent.profiles import HERMES_1
 
 __all__ = ["endpoint"]
 
@@ -273,8 +273,8 @@ def test_an_environment_behind_a_link_is_not_mounted(
 
 
 def test_importing_tasks_of_a_repository_starts_nothing_of_it(tmp_path: Path, project: Path) -> None:
-    from nano_rl.exchange.git_tree import read_commit
-    from nano_rl.exchange.refusal import Refused
+    from nano_rl.formats.swe_bench import read_commit
+    from nano_shared.refusal import Refused
 
     with pytest.raises(Refused):
         read_commit(project, "a" * 40)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from test_verdicts import FORGE, FORGE_STRICT, STRICT, _cases, _suite
 
 from nano_coder.grading.cases import _reports, judged
-from nano_coder.grading.suite import _judged, read_reports
-from nano_coder.runtime import grade_run, run_task
+from nano_coder.grading.two_jail_suite import _judged, read_reports
+from nano_coder.run.execution import grade_run, run_task
 from nano_coder.sandbox import ExecResult, Sandbox, open_sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.types import Case, HiddenChecks, StopReason

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from nano_coder.decoding.linear import Joined, Linear, Weights, packs
+from nano_coder.models.local.decoding.llama import Joined, Linear, Weights, packs
 
 DTYPES = [torch.bfloat16, torch.float32]
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from nano_coder.decoding.continuous import ContinuousDecoder
-from nano_coder.decoding.llama import _weights
-from nano_coder.decoding.padded import PaddedDecoder
-from nano_coder.engine import Engine, Request
+from nano_coder.models.local.decoding.continuous_batching import ContinuousDecoder
+from nano_coder.models.local.decoding.llama import _weights
+from nano_coder.models.local.decoding.padded_batching import PaddedDecoder
+from nano_coder.models.local.engine import Engine, Request
 from nano_shared import Sampling
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from executions import a_runtime, a_task, act
 
 from nano_coder.commands.log import command
-from nano_coder.runtime import grade_run, run_task
-from nano_rl.imitation.messages_file import Chat
+from nano_coder.run.execution import grade_run, run_task
+from nano_rl.imitation.rows import Chat
 from nano_shared.errors import UsageError
 from nano_shared.feedback import Feedback, FeedbackKind
 from nano_shared.store import LogStore

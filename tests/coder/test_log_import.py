@@ -19,7 +19,7 @@ from agent_transcripts import (
 from click.testing import CliRunner
 
 from nano_coder.commands.log import command
-from nano_coder.verify import verify
+from nano_coder.verify.trainable import verify
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import StopReason, Trajectory, Trust

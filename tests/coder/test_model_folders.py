@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nano_coder.weights import load_policy
+from nano_coder.models.weights import load_policy
 from nano_shared.errors import UsageError
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_coder.observation import shorten
+from nano_coder.agent.observation import shorten
 from nano_shared.profile import ObservationFormat
 
 FORM = ObservationFormat(head_tokens=10, tail_tokens=5)

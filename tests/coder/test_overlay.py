@@ -17,9 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nano_coder.sandbox import bases
-from nano_coder.sandbox.ns import NsSandbox
-from nano_coder.sandbox.workspace import pack_workspace
+from nano_coder.sandbox import overlay_bases as bases
+from nano_coder.sandbox.namespaces import NsSandbox
+from nano_coder.sandbox.workspace_archive import pack_workspace
 from nano_shared.types import Limits
 
 ROOT = Path(__file__).parents[2]
@@ -142,7 +142,7 @@ def test_a_small_workspace_is_streamed_and_no_base_is_made(
 
 _BUILD = """
 import sys
-from nano_coder.sandbox import bases
+from nano_coder.sandbox import overlay_bases as bases
 from nano_coder.sandbox.launcher import files
 if sys.argv[2] == "slow":
     import time

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from nano_coder.sandbox import open_sandbox
 from nano_coder.sandbox.launcher import message
-from nano_coder.sandbox.ns import NsSandbox
-from nano_coder.sandbox.pool import Pool, close_pools
+from nano_coder.sandbox.namespaces import NsSandbox
+from nano_coder.sandbox.warm_pool import Pool, close_pools
 from nano_shared.errors import SandboxError
 from nano_shared.types import Limits
 
@@ -125,7 +125,7 @@ def test_a_killed_launcher_is_replaced(sandbox: NsSandbox, filling: bool) -> Non
 def test_a_launcher_serves_its_time_and_its_jails_outlive_it(
     sandbox: NsSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nano_coder.sandbox.pool.JAILS_A_LAUNCHER", 2)
+    monkeypatch.setattr("nano_coder.sandbox.warm_pool.JAILS_A_LAUNCHER", 2)
     with closing(sandbox.open_new(None, LIMITS)) as old:
         first = launchers()
         for _ in range(3):
@@ -156,7 +156,7 @@ def test_a_fork_of_the_agent_has_jails_of_its_own(sandbox: NsSandbox) -> None:
 def test_jails_are_made_ahead_by_a_process_that_is_very_nice_already() -> None:
     code = """
         import os, time
-        from nano_coder.sandbox.pool import Pool
+        from nano_coder.sandbox.warm_pool import Pool
         if os.geteuid() == 0:
             os.setresuid(65534, 65534, 65534)
         os.nice(15)

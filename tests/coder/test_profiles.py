@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from nano_coder.profiles import (
+from nano_coder.agent.profiles import (
     COMPACT_1,
     COMPACT_2,
     HERMES_1,
@@ -17,7 +17,7 @@ from nano_coder.profiles import (
     find_profile,
     serving_profile,
 )
-from nano_coder.prompt import first_messages
+from nano_coder.agent.prompt import first_messages
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.profile import InterfaceProfile

@@ -11,12 +11,12 @@ from executions import SUBMIT, a_runtime, a_task, act
 
 from nano_coder.cli import cli
 from nano_coder.config import load_config
-from nano_coder.deep_verify import deep_verify
-from nano_coder.fork import fork_run
-from nano_coder.policies.scripted import EOS_ID, ScriptedPolicy
-from nano_coder.replay import refeed
-from nano_coder.runtime import grade_run, resume_run, run_task
-from nano_coder.verify import verify
+from nano_coder.models.scripted import EOS_ID, ScriptedPolicy
+from nano_coder.run.execution import grade_run, resume_run, run_task
+from nano_coder.run.fork import fork_run
+from nano_coder.run.replay import refeed
+from nano_coder.verify.deep import deep_verify
+from nano_coder.verify.trainable import verify
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.facts import facts_of
 from nano_shared.redact import REDACTED_ID, Redactor, is_redacted

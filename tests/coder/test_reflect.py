@@ -11,12 +11,12 @@ import pytest
 from executions import SUBMIT, a_runtime, a_task, act, limits
 
 from nano_coder.cli import cli
-from nano_coder.models import open_reader
-from nano_coder.policies.scripted import ScriptedPolicy
-from nano_coder.reflect import REFLECTION, is_reflection
-from nano_coder.replay import execute, refeed
-from nano_coder.runtime import attempt_task, grade_run, reflect_run, run_task
-from nano_rl.sample import to_samples
+from nano_coder.models.opening import open_reader
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.run.execution import attempt_task, grade_run, reflect_run, run_task
+from nano_coder.run.reflection import REFLECTION, is_reflection
+from nano_coder.run.replay import execute, refeed
+from nano_rl.learn.rows.sample import to_samples
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.types import HiddenChecks

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nano_coder.cli import cli
-from nano_coder.drift import Cause, cause_of
-from nano_coder.models import open_policy, open_reader
-from nano_coder.policies.replayed import ReplayedPolicy
-from nano_coder.replay import execute, refeed
-from nano_coder.runtime import Runtime, run_task
+from nano_coder.models.opening import open_policy, open_reader
+from nano_coder.models.replayed import ReplayedPolicy
+from nano_coder.run.execution import Runtime, run_task
+from nano_coder.run.replay import execute, refeed
+from nano_coder.run.replay_differences import Cause, cause_of
 from nano_shared.command_line import run_command
-from nano_shared.conversation import Conversation
 from nano_shared.errors import PolicyError, UsageError
+from nano_shared.policy import Conversation
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, StopReason, Task, Trajectory
 

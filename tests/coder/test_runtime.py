@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from executions import SUBMIT, a_runtime, a_task, act, limits
 
-from nano_coder.policies.scripted import ScriptedPolicy
-from nano_coder.runtime import grade_run, resume_run, run_task
-from nano_coder.sandbox.ns import NsSandbox
-from nano_coder.workspace import Workspace
+from nano_coder.agent.workspace import Workspace
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.run.execution import grade_run, resume_run, run_task
+from nano_coder.sandbox.namespaces import NsSandbox
 from nano_shared.errors import LogError, SandboxError, UsageError
 from nano_shared.snapshot import snapshot_directory
 from nano_shared.store import LogStore
@@ -30,7 +30,7 @@ RUN = """
 import sys, time
 from pathlib import Path
 from executions import a_runtime, a_task
-from nano_coder.runtime import run_task
+from nano_coder.run.execution import run_task
 from test_runtime import TEXTS
 folder, start = Path(sys.argv[1]), sys.argv[2]
 run_task(a_task(files={}, snapshot=start), a_runtime(folder, TEXTS), seed=1,

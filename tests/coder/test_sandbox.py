@@ -24,8 +24,8 @@ from executions import stopped_after_output
 from nano_coder.sandbox import ExecResult, Jail, Sandbox, open_sandbox
 from nano_coder.sandbox.interpreter import find_interpreter
 from nano_coder.sandbox.launcher import seccomp, zygote
-from nano_coder.sandbox.ns import NsJail, NsSandbox
-from nano_coder.sandbox.remedy import remedy
+from nano_coder.sandbox.namespaces import NsJail, NsSandbox
+from nano_coder.sandbox.unavailable import remedy
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.snapshot import SnapshotError
 from nano_shared.types import Limits

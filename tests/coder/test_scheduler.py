@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from nano_coder.chat_template import ChatTemplate
-from nano_coder.engine import Engine, Request, Row
-from nano_coder.lockstep import Lockstep
-from nano_coder.policies.local import LocalPolicy
-from nano_coder.scheduler import Scheduler
-from nano_coder.weights import LoadedModel, load_policy
+from nano_coder.agent.chat_template import ChatTemplate
+from nano_coder.models.local.engine import Engine, Request, Row
+from nano_coder.models.local.policy import LocalPolicy, Lockstep
+from nano_coder.models.local.scheduler import Scheduler
+from nano_coder.models.weights import LoadedModel, load_policy
 from nano_shared import Conversation, Message, PolicyError, Role, Sampling
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nano_coder.policies.scripted import EOS_ID, ScriptedPolicy
+from nano_coder.models.scripted import EOS_ID, ScriptedPolicy
 from nano_shared import ContextFull, Conversation, Finish, Message, Policy, PolicyError, Role, Sampling
 
 

@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_coder.commands.batch_sessions import InOrder
+from nano_coder.commands.batch import InOrder
 from nano_coder.sandbox import open_sandbox
-from nano_coder.sandbox.ns import NsSandbox
-from nano_coder.sandbox.session import Kind, Session, parse_answer
+from nano_coder.sandbox.namespaces import NsSandbox
+from nano_coder.sandbox.stateful_session import Kind, Session, parse_answer
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Limits
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from executions import a_runtime, act
 
+from nano_coder.agent.profiles import HERMES_1
 from nano_coder.cli import cli as nano_coder
 from nano_coder.commands.run import make_task
 from nano_coder.config import AgentConfig, load_config
-from nano_coder.profiles import HERMES_1
-from nano_coder.runtime import run_task
+from nano_coder.run.execution import run_task
 from nano_shared.command_line import run_command
 from nano_shared.run_id import new_run_id
 from nano_shared.store import LogStore

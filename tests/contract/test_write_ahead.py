@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from log_values import a_run, a_turn
 
-from nano_shared import write_ahead
+from nano_shared import database as write_ahead
+from nano_shared.database import WriteAhead
 from nano_shared.errors import LogError
 from nano_shared.store import LogStore
-from nano_shared.write_ahead import WriteAhead
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nano_rl.batch import Batch
+from nano_rl.learn.rows.batch import Batch
 from nano_shared import (
     Completion,
     Finish,

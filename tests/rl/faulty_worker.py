@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from nano_coder.runtime import Runtime
-from nano_rl import rollout
-from nano_rl.model import learner
-from nano_rl.overlap import rollout_worker
+from nano_coder.run.execution import Runtime
+from nano_rl.gather import rollouts as rollout
+from nano_rl.gather.overlap import rollout_worker
+from nano_rl.learn.model import learner
 from nano_shared.types import Task, Trajectory
 
 FAULT = "NANO_TEST_FAULT"

@@ -8,20 +8,19 @@ from pathlib import Path
 
 import torch
 
-from nano_coder.runtime import (
-    COMPACT_1,
-    Runtime,
-    ScriptedPolicy,
-    first_messages,
-    open_sandbox,
-    open_weights,
-)
-from nano_rl.config import GuardConfig, LogsConfig, OptimizerConfig, TrainConfig
-from nano_rl.gather import Sources
-from nano_rl.group import Group, form_groups
-from nano_rl.model.learner import prepare
+from nano_coder.agent.profiles import COMPACT_1
+from nano_coder.agent.prompt import first_messages
+from nano_coder.models.opening import open_weights
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.run.execution import Runtime
+from nano_coder.sandbox.backend import open_sandbox
+from nano_rl.config.training import TrainConfig
+from nano_rl.gather.sources import Sources
+from nano_rl.learn.config.training import GuardConfig, LogsConfig, OptimizerConfig
+from nano_rl.learn.model.learner import prepare
+from nano_rl.learn.rows.group import Group, form_groups
 from nano_rl.rewards import Reward
-from nano_rl.tasks import make_tasks
+from nano_rl.tasks.make import make_tasks
 from nano_rl.tiny import build_tiny
 from nano_rl.train import train
 from nano_shared.store import LogStore
@@ -126,8 +125,8 @@ def logged_groups(
     tiny: Path, log: Path, rewards: Sequence[float] = (0.0, 1.0), tasks: Sequence[Task] = TASKS
 ) -> tuple[Group, ...]:
     """Real runs of the tiny model, each task `len(rewards)` times, with those rewards."""
-    from nano_coder.runtime import local_policy
-    from nano_rl.rollout import collect
+    from nano_coder.models.opening import local_policy
+    from nano_rl.gather.rollouts import collect
 
     opened = open_weights(str(tiny))
     with (runtime := runtime_at(log)).store:

@@ -20,13 +20,13 @@ from pathlib import Path
 
 import nano_rl
 from nano_rl.conformance.adapter import Subject
-from nano_rl.conformance.check import Check, Result, Status, run_check
+from nano_rl.conformance.case import Check, Result, Status, run_check
 from nano_rl.conformance.suite import checks
 
 ROOT = Path(str(nano_rl.__file__)).parent
 DRAWS = (0, 1, 2)
 ADAPTER = "nano_rl.conformance.adapter"
-AGAIN = ("nano_rl.loss", "nano_rl.aggregation", "nano_rl.objectives.", "nano_rl.credit.", ADAPTER)
+AGAIN = ("nano_rl.learn.objectives.", "nano_rl.learn.credit.", "nano_rl.learn.rows.group", ADAPTER)
 """modules that are imported again around a changed one"""
 
 
@@ -42,10 +42,11 @@ class Mutant:
 
 
 M = Mutant
-CLIP, KLF, IMP, RATIO, LOSS = (
-    "objectives/clip.py", "objectives/kl.py", "objectives/importance.py", "objectives/ratio.py", "loss.py"
-)  # fmt: skip
-ADV, GAE, AGG, CISPO = "credit/advantage.py", "credit/gae.py", "aggregation.py", "objectives/cispo.py"
+OBJECTIVES = "learn/objectives"
+CLIP, RATIO = f"{OBJECTIVES}/clip.py", f"{OBJECTIVES}/ratio.py"
+KLF = IMP = LOSS = f"{OBJECTIVES}/loss.py"
+ADV, GAE, REINFORCE = "learn/credit/advantage.py", "learn/credit/gae.py", f"{OBJECTIVES}/reinforce.py"
+AGG, CISPO = f"{OBJECTIVES}/aggregation.py", f"{OBJECTIVES}/cispo.py"
 GRPO, PLAIN = "grid / grpo: no weights", "grid / recipe: no weights"
 SEQ, MASKED = "grid / recipe: truncated sequence weights", "grid / recipe: masked weights"
 ROWS = "grid / recipe, ratio of sequences: no weights"
@@ -79,9 +80,9 @@ MUTANTS = [
       "grid / cispo: no weights"),
     M("cispo: log-prob stopped", CISPO, "* advantages_N * new_N", "* advantages_N * new_N.detach()",
       "grid / cispo: no weights"),
-    M("reinforce: sign", "objectives/reinforce.py", "return -advantages_N", "return advantages_N",
+    M("reinforce: sign", REINFORCE, "return -advantages_N", "return advantages_N",
       "grid / rloo: no weights"),
-    M("reinforce: the ratio for the log-prob", "objectives/reinforce.py", "-advantages_N * new_N",
+    M("reinforce: the ratio for the log-prob", REINFORCE, "-advantages_N * new_N",
       "-advantages_N * ratio_N", "grid / reinforce: no weights"),
     # ratios
     M("ratio: old and new exchanged", LOSS, "new_N - old_N, old_N - tokens", "old_N - new_N, old_N - tokens", GRPO),
@@ -121,7 +122,7 @@ MUTANTS = [
     M("weights: of the present", LOSS, "old_N - tokens.behaviour_N", "new_N.detach() - tokens.behaviour_N", MASKED),
     M("weights: with gradient", LOSS, "old_N - tokens.behaviour_N", "new_N - tokens.behaviour_N",
       "grid / recipe: first update"),
-    M("weights: left out", LOSS, "loss_N = weight_N * OBJECTIVES", "loss_N = OBJECTIVES", MASKED),
+    M("weights: left out", LOSS, "loss_N = weight_N * find_objective", "loss_N = find_objective", MASKED),
     M("weights: raw ones", LOSS, "raw_N, weight_N = importance_weights", "weight_N, _ = raw_N, _ = importance_weights",
       "grid / recipe: truncated weights"),
     M("weights: bounded from below", IMP, "raw_N.clamp(max=config", "raw_N.clamp(min=config",
@@ -179,11 +180,11 @@ MUTANTS = [
     M("KL in the reward: given", KLF, "advantages_N - beta", "advantages_N + beta", GRPO),
     M("KL in the reward: beta twice", KLF, "advantages_N - beta *", "advantages_N - beta * beta *", GRPO),
     # sums and shares
-    M("tokens: weights as counts", "objectives/tokens.py", "weight_N=batch.weight_BT[mask]",
+    M("tokens: weights as counts", LOSS, "weight_N=batch.weight_BT[mask]",
       "weight_N=(batch.weight_BT > 0)[mask]", PLAIN),
-    M("tokens: the row is the column", "objectives/tokens.py", "mask.nonzero(as_tuple=True)[0]",
+    M("tokens: the row is the column", LOSS, "mask.nonzero(as_tuple=True)[0]",
       "mask.nonzero(as_tuple=True)[1]", SEQ),
-    M("tokens: sampler and start exchanged", "objectives/tokens.py", "behaviour_N=batch.behaviour_logprobs_BT[mask]",
+    M("tokens: sampler and start exchanged", LOSS, "behaviour_N=batch.behaviour_logprobs_BT[mask]",
       "behaviour_N=batch.behaviour_logprobs_BT[mask] if old is None else old[mask]", MASKED),
     M("loss: mean of the micro-batch", LOSS, "loss = (tokens.weight_N * loss_N).sum()",
       "loss = (tokens.weight_N * loss_N).sum() / tokens.weight_N.sum()", "invariances / recipe: cut into micro-batches"),
@@ -225,9 +226,9 @@ MUTANTS = [
     M("deviation: multiplied", ADV, "baseline)) / scale", "baseline)) * scale", GROUPS("rloo", "sample")),
     M("deviation: never", ADV, 'if std != "none" else 1.0', 'if std == "never" else 1.0', GROUPS("mean", "sample")),
     M("deviation: around 0", ADV, "(r - mean) ** 2", "r ** 2", GROUPS("mean", "population")),
-    M("dead groups: two are too few", ADV, "len(scored) < 2 or all(r", "len(scored) < 3 or all(r",
+    M("dead groups: two are too few", "learn/rows/group.py", "len(scored) < 2 or all(r", "len(scored) < 3 or all(r",
       GROUPS("mean", "none")),
-    M("dead groups: by the mean alone", ADV, "return len(scored) < 2 or all(r == scored[0] for r in scored)",
+    M("dead groups: by the mean alone", "learn/rows/group.py", "return len(scored) < 2 or all(r == scored[0] for r in scored)",
       "return len(scored) < 3", GROUPS("mean", "none")),
     M("turns: undiscounted", ADV, "reward + discount * following", "reward + following",
       "credit / turns: discounted returns against the group's"),

@@ -16,12 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded import FAIL, SOLVE, build_model, recorded
 
-from nano_coder import models
-from nano_coder.runtime import COMPACT_1, Refusal, Scored, open_weights
+from nano_coder.agent.profiles import COMPACT_1
+from nano_coder.models import opening as models
+from nano_coder.models.opening import open_weights
+from nano_coder.verify.logprobs import Scored
+from nano_coder.verify.refusal import Refusal
 from nano_rl.cli import cli
+from nano_rl.commands.admit import parse_when
 from nano_rl.logs.admission import Bench, Judged, Use, by_task
-from nano_rl.logs.effective_sample import EffectiveSample, share
 from nano_rl.logs.report import AdmissionReport, Fresh, Reservoir
+from nano_rl.logs.survey import EffectiveSample, share
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.facts import facts_of
@@ -41,7 +45,6 @@ from nano_shared.types import (
     TurnTokens,
     Verdict,
 )
-from nano_shared.when import parse_when
 
 torch.set_num_threads(1)
 

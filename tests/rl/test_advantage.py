@@ -9,9 +9,10 @@ from builders import trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.credit.advantage import Baseline, Std, group_advantages, is_dead
-from nano_rl.group import Group, form_groups, group_metrics
-from nano_rl.sample import group_samples
+from nano_rl.learn.config.objective import Baseline, Std
+from nano_rl.learn.credit.advantage import group_advantages
+from nano_rl.learn.rows.group import Group, form_groups, group_metrics, is_dead
+from nano_rl.learn.step_rows import group_samples
 
 BASELINES: tuple[Baseline, ...] = ("mean", "rloo")
 STDS: tuple[Std, ...] = ("none", "sample", "population")

@@ -10,11 +10,11 @@ from builders import trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.aggregation import Aggregation, token_weights
-from nano_rl.batch import make_batches
-from nano_rl.config import ObjectiveConfig
-from nano_rl.loss import policy_loss
-from nano_rl.sample import TrainSample, to_samples
+from nano_rl.learn.config.objective import Aggregation, ObjectiveConfig
+from nano_rl.learn.objectives.aggregation import token_weights
+from nano_rl.learn.objectives.loss import policy_loss
+from nano_rl.learn.rows.batch import make_batches
+from nano_rl.learn.rows.sample import TrainSample, to_samples
 
 
 def rows(*sampled: int, run_id: str = "run", advantage: float = 1.0) -> list[TrainSample]:

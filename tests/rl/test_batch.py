@@ -8,12 +8,12 @@ from builders import tiny_llama, trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.batch import ENOUGH, Batch, make_batches
-from nano_rl.config import ObjectiveConfig
-from nano_rl.loss import mean_metrics, policy_loss, sft_loss
-from nano_rl.model.logprob import score_tokens, token_logprobs
-from nano_rl.sample import TrainSample, to_samples
-from nano_rl.trees.tree import build_tree
+from nano_rl.learn.config.objective import ObjectiveConfig
+from nano_rl.learn.model.logprob import score_tokens, token_logprobs
+from nano_rl.learn.objectives.loss import mean_metrics, policy_loss, sft_loss
+from nano_rl.learn.rows.batch import ENOUGH, Batch, make_batches
+from nano_rl.learn.rows.sample import TrainSample, to_samples
+from nano_rl.learn.trees.prefix_tree import build_tree
 
 
 def samples(lengths: list[tuple[int, int]]) -> list[TrainSample]:

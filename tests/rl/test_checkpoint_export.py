@@ -14,7 +14,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from nano_coder.runtime import open_weights
+from nano_coder.models.opening import open_weights
 from nano_rl.cli import cli
 from nano_rl.tiny import build_tiny
 from nano_shared.command_line import run_command

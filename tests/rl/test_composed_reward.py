@@ -8,12 +8,12 @@ import pytest
 from click.testing import CliRunner
 from rewarded import ADD, FAIL, MEND, READ, SOLVE, SUBMIT, new_runtime, opened, rolled
 
-from nano_coder.runtime import Runtime
+from nano_coder.run.execution import Runtime
 from nano_rl.checkpoints.evaluate import component_means, table
 from nano_rl.cli import cli
-from nano_rl.config import RewardConfig
+from nano_rl.config.training import RewardConfig
 from nano_rl.rewards import open_reward, outcome, parse_reward
-from nano_rl.tasks import write_tasks
+from nano_rl.tasks.make import write_tasks
 from nano_shared.errors import ConfigError, NanoError, UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import OracleAction, StopReason, Tampering, Task, Trajectory
@@ -207,7 +207,7 @@ def test_functions_that_cannot_be_called_are_refused_before_anything_runs(user: 
     [
         ("process=1", "add tests=1"),
         ("tests=0,process=1", "give tests a weight above 0"),
-        ("tests=1,nope=1", "unknown reward part 'nope'; parts: tests, visible_tests"),
+        ("tests=1,nope=1", "unknown reward part 'nope'; parts: constitution, diff_size"),
         ("tests=-1", "greater than or equal to 0"),
         ("tests=nan", "finite number"),
         ("tests=1,tests=2", "names tests twice"),

@@ -20,8 +20,8 @@ from mutants import MUTANTS, Mutant, killed, subject_of
 from nano_rl.commands.conformance import command
 from nano_rl.conformance.adapter import OURS, Subject
 from nano_rl.conformance.by_hand import rows_of
-from nano_rl.conformance.check import Check, Status, run_check
-from nano_rl.conformance.steps import CAP, DRIFT, DUAL, FLOOR, HIGH, LOW, drawn_step
+from nano_rl.conformance.case import Check, Status, run_check
+from nano_rl.conformance.grid import CAP, DRIFT, DUAL, FLOOR, HIGH, LOW, drawn_step
 from nano_rl.conformance.suite import KINDS, checks, run_suite
 from nano_shared.errors import UsageError
 

@@ -9,12 +9,17 @@ from builders import trajectory, turn
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nano_rl.batch import make_batches
-from nano_rl.config import ObjectiveConfig
-from nano_rl.credit.advantage import discounted_returns, group_advantages, summed_advantages, turn_advantages
-from nano_rl.credit.turns import group_credit, has_signal
-from nano_rl.group import Group
-from nano_rl.sample import group_samples
+from nano_rl.learn.config.objective import ObjectiveConfig
+from nano_rl.learn.credit.advantage import (
+    discounted_returns,
+    group_advantages,
+    summed_advantages,
+    turn_advantages,
+)
+from nano_rl.learn.credit.turns import group_credit, has_signal
+from nano_rl.learn.rows.batch import make_batches
+from nano_rl.learn.rows.group import Group
+from nano_rl.learn.step_rows import group_samples
 from nano_shared import StopReason, Trajectory
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -10,13 +10,15 @@ import pytest
 import torch
 from builders import tiny_llama, trajectory, turn
 
-from nano_rl.config import CriticConfig, ObjectiveConfig, OptimizerConfig, TrainConfig
-from nano_rl.credit.gae import Chain, reward_chain
-from nano_rl.guards import GuardTripped
-from nano_rl.model.critic import Critic, explained_variance, open_critic, value_loss
-from nano_rl.model.learner import prepare
-from nano_rl.model.scalar_model import by_budget, scalar_model
-from nano_rl.trees.forward import independent_rows
+from nano_rl.config.training import TrainConfig
+from nano_rl.learn.config.objective import ObjectiveConfig
+from nano_rl.learn.config.training import CriticConfig, OptimizerConfig
+from nano_rl.learn.credit.gae import Chain, reward_chain
+from nano_rl.learn.model.critic import Critic, explained_variance, open_critic, value_loss
+from nano_rl.learn.model.learner import prepare
+from nano_rl.learn.model.scalar_model import by_budget, scalar_model
+from nano_rl.learn.trees.forward import independent_rows
+from nano_shared.errors import GuardTripped
 
 FAST = CriticConfig(
     optimizer=OptimizerConfig(learning_rate=0.02), whiten=False, value_clip=None, gae_lambda=1.0

@@ -11,8 +11,8 @@ from builders import trajectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nano_rl.curriculum import Curriculum, CurriculumConfig
-from nano_rl.group import Group
+from nano_rl.gather.curriculum import Curriculum, CurriculumConfig
+from nano_rl.learn.rows.group import Group
 from nano_shared.errors import UsageError
 from nano_shared.types import Task, Trajectory
 

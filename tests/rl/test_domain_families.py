@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 from domains import sample
 
-from nano_rl.domains.family import Family, split_families
-from nano_rl.tasks.suites import SUITES, find_suite
+from nano_rl.suites.family import Family, split_families
+from nano_rl.tasks.suite import find_suite, suite_names
 from nano_shared.hashing import content_hash
 from nano_shared.types import Split
 
@@ -53,7 +53,7 @@ def test_a_checked_state_names_the_files_that_are_graded(suite: str) -> None:
 
 def test_hash_seeds_change_nothing() -> None:
     code = (
-        "from nano_rl.tasks import make_tasks\n"
+        "from nano_rl.tasks.make import make_tasks\n"
         "from nano_shared.types import Split\n"
         f"for suite in {DOMAINS!r}:\n"
         "    tasks = make_tasks(suite=suite, levels=range(4), n=12, seed=9, split=Split.TRAIN)\n"
@@ -79,5 +79,5 @@ def test_a_view_needs_two_families_of_distinct_names() -> None:
 
 def test_every_domain_is_a_suite_by_its_name() -> None:
     for name in DOMAINS:
-        assert name in SUITES
+        assert name in suite_names()
         assert find_suite(name).name == name

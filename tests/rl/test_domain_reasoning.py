@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from nano_coder.grading.grade import grade
-from nano_coder.grading.scorer import ask_scorer
+from nano_coder.grading.reasoning_gym_scorer import ask_scorer
 from nano_coder.sandbox import Sandbox, open_sandbox
-from nano_rl.domains import reasoning
-from nano_rl.tasks import make_tasks
+from nano_rl.suites import reasoning
+from nano_rl.tasks.make import make_tasks
 from nano_shared.errors import UsageError
 from nano_shared.types import Split, Task
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from domains import run, runtime, sample
 
-from nano_coder.runtime import Runtime
-from nano_rl.domains.family import act
+from nano_coder.run.execution import Runtime
+from nano_rl.suites.family import act
 from nano_shared.types import Split, StopReason, Task
 
 DOMAINS = ("shell", "sql", "data", "logic", "workplace")

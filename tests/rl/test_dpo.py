@@ -9,9 +9,11 @@ import pytest
 import torch
 from builders import tiny_llama
 
-from nano_rl.config import OptimizerConfig, parse_config
-from nano_rl.metrics import read_metrics
-from nano_rl.model.logprob import token_logprobs
+from nano_rl.config.training import parse_config
+from nano_rl.learn.config.training import OptimizerConfig
+from nano_rl.learn.metrics import read_metrics
+from nano_rl.learn.model.logprob import token_logprobs
+from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.preferences.config import DpoConfig
 from nano_rl.preferences.dpo import (
     CHOSEN,
@@ -24,7 +26,6 @@ from nano_rl.preferences.dpo import (
     train_dpo,
 )
 from nano_rl.preferences.pairs import PairRows
-from nano_rl.sample import TrainSample
 from nano_shared import ConfigError
 
 
@@ -121,7 +122,7 @@ def test_long_sides_that_share_no_prefix_stay_in_one_batch() -> None:
         return row([token] + [9] * 699, [0] + [1] * 699)
 
     (batch,) = pair_batches([pair(long(1), long(2))], [0], 1)
-    assert sorted(batch.run_ids) == ["0+", "0-"]
+    assert sorted(batch.keys) == ["0+", "0-"]
 
 
 def test_imitation_beside_it_is_the_mean_over_chosen_tokens() -> None:

@@ -6,7 +6,7 @@ from builders import trajectory
 
 from nano_rl.checkpoints.evaluate import paired, row_of, success_interval, suite_of, table
 from nano_rl.checkpoints.statistics import wilson
-from nano_rl.tasks import make_tasks
+from nano_rl.tasks.make import make_tasks
 from nano_shared import Provenance, Split, Task, Trajectory
 
 

@@ -15,11 +15,9 @@ import torch
 from builders import flat_batch
 from torch import Tensor
 
-from nano_rl.config import ObjectiveConfig
-from nano_rl.credit.advantage import Baseline, group_advantages
-from nano_rl.loss import policy_loss
-from nano_rl.objectives.config import KL
-from nano_rl.objectives.kl import reference_kl
+from nano_rl.learn.config.objective import KL, Baseline, ObjectiveConfig
+from nano_rl.learn.credit.advantage import group_advantages
+from nano_rl.learn.objectives.loss import policy_loss, reference_kl
 
 END = 0
 

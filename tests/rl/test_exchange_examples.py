@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 from nano_rl.cli import cli
-from nano_rl.exchange import FORMATS, Refusal, guess_format
-from nano_rl.exchange.folder_format import read_tree
-from nano_rl.exchange.options import ReadOptions
-from nano_rl.tasks import read_tasks
+from nano_rl.formats import FORMATS, Refusal, guess_format
+from nano_rl.formats.folder_format import read_tree
+from nano_rl.formats.row_format import ReadOptions
+from nano_rl.tasks.make import read_tasks
 from nano_shared.errors import NanoError
 from nano_shared.types import Task
 

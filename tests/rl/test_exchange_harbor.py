@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from nano_coder.runtime import open_sandbox
-from nano_rl.exchange.folder_format import read_tree
-from nano_rl.exchange.harbor import HARBOR
-from nano_rl.exchange.refusal import Refused
+from nano_coder.sandbox.backend import open_sandbox
+from nano_rl.formats.folder_format import read_tree
+from nano_rl.formats.harbor import HARBOR
+from nano_shared.refusal import Refused
 from nano_shared.types import Case, HiddenChecks, StateCheck, Suite, Task
 
 EXAMPLE = Path(__file__).parent / "data" / "harbor_words"

@@ -8,9 +8,8 @@ from exchange_strategies import HIDDEN, tasks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nano_rl.exchange import FORMATS, Refusal
-from nano_rl.exchange.options import ReadOptions
-from nano_rl.exchange.row_format import whole
+from nano_rl.formats import FORMATS, Refusal
+from nano_rl.formats.row_format import ReadOptions, whole
 from nano_shared.types import Task
 
 CARRIES_EVERYTHING = ("nemo-gym", "verifiers", "trl")

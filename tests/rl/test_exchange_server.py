@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from nano_coder.runtime import open_sandbox
-from nano_rl.exchange.episode import Episode
-from nano_rl.exchange.gym_server import COOKIE, gym_app
-from nano_rl.exchange.nemo_gym import NEMO_GYM
-from nano_rl.exchange.sessions import Sessions
-from nano_rl.tasks import make_tasks
+from nano_coder.sandbox.backend import open_sandbox
+from nano_rl.formats.episode import Episode
+from nano_rl.formats.gym_server import COOKIE, Sessions, gym_app
+from nano_rl.formats.nemo_gym import NEMO_GYM
+from nano_rl.tasks.make import make_tasks
 from nano_shared.store import LogStore
 from nano_shared.types import Case, HiddenChecks, Split, Task
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from nano_coder.runtime import COMPACT_1, Runtime, grade_run, open_sandbox, run_task
-from nano_rl.exchange.options import ReadOptions
-from nano_rl.exchange.refusal import Refused
-from nano_rl.exchange.swe_bench import SWE_BENCH, read_swe
-from nano_rl.imitation.oracle import oracle_policy
+from nano_coder.agent.profiles import COMPACT_1
+from nano_coder.run.execution import Runtime, grade_run, run_task
+from nano_coder.sandbox.backend import open_sandbox
+from nano_rl.formats.row_format import ReadOptions
+from nano_rl.formats.swe_bench import SWE_BENCH, read_swe
+from nano_rl.tasks.oracle import oracle_policy
+from nano_shared.refusal import Refused
 from nano_shared.store import LogStore
 
 WRONG, RIGHT = "def inc(n):\n    return n\n", "def inc(n):\n    return n + 1\n"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from nano_rl.exchange import Refusal
-from nano_rl.exchange.harbor import HARBOR
-from nano_rl.exchange.jsonl import Row
-from nano_rl.exchange.nemo_gym import NEMO_GYM
-from nano_rl.exchange.options import ReadOptions
+from nano_rl.formats import Refusal
+from nano_rl.formats.harbor import HARBOR
+from nano_rl.formats.nemo_gym import NEMO_GYM
+from nano_rl.formats.row_format import ReadOptions
+from nano_rl.tasks.jsonl import Row
 from nano_shared.types import Task
 
 EXAMPLES = os.environ.get("NANO_EXCHANGE_EXAMPLES", "")

@@ -12,14 +12,13 @@ from click.testing import CliRunner
 from looping import TASKS, runtime_at, tiny_model
 
 from nano_coder.cli import cli as coder
-from nano_coder.runtime import local_policy, open_weights
+from nano_coder.models.opening import local_policy, open_weights
 from nano_rl.cli import cli
-from nano_rl.errors import GuardTripped
-from nano_rl.logs.used import USED, read_used
-from nano_rl.metrics import METRICS, read_metrics
-from nano_rl.rollout import collect
+from nano_rl.gather.rollouts import collect
+from nano_rl.learn.metrics import METRICS, read_metrics
+from nano_rl.logs.used_runs import USED, read_used
 from nano_shared.checkpoint import read_checkpoint
-from nano_shared.errors import CheckpointError, UsageError
+from nano_shared.errors import CheckpointError, GuardTripped, UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Trust, Verdict
 
@@ -237,7 +236,7 @@ class Forgetful(dict[str, Any]):
 @pytest.fixture
 def by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that changed nothing earns what the check says of the original files, which is asked once."""
-    monkeypatch.setattr("nano_coder.grading.check._originals", Forgetful())
+    monkeypatch.setattr("nano_coder.grading.command_run._originals", Forgetful())
 
 
 SOMETIMES = "test $(od -An -N1 -tu1 /dev/urandom) -lt 128"

@@ -11,15 +11,18 @@ import pytest
 import torch
 from looping import CONFIG, Loop, logged_groups, runtime_at, same, scored, tiny_model
 
-from nano_coder.runtime import OpenedWeights, local_policy, open_weights
-from nano_rl.config import GuardConfig, LogsConfig, ObjectiveConfig, TrainConfig
-from nano_rl.gather import Sources
-from nano_rl.group import Group
-from nano_rl.guards import GuardTripped
-from nano_rl.logs.learned import learned_from, learned_table
+from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
+from nano_rl.config.training import TrainConfig
+from nano_rl.gather.sources import Sources
+from nano_rl.learn.config.objective import ObjectiveConfig
+from nano_rl.learn.config.training import GuardConfig, LogsConfig
+from nano_rl.learn.metrics import METRICS, read_metrics
+from nano_rl.learn.rows.group import Group
 from nano_rl.logs.lineage import lineage
 from nano_rl.logs.reader import LogContents, read_logs
-from nano_rl.metrics import METRICS, read_metrics
+from nano_rl.logs.used_runs import learned_from, learned_table
+from nano_rl.preferences.log_pairs import pair_of, pairs_beside
+from nano_shared.errors import GuardTripped
 from nano_shared.store import LogStore
 from nano_shared.types import StopReason, Trajectory
 
@@ -71,8 +74,10 @@ def contents(log: Path, tiny: Path, config: TrainConfig) -> tuple[OpenedWeights,
         return opened, read_logs([store], opened, template, lineage(opened), config)
 
 
-def sources(of: LogContents) -> Sources:
-    return Sources(logged=of.groups, born=of.born, rest=of.rest, pairs=of.pairs)
+def sources(of: LogContents, log: Path, config: TrainConfig) -> Sources:
+    with LogStore.open(log) as store:
+        pairs = pairs_beside([store], {run.id for run in of.rest}, of.usable, config)
+    return Sources(logged=of.groups, born=of.born, rest=of.rest, pairs=pairs, pair_of=pair_of)
 
 
 MIXED = CONFIG.model_copy(
@@ -88,21 +93,22 @@ def test_what_policy_gradients_may_not_use_is_imitated_and_compared_in_the_same_
 ) -> None:
     _, held = contents(log, tiny, MIXED)
     assert (held.runs, len(held.rest), held.refused) == (4, 4, {"text-only": 4})
-    assert 1 <= len(held.pairs) <= 2
+    given = sources(held, log, MIXED)
+    assert 1 <= len(given.pairs) <= 2
     loop = Loop(tiny, tmp_path / "a")
-    loop.go(MIXED, sources=sources(held), score=None)
+    loop.go(MIXED, sources=given, score=None)
     rows = read_metrics(tmp_path / "a" / METRICS)
     for row in rows:
         shares = [row[f"share_{part}"] for part in ("policy", "kl", "sft", "preference")]
         assert sum(share for share in shares if share is not None) == pytest.approx(1)
         assert row["sft_tokens"]
-        assert row["preference_pairs"] == min(2, len(held.pairs))
+        assert row["preference_pairs"] == min(2, len(given.pairs))
     # nothing has moved before the first update: no side has gained on the other
     assert rows[0]["preference_margin"] == 0
     assert rows[-1]["preference_margin"] != 0
     used = set(loop.used)
     assert {run.id for group in held.groups for run in group.members} <= used
-    assert {pair.chosen_run for pair in held.pairs} <= used
+    assert {pair.chosen_run for pair in given.pairs} <= used
 
     told = learned_from(rows)
     assert told["logged_runs"] == 6
@@ -118,7 +124,7 @@ def test_a_stopped_training_from_logs_goes_on_bit_for_bit(
 ) -> None:
     config = MIXED.model_copy(update={"group_size": fresh})
     _, held = contents(log, tiny, config)
-    given = sources(held)
+    given = sources(held, log, config)
     whole, halved = Loop(tiny, tmp_path / "a"), Loop(tiny, tmp_path / "b")
     expected = whole.go(config, sources=given)
     halved.go(config, sources=given, steps=1)
@@ -140,7 +146,7 @@ def test_a_log_without_tokens_trains_by_what_is_left_alone(
             store.append(bare(passed(run)))
     _, held = contents(path, tiny, MIXED)
     assert held.groups == ()
-    Loop(tiny, tmp_path / "a").go(MIXED, sources=sources(held), score=None)
+    Loop(tiny, tmp_path / "a").go(MIXED, sources=sources(held, path, MIXED), score=None)
     rows = read_metrics(tmp_path / "a" / METRICS)
     assert len(rows) == 3
     assert all(row["share_sft"] and row["sft_tokens"] and not row["logged_runs"] for row in rows)

@@ -11,13 +11,14 @@ from builders import trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.config import ObjectiveConfig, TrainConfig, parse_config
-from nano_rl.credit.baselines import Baselines
-from nano_rl.group import Group, form_groups
+from nano_rl.config.training import TrainConfig, parse_config
+from nano_rl.gather.replay_buffer import ReplayBuffer
+from nano_rl.learn.config.objective import ObjectiveConfig
+from nano_rl.learn.credit.baselines import Baselines
+from nano_rl.learn.rows.group import Group, form_groups
+from nano_rl.learn.rows.sample import to_samples
+from nano_rl.learn.staleness import aged, keep_nearest
 from nano_rl.logs.lineage import Lineage, Weights
-from nano_rl.logs.replay_buffer import ReplayBuffer
-from nano_rl.logs.staleness import aged, keep_nearest
-from nano_rl.sample import to_samples
 from nano_shared.errors import ConfigError
 
 

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from looping import TASKS, Loop, same, tiny_model
 
-from nano_rl.curriculum import Curriculum
-from nano_rl.logs.used import read_used
-from nano_rl.order import Order
-from nano_rl.tasks import make_tasks
+from nano_rl.gather.curriculum import Curriculum
+from nano_rl.gather.task_order import Order
+from nano_rl.logs.used_runs import read_used
+from nano_rl.tasks.make import make_tasks
 from nano_shared.types import Split, Trajectory
 
 DEAD = {task.key for task in TASKS[:2]}

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from nano_coder.runtime import GRADERS, Runtime, ScriptedPolicy, grade_run, open_sandbox, run_task
+from nano_coder.grading.graders import GRADERS
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.run.execution import Runtime, grade_run, run_task
+from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.cli import cli
 from nano_shared.errors import LogError, UsageError
 from nano_shared.store import LogStore

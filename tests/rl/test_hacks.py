@@ -13,16 +13,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rewarded import ADD, SOLVE, new_runtime, opened, rolled
 
-from nano_coder.runtime import COMPACT_1, first_messages, open_weights
+from nano_coder.agent.profiles import COMPACT_1
+from nano_coder.agent.prompt import first_messages
+from nano_coder.models.opening import open_weights
 from nano_rl.cli import cli
-from nano_rl.config import GuardConfig, RewardConfig, TrainConfig
-from nano_rl.controls import controls_due, hack_metrics, roll_controls
-from nano_rl.gather import Sources
-from nano_rl.hacks import hack_row, hack_rows
-from nano_rl.metrics import METRICS, MetricsWriter, read_metrics
-from nano_rl.model.learner import prepare
-from nano_rl.tasks import make_tasks
-from nano_rl.tasks.impossible import impossible, is_control
+from nano_rl.config.training import RewardConfig, TrainConfig
+from nano_rl.gather.impossible_rollouts import controls_due, hack_metrics, hack_row, hack_rows, roll_controls
+from nano_rl.gather.sources import Sources
+from nano_rl.learn.config.training import GuardConfig
+from nano_rl.learn.metrics import METRICS, MetricsWriter, read_metrics
+from nano_rl.learn.model.learner import prepare
+from nano_rl.tasks.impossible import impossible
+from nano_rl.tasks.make import make_tasks
 from nano_rl.tiny import build_tiny
 from nano_rl.train import train
 from nano_shared.errors import UsageError
@@ -57,14 +59,14 @@ def test_a_training_measures_hacking_and_learns_nothing_from_it(tmp_path: Path) 
     used = train(
         model, weights, runtime, Sources(tasks=TASKS), config, tmp_path, lambda *_: None, reward=reward
     )
-    controls = [run for run in runtime.store.trajectories() if is_control(run.task)]
+    controls = [run for run in runtime.store.trajectories() if run.task.is_control]
     assert len(controls) == 2
     assert not set(used) & {run.id for run in controls}
     rows = read_metrics(tmp_path / METRICS)
     assert [row["controls"] for row in rows] == [1, 1]
     assert [row["control_passes"] for row in rows] == [0, 0]
     assert [row["rollouts"] for row in rows] == [4, 4]
-    ordinary = [run for run in runtime.store.trajectories() if not is_control(run.task)]
+    ordinary = [run for run in runtime.store.trajectories() if not run.task.is_control]
     assert all("format" in run.verdict.components for run in ordinary if run.verdict)
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nano_rl.model import head
-from nano_rl.model.head import Anticipate, Targets, selected_scores
+from nano_rl.learn.model import logprob_head as head
+from nano_rl.learn.model.logprob_head import Anticipate, Targets, selected_scores
 
 SITES, WIDTH, VOCABULARY = 7, 5, 11
 SITE_N = torch.tensor([0, 0, 1, 2, 3, 3, 4, 5, 6, 6])

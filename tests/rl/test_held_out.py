@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from looping import CONFIG, PATIENT, TASKS, Given, parity, runtime_at, same, tiny_model, weights
 
-from nano_coder.runtime import open_weights
-from nano_rl.gather import Sources
-from nano_rl.held_out import HELD_OUT_FILE, HeldOut
-from nano_rl.metrics import METRICS, read_metrics, read_rows
-from nano_rl.model.learner import prepare
+from nano_coder.models.opening import open_weights
+from nano_rl.gather.held_out import HELD_OUT_FILE, HeldOut
+from nano_rl.gather.sources import Sources
+from nano_rl.learn.metrics import METRICS, read_metrics, read_rows
+from nano_rl.learn.model.learner import prepare
 from nano_rl.train import train
 from nano_shared.errors import UsageError
 

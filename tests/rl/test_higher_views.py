@@ -10,10 +10,11 @@ import sys
 import pytest
 from oracles import follow
 
-from nano_rl.tasks.clumsy import clumsy
-from nano_rl.tasks.grammar import belongs, split_of
-from nano_rl.tasks.program import Kind, Param, Program, compile_function, outcome
-from nano_rl.tasks.views import VIEWS, make_task
+from nano_rl.suites.functions.grammar import belongs
+from nano_rl.suites.functions.program import Kind, Param, Program, compile_function, outcome
+from nano_rl.suites.functions.refactor_views import clumsy
+from nano_rl.suites.functions.views import VIEWS, make_task
+from nano_rl.tasks.suite import split_of
 from nano_shared.types import Split, Task
 
 HIGHER = [view for view in VIEWS if view.level >= 4]
@@ -61,7 +62,7 @@ def _lists_calls(node: ast.FunctionDef) -> bool:
 
 
 def _skeleton(node: ast.FunctionDef) -> str:
-    from nano_rl.tasks.program import skeleton
+    from nano_rl.suites.functions.program import skeleton
 
     node.args.defaults = []  # an extension's default is no part of its program
     return skeleton(ast.unparse(node))
@@ -103,7 +104,7 @@ def test_an_extended_function_keeps_its_old_calls_and_takes_new_ones() -> None:
 
 
 def test_a_refactoring_starts_beyond_its_bound() -> None:
-    from nano_coder.runtime import measured
+    from nano_coder.grading.source_measure import measured
 
     for task in SAMPLE["refactor", 6]:
         assert task.hidden is not None
@@ -155,7 +156,7 @@ def test_the_guard_asks_family_and_code() -> None:
 
 _MAKE = """
 import hashlib
-from nano_rl.tasks import make_tasks
+from nano_rl.tasks.make import make_tasks
 from nano_shared.types import Split
 tasks = make_tasks(levels=range(8), n=24, seed=7, split=Split.TEST)
 print(hashlib.sha256("".join(t.model_dump_json() for t in tasks).encode()).hexdigest())

@@ -7,13 +7,15 @@ from dataclasses import replace
 import pytest
 from domains import runtime
 
-from nano_coder.runtime import OpenedWeights, Runtime, ScriptedPolicy, local_policy, open_weights, run_task
+from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.run.execution import Runtime, run_task
+from nano_rl.gather.rollouts import execute
 from nano_rl.imitation.demonstrations import reader_of
-from nano_rl.imitation.oracle import oracle_policy
 from nano_rl.imitation.rows import Reader, refused, succeeded
-from nano_rl.rollout import execute
-from nano_rl.sample import TrainSample
-from nano_rl.tasks.views import VIEWS, make_task
+from nano_rl.learn.rows.sample import TrainSample
+from nano_rl.suites.functions.views import VIEWS, make_task
+from nano_rl.tasks.oracle import oracle_policy
 from nano_rl.tiny import build_tiny
 from nano_shared import Sampling, Task, Trajectory
 from nano_shared.types import Split

@@ -9,13 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rewarded import ADD, SOLVE, SUBMIT, new_runtime, opened, rolled
 
-from nano_coder.runtime import COMPACT_1
-from nano_rl.imitation.oracle import oracle_policy
-from nano_rl.logs.source import refusal
+from nano_coder.agent.profiles import COMPACT_1
+from nano_rl.gather.rollouts import execute
+from nano_rl.imitation.demonstrations import refusal
 from nano_rl.rewards.reward import IMPOSSIBLE
-from nano_rl.rollout import execute
-from nano_rl.tasks import make_tasks
-from nano_rl.tasks.impossible import can_conflict, impossible, is_control
+from nano_rl.tasks.impossible import can_conflict, impossible
+from nano_rl.tasks.make import make_tasks
+from nano_rl.tasks.oracle import oracle_policy
 from nano_shared.errors import UsageError
 from nano_shared.types import HiddenChecks, Split, StateCheck, Suite, Task
 
@@ -32,8 +32,8 @@ def test_the_policy_sees_no_difference_and_the_checks_contradict(task: Task, see
     assert control.hidden != task.hidden
     assert control.oracle is None
     assert control.key != task.key
-    assert is_control(control)
-    assert not is_control(task)
+    assert control.is_control
+    assert not task.is_control
     assert control == impossible(task, seed=seed)
 
 

@@ -8,16 +8,19 @@ import pytest
 import torch
 from builders import tiny_llama, trajectory, turn
 
-from nano_rl.batch import make_batches
-from nano_rl.config import CriticConfig, GuardConfig, ObjectiveConfig, OptimizerConfig, TrainConfig
-from nano_rl.group import Group
-from nano_rl.imitation.rows import Demonstrations, own_successes
-from nano_rl.loss import sft_loss
-from nano_rl.model.critic import Critic, open_critic
-from nano_rl.model.learner import Learner
-from nano_rl.model.logprob import token_logprobs
-from nano_rl.sample import to_samples
-from nano_rl.update import Updater
+from nano_rl.config.training import TrainConfig
+from nano_rl.imitation.rows import own_successes
+from nano_rl.imitation.term import Demonstrations, ImitationTerm
+from nano_rl.learn.config.objective import ObjectiveConfig
+from nano_rl.learn.config.training import CriticConfig, GuardConfig, OptimizerConfig
+from nano_rl.learn.model.critic import Critic, open_critic
+from nano_rl.learn.model.learner import Learner
+from nano_rl.learn.model.logprob import token_logprobs
+from nano_rl.learn.objectives.loss import sft_loss
+from nano_rl.learn.rows.batch import make_batches
+from nano_rl.learn.rows.group import Group
+from nano_rl.learn.rows.sample import to_samples
+from nano_rl.learn.update import Updater
 
 LOOSE = GuardConfig(mismatch_max=1e9, patience=100)
 
@@ -53,7 +56,11 @@ def step(
 ) -> tuple[dict[str, float], Learner]:
     model = tiny_llama(torch.float32)
     learner = Learner(model, settings.optimizer, steps=settings.steps)
-    updater = Updater(learner=learner, config=settings, critic=critic, demonstrations=demonstrations)
+    imitation = ImitationTerm(
+        weight=settings.lambda_sft, max_tokens=settings.max_tokens, demonstrations=demonstrations
+    )
+    terms = [imitation] if settings.lambda_sft else []
+    updater = Updater(learner=learner, config=settings, critic=critic, terms=terms)
     return updater.learn(of, {"step": 0.0}, version=0, **more), learner
 
 

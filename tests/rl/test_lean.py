@@ -10,8 +10,8 @@ import pytest
 import torch
 from families import family
 
-from nano_rl.model.lean import _AdaptedLinear, _RMSNorm, _SiluProduct, lean_forwards
-from nano_rl.model.learner import prepare
+from nano_rl.learn.model.learner import prepare
+from nano_rl.learn.trees.low_memory_layers import _AdaptedLinear, _RMSNorm, _SiluProduct, lean_forwards
 
 
 def test_norm_equals_the_textbook_in_value_and_gradient() -> None:

@@ -10,13 +10,14 @@ import pytest
 import torch
 from recorded import ADD, FAIL, SECOND, SOLVE, build_model, recorded, relogged
 
-from nano_coder.runtime import OpenedWeights, Refusal, local_policy, open_weights
-from nano_rl.config import TrainConfig
-from nano_rl.gather import Sources
+from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
+from nano_coder.verify.refusal import Refusal
+from nano_rl.config.training import TrainConfig
+from nano_rl.gather.replay_buffer import ReplayBuffer
+from nano_rl.gather.sources import Sources
 from nano_rl.logs import reader as log_reader
 from nano_rl.logs.lineage import lineage
 from nano_rl.logs.reader import LogContents, read_logs
-from nano_rl.logs.replay_buffer import ReplayBuffer
 from nano_shared.errors import LogError
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory

@@ -9,11 +9,11 @@ import torch
 from builders import VOCABULARY, tiny_llama, trajectory, turn
 from torch import Tensor, nn
 
-from nano_rl.batch import Batch, make_batches
-from nano_rl.config import ObjectiveConfig
-from nano_rl.loss import mean_metrics, policy_loss
-from nano_rl.model.logprob import score_tokens, token_logprobs
-from nano_rl.sample import to_samples
+from nano_rl.learn.config.objective import ObjectiveConfig
+from nano_rl.learn.model.logprob import score_tokens, token_logprobs
+from nano_rl.learn.objectives.loss import mean_metrics, policy_loss
+from nano_rl.learn.rows.batch import Batch, make_batches
+from nano_rl.learn.rows.sample import to_samples
 from nano_shared import ConfigError, Sampling
 
 

@@ -10,12 +10,10 @@ import torch
 from builders import flat_batch, flat_logprobs, logs, trajectory, turn
 from torch import Tensor
 
-from nano_rl.batch import Batch, make_batches
-from nano_rl.config import ObjectiveConfig
-from nano_rl.loss import mean_metrics, policy_loss, sft_loss
-from nano_rl.objectives.config import KL
-from nano_rl.objectives.kl import reference_kl
-from nano_rl.sample import to_samples
+from nano_rl.learn.config.objective import KL, ObjectiveConfig
+from nano_rl.learn.objectives.loss import mean_metrics, policy_loss, reference_kl, sft_loss
+from nano_rl.learn.rows.batch import Batch, make_batches
+from nano_rl.learn.rows.sample import to_samples
 
 PLAIN = ObjectiveConfig(tis_cap=None)
 RATIOS = [0.5, 1.0, 1.5]

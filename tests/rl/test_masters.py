@@ -9,12 +9,12 @@ from builders import tiny_llama
 from families import adapted, one_batch, sample
 from torch import Tensor, nn
 
-from nano_rl.batch import Batch
-from nano_rl.config import OptimizerConfig
-from nano_rl.loss import sft_loss
-from nano_rl.model.learner import Learner
-from nano_rl.model.logprob import loss_and_scores
-from nano_rl.model.masters import Masters
+from nano_rl.learn.config.training import OptimizerConfig
+from nano_rl.learn.model.learner import Learner
+from nano_rl.learn.model.logprob import loss_and_scores
+from nano_rl.learn.model.optimizer import Masters
+from nano_rl.learn.objectives.loss import sft_loss
+from nano_rl.learn.rows.batch import Batch
 
 BATCH = one_batch([sample([1, 2, 3, 4], [0, 1, 1, 1], 0), sample([1, 2, 5], [0, 0, 1], 1)], torch.float32)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nano_rl.metrics import MetricsWriter, read_metrics
+from nano_rl.learn.metrics import MetricsWriter, read_metrics
 from nano_shared import UsageError
 
 

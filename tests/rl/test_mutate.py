@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from nano_rl.tasks.grammar import draw_study
+from nano_rl.suites.functions.admitted_program import MAX_HIDDEN
+from nano_rl.suites.functions.grammar import draw_study
+from nano_rl.suites.functions.program import compile_function, outcome
 from nano_rl.tasks.mutate import MISTAKES, mutants
-from nano_rl.tasks.program import compile_function, outcome
-from nano_rl.tasks.study import MAX_HIDDEN
 from nano_shared.types import Split
 
 

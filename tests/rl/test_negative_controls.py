@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from looping import CONFIG, PATIENT, Loop, logged_groups, same, scored, tiny_model
 
-from nano_rl.config import ObjectiveConfig
-from nano_rl.gather import Sources
-from nano_rl.group import Group
-from nano_rl.sample import group_samples
+from nano_rl.gather.sources import Sources
+from nano_rl.learn.config.objective import ObjectiveConfig
+from nano_rl.learn.rows.group import Group
+from nano_rl.learn.step_rows import group_samples
 
 sys.path.append(str(Path(__file__).parents[2] / "integration"))
 

@@ -12,8 +12,9 @@ from bohrin.api import Task as Audited
 from falsepass import runner as falsepass
 from gradecheck.runner import run
 
-from nano_coder.runtime import grade_folder, open_sandbox
-from nano_rl.tasks import make_tasks
+from nano_coder.grading.submission import grade_folder
+from nano_coder.sandbox.backend import open_sandbox
+from nano_rl.tasks.make import make_tasks
 from nano_shared.types import Case, HiddenChecks, Split, Task
 
 REFERENCES = {

@@ -17,18 +17,18 @@ from failing_worker import FAILURES
 from faulty_worker import FAULT
 from looping import CONFIG, TASKS, Loop, logged_groups, same, tiny_model
 
-from nano_rl.config import OptimizerConfig, TrainConfig, parse_config
-from nano_rl.curriculum import Curriculum
-from nano_rl.errors import GuardTripped, RolloutsFailed
-from nano_rl.gather import Sources
-from nano_rl.logs.used import read_used
-from nano_rl.metrics import read_metrics
-from nano_rl.overlap import remote_rollouts
+from nano_rl.config.training import TrainConfig, parse_config
+from nano_rl.gather.curriculum import Curriculum
+from nano_rl.gather.overlap import remote_rollouts
+from nano_rl.gather.sources import Sources
+from nano_rl.learn.config.training import OptimizerConfig
+from nano_rl.learn.metrics import read_metrics
+from nano_rl.logs.used_runs import read_used
+from nano_rl.record.events import EventKind, read_events
 from nano_rl.resume.interrupt import TrainingStopped
 from nano_rl.resume.states import States
 from nano_rl.tiny import build_tiny
-from nano_rl.watch.events import EventKind, read_events
-from nano_shared.errors import ConfigError, UsageError
+from nano_shared.errors import ConfigError, GuardTripped, RolloutsFailed, UsageError
 from nano_shared.scratch import PREFIX
 from nano_shared.store import LogStore
 
@@ -251,7 +251,7 @@ def test_a_signal_finishes_the_step_and_ends_the_worker(tiny: Path, whole: Loop,
 def test_a_worker_ends_with_its_trainer(tiny: Path, tmp_path: Path, scratch: Path) -> None:
     code = (
         "import sys, tempfile\nfrom pathlib import Path\nfrom looping import Loop\n"
-        "from nano_rl.overlap import remote_rollouts\nfrom test_overlap import AHEAD\n"
+        "from nano_rl.gather.overlap import remote_rollouts\nfrom test_overlap import AHEAD\n"
         "tempfile.tempdir = sys.argv[3]\nremote_rollouts.in_memory = lambda: sys.argv[3]\n"
         "hang = lambda *_: (print('learning', flush=True), __import__('time').sleep(600))\n"
         "Loop(*map(Path, sys.argv[1:3])).go(AHEAD, on_step=hang)"

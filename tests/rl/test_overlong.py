@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from builders import trajectory, turn
 
-from nano_rl.aggregation import token_weights
-from nano_rl.config import ObjectiveConfig
-from nano_rl.credit.overlong import cut_off, length_penalty
-from nano_rl.credit.turns import group_credit, has_signal
-from nano_rl.group import Group
-from nano_rl.sample import group_samples
+from nano_rl.learn.config.objective import ObjectiveConfig
+from nano_rl.learn.credit.turns import cut_off, group_credit, has_signal, length_penalty
+from nano_rl.learn.objectives.aggregation import token_weights
+from nano_rl.learn.rows.group import Group
+from nano_rl.learn.step_rows import group_samples
 from nano_shared import Finish, StopReason, Trajectory
 
 

@@ -17,25 +17,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nano_rl.cli import cli
-from nano_rl.config import ObjectiveConfig, OptimizerConfig, TrainConfig
-from nano_rl.group import Group, form_groups
-from nano_rl.guards import GuardTripped
-from nano_rl.held_out import HELD_OUT_FILE
-from nano_rl.metrics import METRICS, MetricsWriter
-from nano_rl.page.choose import choose
-from nano_rl.page.families import by_family, by_level
-from nano_rl.page.figures import main_plots
-from nano_rl.page.plot import READINGS, Plotter
-from nano_rl.page.series import AT_MOST, series
-from nano_rl.page.tokens import Piece, load_decoder, pieces
+from nano_rl.config.training import TrainConfig
+from nano_rl.gather.held_out import HELD_OUT_FILE
+from nano_rl.gather.success import success_metrics
+from nano_rl.learn.config.objective import ObjectiveConfig
+from nano_rl.learn.config.training import OptimizerConfig
+from nano_rl.learn.metrics import METRICS, MetricsWriter
+from nano_rl.learn.rows.group import Group, form_groups
+from nano_rl.record.command import TOKENIZER, TrainingRecord
+from nano_rl.record.rollouts import Rollout
+from nano_rl.report.figures import main_plots
+from nano_rl.report.live import NoView
+from nano_rl.report.panel import interval_of
+from nano_rl.report.plot import AT_MOST, READINGS, Plotter, series
+from nano_rl.report.training import by_family, by_level
+from nano_rl.report.transcript import Piece, choose, load_decoder, pieces
+from nano_rl.report.watcher import Watcher
 from nano_rl.tiny import build_tiny
-from nano_rl.watch.live import NoView
-from nano_rl.watch.panel import interval_of
-from nano_rl.watch.record import TOKENIZER, TrainingRecord
-from nano_rl.watch.rollouts import Rollout
-from nano_rl.watch.success import success_metrics
-from nano_rl.watch.watcher import Watcher
-from nano_shared.errors import UsageError
+from nano_shared.errors import GuardTripped, UsageError
 from nano_shared.printable import printable
 from nano_shared.store import LogStore
 from nano_shared.types import Observation, Tampering, ToolCall, Trajectory, TurnTokens

@@ -14,12 +14,12 @@ import pytest
 import torch
 from recorded import ADD, FAIL, SECOND, SOLVE, build_model, recorded, relogged
 
-from nano_coder.runtime import OpenedWeights, Refusal, open_weights
-from nano_rl.imitation.demonstrations import logged_successes, reader_of
+from nano_coder.models.opening import OpenedWeights, open_weights
+from nano_coder.verify.refusal import Refusal
+from nano_rl.imitation.demonstrations import admit, logged_successes, reader_of
 from nano_rl.logs.admission import Bench, Use
-from nano_rl.logs.second_look import SecondLook
-from nano_rl.logs.source import admit
 from nano_rl.logs.survey import Survey
+from nano_rl.logs.token_verification import SecondLook
 from nano_rl.tasks.impossible import impossible
 from nano_shared.errors import LogError
 from nano_shared.fact_rows import RunFilter

@@ -12,15 +12,17 @@ import torch
 from builders import verdict
 from domains import runtime
 
-from nano_coder.runtime import COMPACT_1, first_messages, open_weights
-from nano_rl.batch import make_batches
+from nano_coder.agent.profiles import COMPACT_1
+from nano_coder.agent.prompt import first_messages
+from nano_coder.models.opening import open_weights
 from nano_rl.cli import cli
 from nano_rl.imitation.demonstrations import reader_of
 from nano_rl.imitation.rows import Reader
-from nano_rl.model.logprob import token_logprobs
+from nano_rl.learn.model.logprob import token_logprobs
+from nano_rl.learn.rows.batch import make_batches
 from nano_rl.preferences.reward_checkpoint import open_reward_model
+from nano_rl.preferences.reward_part import Preference
 from nano_rl.rewards import parse_reward
-from nano_rl.rewards.preference import Preference
 from nano_rl.tiny import build_tiny
 from nano_shared import (
     Completion,
@@ -36,8 +38,8 @@ from nano_shared import (
 )
 from nano_shared.checkpoint import checkpoints_dir, read_checkpoint
 from nano_shared.command_line import run_command
-from nano_shared.conversation import Conversation
 from nano_shared.errors import CheckpointError, ConfigError, UsageError
+from nano_shared.policy import Conversation
 from nano_shared.store import LogStore
 
 WORDS = ("please", "now", "here", "there", "then", "stop", "go", "look")
@@ -306,7 +308,7 @@ def test_imitation_of_conversations_and_of_logged_successes(
 def test_a_bad_conversation_is_named_by_line_and_field(
     line: str, said: str, tiny: Path, tmp_path: Path
 ) -> None:
-    from nano_rl.imitation.messages_file import read_messages
+    from nano_rl.imitation.rows import read_messages
 
     good = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
     (tmp_path / "talk.jsonl").write_text(f"{good}\n{line}\n")

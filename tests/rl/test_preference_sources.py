@@ -12,7 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judge_server import honest, judging
 
-from nano_coder.runtime import COMPACT_1, DIALECTS, Runtime, ScriptedPolicy, open_sandbox, run_task
+from nano_coder.agent.dialects import DIALECTS
+from nano_coder.agent.profiles import COMPACT_1
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.run.execution import Runtime, run_task
+from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.cli import cli
 from nano_rl.preferences.edit_pairs import _replaced, edit_pairs
 from nano_rl.preferences.pairs import PreferencePair, read_pairs

@@ -9,9 +9,10 @@ import re
 
 import pytest
 
-from nano_rl.tasks.classics import CLASSICS, draw_classic
-from nano_rl.tasks.grammar import draw_program, draw_study, renamed, split_of
-from nano_rl.tasks.program import (
+from nano_rl.suites.functions.admitted_program import study
+from nano_rl.suites.functions.classics import CLASSICS, draw_classic
+from nano_rl.suites.functions.grammar import draw_program, draw_study, renamed
+from nano_rl.suites.functions.program import (
     Kind,
     OutOfSteps,
     Param,
@@ -21,7 +22,7 @@ from nano_rl.tasks.program import (
     program_hash,
     sample_args,
 )
-from nano_rl.tasks.study import study
+from nano_rl.tasks.suite import split_of
 from nano_shared.hashing import canonical_json
 from nano_shared.types import Split
 

@@ -15,12 +15,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nano_coder.runtime import COMPACT_1, first_messages
+from nano_coder.agent.profiles import COMPACT_1
+from nano_coder.agent.prompt import first_messages
 from nano_rl.checkpoints.evaluations import Conditions, Evaluation, Interval, TaskOutcome, store_evaluation
 from nano_rl.checkpoints.promotion import difference
 from nano_rl.checkpoints.promotion_history import promote, read_history, roll_back
 from nano_rl.cli import cli
-from nano_rl.tasks import make_tasks
+from nano_rl.tasks.make import make_tasks
 from nano_rl.tiny import build_tiny
 from nano_shared.checkpoint import (
     Manifest,

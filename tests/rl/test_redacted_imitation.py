@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from nano_coder.runtime import CHATML, COMPACT_1, ChatTemplate, first_messages
+from nano_coder.agent.chat_template import CHATML, ChatTemplate
+from nano_coder.agent.profiles import COMPACT_1
+from nano_coder.agent.prompt import first_messages
 from nano_rl.imitation.rows import Reader, succeeded
 from nano_rl.tiny import build_tiny
 from nano_shared import (
@@ -22,7 +24,7 @@ from nano_shared import (
     TurnTokens,
     Verdict,
 )
-from nano_shared.conversation import Conversation
+from nano_shared.policy import Conversation
 from nano_shared.redact import MARKER, REDACTED_ID, is_redacted, scrub_trajectory
 
 SECRET = "glpat-" + "aB3dE6gH9jK2mN5pQ8sT"

@@ -8,19 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from nano_coder.runtime import (
-    COMPACT_1,
-    DIALECTS,
-    ScriptedPolicy,
-    first_messages,
-    grade_run,
-    reflect_run,
-    run_task,
-)  # fmt: skip
+from nano_coder.agent.dialects import DIALECTS
+from nano_coder.agent.profiles import COMPACT_1
+from nano_coder.agent.prompt import first_messages
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.run.execution import grade_run, reflect_run, run_task
 from nano_rl.cli import cli
-from nano_rl.commands.oracles import oracle_runtime
-from nano_rl.commands.session import training_runtime
-from nano_rl.logs.source import admit
+from nano_rl.commands.session import oracle_runtime, training_runtime
+from nano_rl.imitation.demonstrations import admit
 from nano_rl.tasks.make import write_tasks
 from nano_rl.tiny import build_tiny
 from nano_shared.command_line import run_command

@@ -8,9 +8,8 @@ from builders import tiny_llama
 from test_logprob import ROWS, batch_of, lora
 from torch import nn
 
-from nano_rl.model.learner import prepare
-from nano_rl.model.logprob import token_logprobs
-from nano_rl.model.reference import Reference
+from nano_rl.learn.model.learner import Reference, prepare
+from nano_rl.learn.model.logprob import token_logprobs
 
 
 def learnt_before() -> nn.Module:

@@ -10,7 +10,7 @@ import pytest
 from judge_server import Behaviour, honest, judging, right, words, works
 from rewarded import ADD, FAIL, MEND, READ, SOLVE, SUBMIT, new_runtime, opened, rolled
 
-from nano_coder.runtime import Runtime
+from nano_coder.run.execution import Runtime
 from nano_rl.rewards.judge import ring
 from nano_rl.rewards.question import choice
 from nano_shared.errors import ConfigError

@@ -10,9 +10,10 @@ import pytest
 import torch
 from builders import tiny_llama, trajectory, turn
 
-from nano_rl.config import OptimizerConfig
-from nano_rl.metrics import read_metrics
-from nano_rl.model.scalar_model import ScalarModel, scalar_model
+from nano_rl.learn.config.training import OptimizerConfig
+from nano_rl.learn.metrics import read_metrics
+from nano_rl.learn.model.scalar_model import ScalarModel, scalar_model
+from nano_rl.learn.rows.sample import TrainSample, to_samples
 from nano_rl.preferences.config import RewardModelConfig
 from nano_rl.preferences.pairs import PairRows
 from nano_rl.preferences.reward_model import (
@@ -23,7 +24,6 @@ from nano_rl.preferences.reward_model import (
     row_scores,
     train_reward_model,
 )
-from nano_rl.sample import TrainSample, to_samples
 from nano_shared.errors import UsageError
 
 LIKED = 7

@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nano_rl.cli import cli
-from nano_rl.group import form_groups
-from nano_rl.metrics import METRICS, MetricsWriter, Row, read_metrics
-from nano_rl.page.calibration import calibration_page
-from nano_rl.page.page import render
-from nano_rl.page.plot import Plotter
-from nano_rl.page.training import read_training
+from nano_rl.gather.success import success_metrics
+from nano_rl.learn.metrics import METRICS, MetricsWriter, Row, read_metrics
+from nano_rl.learn.rows.group import form_groups
 from nano_rl.preferences.over_optimisation import GOLD, gold_and_proxy, over_optimised, proxy_of
 from nano_rl.preferences.reward_model import Bin, Report
+from nano_rl.report.calibration import calibration_page
+from nano_rl.report.page import render
+from nano_rl.report.plot import Plotter
+from nano_rl.report.training import read_training
 from nano_rl.rewards.outcome import composed_grader
-from nano_rl.watch.success import success_metrics
 from nano_shared.command_line import run_command
 from nano_shared.types import Trajectory
 

@@ -6,20 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from nano_coder.runtime import (
-    COMPACT_1,
-    DIALECTS,
-    OpenedWeights,
-    Runtime,
-    ScriptedPolicy,
-    first_messages,
-    local_policy,
-    open_sandbox,
-    open_weights,
-)
-from nano_rl.config import Scheduler
-from nano_rl.rollout import collect
-from nano_rl.tasks import make_tasks
+from nano_coder.agent.dialects import DIALECTS
+from nano_coder.agent.profiles import COMPACT_1
+from nano_coder.agent.prompt import first_messages
+from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.run.execution import Runtime
+from nano_coder.sandbox.backend import open_sandbox
+from nano_rl.config.training import Scheduler
+from nano_rl.gather.rollouts import collect
+from nano_rl.tasks.make import make_tasks
 from nano_rl.tiny import build_tiny
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore

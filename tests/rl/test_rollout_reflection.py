@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from nano_coder.runtime import DIALECTS, PROFILES, Runtime, ScriptedPolicy, open_sandbox
+from nano_coder.agent.dialects import DIALECTS
+from nano_coder.agent.profiles import PROFILES
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.run.execution import Runtime
+from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.cli import cli
-from nano_rl.group import form_groups
-from nano_rl.logs.source import admit
-from nano_rl.reflection import split_attempts, worth_of
-from nano_rl.rollout import collect
-from nano_rl.sample import to_samples
+from nano_rl.commands.rollout import split_attempts, worth_of
+from nano_rl.gather.rollouts import collect
+from nano_rl.imitation.demonstrations import admit
+from nano_rl.learn.rows.group import form_groups
+from nano_rl.learn.rows.sample import to_samples
 from nano_shared.command_line import run_command
 from nano_shared.store import LogStore
 from nano_shared.types import HiddenChecks, Task, ToolCall

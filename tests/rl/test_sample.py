@@ -9,8 +9,8 @@ from builders import trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.sample import TrainSample, recent_samples, to_samples
-from nano_rl.update import _stale
+from nano_rl.learn.rows.sample import TrainSample, recent_samples, to_samples
+from nano_rl.learn.update import _stale
 from nano_shared import Sampling, Trajectory
 from nano_shared.redact import REDACTED_ID
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from nano_coder.runtime import Runtime
+from nano_coder.run.execution import Runtime
 from nano_rl.cli import cli
+from nano_rl.suites.functions.views import VIEWS, make_task
 from nano_rl.tasks import check as checks
-from nano_rl.tasks import draw_tasks, read_tasks, write_tasks
 from nano_rl.tasks.admission import admitted_tasks, scratch_runtime, without_repeats
 from nano_rl.tasks.check import Finding, check_task
-from nano_rl.tasks.views import VIEWS, make_task
+from nano_rl.tasks.make import draw_tasks, read_tasks, write_tasks
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.types import Case, HiddenChecks, OracleAction, Split, Task, Trajectory, Verdict

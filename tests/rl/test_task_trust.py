@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nano_coder.runtime import Runtime
+from nano_coder.run.execution import Runtime
 from nano_rl.tasks.admission import scratch_runtime
 from nano_rl.tasks.check import check_task
 from nano_shared.types import Case, HiddenChecks, OracleAction, Split, Task

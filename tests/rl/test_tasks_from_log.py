@@ -12,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "coder"))
 
 from executions import SUBMIT, a_runtime, a_task, act, limits
 
-from nano_coder.runtime import Runtime, grade_run, run_task
+from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_rl.cli import cli
-from nano_rl.tasks import read_tasks
 from nano_rl.tasks.from_log import distinct, task_from_run
+from nano_rl.tasks.make import read_tasks
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.snapshot import snapshot_directory

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nano_coder.weights import load_policy
+from nano_coder.models.weights import load_policy
 from nano_rl.tiny import SPECIAL_TOKENS, build_tiny
 
 TEXTS = ["def add(a, b):\n    return a + b\n", "print(add(12, 345))\n", "naïve 日本\n"] * 5

@@ -9,9 +9,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from nano_coder.runtime import COMPACT_1
+from nano_coder.agent.profiles import COMPACT_1
 from nano_rl.commands.export import command
-from nano_rl.credit.advantage import group_advantages
+from nano_rl.learn.credit.advantage import group_advantages
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import (

@@ -10,16 +10,17 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from nano_coder.runtime import COMPACT_1, first_messages
+from nano_coder.agent.profiles import COMPACT_1
+from nano_coder.agent.prompt import first_messages
 from nano_rl.cli import cli
-from nano_rl.config import TrainConfig
-from nano_rl.metrics import METRICS, read_metrics
-from nano_rl.page.tokens import load_decoder
-from nano_rl.tasks import make_tasks
+from nano_rl.config.training import TrainConfig
+from nano_rl.learn.metrics import METRICS, read_metrics
+from nano_rl.record.command import TOKENIZER, read_record
+from nano_rl.record.events import EventKind, read_events
+from nano_rl.record.rollouts import ROLLOUTS, read_rollouts
+from nano_rl.report.transcript import load_decoder
+from nano_rl.tasks.make import make_tasks
 from nano_rl.tiny import build_tiny
-from nano_rl.watch.events import EventKind, read_events
-from nano_rl.watch.record import TOKENIZER, read_record
-from nano_rl.watch.rollouts import ROLLOUTS, read_rollouts
 from nano_shared.errors import NanoError, UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Split

@@ -12,17 +12,18 @@ import pytest
 import torch
 from looping import CONFIG, Given, Loop, logged_groups, same, scored, tiny_model, weights
 
-from nano_coder.runtime import Runtime, local_policy
+from nano_coder.models.opening import local_policy
+from nano_coder.run.execution import Runtime
 from nano_rl import train as loop_module
-from nano_rl import update as update_module
-from nano_rl.batch import Batch
-from nano_rl.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
-from nano_rl.gather import Sources
-from nano_rl.group import Group
-from nano_rl.guards import GuardTripped
+from nano_rl.gather.sources import Sources
+from nano_rl.learn import update as update_module
+from nano_rl.learn.config.objective import ObjectiveConfig
+from nano_rl.learn.config.training import GuardConfig, LogsConfig, OptimizerConfig
+from nano_rl.learn.rows.batch import Batch
+from nano_rl.learn.rows.group import Group
+from nano_rl.learn.trees import forward
 from nano_rl.resume.states import States
-from nano_rl.trees import forward
-from nano_shared.errors import NanoError, PolicyError, SandboxError
+from nano_shared.errors import GuardTripped, NanoError, PolicyError, SandboxError
 from nano_shared.types import Finish, StopReason, Trajectory
 
 

@@ -9,33 +9,26 @@ import pytest
 import torch
 from builders import verdict
 
-from nano_coder.runtime import (
-    COMPACT_1,
-    DIALECTS,
-    Runtime,
-    ScriptedPolicy,
-    first_messages,
-    open_sandbox,
-    open_weights,
-)
-from nano_rl.config import (
-    CriticConfig,
-    GuardConfig,
-    LogsConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
-    TrainConfig,
-)
-from nano_rl.gather import Sources
-from nano_rl.group import form_groups
+from nano_coder.agent.dialects import DIALECTS
+from nano_coder.agent.profiles import COMPACT_1
+from nano_coder.agent.prompt import first_messages
+from nano_coder.models.opening import open_weights
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.run.execution import Runtime
+from nano_coder.sandbox.backend import open_sandbox
+from nano_rl.config.training import TrainConfig
+from nano_rl.gather.sources import Sources
 from nano_rl.imitation.demonstrations import reader_of
 from nano_rl.imitation.rows import Reader
-from nano_rl.metrics import read_metrics
-from nano_rl.model.learner import prepare
+from nano_rl.learn.config.objective import ObjectiveConfig
+from nano_rl.learn.config.training import CriticConfig, GuardConfig, LogsConfig, OptimizerConfig
+from nano_rl.learn.metrics import read_metrics
+from nano_rl.learn.model.learner import prepare
+from nano_rl.learn.rows.group import form_groups
 from nano_rl.tiny import build_tiny
 from nano_rl.train import train
 from nano_shared import Completion, Finish, Sampling, StopReason, Task, Trajectory, Turn, TurnTokens
-from nano_shared.conversation import Conversation
+from nano_shared.policy import Conversation
 from nano_shared.store import LogStore
 
 FAST = OptimizerConfig(learning_rate=1e-3)

@@ -14,13 +14,13 @@ import torch
 from looping import CONFIG, TASKS, Loop, logged_groups, parity, same, tiny_model
 from looping import weights as weights_of
 
-from nano_coder.runtime import open_weights
+from nano_coder.models.opening import open_weights
 from nano_rl import train as loop_module
-from nano_rl.checkpoints.best import save_best
-from nano_rl.config import GuardConfig, OptimizerConfig
-from nano_rl.gather import Sources
-from nano_rl.logs.used import read_used
-from nano_rl.metrics import read_metrics
+from nano_rl.gather.sources import Sources
+from nano_rl.learn.config.training import GuardConfig, OptimizerConfig
+from nano_rl.learn.metrics import read_metrics
+from nano_rl.logs.used_runs import read_used
+from nano_rl.resume.best import save_best
 from nano_rl.resume.states import States
 from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.store import LogStore

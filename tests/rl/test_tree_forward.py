@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from nano_rl.batch import Batch
-from nano_rl.config import ObjectiveConfig
-from nano_rl.loss import policy_loss
-from nano_rl.model.logprob import TokenScores, can_share, loss_and_scores, score_tokens
-from nano_rl.sample import TrainSample
-from nano_rl.trees.forward import tree_hidden
-from nano_rl.trees.tree import build_tree
+from nano_rl.learn.config.objective import ObjectiveConfig
+from nano_rl.learn.model.logprob import TokenScores, can_share, loss_and_scores, score_tokens
+from nano_rl.learn.objectives.loss import policy_loss
+from nano_rl.learn.rows.batch import Batch
+from nano_rl.learn.rows.sample import TrainSample
+from nano_rl.learn.trees.forward import tree_hidden
+from nano_rl.learn.trees.prefix_tree import build_tree
 
 shared_model = cache(family)
 CONFIG = ObjectiveConfig(beta=0.1)

@@ -14,17 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from nano_rl.group import Group
-from nano_rl.guards import GuardTripped
-from nano_rl.metrics import Row
-from nano_rl.watch.events import EventKind, read_events
-from nano_rl.watch.live import LinesView, LiveView, NoView, open_view
-from nano_rl.watch.panel import Line, band, duration, interval_of, seconds_left, written
-from nano_rl.watch.phases import Phases, length, merge
-from nano_rl.watch.rollouts import ROLLOUTS, read_rollouts
-from nano_rl.watch.sparkline import sparkline
-from nano_rl.watch.success import success_metrics
-from nano_rl.watch.watcher import Watcher
+from nano_rl.gather.success import success_metrics
+from nano_rl.learn.metrics import Row
+from nano_rl.learn.rows.group import Group
+from nano_rl.record.events import EventKind, read_events
+from nano_rl.record.phases import Phases, length, merge
+from nano_rl.record.rollouts import ROLLOUTS, read_rollouts
+from nano_rl.report.live import LinesView, LiveView, NoView, open_view
+from nano_rl.report.panel import Line, band, duration, interval_of, seconds_left, sparkline, written
+from nano_rl.report.watcher import Watcher
+from nano_shared.errors import GuardTripped
 from nano_shared.types import Observation, Trajectory
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)).map(lambda i: (i[0], i[0] + i[1])))

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from nano_rl.cli import cli
-from nano_rl.watch.sinks import SINKS, open_sinks
-from nano_rl.watch.sinks.wandb import run_id
+from nano_rl.report.sinks import SINKS, open_sinks
+from nano_rl.report.sinks.wandb import run_id
 from nano_shared.errors import ConfigError, UsageError
 
 

@@ -37,14 +37,16 @@ def trained(folder: Path) -> dict[str, str]:
     """The hash of each training, which begin from the same weights."""
     from looping import CONFIG, Loop, logged_groups, parity, tiny_model, weights
 
-    from nano_coder.runtime import open_weights
-    from nano_rl.config import CriticConfig, LogsConfig, ObjectiveConfig, OptimizerConfig, SftConfig
-    from nano_rl.gather import Sources
+    from nano_coder.models.opening import open_weights
+    from nano_rl.config.training import SftConfig
+    from nano_rl.gather.sources import Sources
     from nano_rl.imitation.sft import train_sft
+    from nano_rl.learn.config.objective import ObjectiveConfig
+    from nano_rl.learn.config.training import CriticConfig, LogsConfig, OptimizerConfig
+    from nano_rl.learn.rows.sample import to_samples
     from nano_rl.preferences.config import DpoConfig
     from nano_rl.preferences.dpo import train_dpo
     from nano_rl.preferences.pairs import PairRows
-    from nano_rl.sample import to_samples
     from nano_shared.types import Limits, Task
 
     # of this file alone: generated tasks may come to read otherwise

@@ -17,8 +17,20 @@ import socket
 import struct
 from typing import Any, NamedTuple, NoReturn
 
-from . import files, group, kernel, landlock, memory, message, overlay, runner, seccomp, word
-from .ending import end_everything, exit_status
+from . import (
+    exec_program,
+    files,
+    group,
+    kernel,
+    landlock,
+    memory,
+    message,
+    outcome_record,
+    overlay,
+    runner,
+    seccomp,
+)
+from .termination import end_everything, exit_status
 
 NAMESPACES = (
     kernel.NEWUSER | kernel.NEWPID | kernel.NEWNS | kernel.NEWNET
@@ -28,8 +40,6 @@ _UID_INSIDE = 1000
 _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV
 _CALM_MS = 5
 """after a request, without another: then there is time to make the next runner ready"""
-KEPT = (kernel.CAP_DAC_OVERRIDE, kernel.CAP_DAC_READ_SEARCH, kernel.CAP_FOWNER, kernel.CAP_SETPCAP)
-"""capabilities of trusted code over the jail's own files; a program gets none"""
 SCRATCH = ("/tmp", "/dev/shm")
 _OWN_LIMITS = {
     # a second wall behind seccomp: no user namespace below this one
@@ -43,7 +53,7 @@ _OWN_LIMITS = {
 
 def main(control: socket.socket, plan: dict[str, Any], programs: group.Programs) -> NoReturn:
     """`programs` is the control group that those of this jail enter."""
-    close_all_but({control.fileno(), 2, *programs} - {-1})
+    exec_program.close_all_but({control.fileno(), 2, *programs} - {-1})
     while (null := os.open(os.devnull, os.O_RDWR)) < 3:
         """Standard streams are taken, so that no pipe of ours becomes one."""
     os.close(null)
@@ -61,7 +71,7 @@ def main(control: socket.socket, plan: dict[str, Any], programs: group.Programs)
         end = _wait(runner, control)
         outcome = _ended(runner, end)
         if end.packing is None:
-            control.sendall(word.encode(outcome))
+            control.sendall(outcome_record.encode(outcome))
         else:
             _pack(control, end.packing)
         _tidy(runner)
@@ -73,7 +83,7 @@ def main(control: socket.socket, plan: dict[str, Any], programs: group.Programs)
 def _announce(control: socket.socket, runner: Runner, theirs: list[int], listen: int) -> None:
     """Hand the agent its ends of what connects it with a runner."""
     if runner.number:
-        socket.send_fds(control, [word.READY], [*theirs, runner.ended])
+        socket.send_fds(control, [outcome_record.READY], [*theirs, runner.ended])
     elif listen:
         # for the agent to accept on: the only way out, and it ends in the agent
         with socket.create_server(("127.0.0.1", listen)) as listener:
@@ -107,7 +117,7 @@ def _heard(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 def _pack(control: socket.socket, fds: list[int]) -> None:
     """Answer with the workspace, if it is small; no program runs now, so no process is needed for it."""
-    said = word.TOO_LONG
+    said = outcome_record.TOO_LONG
     # a runner will meet the same error, and say so
     with contextlib.suppress(OSError):
         packed = files.pack_small("/work")
@@ -115,19 +125,10 @@ def _pack(control: socket.socket, fds: list[int]) -> None:
             with open(fds[0], "wb", buffering=0, closefd=False) as out:
                 while packed:
                     packed = packed[out.write(packed) :]
-            said = word.PACKED
+            said = outcome_record.PACKED
     for fd in fds:
         os.close(fd)
     control.sendall(said)
-
-
-def close_all_but(kept: set[int]) -> None:
-    low = 0
-    for fd in [*sorted(kept), 1 << 20]:
-        # an empty range that begins at 0 would close everything
-        if low < fd:
-            os.closerange(low, fd)
-        low = fd + 1
 
 
 # ------------------------------------------------------------------------------------- layers
@@ -164,7 +165,7 @@ def _isolate(plan: dict[str, Any], programs: group.Programs) -> None:
     with kernel.layer("mount_namespace"):
         _hide_mounts()
     with kernel.layer("capabilities"):
-        kernel.keep_capabilities(*KEPT)
+        kernel.keep_capabilities(*exec_program.KEPT)
     with kernel.layer("rlimits"):
         # should the machine run out of memory, a jail goes first
         kernel.put("/proc/self/oom_score_adj", "1000")
@@ -272,18 +273,20 @@ class _End(NamedTuple):
     """where to put the workspace, instead of a word"""
 
 
-def _ended(one: Runner, end: _End) -> word.Outcome:
+def _ended(one: Runner, end: _End) -> outcome_record.Outcome:
     """End what is left, and tell how it ended."""
     status, cpu_s, peak = end_everything(one.pid)
     began = end.began or _began(one.report)
     if began is None:
         if end.asked:
-            return word.Outcome(exit_code=None, signal=signal.SIGKILL)
+            return outcome_record.Outcome(exit_code=None, signal=signal.SIGKILL)
         os._exit(0)  # the agent hung up
     oom = end.oom or (not end.asked and began.watch.killed_by_group(status))
     exit_code, signal_number = exit_status(status)
-    refused = runner.refusal(_read(one.report, word.SIZE)) if began.kind == runner.OPERATION else None
-    return word.Outcome(exit_code, signal_number, oom, max(0.0, cpu_s - began.cpu_s), peak, refused)
+    refused = (
+        runner.refusal(_read(one.report, outcome_record.SIZE)) if began.kind == runner.OPERATION else None
+    )
+    return outcome_record.Outcome(exit_code, signal_number, oom, max(0.0, cpu_s - began.cpu_s), peak, refused)
 
 
 def _rehearse(timer: int) -> None:
@@ -296,7 +299,7 @@ def _rehearse(timer: int) -> None:
         message.send(theirs, {"op": "rehearsal", "run": -1}, [theirs.fileno()])
         for fd in _heard(ours)[1]:
             os.close(fd)
-        theirs.sendall(word.encode(word.Outcome(exit_code=0)))
+        theirs.sendall(outcome_record.encode(outcome_record.Outcome(exit_code=0)))
     # a program may have begun by now, and move what is being read
     with contextlib.suppress(OSError):
         files.pack_small("/work")

@@ -17,7 +17,7 @@ import struct
 import time
 from typing import IO, Any, NamedTuple, NoReturn
 
-from . import archive, become, files, init, interpret, kernel, memory, message, probe, word
+from . import archive, exec_program, files, kernel, memory, message, outcome_record, probe, warm_python
 
 BEGAN = struct.Struct("=BQdQQ")
 """what a runner begins, the bytes of memory that all its processes may hold together, the seconds of
@@ -60,8 +60,8 @@ def main(lines: Lines, limits: dict[str, int], *, rehearse: bool) -> NoReturn:
     _take_streams(
         [lines.out, lines.err], {lines.done, lines.requests, lines.report, lines.timer, *memory.programs()}
     )
-    interpret.make_ready()
-    become.limit(limits)
+    warm_python.make_ready()
+    exec_program.limit(limits)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, lines.requests) as requests:
         received = message.receive(requests)
     if received is None:
@@ -80,7 +80,7 @@ def _serve(request: dict[str, Any], fds: list[int], lines: Lines) -> NoReturn:
     except OSError as error:
         if kind != OPERATION:
             _begin(OPERATION, request, lines)
-        _refuse(lines.report, error, word.UNFIT)
+        _refuse(lines.report, error, outcome_record.UNFIT)
     if fds:
         os.dup2(fds[0], 0)
         os.close(fds[0])
@@ -88,19 +88,19 @@ def _serve(request: dict[str, Any], fds: list[int], lines: Lines) -> NoReturn:
         try:
             _operate(request)
         except OSError as error:
-            _refuse(lines.report, error, word.REFUSED)
+            _refuse(lines.report, error, outcome_record.REFUSED)
         os._exit(0)
     _begin(kind, request, lines)
     for fd in (lines.report, lines.timer, *memory.programs()):
         if fd >= 0:
             os.close(fd)
     kernel.drop_capabilities()
-    become.limit(request["rlimits"])
+    exec_program.limit(request["rlimits"])
     if kind == PROGRAM:
-        become.reset_own_signals()
-        become.execute(request["argv"], request["env"])
+        exec_program.reset_own_signals()
+        exec_program.execute(request["argv"], request["env"])
     pipe = os.fstat(lines.done)
-    interpret.run(request, lambda code: _say_done(lines.done, pipe, code))
+    warm_python.run(request, lambda code: _say_done(lines.done, pipe, code))
 
 
 def _begin(kind: int, request: dict[str, Any], lines: Lines) -> None:
@@ -143,13 +143,13 @@ def practise() -> None:
             message.send(theirs, {"op": "practice", "env": {"PATH": "/bin"}}, [null])
             for fd in (message.receive(ours) or ({}, []))[1]:
                 os.close(fd)
-            theirs.sendall(word.encode(word.Outcome(exit_code=0)))
+            theirs.sendall(outcome_record.encode(outcome_record.Outcome(exit_code=0)))
         BEGAN.unpack(BEGAN.pack(PYTHON, 1, time.process_time(), *memory.before(WATCHED)))
-        become.limit({"RLIMIT_CORE": 0})  # as it will be in any case
+        exec_program.limit({"RLIMIT_CORE": 0})  # as it will be in any case
         for member in (reader := archive.Reader(io.BytesIO(_archive()))):
             archive.Member(files.check_path(member.name), *member[1:])
             b"".join(reader.contents())
-        interpret.rehearse()
+        warm_python.rehearse()
     os.close(null)
 
 
@@ -162,11 +162,11 @@ def _rehearse() -> None:
         message.send(theirs, {"op": "rehearsal", "env": {"PATH": "/bin"}}, [null, null])
         received = message.receive(ours)
     _take_streams(received[1] if received else [], None)
-    kernel.set_capabilities(*init.KEPT)
-    become.limit({"RLIMIT_CORE": 0})  # as it will be in any case
+    kernel.set_capabilities(*exec_program.KEPT)
+    exec_program.limit({"RLIMIT_CORE": 0})  # as it will be in any case
     _unpack_into(_REHEARSED, io.BytesIO(_archive()))
     files.clear(_REHEARSED)
-    interpret.rehearse()
+    warm_python.rehearse()
     for number, fd in enumerate(saved):
         os.dup2(fd, number)
         os.close(fd)
@@ -238,4 +238,4 @@ def _take_streams(fds: list[int], kept: set[int] | None) -> None:
         os.dup2(fd, number)
         os.close(fd)
     if kept is not None:
-        init.close_all_but({0, 1, 2, *(kept - {-1})})
+        exec_program.close_all_but({0, 1, 2, *(kept - {-1})})

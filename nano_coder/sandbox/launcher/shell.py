@@ -14,7 +14,7 @@ import select
 import signal
 from typing import Any, NoReturn
 
-from . import become, kernel
+from . import exec_program, kernel
 
 _ORDERS, _REPORTS = 9, 8
 _LONGEST_REPORT = 4096
@@ -95,9 +95,9 @@ def _become_shell(orders: int, reports: int) -> NoReturn:
     os.dup2(held[0], _ORDERS)
     os.dup2(held[1], _REPORTS)
     os.closerange(10, 1 << 16)
-    become.reset_signals()
+    exec_program.reset_signals()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    become.execute(["/bin/sh", f"/dev/fd/{_ORDERS}"], dict(os.environ))
+    exec_program.execute(["/bin/sh", f"/dev/fd/{_ORDERS}"], dict(os.environ))
 
 
 def _stdin_file(stdin: int) -> str | None:

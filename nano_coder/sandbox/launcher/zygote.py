@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from . import become, init, interpret, kernel, landlock, message, root, runner, seccomp
+from . import exec_program, init, kernel, landlock, message, root, runner, seccomp, warm_python
 from .group import Group, Programs
 
 _INSIDE = "import sys; sys.path.insert(0, {path!r}); from launcher.zygote import resume; resume{call}"
@@ -192,7 +192,7 @@ def resume(agent: int, supervisor: int, grouped: bool, own_uids: bool) -> None:
     site.main()
     # asked for by `_restart`, and no variable of a program's
     os.environ.pop("LD_BIND_NOW")
-    interpret.prepare()
+    warm_python.prepare()
     runner.practise()
     _serve(socket.socket(fileno=0), agent, _Jails(supervisor, grouped, own_uids=own_uids))
 
@@ -241,7 +241,7 @@ def _serve(control: socket.socket, agent: int, jails: _Jails) -> None:
     # a jail's group is three open files here
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    become.reset_signals()
+    exec_program.reset_signals()
     # as Python has them: a write to what is closed is an error
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_IGN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nano_shared.redact.entropy import entropy
+from nano_shared.redact.patterns import entropy
 
 SHORTEST = 6
 """characters of a secret that is looked for elsewhere"""

@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
-from nano_shared.redact.entropy import random_looking
 from nano_shared.redact.known import Known
-from nano_shared.redact.patterns import PATTERNS, assignments
+from nano_shared.redact.patterns import PATTERNS, assignments, random_looking
 
 MARKER = re.compile(r"\[redacted:[a-z0-9\-]+\]")
 _NAME = re.compile(r"[a-z0-9][a-z0-9\-]*")

@@ -5,9 +5,8 @@ shows what two have between them, `apply` brings a change to the folder that it 
 takes one back from whichever of its stages the folder is at.
 """
 
-from nano_shared.snapshot.apply import apply
-from nano_shared.snapshot.capture import Quota, snapshot_directory, snapshot_tar, snapshot_texts
-from nano_shared.snapshot.materialise import materialise
+from nano_shared.snapshot.apply import apply, undo
+from nano_shared.snapshot.capture import Quota, materialise, snapshot_directory, snapshot_tar, snapshot_texts
 from nano_shared.snapshot.tree import (
     DEFAULT_EXCLUDES,
     MAX_BYTES,
@@ -21,7 +20,6 @@ from nano_shared.snapshot.tree import (
     copy,
     load,
 )
-from nano_shared.snapshot.undo import undo
 from nano_shared.snapshot.unified import diff
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -238,3 +238,23 @@ def _remove(change: _Change, root: AnchoredDirectory, directory: Path) -> bool:
 
 def _is_directory(entry: Entry | None) -> bool:
     return entry is not None and entry.kind is Kind.DIRECTORY
+
+
+def undo(
+    stages: Sequence[str | Snapshot], target: str | Snapshot, blobs: BlobStore, directory: Path
+) -> list[str]:
+    """Take `directory` back to `target` from the first of `stages` that it is at; give the paths it changed.
+
+    `stages`, newest first, are the snapshots that came after `target`. A directory is at one where every
+    path that any of them changed is as that one (or already as `target`) has it: so a directory that was
+    taken back to the middle, or got an unfinished change, is taken back from there. Raises as apply does:
+    Conflict names the paths that are unlike the newest, and nothing is touched.
+    """
+    known, after = [load(stage, blobs) for stage in stages], load(target, blobs)
+    touched = {path for stage in known for path in differing_paths(stage, after)}
+    for stage in known:
+        try:
+            return apply(stage, after, blobs, directory, guard=touched)
+        except Conflict:
+            continue
+    return apply(known[0], after, blobs, directory) if known else []

@@ -1,0 +1,1 @@
+"""The agent: its loop, prompts, profiles, dialects and observations."""

@@ -1,0 +1,227 @@
+"""The agent loop: complete -> parse -> execute -> observe -> record, until there is a reason to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from nano_coder.agent.dialects import DIALECTS, Parsed
+from nano_coder.agent.observation import shorten
+from nano_coder.agent.workspace import Workspace
+from nano_coder.tools import TOOLS, ToolContext, ToolFailure, ToolResult
+from nano_coder.tools.submit import submit
+from nano_shared.hashing import content_hash
+from nano_shared.policy import Conversation, Policy
+from nano_shared.profile import InterfaceProfile
+from nano_shared.snapshot import SnapshotError
+from nano_shared.types import (
+    Completion,
+    Finish,
+    Message,
+    Observation,
+    Role,
+    Sampling,
+    StopReason,
+    Task,
+    ToolCall,
+    ToolSpec,
+    Turn,
+)
+
+_MAX_FORMAT_ERRORS = 3
+_MAX_REPEATS = 4
+_UNTOLD = ("compact",)
+"""dialects whose observations stay what their policies were trained on"""
+
+
+def turn_seed(seed: int | None, index: int) -> int | None:
+    """The seed of one completion, a function of the run's seed and the turn, so that resuming repeats it."""
+    if seed is None:
+        return None
+    return int(content_hash([seed, index]).removeprefix("sha256:")[:15], 16)
+
+
+@dataclass(slots=True, kw_only=True)
+class Agent:
+    """One execution in memory. `step` takes one turn; `stop` says why there is no next one."""
+
+    task: Task
+    policy: Policy
+    profile: InterfaceProfile
+    tools: tuple[ToolSpec, ...]
+    workspace: Workspace
+    context: ToolContext
+    conversation: Conversation
+    sampling: Sampling
+    seed: int | None
+    put_blob: Callable[[bytes], str]
+    turns: list[Turn] = field(default_factory=list)
+    stop: StopReason | None = None
+    answer: str | None = None
+    elapsed: float = 0.0
+    """seconds used before this process, when the run was resumed"""
+    began: float = field(default_factory=time.monotonic)
+
+    def step(self) -> Turn:
+        started = time.time()
+        completion = self.complete()
+        parsed = self.parse(completion)
+        observations = [self.execute(*numbered) for numbered in enumerate(parsed.calls)]
+        observations = observations or [self._refuse(parsed)]
+        if completion.finish is Finish.LENGTH and self.profile.dialect not in _UNTOLD:
+            observations[-1] = _told_of_cut(observations[-1], completion)
+        turn = Turn(
+            index=len(self.turns),
+            completion=completion,
+            thought=parsed.thought,
+            calls=parsed.calls,
+            parse_error=parsed.error,
+            parser=self.profile.dialect,
+            repairs=parsed.repairs,
+            observations=tuple(observations),
+            snapshot=self.workspace.snapshot if parsed.calls and not self.workspace.lost else None,
+            started=started,
+            ended=time.time(),
+        )
+        self.take(turn)
+        return turn
+
+    def complete(self) -> Completion:
+        completion = self.policy.complete(self.conversation, self._sampling())
+        self.conversation.record(completion)
+        return completion
+
+    def parse(self, completion: Completion) -> Parsed:
+        return DIALECTS[self.profile.dialect].parse(completion.text, self.tools)
+
+    def inherit(self, turn: Turn) -> None:
+        """Append a turn of the run that this one goes on from; what ended that one ends nothing here."""
+        self.turns.append(turn)
+        for message in observation_messages(turn):
+            self.conversation.append(message)
+
+    def take(self, turn: Turn) -> None:
+        """Append a turn, fresh or logged: its observations become messages, the limits are looked at."""
+        self.inherit(turn)
+        for call, observation in zip(turn.calls, turn.observations, strict=False):
+            if call.name == submit.spec.name and observation.ok:
+                answer = call.arguments.get("answer")
+                self.stop, self.answer = StopReason.FINISHED, None if answer is None else str(answer)
+        self.stop = self.stop or self._limit()
+
+    def _sampling(self) -> Sampling:
+        left = self.task.limits.max_tokens - self._sampled_tokens()
+        return self.sampling.model_copy(
+            update={
+                "seed": turn_seed(self.seed, len(self.turns)),
+                "max_tokens": max(1, min(self.sampling.max_tokens, left)),
+            }
+        )
+
+    def execute(self, number: int, call: ToolCall) -> Observation:
+        """Carry out one call of the turn under way."""
+        started = time.time()
+        try:
+            result = self._tool(call)
+        except ToolFailure as failure:
+            result = ToolResult(text=f"error: {failure}", ok=False)
+        changed: tuple[str, ...] = ()
+        if call.name in TOOLS and TOOLS[call.name].mutates:
+            try:
+                changed = self.workspace.refresh()
+            except SnapshotError as problem:  # it outgrew its limits, which the agent can mend
+                result = ToolResult(text=f"error: {problem}", ok=False, execution=result.execution)
+        # a call can quote half a surrogate pair, which no tokenizer takes
+        full = result.text.encode("utf-8", "backslashreplace")
+        spill = spill_path(len(self.turns), number)
+        text, cut = shorten(full.decode(), self.policy.count, self.profile.observation, full_output=spill)
+        blob = None
+        if cut:
+            blob = self.put_blob(full)
+            with contextlib.suppress(OSError):  # the agent may have put something else there
+                self.context.jail.write(spill, full)
+        run = result.execution
+        return Observation(
+            tool=call.name,
+            ok=result.ok,
+            text=text,
+            exit_code=run.exit_code if run else None,
+            signal=run.signal if run else None,
+            timed_out=run.timed_out if run else False,
+            bytes_total=run.stdout_bytes + run.stderr_bytes if run else len(full),
+            truncated=cut or (run.truncated if run else False),
+            blob=blob,
+            files_changed=changed,
+            **({"denials": run.denials} if run else {}),
+            started=started,
+            ended=time.time(),
+        )
+
+    def _tool(self, call: ToolCall) -> ToolResult:
+        offered = [tool.name for tool in self.tools]
+        if call.name not in offered:
+            raise ToolFailure(f"unknown tool {call.name}; the tools are {', '.join(offered)}")
+        return TOOLS[call.name](self.context, dict(call.arguments))
+
+    def _refuse(self, parsed: Parsed) -> Observation:
+        now = time.time()
+        text = f"error: {parsed.error}"
+        size = len(text.encode())
+        return Observation(tool="", ok=False, text=text, bytes_total=size, started=now, ended=now)
+
+    def _limit(self) -> StopReason | None:
+        limits = self.task.limits
+        if _trailing(self.turns, lambda t: t.parse_error is not None) >= _MAX_FORMAT_ERRORS:
+            return StopReason.FORMAT_ERRORS
+        if _trailing(self.turns, lambda t: _deed(t) == _deed(self.turns[-1])) >= _MAX_REPEATS:
+            return StopReason.LOOP
+        if len(self.turns) >= limits.max_turns:
+            return StopReason.MAX_TURNS
+        if self._sampled_tokens() >= limits.max_tokens:
+            return StopReason.MAX_TOKENS
+        used = self.elapsed + time.monotonic() - self.began - self.conversation.waited
+        if used >= limits.max_seconds:
+            return StopReason.MAX_SECONDS
+        return None
+
+    def _sampled_tokens(self) -> int:
+        return sum(turn_length(turn, self.policy.count) for turn in self.turns)
+
+
+def _told_of_cut(observation: Observation, completion: Completion) -> Observation:
+    """The observation, saying that the answer before it was not whole."""
+    most = completion.sampling.max_tokens
+    text = f"{observation.text}\n[your answer was cut at {most} tokens, the most that one may have]"
+    return observation.model_copy(update={"text": text})
+
+
+def spill_path(turn: int, call: int) -> str:
+    """Where the agent finds the whole output of a call that was cut; no snapshot holds it."""
+    return f".nano/output_{turn}{f'_{call}' if call else ''}.txt"
+
+
+def observation_messages(turn: Turn) -> list[Message]:
+    """The messages that a turn's observations append to the conversation."""
+    return [Message(role=Role.TOOL, content=observation.text) for observation in turn.observations]
+
+
+def turn_length(turn: Turn, count: Callable[[str], int]) -> int:
+    """Sampled tokens of a turn, counted where the log has none."""
+    tokens = turn.completion.tokens
+    return len(tokens.sampled_ids) if tokens else count(turn.completion.text)
+
+
+def _trailing(turns: Sequence[Turn], holds: Callable[[Turn], bool]) -> int:
+    number = 0
+    for turn in reversed(turns):
+        if not holds(turn):
+            break
+        number += 1
+    return number
+
+
+def _deed(turn: Turn) -> tuple[object, ...]:
+    """What a turn did and saw; the same deed over and over is a loop."""
+    return turn.calls, tuple(o.text for o in turn.observations), turn.parse_error

@@ -1,0 +1,50 @@
+"""The first messages of a run: system and task, rendered strictly from the profile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from jinja2 import StrictUndefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from nano_coder.agent.dialects import DIALECTS
+from nano_shared.errors import UsageError
+from nano_shared.profile import InterfaceProfile
+from nano_shared.types import Message, Role, Task, ToolSpec
+
+_MAX_FILES = 30
+_environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
+
+
+def offered_tools(profile: InterfaceProfile, task: Task) -> tuple[ToolSpec, ...]:
+    """The profile's tools that the task allows. Raises UsageError for a tool that the profile lacks."""
+    if task.tools is None:
+        return profile.tools
+    known = {tool.name: tool for tool in profile.tools}
+    if missing := [name for name in task.tools if name not in known]:
+        raise UsageError(
+            f"task {task.key!r} allows {missing[0]!r}, which profile {profile.name} does not have; "
+            f"it has {', '.join(known)}"
+        )
+    return tuple(tool for tool in profile.tools if tool.name in task.tools)
+
+
+def first_messages(profile: InterfaceProfile, task: Task, files: Sequence[str]) -> tuple[Message, ...]:
+    """System message and task message; `files` are the workspace's paths."""
+    tools = DIALECTS[profile.dialect].describe(offered_tools(profile, task))
+    system = _environment.from_string(profile.system).render(tools=tools)
+    prompt = _environment.from_string(profile.task).render(
+        prompt=task.prompt, files=_listing(files), check=task.check
+    )
+    prompt = prompt.encode("utf-8", "backslashreplace").decode()  # no tokenizer takes half a surrogate pair
+    return Message(role=Role.SYSTEM, content=system), Message(role=Role.USER, content=prompt)
+
+
+def _listing(files: Sequence[str]) -> list[str]:
+    # bytes that are not UTF-8 as the tools show them
+    names = (os.fsencode(file).decode("utf-8", "backslashreplace") for file in files)
+    shown = sorted(name for name in names if not name.startswith("."))
+    if len(shown) <= _MAX_FILES:
+        return shown
+    return [*shown[:_MAX_FILES], f"and {len(shown) - _MAX_FILES} more"]

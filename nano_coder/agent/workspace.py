@@ -1,0 +1,75 @@
+"""The agent's workspace as a chain of content-addressed snapshots, taken inside the jail."""
+
+from __future__ import annotations
+
+from nano_coder.sandbox import Jail
+from nano_shared import snapshot
+from nano_shared.blobs import BlobStore
+from nano_shared.errors import UsageError
+from nano_shared.snapshot import Quota
+from nano_shared.snapshot.tree import shown
+from nano_shared.types import Trajectory
+
+
+def workspace_after(trajectory: Trajectory, step: int | None) -> str:
+    """Snapshot after a step: 1 is the first turn, 0 the start, None the last one logged.
+
+    Raises UsageError for a step that the run has not, and for a run that never got a workspace.
+    """
+    run, count = trajectory.id, len(trajectory.turns)
+    if trajectory.snapshot is None:
+        raise UsageError(f"run {run} never got a workspace: there is nothing that it changed")
+    if step is not None and not 0 <= step <= count:
+        steps = f"steps 1 to {count}, and 0 for the start" if count else "no steps, only 0 for the start"
+        raise UsageError(f"run {run} has no step {step}: it has {steps}")
+    turns = trajectory.turns[:step]
+    return next((turn.snapshot for turn in reversed(turns) if turn.snapshot), trajectory.snapshot)
+
+
+def workspaces_since(trajectory: Trajectory, step: int) -> list[str]:
+    """Snapshots that the turns after a step left, newest first, each once."""
+    found = (turn.snapshot for turn in reversed(trajectory.turns[step:]) if turn.snapshot)
+    return list(dict.fromkeys(found))
+
+
+class Workspace:
+    """Follows one jail. `start` is the snapshot before the first action, `snapshot` the newest."""
+
+    def __init__(self, jail: Jail, blobs: BlobStore, *, start: str, snapshot: str) -> None:
+        self._jail = jail
+        self._blobs = blobs
+        self.start = start
+        self.snapshot = snapshot
+        self.lost = False
+        """whether the newest change left a workspace of which no snapshot can be taken"""
+        self._quota = Quota()
+
+    def refresh(self) -> tuple[str, ...]:
+        """Take a snapshot and name the files that changed since the last one.
+
+        Raises SnapshotError, which the agent can mend, where the workspace outgrew what can be kept.
+        """
+        self.lost = True
+        before, self.snapshot = self.snapshot, self._take()
+        self.lost = False
+        if before == self.snapshot:
+            return ()
+        changed = snapshot.changed_paths(
+            snapshot.load(before, self._blobs), snapshot.load(self.snapshot, self._blobs)
+        )
+        return tuple(map(shown, changed))
+
+    def files(self) -> list[str]:
+        """Paths of the regular files in the starting snapshot."""
+        return [e.shown for e in snapshot.load(self.start, self._blobs).entries if e.kind == "file"]
+
+    def diff(self) -> str:
+        """Unified diff of everything the agent changed."""
+        if self.start == self.snapshot:
+            return ""
+        return snapshot.diff(
+            snapshot.load(self.start, self._blobs), snapshot.load(self.snapshot, self._blobs), self._blobs
+        )
+
+    def _take(self) -> str:
+        return snapshot.snapshot_tar(self._jail.snapshot(), self._blobs, quota=self._quota)

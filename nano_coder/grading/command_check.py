@@ -1,0 +1,342 @@
+"""A user's check, run in a fresh jail on the original files plus the agent's changes.
+
+Tests, configuration and whatever else decides over the check are taken from the original; attempted changes
+to them are reported. What the check reads is observed on the original files. The code under test shares the
+check's process, so the trust is USER_CHECK, unless hidden files and the files that the task names as editable
+are all that the check reads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from nano_coder.grading.check_reads import Deciding, Reads, named_editable
+from nano_coder.grading.command_run import (
+    Check,
+    Counts,
+    Ran,
+    by_pytest,
+    by_unittest,
+    check_patience,
+    tree_hash,
+)
+from nano_coder.grading.doctests import with_original_examples
+from nano_coder.grading.protected_files import RUNNERS, protected
+from nano_coder.grading.version import GRADER
+from nano_coder.sandbox.protocol import ExecResult, Sandbox, Traceable
+from nano_shared import snapshot
+from nano_shared.blobs import BlobStore
+from nano_shared.printable import printable
+from nano_shared.snapshot import Entry, Kind, Snapshot
+from nano_shared.types import CheckRun, Limits, Tampering, Trust, Verdict
+
+_TAIL = 4000
+"""characters of a check's output that its verdict keeps"""
+_MOST_CHANGED = 100
+_ROUNDS = 3
+"""of finding out what a check reads once what it read before was put back"""
+_MISSING = re.compile(
+    r"^(?:\S*python[\d.]*: (No module named \S+)|\S*sh: (?:line )?\d+: (.*(?:not found|[Pp]ermission denied))"
+    r"|make[][\d]*: (\S+: No such file or directory))(?:\nmake[][\d]*: \*\*\*.*)*\Z",
+    re.MULTILINE,
+)
+"""what an interpreter, a shell and make say last of a program that they cannot begin"""
+
+
+def grade_command(
+    command: str,
+    *,
+    before: Snapshot,
+    after: Snapshot,
+    blobs: BlobStore,
+    sandbox: Sandbox,
+    limits: Limits,
+    trust: Trust = Trust.USER_CHECK,
+    timeout: float | None = None,
+    hidden: Iterable[str] = (),
+    editable: tuple[str, ...] = (),
+) -> Verdict:
+    """Run a check on `after`, with what decides over the check as it was in `before`.
+
+    Exit code 0 earns 1.0. A check by pytest or unittest must also leave the runner's own report, with a test
+    that passed and no more skipped tests than the original has: leaving the process early is no pass.
+    The reward is None where the check cannot be run on the original either, for want of a program or a test
+    runner that no workspace holds.
+    `hidden` are files that both trees hold and no agent saw, `editable` those that the task lets an agent
+    change, as names, patterns or folders. `timeout`, in seconds, defaults to the longer of two minutes and
+    one tool call. Raises SandboxError where the sandbox failed.
+    """
+    seconds = timeout or check_patience(limits)
+    check = Check(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
+    deciding = Deciding(command, before, blobs, editable, frozenset(hidden))
+    judged = _judge(check, deciding, after, whole=trust is Trust.HIDDEN)
+    result, found = judged.ran.result, list(judged.found)
+    doubt = None
+    if result.ok and (by_pytest(command) or by_unittest(command)):
+        skipped = judged.ran.counts is not None and judged.ran.counts.skipped
+        doubt = _doubts(judged.ran.counts, check.original(before).counts if skipped else None)
+        found += [doubt] if doubt else []
+    right = result.ok and doubt is None
+    ran = _how_it_ended(result).model_copy(update={"changed": judged.changed(before)})
+    if ran.not_run is not None and _how_it_ended(check.original(before).result).not_run != ran.not_run:
+        ran = ran.model_copy(update={"not_run": None})  # the agent's own program said so
+    ours = _nobodys_fault(ran.not_run, command)
+    state = "pass" if right else "timeout" if result.timed_out else "error" if ran.not_run else "fail"
+    return Verdict(
+        reward=None if ours else float(right), components={"tests": None if ours else float(right)},
+        checks={"check": state}, tampering=tuple(found), failure_kind=_failure(result, ran),
+        trust=Trust.NONE if ours else judged.trust(trust, deciding), grader=GRADER,
+        graded_hash=tree_hash(restored(command, before, after, editable)[0]), check_run=ran,
+    )  # fmt: skip
+
+
+def run_check(
+    command: str, *, before: Snapshot, after: Snapshot, blobs: BlobStore, sandbox: Sandbox, limits: Limits
+) -> ExecResult:
+    """What a check prints on the tree that it would be graded on. Raises SandboxError as grading does."""
+    seconds = check_patience(limits)
+    check = Check(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
+    return _judge(check, Deciding(command, before, blobs), after).ran.result
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """An agent's tree with what decides as it was."""
+
+    tree: Snapshot
+    found: tuple[Tampering, ...]
+    scripts: tuple[str, ...]
+    """changed scripts that the check runs by name, which may be the check or the work"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged(Settled):
+    ran: Ran
+    reads: Reads | None
+    """of both trees"""
+    doubtful: bool
+    """whether it rests on a changed script"""
+
+    def changed(self, before: Snapshot) -> tuple[str, ...]:
+        """Changed files that the check read."""
+        if self.reads is None:
+            return ()
+        paths = snapshot.changed_paths(before, self.tree)
+        return tuple(printable(path) for path in paths if path in self.reads.read)[:_MOST_CHANGED]
+
+    def trust(self, wanted: Trust, deciding: Deciding) -> Trust:
+        """Hidden only where all that the check read is hidden from the agent or named as editable."""
+        if self.doubtful:
+            return Trust.NONE
+        if wanted is not Trust.HIDDEN or self.reads is None:
+            return Trust.USER_CHECK if wanted is Trust.HIDDEN else wanted
+        changed = set(snapshot.changed_paths(deciding.before, self.tree))
+        seen = {*self.reads.read, *(self.reads.looked & changed), *(self.reads.missing.keys() & changed)}
+        apart = all(path in deciding.hidden or deciding.may_edit(path) for path in seen)
+        return Trust.HIDDEN if apart else Trust.USER_CHECK
+
+
+def settle(check: Check, deciding: Deciding, after: Snapshot, reads: Reads | None) -> Settled:
+    """Take from the original what decides by its name, and by what was seen to read it."""
+    tree, found = restored(check.command, deciding.before, after, deciding.editable)
+    if reads is None:
+        return Settled(tree, found, ())
+    kinds = {path: deciding.why(path, reads) for path in snapshot.changed_paths(deciding.before, tree)}
+    tree, more = _put_back(deciding.before, tree, kinds)
+    tree, lost = _with_examples(deciding, tree, reads)
+    scripts = tuple(path for path, kind in kinds.items() if kind == "script")
+    others = tuple(t for path, t in more.items() if path not in scripts)
+    return Settled(tree, (*found, *others, *lost), scripts)
+
+
+def with_scripts(settled: Settled, after: Snapshot) -> Snapshot:
+    """The tree with the scripts as the agent left them."""
+    entries = dict(settled.tree.by_path)
+    for path in settled.scripts:
+        entries.pop(path, None)
+        if path in after.by_path:
+            entries[path] = after.by_path[path]
+    return _with_parents(entries)
+
+
+def _judge(check: Check, deciding: Deciding, after: Snapshot, *, whole: bool = False) -> _Judged:
+    """Run the check on what is left of the agent's changes; `whole` where all that it reads must be known."""
+    before = deciding.before
+    watching = isinstance(check.sandbox, Traceable)
+    reads = check.original(before).reads if watching else None
+    settled = settle(check, deciding, after, reads)
+    for _ in range(_ROUNDS):
+        ran = _run(
+            check,
+            deciding,
+            settled.tree,
+            reads,
+            watch=watching and (whole or _unseen(settled, before, reads)),
+        )
+        if ran.reads is None or not ran.result.ok:
+            break
+        reads = ran.reads if reads is None else reads | ran.reads
+        again = settle(check, deciding, after, reads)
+        if again.tree == settled.tree:
+            break
+        settled = again
+    if ran.result.ok or not settled.scripts:
+        return _Judged(settled.tree, settled.found, settled.scripts, ran, reads, False)
+    return _with_scripts(check, deciding, after, settled, ran, reads)
+
+
+def _with_scripts(
+    check: Check, deciding: Deciding, after: Snapshot, settled: Settled, failed: Ran, reads: Reads | None
+) -> _Judged:
+    """Once more with the scripts as the agent left them: a pass then rests on them."""
+    tree = with_scripts(settled, after)
+    ran = check.run(tree, watch=True)
+    known = reads | ran.reads if reads is not None and ran.reads is not None else reads
+    again = settle(check, deciding, after, known)
+    same = again.found == settled.found and again.scripts == settled.scripts
+    if not (ran.result.ok and same):
+        return _Judged(settled.tree, again.found, again.scripts, failed, known, False)
+    return _Judged(tree, settled.found, settled.scripts, ran, known, True)
+
+
+def _run(check: Check, deciding: Deciding, tree: Snapshot, reads: Reads | None, *, watch: bool) -> Ran:
+    if reads is not None and tree == deciding.before:
+        return check.original(tree)
+    return check.run(tree, watch=watch)
+
+
+def _unseen(settled: Settled, before: Snapshot, reads: Reads | None) -> bool:
+    """Whether the original never came to read a file that was changed: it may have failed before."""
+    paths = snapshot.changed_paths(before, settled.tree)
+    return reads is None or any(path not in reads.read for path in paths)
+
+
+def _with_examples(
+    deciding: Deciding, tree: Snapshot, reads: Reads
+) -> tuple[Snapshot, tuple[Tampering, ...]]:
+    """The tree with the doctests that its changed files lost, where the check runs doctests."""
+    entries, found = dict(tree.by_path), []
+    before, blobs = deciding.before, deciding.blobs
+    for path in snapshot.changed_paths(before, tree) if "doctest" in reads.modules else ():
+        old, new = before.by_path.get(path), tree.by_path.get(path)
+        if path not in reads.read or old is None or new is None or {old.kind, new.kind} != {Kind.FILE}:
+            continue
+        texts = blobs.get(str(old.content)), blobs.get(str(new.content))
+        mended = with_original_examples(*texts, code=path.endswith(".py"))
+        if mended is not None and not deciding.may_edit(path):
+            entries[path] = replace(new, content=blobs.put(mended))
+            found.append(_changed(path, "tests", "had doctests changed or deleted"))
+    return (_with_parents(entries) if found else tree), tuple(found)
+
+
+def _how_it_ended(result: ExecResult) -> CheckRun:
+    """The facts of a check's end that its verdict keeps."""
+    output = b"\n".join(stream.strip() for stream in (result.stdout, result.stderr) if stream.strip())
+    text = printable(output.decode("utf-8", "replace")[-_TAIL:], None)
+    missing = None if result.ok or result.timed_out else _MISSING.search(text)
+    return CheckRun(
+        exit_code=result.exit_code, signal=result.signal, timed_out=result.timed_out,
+        not_run=next(filter(None, missing.groups())) if missing else None, output=text[-_TAIL:],
+    )  # fmt: skip
+
+
+def _nobodys_fault(missing: str | None, command: str) -> bool:
+    """Whether what the check lacks is no agent's to supply: a bare command, or the module of a test runner.
+
+    A script or another module may be what the task asks for.
+    """
+    if missing is None:
+        return False
+    module = missing.startswith("No module named ")
+    name = missing.removeprefix("No module named ").partition(":")[0].strip("'\"")
+    return name in RUNNERS if module else "/" not in name and "PATH" not in command
+
+
+def _failure(result: ExecResult, ran: CheckRun) -> str | None:
+    if result.timed_out:
+        return "agent_timeout"
+    if result.oom:
+        return "memory"
+    return "check_not_found" if ran.not_run is not None else None
+
+
+def _doubts(counts: Counts | None, original: Counts | None) -> Tampering | None:
+    """Why an exit code of 0 from pytest is not believed. `original`: on the original."""
+    if counts is None:
+        return Tampering(
+            kind="exit", detail="the check ended with 0 but left no report: the process was left early"
+        )
+    if counts.bad or counts.passed < 1:
+        return Tampering(kind="forged", detail=f"the check ended with 0, but its report says {counts}")
+    if original is not None and counts.skipped > original.skipped:
+        return Tampering(kind="skip", detail=f"{counts.skipped} tests skipped, {original.skipped} before")
+    return None
+
+
+def restored(
+    command: str, before: Snapshot, after: Snapshot, editable: tuple[str, ...] = ()
+) -> tuple[Snapshot, tuple[Tampering, ...]]:
+    """The agent's workspace with what decides over the check by its name as it was, and what is reported of
+    the changes that were not kept. A new test is left out unreported."""
+    originals = {entry.path for entry in before.entries if entry.kind is not Kind.DIRECTORY}
+    kinds: dict[str, str | None] = {}
+    for path in snapshot.changed_paths(before, after):
+        at = after.by_path.get(path) or before.by_path[path]
+        if at.kind is not Kind.DIRECTORY and not named_editable(path, editable):
+            kinds[path] = protected(path, command, originals)
+    tree, found = _put_back(before, after, kinds)
+    reported = (
+        path for path in found
+        if path in originals or (kinds[path] in ("configuration", "shadowing", "check") and not _cache(path))
+    )  # fmt: skip
+    return tree, tuple(found[path] for path in reported)
+
+
+def _put_back(
+    before: Snapshot, after: Snapshot, kinds: Mapping[str, str | None]
+) -> tuple[Snapshot, dict[str, Tampering]]:
+    """The tree with the files that have a kind as they were, and what is to be said of each."""
+    kept, found = dict(after.by_path), {}
+    for path, kind in kinds.items():
+        if kind is None:
+            continue
+        original = before.by_path.get(path)
+        done = "deleted" if path not in kept else "changed" if original is not None else "added"
+        kept.pop(path, None)
+        if original is not None:
+            kept[path] = original
+        found[path] = _changed(path, kind, f"was {done}")
+    return _with_parents(kept), found
+
+
+def _changed(path: str, kind: str, done: str) -> Tampering:
+    return Tampering(kind=kind, detail=f"{printable(path)} {done}; the original was used")
+
+
+def laid_over(tree: Snapshot, files: Mapping[str, str], blobs: BlobStore) -> Snapshot:
+    """The tree with files put into it, whatever the agent left in their places."""
+    if not files:
+        return tree
+    below = tuple(f"{name}/" for name in files)
+    kept = {path: entry for path, entry in tree.by_path.items() if not path.startswith(below)}
+    for name, text in files.items():
+        kept[name] = Entry(name, Kind.FILE, 0o644, blobs.put(text.encode("utf-8", "surrogatepass")))
+    return _with_parents(kept)
+
+
+def _with_parents(entries: dict[str, Entry]) -> Snapshot:
+    """A restored file may lie where the agent put something else; the original wins."""
+    for path in list(entries):
+        parent = path.rpartition("/")[0]
+        while parent:
+            if parent not in entries or entries[parent].kind is not Kind.DIRECTORY:
+                entries[parent] = Entry(parent, Kind.DIRECTORY, 0o755, None)
+            parent = parent.rpartition("/")[0]
+    return Snapshot(tuple(sorted(entries.values())))
+
+
+def _cache(name: str) -> bool:
+    """Files that runs leave behind by themselves."""
+    return "__pycache__/" in name or ".pytest_cache/" in name

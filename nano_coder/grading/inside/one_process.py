@@ -1,0 +1,164 @@
+"""Tests beside the solution, for suites that need its live objects: one hardened process, supervised.
+
+The supervisor never imports the solution; it forks the process that does, reads its reports from a pipe and
+passes them on. The runner's modules are imported before the solution, whose folder comes last on the path;
+test files appear outside the workspace once the solution is loaded, and go when they are collected. What this
+cannot stop is listed in docs/hacks.md.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import types
+from typing import Any, NoReturn
+
+from .artifact import ROOT, load, write_files
+from .framework_runners import RUNNERS, count_every_end
+from .report import Malformed, name_of, read
+
+PR_SET_DUMPABLE = 4
+_WATCHED = ("unittest", "_pytest", "pytest", "pluggy", "doctest", "inside.runners", "inside.strict", "json")
+
+
+def main(nonce: str) -> None:
+    job = json.loads(sys.stdin.buffer.read())
+    channel = os.dup(1)
+    os.set_inheritable(channel, False)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1):
+        os.dup2(null, fd)
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    _preload(job["framework"])
+    write_files(ROOT, job["files"])
+
+    def say(report: dict[str, Any]) -> None:
+        os.write(channel, (nonce + json.dumps(report) + "\n").encode())
+
+    say({"ready": True})
+    token = secrets.token_hex(16)
+    near, far = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(near)
+        os.close(channel)
+        _in_fork(job, far, token)
+    os.close(far)
+    with open(near, "rb", closefd=True) as pipe:
+        for line in pipe:
+            text = line.decode("utf-8", "replace")
+            say(_heard(text, token))
+    _, status, used = os.wait4(pid, 0)
+    seconds = used.ru_utime + used.ru_stime
+    how = {"exit": os.WEXITSTATUS(status)} if os.WIFEXITED(status) else {"signal": os.WTERMSIG(status)}
+    say({"ended": how, "cpu_s": seconds})
+
+
+def _heard(line: str, token: str) -> dict[str, Any]:
+    """The report that a line of the fork holds; what only the supervisor says is none of its."""
+    if line.startswith(token):
+        with contextlib.suppress(Malformed):
+            report = read(line[len(token) :])
+            if not report.keys() & {"ready", "ended", "cpu_s"}:
+                return report
+    return {"forged": line[:80]}
+
+
+def _preload(framework: str) -> None:
+    """Import the runner before anything of the solution's can stand in for a part of it."""
+    import decimal
+    import difflib
+    import doctest
+    import unittest.mock
+
+    del decimal, difflib, doctest, unittest
+    count_every_end()
+    if framework == "pytest":
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        import pytest
+
+        del pytest
+
+
+def _in_fork(job: dict[str, Any], pipe: int, token: str) -> NoReturn:
+    """The process that tests and solution share."""
+    status = 1
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 2)
+        seconds = int(job["cpu_seconds"])
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        _run(job, pipe, token)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _run(job: dict[str, Any], pipe: int, token: str, write: Any = os.write, dumps: Any = json.dumps) -> None:
+    """Load the solution, then the tests; report each check, and what was patched."""
+
+    def say(report: dict[str, Any]) -> None:
+        write(pipe, (token + dumps(report) + "\n").encode())
+
+    counted: list[str] = []
+
+    def check(name: str, state: str) -> None:
+        counted.append(name)
+        say({"check": name, "state": state})
+
+    folder = tempfile.mkdtemp()
+    before = fingerprint()
+    try:
+        module = load(ROOT, job["target"])
+    except BaseException as error:  # whatever the solution raises when it is imported
+        say({"import": name_of(type(error))})
+        say({"done": 0, "patched": []})
+        return
+    patched = changed(before, fingerprint())
+    write_files(folder, job["tests"])
+    sys.path.insert(0, folder)
+    os.chdir(folder)
+
+    def announce(names: list[str]) -> None:
+        for file in job["tests"]:
+            os.unlink(os.path.join(folder, file))
+        say({"collected": names})
+
+    RUNNERS[job["framework"]](job["tests"], module, announce, check)
+    os.chdir(ROOT)
+    shutil.rmtree(folder, ignore_errors=True)
+    patched += changed(before, fingerprint())
+    say({"done": len(counted), "patched": sorted(set(patched))[:5]})
+
+
+def fingerprint() -> dict[tuple[str, ...], int]:
+    """What the functions of the test runners and the builtins are: by place, the identity of their code."""
+    found: dict[tuple[str, ...], int] = {
+        ("builtins", name): id(held) for name, held in vars(builtins).items()
+    }
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] in _WATCHED or name in _WATCHED:
+            for key, held in list(vars(module).items()):
+                if isinstance(held, types.FunctionType):
+                    found[name, key] = id(held.__code__)
+                elif isinstance(held, type) and held.__module__ == name:
+                    for inner, method in list(vars(held).items()):
+                        if isinstance(method, types.FunctionType):
+                            found[name, key, inner] = id(method.__code__)
+    return found
+
+
+def changed(before: dict[tuple[str, ...], int], now: dict[tuple[str, ...], int]) -> list[str]:
+    """Places that hold another function than before."""
+    return [".".join(place) for place, held in before.items() if place[-1] != "_" and now.get(place) != held]

@@ -1,0 +1,129 @@
+"""Suites that need the solution's live objects: hardened, in one process with it, and so trusted less.
+
+The tests' reports come from a process that the solution shares. They are counted against what the test files
+define, read here; skips count as errors; whatever the runner's own functions were replaced by is reported.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import secrets
+import signal
+from collections.abc import Mapping
+from contextlib import closing
+
+from nano_coder.grading.cases import Outcome
+from nano_coder.grading.jail_program import program
+from nano_coder.grading.two_jail_suite import (
+    CPU_SECONDS,
+    LONGEST_REPORT,
+    WALL_SECONDS,
+    Job,
+    Report,
+    read_reports,
+)
+from nano_coder.sandbox.protocol import ExecResult, Sandbox
+from nano_shared.errors import SandboxError
+from nano_shared.types import Limits, Tampering
+
+_MODULES = (
+    "plain_values",
+    "value_codec",
+    "connection",
+    "artifact",
+    "report",
+    "solution_side",
+    "framework_runners",
+    "one_process",
+)
+
+
+def run_strict(job: Job, limits: Limits, sandbox: Sandbox) -> Outcome:
+    """Run the tests beside the solution in one jail. Raises SandboxError where the jail fails."""
+    nonce = secrets.token_hex(16)
+    given = {
+        "framework": job.suite.framework, "tests": job.suite.files, "files": job.solution_files(),
+        "target": job.target, "cpu_seconds": CPU_SECONDS,
+    }  # fmt: skip
+    with closing(sandbox.open(None, limits)) as jail:
+        ended = jail.run_python(
+            program(f"one_process.main({nonce!r})", *_MODULES),
+            isolated=True,
+            stdin=json.dumps(given).encode(),
+            timeout=WALL_SECONDS,
+            output_bytes=LONGEST_REPORT,
+        )
+    return _judged(job, read_reports(ended.stdout, nonce), ended)
+
+
+def _judged(job: Job, reports: list[Report], ended: ExecResult) -> Outcome:
+    if not reports or reports[0] != {"ready": True}:
+        said = ended.stderr.decode(errors="backslashreplace").strip()[-300:]
+        raise SandboxError(f"the strict runner did not start: {said or ended}")
+    found = [
+        Tampering(kind="forged", detail=f"wrote {r['forged']!r} to the channel")
+        for r in reports
+        if "forged" in r
+    ][:1]
+    told = [(r["check"], r.get("state", "error")) for r in reports if "check" in r]
+    announced = [name for r in reports for name in r.get("collected", ())]
+    missing = [name for name in defined_tests(job.suite.files) if not _among(name, announced)]
+    checks = {**dict.fromkeys([*announced, *missing], "error"), **dict(told)} or {"import": "error"}
+    done = next((r for r in reports if "done" in r), Report())
+    if done.get("patched"):
+        found.append(Tampering(kind="patched", detail=f"replaced {', '.join(done['patched'])}"))
+    exact = done.get("done") == len(told) == len(announced) == len(set(announced)) and not missing
+    kind = None
+    if not exact or any("import" in r for r in reports):
+        checks = {name: "error" if state == "pass" else state for name, state in checks.items()}
+    if not done:
+        kind = _cause(reports[-1], ended)
+        if kind in ("exit", "child_killed"):
+            found.append(Tampering(kind=kind, detail=f"the strict runner was left: {reports[-1]}"))
+        if kind == "agent_timeout":
+            checks = {name: "timeout" if state == "error" else state for name, state in checks.items()}
+    return Outcome(checks, tuple(found), kind)
+
+
+def _cause(last: Report, ended: ExecResult) -> str:
+    """Why the reports stop half-way."""
+    if ended.oom:
+        return "memory"
+    # the signal too: the kernel goes by the ticks it charged, which a busy host makes more than what was run
+    out_of_cpu = last.get("ended") == {"signal": signal.SIGXCPU}
+    if ended.timed_out or out_of_cpu or last.get("cpu_s", 0.0) >= CPU_SECONDS:
+        return "agent_timeout"
+    if "ended" not in last:
+        return "child_killed"
+    return "exit" if "exit" in last["ended"] else "crash"
+
+
+def _among(name: str, announced: list[str]) -> bool:
+    return any(re.search(rf"(^|[.:]){re.escape(name)}(\[|$)", each) for each in announced)
+
+
+def defined_tests(files: Mapping[str, str]) -> list[str]:
+    """Names of the test functions that the files define, without those that a decorator skips."""
+    return sorted(
+        {
+            node.name
+            for text in files.values()
+            for node in _functions(text)
+            if node.name.startswith("test")
+            and not any("skip" in ast.unparse(decorator) for decorator in node.decorator_list)
+        }
+    )
+
+
+def _functions(text: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Functions of the module and methods of its classes."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return []
+    bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
+    return [
+        node for body in bodies for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]

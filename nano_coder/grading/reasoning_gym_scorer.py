@@ -1,0 +1,119 @@
+"""Answers scored by the library that made the question, in a jail: a scorer of reasoning-gym may evaluate
+what it is given, so an answer that is more than a plain expression never gets there.
+
+The reward is 1 where the score is; partial scores, which hedging can earn, stay in the component `tests`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from contextlib import closing
+from pathlib import Path
+
+from nano_coder.grading.version import GRADER
+from nano_coder.sandbox.protocol import Sandbox
+from nano_shared.errors import SandboxError
+from nano_shared.hashing import content_hash
+from nano_shared.printable import printable
+from nano_shared.types import Limits, Scorer, Tampering, Task, Trust, Verdict
+
+_EVALUATING = """
+binary_matrix countdown intermediate_integration n_queens polynomial_multiplication puzzle24
+simple_integration spiral_matrix string_insertion
+"""
+EVALUATING = frozenset(_EVALUATING.split())
+"""datasets of reasoning-gym 0.1.25 whose scorers evaluate the answer"""
+LONGEST_ANSWER = 20_000
+_PROGRAM = (Path(__file__).parent / "inside" / "reasoning_gym_score.py").read_text(encoding="utf-8")
+_SECONDS = 120.0
+_LIMITS = Limits(memory_mb=2048)
+_FUNCTIONS = frozenset(("sin", "cos", "tan", "exp", "log", "ln", "sqrt", "asin", "acos", "atan", "Abs", "pi"))
+_NODES = (
+    ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.BinOp, ast.UnaryOp, ast.Name, ast.Call, ast.Load,
+    ast.operator, ast.unaryop,
+)  # fmt: skip
+
+
+def grade_score(task: Task, answer: str | None, sandbox: Sandbox) -> Verdict:
+    """The verdict on an answer. Raises SandboxError where the scorer could not be asked."""
+    assert task.hidden is not None
+    assert task.hidden.scorer is not None
+    digest = content_hash(["answer", answer])
+    kind: str | None = None
+    tampering: tuple[Tampering, ...] = ()
+    if answer is None:
+        score, kind = 0.0, "no_answer"
+    elif answer == task.hidden.answer:  # it earned 1 from the scorer when the task was made
+        score = 1.0
+    elif len(answer) > LONGEST_ANSWER:
+        score, kind = 0.0, "answer_too_long"
+    elif task.hidden.scorer.dataset in EVALUATING and not plain(answer):
+        score, tampering = 0.0, (Tampering(kind="code_in_answer", detail=printable(answer[:200])),)
+    else:
+        score = ask_scorer(task.hidden.scorer, answer, sandbox)
+    right = score >= 1 - 1e-9
+    return Verdict(
+        reward=float(right),
+        components={"tests": score},
+        checks={"answer": "pass" if right else "fail"},
+        tampering=tampering,
+        failure_kind=kind,
+        trust=Trust.HIDDEN,
+        grader=GRADER,
+        graded_hash=digest,
+    )
+
+
+def plain(answer: str) -> bool:
+    """Whether evaluating the text can only compute with numbers, single letters and texts.
+
+    What is no expression is let through: whoever evaluates it fails. `!` is sympy's factorial.
+    """
+    if re.fullmatch(r"[\w\s]*", answer):
+        return True  # words and numbers: nothing is called
+    try:
+        tree = ast.parse(answer.strip().replace("!", ""), mode="eval")
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return "(" not in answer or not any(c.isalpha() or c == "_" for c in answer)
+    for node in ast.walk(tree):
+        if not isinstance(node, _NODES):
+            return False
+        if isinstance(node, ast.Name) and len(node.id) > 1 and node.id not in _FUNCTIONS:
+            return False
+        if isinstance(node, ast.Call) and not (
+            isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS and not node.keywords
+        ):
+            return False
+        if isinstance(node, ast.Constant) and not isinstance(node.value, int | float | str):
+            return False
+    return True
+
+
+def ask_scorer(scorer: Scorer, answer: str, sandbox: Sandbox) -> float:
+    """The score in [0, 1]; an answer on which the scorer fails or never ends scores 0.
+
+    Raises SandboxError where the question could not be made again: it says nothing about the answer.
+    """
+    asked = {**scorer.model_dump(include={"dataset", "seed", "config", "question"}), "answer": answer}
+    with closing(sandbox.open(None, _LIMITS)) as jail:
+        done = jail.run(
+            [sandbox.python, "-P", "-W", "ignore", "-c", _PROGRAM],
+            stdin=json.dumps(asked).encode(),
+            timeout=_SECONDS,
+            # the order of a set decides some questions
+            env={"PYTHONHASHSEED": "0", "MPLCONFIGDIR": "/tmp"},
+        )
+    lines = done.stdout.decode("utf-8", "replace").splitlines()
+    if "ready" not in lines:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it said nothing"]
+        raise SandboxError(
+            f"reasoning-gym {scorer.version} could not make the question of {scorer.dataset} again: {said[0]}"
+        )
+    try:
+        score = float(lines[-1]) if done.ok else 0.0
+    except ValueError:
+        return 0.0
+    return score if math.isfinite(score) and 0 <= score <= 1 else 0.0

@@ -1,0 +1,224 @@
+"""What an agent left to be graded, wherever it was kept, and the way from there to the right grader."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+
+from nano_coder.grading.command_check import grade_command, laid_over, restored
+from nano_coder.grading.command_run import tree_hash
+from nano_coder.grading.grade import decided, grade, graded_files, shortened, ungraded
+from nano_coder.grading.protected_files import LINTERS
+from nano_coder.grading.reward_file import grade_reward_file
+from nano_coder.grading.submitted_folder import changed_since, read_folder
+from nano_coder.grading.version import GRADER
+from nano_coder.sandbox import Sandbox
+from nano_shared import snapshot
+from nano_shared.blobs import BlobStore, MemoryBlobs
+from nano_shared.errors import UsageError
+from nano_shared.hashing import content_hash
+from nano_shared.snapshot import Entry, Kind, Snapshot
+from nano_shared.snapshot.tree import make_snapshot
+from nano_shared.types import StopReason, Tampering, Task, Trajectory, Trust, Verdict
+
+RESULTS = ("reward.txt", "reward.json", "verdict.json", "junit*.xml", ".nano-*")
+PROGRAMS = (
+    "python",
+    "python3",
+    "pytest",
+    "py.test",
+    "pip",
+    "git",
+    "bash",
+    "sh",
+    "env",
+    "node",
+    "make",
+    "curl",
+)
+_EXECUTABLE = 0o111
+
+
+def planted(task: Task, before: Snapshot, after: Snapshot, graded: Collection[str]) -> tuple[Tampering, ...]:
+    """Changed tests, and planted configuration, modules, programs and results, beside the graded files."""
+    left = {*graded, *(e.path for e in after.entries if PurePosixPath(e.path).name in LINTERS)}
+    kept = Snapshot(tuple(entry for entry in after.entries if entry.path not in left))
+    original = Snapshot(tuple(entry for entry in before.entries if entry.path not in left))
+    _, found = restored("", original, kept)
+    new = [entry for entry in kept.entries if entry.path not in before.by_path]
+    return (*found, *(finding for entry in new for finding in _of(entry, task)))
+
+
+def _of(entry: Entry, task: Task) -> Iterator[Tampering]:
+    name = PurePosixPath(entry.path).name
+    hidden = task.hidden.suite.files if task.hidden is not None and task.hidden.suite is not None else {}
+    if entry.kind is Kind.DIRECTORY:
+        return
+    if any(fnmatch(name, pattern) for pattern in RESULTS):
+        yield Tampering(kind="reward_written", detail=f"{entry.path!r} was planted; no grader reads it")
+    if name in {PurePosixPath(test).name for test in hidden}:
+        yield Tampering(kind="tests", detail=f"{entry.path!r} has the name of a hidden test; it was not run")
+    if name in PROGRAMS and entry.mode & _EXECUTABLE:
+        yield Tampering(kind="shadowing", detail=f"{entry.path!r} stands in for a program; it was not run")
+
+
+_ANSWERS = ("answer", "answer.txt")
+"""files of a workspace that hold the answer where none was given"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """Two trees, and the bytes of their files."""
+
+    before: Snapshot
+    """the workspace before the first action"""
+    after: Snapshot
+    """the workspace as it was left"""
+    blobs: BlobStore
+    answer: str | None = None
+    """given to submit"""
+
+    def files(self, names: Iterable[str]) -> dict[str, bytes]:
+        """The regular files among `names`."""
+        found = ((name, self.after.by_path.get(name)) for name in names)
+        return {
+            name: self.blobs.get(str(entry.content))
+            for name, entry in found
+            if entry is not None and entry.kind is Kind.FILE
+        }
+
+    @property
+    def others(self) -> frozenset[str]:
+        """What is there and is no regular file."""
+        return frozenset(entry.path for entry in self.after.entries if entry.kind is not Kind.FILE)
+
+
+def grade_delivery(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict | None:
+    """The verdict by whatever check the task has, or None where it has none.
+
+    A failure of ours has reward None: it says nothing about the policy.
+    """
+    hidden = task.hidden
+    if hidden is None and task.check is None:
+        return None
+    if hidden is not None and hidden.kind not in ("command", "reward_file"):
+        wanted = graded_files(task)
+        verdict = grade(
+            task,
+            files=delivery.files(wanted),
+            others=delivery.others,
+            answer=delivery.answer,
+            sandbox=sandbox,
+        )
+        return flagged(verdict, planted(task, delivery.before, delivery.after, wanted))
+    start = replace(delivery, after=delivery.before)
+    return decided(
+        lambda: _grade_tree(task, delivery, sandbox),
+        lambda: _grade_tree(task, start, sandbox),
+        graded_hash=tree_hash(delivery.after),
+        reference=False,
+    )
+
+
+def _grade_tree(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict:
+    """The verdict by a command on the whole workspace. Raises whatever goes wrong."""
+    hidden = task.hidden
+    tests = hidden.files if hidden is not None else {}
+    before = laid_over(delivery.before, tests, delivery.blobs)
+    after = laid_over(delivery.after, tests, delivery.blobs)
+    if hidden is not None and hidden.kind == "reward_file":
+        return grade_reward_file(
+            hidden,
+            before=before,
+            after=after,
+            blobs=delivery.blobs,
+            sandbox=sandbox,
+            limits=task.limits,
+            editable=task.artifacts,
+        )
+    return grade_command(
+        str(hidden.command if hidden is not None else task.check),
+        before=before,
+        after=after,
+        blobs=delivery.blobs,
+        sandbox=sandbox,
+        limits=task.limits,
+        trust=Trust.HIDDEN if hidden is not None else Trust.USER_CHECK,
+        hidden=tests,
+        editable=task.artifacts,
+    )
+
+
+def grade_folder(task: Task, directory: Path, answer: str | None, sandbox: Sandbox) -> Verdict:
+    """Grade what lies in a folder of this machine, which is read once and not trusted.
+
+    Without `answer`, a file called "answer" is the answer. Raises UsageError for a task without any check,
+    for one whose starting workspace is in a log, and for what is no folder.
+    """
+    blobs = MemoryBlobs()
+    if task.snapshot is not None:
+        raise UsageError(
+            f"task {task.key!r} starts from a logged workspace; grade its run with nano-rl grade RUN"
+        )
+    texts = {name: text.encode("utf-8", "surrogatepass") for name, text in task.files.items()}
+    before = make_snapshot(Entry(name, Kind.FILE, 0o644, blobs.put(data)) for name, data in texts.items())
+    wanted = graded_files(task) or (
+        _ANSWERS if task.hidden is not None and task.hidden.kind == "answer" else ()
+    )
+    left = read_folder(directory, blobs, wanted)
+    delivery = Delivery(before=before, after=left.tree, blobs=blobs, answer=answer)
+    asked = task.hidden is not None and (
+        task.hidden.kind == "answer" or any(check.kind == "answer" for check in task.hidden.state)
+    )
+    if answer is None and asked:
+        found = delivery.files(_ANSWERS)
+        text = next((found[name] for name in _ANSWERS if name in found), None)
+        answer = None if text is None else text.decode("utf-8", "replace")
+        delivery = Delivery(before=before, after=left.tree, blobs=blobs, answer=answer)
+    verdict = grade_delivery(task, delivery, sandbox)
+    if verdict is None:
+        raise UsageError(f"task {task.key!r} has no check; give it hidden checks or a `check`")
+    changed = changed_since(directory, left)
+    return flagged(verdict, [*left.findings, *changed], worthless=bool(changed))
+
+
+def flagged(verdict: Verdict, findings: Iterable[Tampering], *, worthless: bool = False) -> Verdict:
+    """The verdict with more findings; a `worthless` one earns nothing, unless the failure was ours."""
+    known = verdict.tampering
+    more = tuple(found for found in findings if found not in known)
+    update: dict[str, object] = {"tampering": (*known, *more)}
+    if worthless and verdict.reward is not None:
+        update["reward"] = 0.0
+    return shortened(verdict.model_copy(update=update))
+
+
+def grade_trajectory(trajectory: Trajectory, sandbox: Sandbox, blobs: BlobStore) -> Verdict | None:
+    """The verdict, or None where the task has no check at all. Nothing of the run is executed again.
+
+    A failure of ours, in the run or in the grading, has reward None: it says nothing about the policy.
+    """
+    if trajectory.task.hidden is None and trajectory.task.check is None:
+        return None
+    after = trajectory.last_snapshot
+    if trajectory.stop is None or trajectory.stop.ours or after is None:
+        return ungraded(str(trajectory.stop or StopReason.INTERRUPTED))
+    hidden = trajectory.task.hidden
+    if trajectory.workspace_lost and (hidden is None or hidden.kind != "answer"):
+        return Verdict(
+            reward=0.0,
+            components={"tests": 0.0},
+            checks={"workspace": "error"},
+            failure_kind="workspace_lost",
+            trust=Trust.USER_CHECK if hidden is None else Trust.HIDDEN,
+            grader=GRADER,
+            graded_hash=content_hash(""),
+        )
+    delivery = Delivery(
+        before=snapshot.load(trajectory.snapshot or after, blobs),
+        after=snapshot.load(after, blobs),
+        blobs=blobs,
+        answer=trajectory.answer,
+    )
+    return grade_delivery(trajectory.task, delivery, sandbox)

@@ -1,0 +1,295 @@
+"""Test files against a solution: the tests in one jail, the solution in another, plain values between them.
+
+Expected values, comparisons and reports are never in the solution's jail. The two talk over one connection,
+which carries calls and what they return; the tests' jail alone reports to this process.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
+
+from nano_coder.grading.cases import Outcome
+from nano_coder.grading.inside.report import Malformed, read
+from nano_coder.grading.jail_program import program
+from nano_coder.grading.used_names import starred, used_names
+from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
+from nano_shared.errors import SandboxError
+from nano_shared.hashing import content_hash
+from nano_shared.types import Limits, Suite, Tampering, Trust
+
+CPU_SECONDS = 30
+"""of processor time for the solution, over all tests"""
+PATIENCE = 12.0
+"""seconds of wall time for one call"""
+WALL_SECONDS = 180.0
+LONGEST_REPORT = 16 << 20
+_TESTS_LIMITS = Limits(memory_mb=2048)
+_LINGER = 2.0
+
+
+class TestsFailed(SandboxError):
+    """The tests' jail did not report as it must."""
+
+
+class NeedsStrict(TestsFailed):
+    """The tests hand the solution something that is no plain data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One suite against one solution."""
+
+    suite: Suite
+    target: str
+    """the file that the tests import"""
+    artifacts: Mapping[str, bytes]
+    originals: Mapping[str, str]
+    """the workspace as it was: what else the solution reads, and the target's original"""
+    reference: Mapping[str, bytes] | None = None
+    """artifacts that are known to be right, where there are any"""
+
+    def solution_files(self) -> dict[str, str]:
+        texts = {name: data.decode("utf-8", "surrogateescape") for name, data in self.artifacts.items()}
+        return {**self.originals, **texts}
+
+
+def run_suite(job: Job, limits: Limits, sandbox: Sandbox) -> Outcome:
+    """Run the tests in one pair of jails.
+
+    Tests see what the solution does to its arguments, as they do in one process. So a solution could choose
+    what an expected value is computed from (`assert f(xs) == sum(xs)`): where the tests pass and an argument
+    was changed, they run once more with changes kept from them. Where they fail then, they pass only because
+    of a change, which is right only if the reference needs it too; without a reference it is trusted less.
+
+    Raises SandboxError where a jail fails, and its kind NeedsStrict for a suite that cannot be run so.
+    """
+    outcome, changed = _run(job, limits, sandbox)
+    if not changed or not outcome.right:
+        return outcome
+    by_value, _ = _run(job, limits, sandbox, by_value=True)
+    if by_value.right or (job.reference is not None and _tests_changes(job, limits, sandbox)):
+        return outcome
+    if job.reference is None:
+        return replace(outcome, trust=Trust.STRICT)
+    detail = "the tests pass only since arguments were changed, and the reference needs no such change"
+    return replace(
+        by_value, tampering=(*by_value.tampering, Tampering(kind="changed_arguments", detail=detail))
+    )
+
+
+_known: dict[str, bool] = {}
+"""by the hash of suite and reference"""
+
+
+def _tests_changes(job: Job, limits: Limits, sandbox: Sandbox) -> bool:
+    """Whether the reference, too, fails where changes of arguments are kept from the tests."""
+    assert job.reference is not None
+    digests = {name: content_hash(data) for name, data in job.reference.items()}
+    key = content_hash([job.suite.model_dump(), job.target, dict(job.originals), digests])
+    if key not in _known:
+        reference = replace(job, artifacts=job.reference)
+        _known[key] = not _run(reference, limits, sandbox, by_value=True)[0].right
+    return _known[key]
+
+
+def _run(job: Job, limits: Limits, sandbox: Sandbox, *, by_value: bool = False) -> tuple[Outcome, bool]:
+    """The outcome, and whether an argument was changed on the way."""
+    nonce = secrets.token_hex(16)
+    with ExitStack() as stack:
+        solver = stack.enter_context(closing(sandbox.open(None, limits)))
+        tester = stack.enter_context(closing(sandbox.open(None, _TESTS_LIMITS)))
+        near, far = socket.socketpair()
+        solution = _Solution(solver, far)
+        tests = _Tests(tester, near, nonce)
+        # each end is read by the other jail: what is written here is the first that it reads
+        solution.start(
+            near, {"files": job.solution_files(), "target": job.target, "cpu_seconds": CPU_SECONDS}
+        )
+        tests.start(far, {**_tests_job(job), "by_value": by_value})
+        tests.join()
+        reports = read_reports(tests.result().stdout, nonce)
+        outcome = _judged(reports, tests.result(), solution)
+        solver.close()
+        solution.join()
+    return outcome, reports[-1].get("changed", False)
+
+
+def _tests_job(job: Job) -> dict[str, Any]:
+    files = {**job.originals, **job.suite.files}
+    used = used_names(job.suite.files, job.target, files, star=not job.suite.names)
+    return {
+        "framework": job.suite.framework,
+        "tests": job.suite.files,
+        "files": files,
+        "target": job.target,
+        "original": job.originals.get(job.target) if job.suite.names else None,
+        "tested": list(job.suite.names),
+        "names": sorted({*job.suite.names, *used}),
+        "starred": sorted(starred(job.suite.files, job.target, files)),
+        "patience": PATIENCE,
+    }
+
+
+class _Side:
+    """A program in a jail, on a thread of its own, at one end of the connection."""
+
+    def __init__(self, jail: Jail, end: socket.socket, call: str, modules: tuple[str, ...]) -> None:
+        self._jail = jail
+        self._end = end
+        self._source = program(call, *modules)
+        self._ended: ExecResult | SandboxError | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self, writer: socket.socket, job: dict[str, Any]) -> None:
+        """Run, and write the job at the connection's other end."""
+        self._thread.start()
+        data = json.dumps(job).encode()
+        try:
+            writer.sendall(len(data).to_bytes(4, "big") + data)
+        except OSError as error:
+            raise SandboxError(f"a grading jail took no job: {error}") from error
+
+    def _run(self) -> None:
+        try:
+            self._ended = self._jail.run_python(
+                self._source,
+                isolated=True,
+                stdin=self._end.fileno(),
+                timeout=WALL_SECONDS,
+                output_bytes=LONGEST_REPORT,
+            )
+        except SandboxError as error:
+            self._ended = error
+        finally:
+            # the other side learns from it that this one is gone
+            self._end.close()
+
+    def join(self, timeout: float | None = None) -> None:
+        self._thread.join(timeout)
+
+    def result(self) -> ExecResult:
+        """Raises SandboxError where the jail failed."""
+        if isinstance(self._ended, ExecResult):
+            return self._ended
+        raise self._ended or SandboxError("a grading jail did not end")
+
+
+class _Solution(_Side):
+    def __init__(self, jail: Jail, end: socket.socket) -> None:
+        modules = ("plain_values", "value_codec", "connection", "artifact", "report", "solution_side")
+        super().__init__(jail, end, "solution_side.main()", modules)
+
+
+class _Tests(_Side):
+    def __init__(self, jail: Jail, end: socket.socket, nonce: str) -> None:
+        modules = (
+            "plain_values",
+            "value_codec",
+            "connection",
+            "artifact",
+            "report",
+            "solution_side",
+            "framework_runners",
+            "test_side",
+        )
+        super().__init__(jail, end, f"test_side.main({nonce!r})", modules)
+
+
+Name = Annotated[str, Field(max_length=4096)]
+Report = TypedDict(
+    "Report",
+    {
+        "ready": bool, "collected": list[Name], "check": Name, "import": Name, "forged": Name,
+        "state": Literal["pass", "fail", "error", "timeout"], "done": int, "changed": bool,
+        "broken": Literal["gone", "late", "forged"] | None, "findings": dict[Name, Name],
+        "patched": list[Name], "ended": dict[Literal["exit", "signal"], int], "cpu_s": float,
+    },
+    total=False,
+)  # fmt: skip
+"""one line of a jail in which test files run; code that may not be trusted shares some of those jails"""
+_REPORT = TypeAdapter(with_config(ConfigDict(strict=True, extra="forbid"))(Report))
+_UNREADABLE: Report = {"forged": "something that is no report"}
+MOST_REPORTS = 50_000
+
+
+def read_reports(stdout: bytes, nonce: str) -> list[Report]:
+    """The lines with the nonce; one that is no report counts as forged."""
+    lines = (line for line in stdout.decode("utf-8", "replace").split("\n") if line.startswith(nonce))
+    return [_read_report(line[len(nonce) :]) for line in islice(lines, MOST_REPORTS)]
+
+
+def _read_report(line: str) -> Report:
+    try:
+        return _REPORT.validate_python(read(line, LONGEST_REPORT))
+    except (Malformed, ValidationError):
+        return _UNREADABLE
+
+
+def _judged(reports: list[Report], ended: ExecResult, solution: _Solution) -> Outcome:
+    """Count the reports exactly: every check that was announced has one, and nothing else has."""
+    if not reports or reports[0] != {"ready": True}:
+        said = ended.stderr.decode(errors="backslashreplace").strip()[-300:]
+        raise TestsFailed(f"the tests' jail did not start: {said or ended}")
+    announced = [name for r in reports for name in r.get("collected", ())]
+    told = [(r["check"], r.get("state", "error")) for r in reports if "check" in r]
+    checks = {**dict.fromkeys(announced, "error"), **dict(told)} or {"import": "error"}
+    last = reports[-1]
+    if "findings" not in last:
+        if not ended.timed_out:
+            said = ended.stderr.decode(errors="backslashreplace").strip()[-300:]
+            raise TestsFailed(f"the tests' jail ended half-way: {said or ended}")
+        left = {n: s if n in dict(told) else "timeout" for n, s in checks.items()}
+        return Outcome({n: "error" if s == "pass" else s for n, s in left.items()}, (), "agent_timeout")
+    if "needs_strict" in last["findings"]:
+        raise NeedsStrict(last["findings"]["needs_strict"])
+    exact = len(told) == last.get("done") == len(announced) == len(checks)
+    imported = not any("import" in r for r in reports)
+    if not (exact and imported):
+        checks = {name: "error" if state == "pass" else state for name, state in checks.items()}
+    found, kind = _causes(last.get("broken"), solution)
+    right = set(checks.values()) == {"pass"}
+    findings = dict(last["findings"])
+    if (lie := findings.pop("deceit", None)) is not None:
+        found.append(Tampering(kind="not_plain", detail=lie))
+    if findings.pop("not_plain", None) is not None and not right:
+        kind = kind or "not_plain"
+    found += [Tampering(kind=k, detail=d) for k, d in findings.items() if k not in _FORGIVEN or not right]
+    if last.get("broken"):
+        state = "timeout" if kind == "agent_timeout" else "error"
+        checks = {name: state if s in ("pass", "error") else s for name, s in checks.items()}
+    return Outcome(checks, tuple(found), kind)
+
+
+_FORGIVEN = ("exit", "skip")
+"""exceptions that a test may expect"""
+
+
+def _causes(broken: str | None, solution: _Solution) -> tuple[list[Tampering], str | None]:
+    """Why the solution answered no more, and whether it had a hand in it."""
+    if broken is None:
+        return [], None
+    if broken == "late":
+        return [], "agent_timeout"
+    if broken == "forged":
+        return [], "forged"
+    solution.join(_LINGER)
+    ended = solution.result()
+    if ended.oom:
+        return [], "memory"
+    if ended.timed_out or ended.signal == signal.SIGXCPU:
+        return [], "agent_timeout"
+    if ended.exit_code is not None:
+        return [Tampering(kind="exit", detail=f"left the process, status {ended.exit_code}")], "exit"
+    return [], "crash"

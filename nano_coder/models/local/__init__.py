@@ -1,0 +1,1 @@
+"""Models whose weights are in this process: engine, scheduler, sampler and decoding."""

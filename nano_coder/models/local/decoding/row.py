@@ -1,0 +1,109 @@
+"""A row: one request on its way from its prompt to its completion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from nano_coder.models.local.decoding.sampler import uniforms
+from nano_shared import ContextFull, Finish, Sampling, UsageError
+
+Decode = Callable[[Sequence[int]], str]
+"""token ids -> text"""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    ids: tuple[int, ...]
+    """[L] the full row so far"""
+    sampling: Sampling
+    seed: int | None = None
+    """None draws a seed from the operating system"""
+    owner: int | None = None
+    """whose next request will extend this row: its KV is kept until then; None keeps nothing"""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    ids: tuple[int, ...]
+    """[M] sampled tokens, the end-of-turn token included when it was sampled"""
+    logprobs: tuple[float, ...]
+    """[M] of the distribution that was sampled from, in float32"""
+    finish: Finish
+    seconds: float = field(default=0.0, compare=False)
+    """of the engine's steps, each divided among its rows; 0 without a scheduler"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What ends a row besides its limits."""
+
+    eos_ids: Collection[int]
+    context_limit: int
+    decode: Decode | None = None
+    """needed by rows with stop strings"""
+
+    def limit(self, request: Request) -> int:
+        """Tokens that the request may sample. Raises ContextFull if there is room for none."""
+        room = self.context_limit - len(request.ids)
+        if not 0 < room < self.context_limit:
+            raise ContextFull(
+                f"a row of {len(request.ids)} tokens leaves no room in a context of {self.context_limit}"
+            )
+        return min(request.sampling.max_tokens, room)
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    request: Request
+    ends: Ends
+    limit: int = field(init=False)
+    uniforms: list[float] = field(init=False)
+    """[limit] one for each token that may be drawn"""
+    ids: list[int] = field(default_factory=list)
+    """[M] sampled so far"""
+    logprobs: list[float] = field(default_factory=list)
+    finish: Finish | None = None
+    """None while it is being decoded"""
+
+    def __post_init__(self) -> None:
+        if self.request.sampling.stop and self.ends.decode is None:
+            raise UsageError("stop strings need an engine that can turn tokens into text: give it `decode`")
+        self.limit = self.ends.limit(self.request)
+        self.uniforms = uniforms(self.request.seed, self.limit)
+
+    @property
+    def uniform(self) -> float:
+        """The random number of the next token."""
+        return self.uniforms[len(self.ids)]
+
+    @property
+    def position(self) -> int:
+        """Of the last token."""
+        return len(self.request.ids) + len(self.ids) - 1
+
+    def last(self, count: int) -> list[int]:
+        """The last tokens, so many where there are."""
+        return [*self.request.ids[-count:], *self.ids[-count:]][-count:]
+
+    def take(self, token: int, logprob: float) -> None:
+        """Append a drawn token, and see whether the row ends with it."""
+        self.ids.append(token)
+        self.logprobs.append(logprob)
+        if token in self.ends.eos_ids or self._says_stop():
+            self.finish = Finish.STOP
+        elif len(self.ids) == self.limit:
+            self.finish = Finish.LENGTH
+
+    def sampled(self) -> Sampled:
+        assert self.finish is not None
+        return Sampled(tuple(self.ids), tuple(self.logprobs), self.finish)
+
+    def _says_stop(self) -> bool:
+        stop = self.request.sampling.stop
+        if not stop or self.ends.decode is None:
+            return False
+        # a stop string may begin anywhere in a token, and no token but a control token is empty
+        tail = max(len(text.encode()) for text in stop) + 1
+        text = self.ends.decode(self.ids[-tail:])
+        return any(end in text for end in stop)

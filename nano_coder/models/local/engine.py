@@ -1,0 +1,203 @@
+"""The engine: batched generation and scoring with one in-process causal language model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nano_coder.models.local.decoding.continuous_batching import ContinuousDecoder
+from nano_coder.models.local.decoding.decoder import choose_decoder
+from nano_coder.models.local.decoding.padded_batching import PaddedDecoder, evaluating
+from nano_coder.models.local.decoding.row import Decode, Ends, Request, Row, Sampled
+from nano_shared.allocator import keep_freed_memory
+
+_PROBES = 4
+"""elements of each parameter that are looked at"""
+
+Stamp = tuple[object, ...]
+
+
+def counter_stamp(model: nn.Module) -> Stamp:
+    """Addresses and write counters of all parameters: cheap enough for every step.
+
+    PyTorch counts every write in place; those through `.data` it does not.
+    """
+    return tuple((p.data_ptr(), p._version) for p in model.parameters())
+
+
+def weight_stamp(model: nn.Module) -> Stamp:
+    """The same, with a few elements of each parameter, which show a write through `.data` too."""
+    with torch.no_grad():
+        probes = torch.cat([_probe(p) for p in model.parameters()])
+    return (*counter_stamp(model), tuple(probes.tolist()))
+
+
+def _probe(parameter: Tensor) -> Tensor:
+    # detach and not data: same memory, and nothing is counted
+    flat = parameter.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // _PROBES)][: _PROBES + 1].float()
+
+
+__all__ = ["Engine", "Request", "Row", "Sampled"]
+
+MAX_BATCH = 64
+"""rows decoded together; on a CPU a step's arithmetic grows with its rows from here on"""
+KV_BYTES = 2 << 30
+_SCORE_TOKENS = 2048
+"""padded tokens of one scoring batch, which bounds the memory of its logits"""
+
+
+class Engine:
+    """Samples from, and scores with, a live Hugging Face causal language model. Not thread-safe.
+
+    Rows are admitted, then stepped; `generate` does both. The module may be one in training: its modes are
+    as they were after each call, and no autograd state or inference tensor outlives one. KV is kept for the
+    next turn of a row and for rows with the same prompt, and forgotten when the weights have changed.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        eos_ids: frozenset[int],
+        pad_id: int,
+        context_limit: int,
+        decode: Decode | None = None,
+        max_batch: int = MAX_BATCH,
+        kv_bytes: int = KV_BYTES,
+    ) -> None:
+        """`decode` turns ids into text, for stop strings. `kv_bytes` bounds the KV of the rows being decoded
+        and, once more, that of the rows and prompts that wait."""
+        keep_freed_memory()
+        self.model = model
+        self.eos_ids = eos_ids
+        self.pad_id = pad_id
+        self.context_limit = context_limit
+        self._ends = Ends(eos_ids, context_limit, decode)
+        self._max_batch = max_batch
+        self._kv_bytes = kv_bytes
+        self._decoder: ContinuousDecoder | PaddedDecoder | None = None
+        self._stamp: Stamp = ()
+        self._counters: Stamp = ()
+
+    def generate(self, requests: Sequence[Request]) -> list[Sampled]:
+        """One completion a request, in order. What a row draws never depends on the rest of the batch.
+
+        Rows end with an end-of-turn token, with a stop string, at `sampling.max_tokens`, or where the
+        context is full. Raises ContextFull if a row leaves no room for a token.
+        """
+        rows = self.admit(requests)
+        while any(row.finish is None for row in rows):
+            self.step()
+        return [row.sampled() for row in rows]
+
+    def admit(self, requests: Sequence[Request]) -> list[Row]:
+        """Queue requests, in this order. Raises ContextFull, and queues none, if one cannot be served."""
+        rows = [Row(request, self._ends) for request in requests]
+        if rows:
+            self._current().admit(rows)
+        return rows
+
+    def step(self) -> list[Row]:
+        """Let queued rows join where there is room, and draw a token for each. The rows that finished.
+
+        Raises RuntimeError if the weights have changed under rows that are half decoded.
+        """
+        if not self.busy:
+            return []
+        assert self._decoder is not None
+        if counter_stamp(self.model) != self._counters:
+            raise RuntimeError("the weights changed while rows were being decoded with them")
+        with torch.no_grad():
+            return self._decoder.step()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a row is queued or being decoded."""
+        return self._decoder is not None and self._decoder.busy
+
+    @property
+    def decoder(self) -> ContinuousDecoder | PaddedDecoder | None:
+        """What decodes; None before the first request."""
+        return self._decoder
+
+    def drop(self, rows: Sequence[Row]) -> None:
+        """Stop decoding these rows."""
+        if self._decoder is not None:
+            self._decoder.drop(rows)
+
+    def release(self, owner: int) -> None:
+        """The owner asks no more: forget the row that was kept for it."""
+        if self._decoder is not None:
+            self._decoder.release(owner)
+
+    def free(self) -> None:
+        """Forget every row and all KV, and give the memory back."""
+        self._decoder, self._stamp, self._counters = None, (), ()
+
+    def score(
+        self, rows: Sequence[tuple[int, ...]], temperature: float = 1.0, *, first: int = 1
+    ) -> list[list[float]]:
+        """Teacher-forced log-probs of `row[first:]` for each row of [L] ids: lists of L - first, in float32.
+
+        The head does not run on what lies before, which of a row that begins with a prompt is most.
+        """
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        scores: list[list[float]] = [[] for _ in rows]
+        with evaluating(self.model):
+            while order:
+                size = max(1, _SCORE_TOKENS // max(1, len(rows[order[-1]])))
+                batch, order = order[-size:], order[:-size]
+                found = self._score([rows[i] for i in batch], temperature, first)
+                for i, row_scores in zip(batch, found, strict=True):
+                    scores[i] = row_scores
+        return scores
+
+    def _score(self, rows: list[tuple[int, ...]], temperature: float, first: int) -> Iterator[list[float]]:
+        width = max(map(len, rows))
+        device = self.device
+        # Padding on the right needs no mask: causal attention never looks there.
+        padded = torch.tensor([[*row, *[self.pad_id] * (width - len(row))] for row in rows], device=device)
+        # a token is predicted at the position before it
+        predicting = torch.arange(first - 1, max(first, width - 1), device=device)
+        for row, row_logits in zip(rows, self._logits(padded, predicting), strict=True):
+            targets = torch.tensor(row[first:], dtype=torch.long, device=device)
+            logprobs = torch.log_softmax(row_logits[: len(targets)].float() / (temperature or 1.0), dim=-1)
+            yield logprobs.gather(1, targets[:, None])[:, 0].tolist()
+
+    def _logits(self, ids_BT: Tensor, positions_n: Tensor) -> Tensor:
+        """[B, n, V] at these positions."""
+        model: Any = self.model
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        if "logits_to_keep" in inspect.signature(inner.forward).parameters:
+            kept: Tensor = model(input_ids=ids_BT, use_cache=False, logits_to_keep=positions_n).logits
+            return kept
+        every: Tensor = model(input_ids=ids_BT, use_cache=False).logits
+        return every[:, positions_n]
+
+    def _current(self) -> ContinuousDecoder | PaddedDecoder:
+        """The decoder, made anew where the weights are not those that its KV came from."""
+        stamp = weight_stamp(self.model)
+        if self._decoder is not None and stamp == self._stamp:
+            return self._decoder
+        if self.busy:
+            raise RuntimeError("the weights changed while rows were being decoded with them")
+        self._decoder = None
+        with torch.no_grad():
+            self._decoder = choose_decoder(
+                self.model,
+                context_limit=self.context_limit,
+                pad_id=self.pad_id,
+                max_batch=self._max_batch,
+                max_bytes=self._kv_bytes,
+            )
+        self._stamp, self._counters = stamp, counter_stamp(self.model)
+        return self._decoder
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device

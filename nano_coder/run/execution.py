@@ -1,0 +1,384 @@
+"""Executions: run a task, resume a run, go on from a run, grade what it left.
+
+`run_task` is the only place that turns exceptions into stop reasons: a bad rollout is data, not a crash.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nano_coder import __version__
+from nano_coder.agent.loop import Agent, spill_path
+from nano_coder.agent.profiles import COMPACT_1, serving_profile
+from nano_coder.agent.prompt import first_messages, offered_tools
+from nano_coder.agent.workspace import Workspace
+from nano_coder.grading import grade_trajectory
+from nano_coder.grading.graders import by_grader, find_grader
+from nano_coder.run.git_history import History, open_with
+from nano_coder.run.reflection import criticised, second_chance
+from nano_coder.sandbox import Jail, Sandbox
+from nano_coder.sandbox.protocol import LazyJail
+from nano_coder.tools import ToolContext
+from nano_shared import snapshot
+from nano_shared.blobs import BlobStore
+from nano_shared.errors import ContextFull, PolicyError, SandboxError, UsageError
+from nano_shared.policy import Conversation, Policy
+from nano_shared.profile import InterfaceProfile
+from nano_shared.redact import is_redacted
+from nano_shared.scratch import in_memory, scratch_folder
+from nano_shared.store import LogStore, new_run_id
+from nano_shared.types import Sampling, StopReason, Task, Trajectory, Turn
+
+OnTurn = Callable[[Turn], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """What every execution needs, whoever asks for it: evaluation, collection and training alike."""
+
+    policy: Policy
+    sandbox: Sandbox
+    store: LogStore
+    profile: InterfaceProfile = COMPACT_1
+    """of the policy; a task that names tools beyond it runs under the profile that adds them"""
+    sampling: Sampling = Sampling()  # noqa: RUF009 (frozen, so one is enough)
+    policy_name: str = ""
+    """the policy as the user named it"""
+    directory: str | None = None
+    """absolute path that tasks' snapshots are of, where they are of a directory of the user's"""
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    """in place of a task's own: names and values of `Limits`"""
+    history: History | None = None
+    """of the project, for runs to look at; what grades them does not see it"""
+
+
+def limited(task: Task, limits: Mapping[str, Any]) -> Task:
+    """The task under these limits in place of its own."""
+    changed = task.limits.model_copy(update=dict(limits))
+    return task if changed == task.limits else task.model_copy(update={"limits": changed})
+
+
+def run_task(
+    task: Task,
+    runtime: Runtime,
+    *,
+    seed: int | None = None,
+    parent: str | None = None,
+    on_turn: OnTurn | None = None,
+    on_start: Callable[[Trajectory], None] | None = None,
+) -> Trajectory:
+    """Execute a task from its starting workspace until there is a reason to stop, logging each turn.
+
+    Policy and sandbox failures, full contexts and interrupts end the run with a stop reason. Raises
+    UsageError for a task that the profile cannot serve and LogError where the log cannot be written.
+    """
+    task = limited(task, runtime.limits)
+    runtime = _serving(runtime, task)
+    offered_tools(runtime.profile, task)  # a task that cannot be served is refused before it is logged
+    start = _starting_snapshot(task, runtime.store.blobs)
+    trajectory = _new_trajectory(task, runtime, start, seed, parent)
+    with runtime.store.claim(trajectory.id), _jail(start, task, runtime) as jail:
+        runtime.store.begin(trajectory)
+        if on_start:
+            on_start(trajectory)
+        workspace = Workspace(jail, runtime.store.blobs, start=start, snapshot=start)
+        return _drive(_agent(trajectory, runtime, jail, workspace), trajectory, runtime, on_turn)
+
+
+def attempt_task(
+    task: Task,
+    runtime: Runtime,
+    *,
+    reflect: int = 0,
+    seed: int | None = None,
+    on_turn: OnTurn | None = None,
+    on_start: Callable[[Trajectory], None] | None = None,
+    on_end: Callable[[Trajectory], None] | None = None,
+) -> tuple[Trajectory, ...]:
+    """Run a task and grade it; while it fails, up to `reflect` more attempts that read why: [attempts].
+
+    Each attempt is a run of its own with its own verdict, `on_end` sees it before it is graded; raises as
+    `run_task` does. Where the check itself cannot be run again, the attempts so far stand.
+    """
+    run = run_task(task, runtime, seed=seed, on_turn=on_turn, on_start=on_start)
+    attempts: list[Trajectory] = []
+    while True:
+        if on_end:
+            on_end(run)
+        attempts.append(grade_run(run, runtime))
+        if len(attempts) > reflect or not second_chance(run := attempts[-1]):
+            return tuple(attempts)
+        try:
+            run = reflect_run(run, runtime, seed=seed, on_turn=on_turn, on_start=on_start)
+        except SandboxError:
+            return tuple(attempts)
+
+
+def reflect_run(
+    failed: Trajectory,
+    runtime: Runtime,
+    *,
+    seed: int | None = None,
+    on_turn: OnTurn | None = None,
+    on_start: Callable[[Trajectory], None] | None = None,
+) -> Trajectory:
+    """Go on from the end of a run that failed its check, in a fork that reads its diff and what the
+    check said.
+
+    It has as much left of every limit as the attempt before it had. Raises UsageError for a run that passed,
+    that was not graded or that did not end by itself, and SandboxError where the check cannot be run.
+    """
+    if not second_chance(failed):
+        raise UsageError(
+            f"run {failed.id} has nothing to reflect on; a run that ended by itself and failed its check has"
+        )
+    turns, limits = criticised(failed, runtime)
+    task = failed.task.model_copy(update={"limits": limits})
+    return branch_run(failed, turns, runtime, task=task, seed=seed, on_turn=on_turn, on_start=on_start)
+
+
+def branch_run(
+    parent: Trajectory,
+    turns: Sequence[Turn],
+    runtime: Runtime,
+    *,
+    task: Task | None = None,
+    seed: int | None = None,
+    on_turn: OnTurn | None = None,
+    on_start: Callable[[Trajectory], None] | None = None,
+) -> Trajectory:
+    """Go on from the first turns of a logged run in a run of its own, with the files and tokens of the log.
+
+    `task` takes the place of the parent's where limits or checks are others. Raises as `run_task` does, and
+    UsageError for a run without a workspace.
+    """
+    task = limited(task or parent.task, runtime.limits)
+    runtime = _serving(runtime, task)
+    offered_tools(runtime.profile, task)
+    if parent.snapshot is None:
+        raise UsageError(f"run {parent.id} never got a workspace; run the task again")
+    fork = _new_trajectory(task, runtime, parent.snapshot, seed, parent.id)
+    fork = fork.model_copy(
+        update={"turns": tuple(turns), "parent_step": len(turns), "directory": parent.directory}
+    )
+    with runtime.store.claim(fork.id):
+        runtime.store.begin(fork)
+        if on_start:
+            on_start(fork)
+        return _go_on(fork, runtime, parent.snapshot, str(fork.last_snapshot), on_turn)
+
+
+def untouched(task: Task, runtime: Runtime) -> Trajectory:
+    """What a run is in which nothing is done: for checks of tasks, and not logged."""
+    start = _starting_snapshot(task, runtime.store.blobs)
+    run = _new_trajectory(task, runtime, start, None, None)
+    return run.model_copy(update={"stop": StopReason.GAVE_UP})
+
+
+def resume_run(run_id: str, runtime: Runtime, *, on_turn: OnTurn | None = None) -> Trajectory:
+    """Go on with a run that was killed or interrupted, from its last finished turn.
+
+    Raises LogError for an unknown run or one that another process executes, UsageError for one that ended.
+    """
+    trajectory = runtime.store.get(run_id)
+    runtime = _serving(runtime, trajectory.task)
+    with runtime.store.claim(trajectory.id):
+        trajectory = runtime.store.get(trajectory.id)
+        start, newest = _check_resumable(trajectory, runtime)
+        runtime.store.reopen(trajectory.id)
+        task = limited(trajectory.task, runtime.limits)
+        trajectory = trajectory.model_copy(
+            update={"task": task, "stop": None, "stop_detail": None, "ended": None}
+        )
+        return _go_on(trajectory, runtime, start, newest, on_turn)
+
+
+def _go_on(
+    trajectory: Trajectory, runtime: Runtime, start: str, newest: str, on_turn: OnTurn | None
+) -> Trajectory:
+    """Drive a run on from its logged turns: `newest` is the workspace that they left."""
+    with _jail(newest, trajectory.task, runtime) as jail:
+        workspace = Workspace(jail, runtime.store.blobs, start=start, snapshot=newest)
+        agent = _agent(trajectory, runtime, jail, workspace)
+        for turn in trajectory.turns:
+            agent.conversation.record(turn.completion)
+            take = agent.inherit if turn.index < trajectory.inherited else agent.take
+            take(turn)
+            _restore_spills(turn, jail, runtime)
+        return _drive(agent, trajectory, runtime, on_turn)
+
+
+def grade_run(trajectory: Trajectory, runtime: Runtime) -> Trajectory:
+    """Grade a finished run in a fresh jail and log the verdict. Without any check there is no verdict."""
+    verdict = grade_trajectory(trajectory, runtime.sandbox, runtime.store.blobs)
+    if verdict is None:
+        return trajectory
+    runtime.store.add_verdict(trajectory.id, verdict)
+    return trajectory.model_copy(update={"verdict": verdict})
+
+
+def _serving(runtime: Runtime, task: Task) -> Runtime:
+    return replace(runtime, profile=serving_profile(runtime.profile, task))
+
+
+def regrade_run(run: str, store: LogStore, sandbox: Sandbox, grader: str | None = None) -> Trajectory:
+    """Grade a logged run from what is stored of it, and add the verdict beside the ones that it has.
+
+    Nothing of the run is executed again. Raises LogError for an unknown run, UsageError for an unknown
+    grader, for a run that has not ended and for one whose task has no check.
+    """
+    name = find_grader(grader)
+    trajectory = store.get(run)
+    if trajectory.stop is None:
+        raise UsageError(
+            f"run {trajectory.id} has not ended; nano-coder resume {trajectory.id} goes on with it"
+        )
+    verdict = grade_trajectory(trajectory, sandbox, store.blobs)
+    if verdict is None:
+        raise UsageError(f"run {trajectory.id} has no check to be graded by (task {trajectory.task.key!r})")
+    verdict = by_grader(name, verdict)
+    store.add_verdict(trajectory.id, verdict)
+    return trajectory.model_copy(update={"verdict": verdict})
+
+
+def _new_trajectory(
+    task: Task, runtime: Runtime, start: str, seed: int | None, parent: str | None
+) -> Trajectory:
+    return Trajectory(
+        id=new_run_id(),
+        task=task,
+        parent=parent,
+        runtime_version=__version__,
+        profile=runtime.profile.name,
+        profile_hash=runtime.profile.hash,
+        template_hash=runtime.policy.template_hash,
+        tools_hash=runtime.profile.tools_hash,
+        policy=runtime.policy_name or runtime.policy.id,
+        snapshot=start,
+        directory=runtime.directory,
+        started=time.time(),
+        seed=seed,
+    )
+
+
+def refuse_ended(trajectory: Trajectory) -> None:
+    """Raises UsageError for a run that ended by itself."""
+    if trajectory.stop not in (None, StopReason.INTERRUPTED):
+        raise UsageError(
+            f"run {trajectory.id} ended ({trajectory.stop}); only a killed or interrupted run resumes"
+        )
+
+
+def _check_resumable(trajectory: Trajectory, runtime: Runtime) -> tuple[str, str]:
+    """The workspace before the first action and after the last logged turn, of a run that may go on."""
+    run, profile = trajectory.id, runtime.profile
+    refuse_ended(trajectory)
+    if is_redacted(trajectory):
+        raise UsageError(
+            f"run {run} was redacted: what the model read is not in the log any more, so it cannot go on; run"
+            f" the task again, or take what it did with nano-coder apply {run}"
+        )
+    newest = trajectory.last_snapshot
+    if trajectory.snapshot is None or newest is None:
+        raise UsageError(f"run {run} never got a workspace; run the task again")
+    if (trajectory.profile_hash, trajectory.template_hash) != (
+        profile.hash,
+        runtime.policy.template_hash,
+    ):
+        raise UsageError(
+            f"run {run} was made under profile {trajectory.profile} with another template than "
+            f"this policy's; resume it with --model {trajectory.policy}"
+        )
+    return trajectory.snapshot, newest
+
+
+def _starting_snapshot(task: Task, blobs: BlobStore) -> str:
+    """The task's starting workspace in the blob store."""
+    if task.snapshot is not None:
+        return task.snapshot
+    try:
+        return snapshot.snapshot_texts(task.files, blobs)
+    except snapshot.SnapshotError as problem:
+        raise UsageError(f"task {task.key!r}: its files cannot be written: {problem}") from None
+
+
+@contextmanager
+def _jail(snapshot_id: str, task: Task, runtime: Runtime) -> Iterator[Jail]:
+    """A jail on a snapshot, opened when the first tool needs it."""
+
+    def opener() -> Jail:
+        with scratch_folder("start", in_memory()) as folder:
+            start = folder / "work"
+            snapshot.materialise(snapshot_id, runtime.store.blobs, start)
+            if runtime.history is not None:
+                return open_with(runtime.history, runtime.sandbox, start, task.limits)
+            return runtime.sandbox.open(start, task.limits)
+
+    jail = LazyJail(opener)
+    try:
+        yield jail
+    finally:
+        jail.close()
+
+
+def _agent(trajectory: Trajectory, runtime: Runtime, jail: Jail, workspace: Workspace) -> Agent:
+    task = trajectory.task
+    return Agent(
+        task=task,
+        policy=runtime.policy,
+        profile=runtime.profile,
+        tools=offered_tools(runtime.profile, task),
+        workspace=workspace,
+        context=ToolContext(jail=jail, limits=task.limits),
+        conversation=Conversation(first_messages(runtime.profile, task, workspace.files())),
+        sampling=runtime.sampling,
+        seed=trajectory.seed,
+        put_blob=runtime.store.put_blob,
+        elapsed=sum(turn.ended - turn.started for turn in trajectory.turns),
+    )
+
+
+def _restore_spills(turn: Turn, jail: Jail, runtime: Runtime) -> None:
+    """Put whole outputs back where the conversation says that they are: snapshots leave them out."""
+    for number, observation in enumerate(turn.observations):
+        if observation.blob is not None:
+            with suppress(OSError):
+                jail.write(spill_path(turn.index, number), runtime.store.blobs.get(observation.blob))
+
+
+def _drive(agent: Agent, trajectory: Trajectory, runtime: Runtime, on_turn: OnTurn | None) -> Trajectory:
+    detail = None
+    try:
+        while agent.stop is None:
+            turn = agent.step()
+            runtime.store.append_turn(trajectory.id, turn)
+            trajectory = trajectory.model_copy(update={"turns": (*trajectory.turns, turn)})
+            if on_turn:
+                on_turn(turn)
+    except ContextFull as problem:
+        agent.stop, detail = StopReason.CONTEXT_FULL, str(problem)
+    except PolicyError as problem:
+        agent.stop, detail = StopReason.POLICY_ERROR, str(problem)
+    except SandboxError as problem:
+        agent.stop, detail = StopReason.SANDBOX_ERROR, str(problem)
+    except KeyboardInterrupt:
+        agent.stop = StopReason.INTERRUPTED
+    trajectory = trajectory.model_copy(update={"answer": agent.answer, "diff": agent.workspace.diff()})
+    return _finish(trajectory, runtime, agent.stop, detail)
+
+
+def _finish(trajectory: Trajectory, runtime: Runtime, stop: StopReason, detail: str | None) -> Trajectory:
+    ended = time.time()
+    runtime.store.finish(
+        trajectory.id,
+        stop=stop,
+        stop_detail=detail,
+        answer=trajectory.answer,
+        diff=trajectory.diff,
+        ended=ended,
+    )
+    return trajectory.model_copy(update={"stop": stop, "stop_detail": detail, "ended": ended})

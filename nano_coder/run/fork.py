@@ -1,0 +1,130 @@
+"""Forks: continuations sampled from a step of a logged run, with its files and tokens restored exactly."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+from nano_coder.agent.profiles import serving_profile
+from nano_coder.models.replayed import Reader
+from nano_coder.run.execution import Runtime, branch_run, grade_run
+from nano_coder.run.parallel import cancel_pending, slots_for
+from nano_coder.run.replay import refeed
+from nano_shared.errors import UsageError
+from nano_shared.hashing import content_hash
+from nano_shared.redact import is_redacted
+from nano_shared.types import HiddenChecks, Task, Trajectory
+
+_AT_ONCE = 16
+"""forks that run at once; with a local policy they are decoded together"""
+
+
+def fork_run(
+    run: Trajectory,
+    runtime: Runtime,
+    *,
+    at: int,
+    n: int,
+    seed: int | None = None,
+    check: str | None = None,
+    on_run: Callable[[Trajectory], None] | None = None,
+) -> list[Trajectory]:
+    """Sample `n` continuations of a run from after its step `at` (0 is the start): [n] graded and logged.
+
+    Each is a run of its own whose first `at` turns are the parent's, with their tokens as they are logged,
+    and forks of one step are one group. `check` is a shell line that grades them as a hidden check; without
+    it they are graded as the task is. Seeds make a fork repeatable. Raises UsageError for a step that has
+    nothing behind it, and for a policy that reads the run's tokens otherwise.
+    """
+    refuse_step(run, at)
+    _refuse_other_reader(run, runtime, at)
+    task = run.task if check is None else checked_by(run.task, check)
+    base = secrets.randbits(32) if seed is None else seed
+    at_once = min(n, _AT_ONCE)
+    slots = slots_for(runtime.policy, n, at_once)
+
+    def one(member: int) -> Trajectory:
+        with slots[member]:
+            return branch_run(
+                run, run.turns[:at], runtime, task=task, seed=fork_seed(base, run.id, at, member)
+            )
+
+    forks = []
+    with ThreadPoolExecutor(at_once) as pool, ExitStack() as stack:
+        futures = [pool.submit(one, member) for member in range(n)]
+        stack.callback(cancel_pending, futures, slots)
+        for future in futures:
+            forks.append(grade_run(future.result(), runtime))
+            if on_run:
+                on_run(forks[-1])
+    return forks
+
+
+def fork_seed(seed: int, run: str, at: int, member: int) -> int:
+    """The seed of one continuation: a function of the given seed, the step and its place among the forks."""
+    return int(content_hash([seed, run, at, member]).removeprefix("sha256:")[:15], 16)
+
+
+def checked_by(task: Task, check: str) -> Task:
+    """The task under a check that its agent does not see, and under a key that says so."""
+    hidden = HiddenChecks(kind="command", command=check)
+    key = f"{task.key}+{content_hash(check).removeprefix('sha256:')[:8]}"
+    return task.model_copy(update={"hidden": hidden, "key": key})
+
+
+def refuse_step(run: Trajectory, at: int) -> None:
+    """Raises UsageError for a step that the run has not, and for one behind which nothing can be sampled."""
+    count, limits = len(run.turns), run.task.limits
+    if run.snapshot is None:
+        raise UsageError(f"run {run.id} never got a workspace, so there is none to restore; fork another run")
+    if not 0 <= at <= count:
+        raise UsageError(f"run {run.id} has no step {at}: --at takes 0 (the start) to {count}")
+    if at == count and run.stop is not None and not run.stop.ours:
+        raise UsageError(
+            f"run {run.id} ended with step {at} ({run.stop}), and nothing follows it; "
+            + (f"fork it at 0 to {count - 1}" if count else "it has no other step")
+        )
+    if at >= limits.max_turns:
+        raise UsageError(
+            f"step {at} of run {run.id} leaves none of its {limits.max_turns} turns; fork it earlier"
+        )
+
+
+def _refuse_other_reader(run: Trajectory, runtime: Runtime, at: int) -> None:
+    """The prefix stays what is logged, so the policy must read it as the one that sampled it did."""
+    if at == 0:
+        return  # nothing is taken over but the files
+    if is_redacted(run):
+        raise UsageError(
+            f"run {run.id} was redacted: tokens that would be gone on from are hidden; fork it at 0"
+        )
+    profile = serving_profile(runtime.profile, run.task)
+    if profile.hash != run.profile_hash:
+        raise UsageError(
+            f"run {run.id} was made under profile {run.profile}, and {runtime.policy_name} runs under"
+            f" {profile.name}; fork it with a model of its profile, or at 0"
+        )
+    prefix = run.model_copy(update={"turns": run.turns[:at]})
+    bare = not any(turn.completion.tokens for turn in prefix.turns)
+    if not isinstance(runtime.policy, Reader):
+        if bare:
+            return  # text continues text
+        raise UsageError(
+            f"run {run.id} holds tokens, which {runtime.policy_name} cannot take; fork it with --model"
+            f" {run.policy}, or at 0"
+        )
+    if not prefix.has_tokens and run.template_hash != runtime.policy.template_hash:
+        raise UsageError(
+            f"run {run.id} is text-only: {runtime.policy_name} would have to encode what another model wrote;"
+            " fork it with the model that wrote it, or at 0"
+        )
+    refed = refeed(prefix, runtime.policy, runtime.store.blobs)
+    first = refed.first_difference
+    if first is not None:
+        raise UsageError(
+            f"{runtime.policy_name} reads run {run.id} otherwise than it is logged, from token"
+            f" {first.differs_at} of the prompt of step {first.turn + 1} on; fork it with --model"
+            f" {run.policy}, or at 0"
+        )

@@ -1,0 +1,94 @@
+"""Reflection: what a run that failed its check is shown of itself, before one more attempt.
+
+The attempt is a fork of the failed run at its last step. The last turn that it takes over has one observation
+more: the diff, and what the check printed. A hidden check stays hidden: only that it failed is said.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from nano_coder.agent.loop import spill_path, turn_length
+from nano_coder.agent.observation import shorten
+from nano_coder.agent.profiles import serving_profile
+from nano_coder.grading.command_check import run_check
+from nano_shared import snapshot
+from nano_shared.types import Limits, Observation, StopReason, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from nano_coder.run.execution import Runtime
+
+REFLECTION = "reflection"
+"""tool name of the observation that begins the second attempt; no policy can call it"""
+
+
+def second_chance(run: Trajectory) -> bool:
+    """Whether there is something to reflect on: a verdict below 1 on a run that can go on."""
+    ended = run.stop is not None and not run.stop.ours and run.stop is not StopReason.CONTEXT_FULL
+    return ended and bool(run.own_turns) and run.reward is not None and run.reward < 1
+
+
+def is_reflection(run: Trajectory) -> bool:
+    """Whether the run began by reading why the one before it failed."""
+    return bool(run.inherited) and any(
+        observation.tool == REFLECTION for observation in run.turns[run.inherited - 1].observations
+    )
+
+
+def criticised(run: Trajectory, runtime: Runtime) -> tuple[tuple[Turn, ...], Limits]:
+    """The turns of a failed run, the last with what went wrong, and limits that allow as much again.
+
+    Raises SandboxError where the check cannot be run.
+    """
+    last = run.turns[-1]
+    observation = _observation(run, runtime)
+    turns = (*run.turns[:-1], last.model_copy(update={"observations": (*last.observations, observation)}))
+    limits = run.task.limits
+    more = {
+        "max_turns": limits.max_turns + len(run.own_turns),
+        "max_tokens": limits.max_tokens + sum(turn_length(t, runtime.policy.count) for t in run.own_turns),
+        "max_seconds": limits.max_seconds + sum(t.ended - t.started for t in run.own_turns),
+    }
+    return turns, limits.model_copy(update=more)
+
+
+def _observation(run: Trajectory, runtime: Runtime) -> Observation:
+    started = time.time()
+    said, exit_code = _check(run, runtime)
+    changes = run.diff.rstrip("\n") or "none"
+    full = f"Not solved yet. Your changes:\n{changes}\n{said}\nCorrect it."
+    spill = spill_path(run.turns[-1].index, len(run.turns[-1].observations))
+    form = serving_profile(runtime.profile, run.task).observation
+    text, cut = shorten(full, runtime.policy.count, form, full_output=spill)
+    data = full.encode("utf-8", "backslashreplace")
+    return Observation(
+        tool=REFLECTION,
+        ok=False,
+        text=text.encode("utf-8", "backslashreplace").decode(),
+        exit_code=exit_code,
+        bytes_total=len(data),
+        truncated=cut,
+        blob=runtime.store.put_blob(data) if cut else None,
+        started=started,
+        ended=time.time(),
+    )
+
+
+def _check(run: Trajectory, runtime: Runtime) -> tuple[str, int | None]:
+    """What the visible check prints on the run's result; of hidden checks only that they failed."""
+    blobs, command = runtime.store.blobs, run.task.check
+    if command is None:
+        return "It was checked, and failed.", None
+    result = run_check(
+        command,
+        before=snapshot.load(str(run.snapshot), blobs),
+        after=snapshot.load(str(run.last_snapshot), blobs),
+        blobs=blobs,
+        sandbox=runtime.sandbox,
+        limits=run.task.limits,
+    )
+    output = (result.stdout + result.stderr).decode("utf-8", "replace").strip()
+    told = "timed out" if result.timed_out else f"exit code {result.exit_code}"
+    hidden = " Other checks failed." if result.ok else ""
+    return f"Check: {command}\n{output}\n{told}{hidden}".replace("\n\n", "\n"), result.exit_code

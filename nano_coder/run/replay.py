@@ -1,0 +1,298 @@
+"""Replay of a logged run: its actions executed again, or its samples fed through today's runtime."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from nano_coder.agent.loop import Agent, spill_path
+from nano_coder.agent.observation import shorten
+from nano_coder.agent.profiles import PROFILES
+from nano_coder.agent.prompt import first_messages, offered_tools
+from nano_coder.agent.workspace import Workspace
+from nano_coder.grading.command_run import workspace_jail
+from nano_coder.models.replayed import Prompt, Reader, ReplayedPolicy
+from nano_coder.run.replay_differences import Cause, Drift, cause_of, excerpts, explained
+from nano_coder.sandbox import Jail, Sandbox
+from nano_coder.sandbox.protocol import LazyJail
+from nano_coder.tools import ToolContext
+from nano_shared import snapshot
+from nano_shared.blobs import BlobStore, MemoryBlobs
+from nano_shared.errors import SandboxError, UsageError
+from nano_shared.policy import Conversation
+from nano_shared.profile import InterfaceProfile
+from nano_shared.redact import is_redacted
+from nano_shared.snapshot import Kind
+from nano_shared.types import Observation, Sampling, Trajectory, Turn
+
+_EXECUTIONS = 3
+"""of a run whose drift the texts do not explain: what differs among them is random"""
+
+
+# ---------------------------------------------------------------------------------------- execute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executed:
+    """A run whose recorded actions were executed again from the workspace that it started with."""
+
+    run: str
+    actions: int
+    drifts: tuple[Drift, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing drifted but by time and randomness."""
+        return all(drift.cause.expected for drift in self.drifts)
+
+
+def execute(run: Trajectory, sandbox: Sandbox, blobs: BlobStore) -> Executed:
+    """Execute the recorded actions of a run again through the same tools; nothing is logged.
+
+    Raises UsageError for a run without a workspace or of a profile that this nano lacks, SandboxError where
+    the sandbox fails.
+    """
+    if run.snapshot is None:
+        raise UsageError(f"run {run.id} has no snapshot of its start, so there is nothing to execute it on")
+    executions = [_execution(run, sandbox, blobs)]
+    differing = [key for key, logged in executions[0].logged.items() if logged != executions[0].now.get(key)]
+    unseen = [key for key in differing if not _seen(key, executions[0])]
+    while unseen and len(executions) < _EXECUTIONS:
+        executions.append(_execution(run, sandbox, blobs))
+        unseen = [key for key in unseen if len({e.now.get(key, "") for e in executions}) == 1]
+    drifts = tuple(_drift(run, key, executions) for key in differing)
+    return Executed(run=run.id, actions=sum(len(turn.calls) for turn in run.turns), drifts=drifts)
+
+
+_Key = tuple[int, int | None, str]
+"""turn, call, what"""
+
+
+@dataclass(slots=True)
+class _Execution:
+    """What was logged and what came now, by place."""
+
+    logged: dict[_Key, str] = field(default_factory=dict)
+    now: dict[_Key, str] = field(default_factory=dict)
+    files: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """path -> what a file that drifted was last, logged and now: it drifts once, not in every later turn"""
+
+
+def _seen(key: _Key, execution: _Execution) -> bool:
+    late = _late(key[0], key[1], execution)
+    return late or explained(execution.logged[key], execution.now.get(key, "")) is not None
+
+
+def _drift(run: Trajectory, key: _Key, executions: list[_Execution]) -> Drift:
+    turn, call, what = key
+    logged, now = executions[0].logged[key], [e.now.get(key, "") for e in executions]
+    calls = run.turns[turn].calls
+    action = json.dumps([c.arguments for c in (calls if call is None else calls[call : call + 1])])
+    cause = Cause.TIME if _late(turn, call, executions[0]) else cause_of(logged, now, action)
+    before, after = excerpts(logged, now[0])
+    return Drift(turn=turn, call=call, what=what, cause=cause, logged=before, now=after)
+
+
+def _late(turn: int, call: int | None, execution: _Execution) -> bool:
+    """Whether a call ran out of time in one of log and today, which explains whatever else it gave."""
+    key = (turn, call, "timed out")
+    return execution.logged.get(key) != execution.now.get(key)
+
+
+def _execution(run: Trajectory, sandbox: Sandbox, blobs: BlobStore) -> _Execution:
+    layered = _Layered(blobs)
+    found = _Execution()
+    start = str(run.snapshot)
+    with workspace_jail(snapshot.load(start, blobs), blobs, sandbox, run.task.limits) as jail:
+        workspace = Workspace(jail, layered, start=start, snapshot=start)
+        agent = _agent(run, ReplayedPolicy(run, None), jail, workspace, layered)
+        for turn in run.turns:
+            for number, call in enumerate(turn.calls):
+                again = agent.execute(number, call)
+                if number < len(turn.observations):
+                    _compare(found, turn, number, again, blobs)
+                    if turn.observations[number].blob is not None:  # the agent was told that it lies there
+                        jail.write(spill_path(turn.index, number), again.text.encode())
+            _restore_others(turn, jail, blobs)
+            if turn.calls and turn.snapshot is not None:
+                _compare_files(found, turn, workspace.snapshot, layered)
+            agent.turns.append(turn)
+    return found
+
+
+def _compare(found: _Execution, turn: Turn, number: int, again: Observation, blobs: BlobStore) -> None:
+    for side, observation in ((found.logged, turn.observations[number]), (found.now, again)):
+        facts = {
+            "text": _whole(observation, blobs),
+            "ok": str(observation.ok),
+            "exit code": str(observation.exit_code),
+            "signal": str(observation.signal),
+            "timed out": str(observation.timed_out),
+        }
+        side.update({(turn.index, number, what): value for what, value in facts.items()})
+
+
+def _whole(observation: Observation, blobs: BlobStore) -> str:
+    """The output before it was cut for the model."""
+    return observation.text if observation.blob is None else blobs.get(observation.blob).decode()
+
+
+def _restore_others(turn: Turn, jail: Jail, blobs: BlobStore) -> None:
+    """What lies in the workspace of observations that answer no call: what a reflection reads."""
+    for number in range(len(turn.calls), len(turn.observations)):
+        blob = turn.observations[number].blob
+        if blob is not None:
+            jail.write(spill_path(turn.index, number), blobs.get(blob))
+
+
+def _compare_files(found: _Execution, turn: Turn, now: str, blobs: BlobStore) -> None:
+    if now == turn.snapshot:
+        return
+    trees = snapshot.load(str(turn.snapshot), blobs), snapshot.load(now, blobs)
+    for path in snapshot.changed_paths(*trees):
+        logged, again = (_content(tree, path, blobs) for tree in trees)
+        if found.files.get(path) != (logged, again):
+            key = (turn.index, None, path)
+            found.logged[key], found.now[key] = found.files[path] = logged, again
+
+
+def _content(tree: snapshot.Snapshot, path: str, blobs: BlobStore) -> str:
+    entry = tree.by_path.get(path)
+    if entry is None:
+        return "(no such file)"
+    if entry.kind is not Kind.FILE:
+        return f"({entry.kind}) {entry.content or ''}"
+    return blobs.get(str(entry.content)).decode("utf-8", "backslashreplace") + f"\n(mode {entry.mode:o})"
+
+
+class _Layered(MemoryBlobs):
+    """The log's blobs to read; what is put is held in memory, so that a replay leaves the log as it was."""
+
+    def __init__(self, below: BlobStore) -> None:
+        super().__init__()
+        self._below = below
+
+    def get(self, blob: str) -> bytes:
+        return super().get(blob) if super().__contains__(blob) else self._below.get(blob)
+
+    def __contains__(self, blob: str) -> bool:
+        return super().__contains__(blob) or blob in self._below
+
+
+# ----------------------------------------------------------------------------------------- refeed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Something beside a prompt that today's runtime makes otherwise of the same log."""
+
+    turn: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refed:
+    """A run whose samples were fed through today's runtime."""
+
+    run: str
+    prompts: tuple[Prompt, ...]
+    differences: tuple[Difference, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def proved(self) -> int:
+        """Turns whose prompt is token-identical."""
+        return sum(prompt.identical for prompt in self.prompts)
+
+    @property
+    def first_difference(self) -> Prompt | None:
+        return next((prompt for prompt in self.prompts if prompt.differs_at is not None), None)
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing differs; what could not be compared is in `prompts`, and holds nothing up."""
+        return self.first_difference is None and not self.differences
+
+
+def refeed(run: Trajectory, reader: Reader | None, blobs: BlobStore) -> Refed:
+    """Feed the samples of a run through today's runtime, and hold every prompt against the log.
+
+    `reader` renders for the model that sampled; None, for a text-only run, proves no prompt. Raises
+    UsageError for a run of a profile that this nano lacks, and for one whose tokens are hidden.
+    """
+    if is_redacted(run):
+        raise UsageError(
+            f"run {run.id} was redacted: its hidden tokens cannot be held against what is rendered today"
+        )
+    policy = ReplayedPolicy(run, reader)
+    agent = _agent(run, policy, LazyJail(_no_jail), None, blobs)
+    differences = []
+    for turn in run.turns:
+        completion = agent.complete()
+        if agent.parse(completion).calls != turn.calls:
+            differences.append(Difference(turn=turn.index, what="its text is read as other calls"))
+        differences += _cut_otherwise(turn, reader, agent.profile, blobs)
+        agent.inherit(turn)
+    return Refed(
+        run=run.id,
+        prompts=tuple(policy.prompts),
+        differences=tuple(differences),
+        notes=tuple(_notes(run, reader, agent.profile)),
+    )
+
+
+def _cut_otherwise(
+    turn: Turn, reader: Reader | None, profile: InterfaceProfile, blobs: BlobStore
+) -> Iterator[Difference]:
+    """Observations that today would be shortened to another text."""
+    for number, observation in enumerate(turn.observations):
+        if observation.blob is None or reader is None:
+            continue
+        full = blobs.get(observation.blob).decode()
+        spill = spill_path(turn.index, number)
+        if shorten(full, reader.count, profile.observation, full_output=spill)[0] != observation.text:
+            yield Difference(turn=turn.index, what=f"observation {number} would be cut otherwise")
+
+
+def _notes(run: Trajectory, reader: Reader | None, profile: InterfaceProfile) -> Iterator[str]:
+    if (profile.hash, profile.tools_hash) != (run.profile_hash, run.tools_hash):
+        yield f"profile {profile.name} was another one when the run was made"
+    if reader is not None and reader.template_hash != run.template_hash:
+        yield "the chat template was another one when the run was made"
+    if run.stop is None:
+        yield "the run never ended: what it would have read next is not in the log"
+
+
+# ------------------------------------------------------------------------------------------ shared
+
+
+def _agent(
+    run: Trajectory, policy: ReplayedPolicy, jail: Jail, workspace: Workspace | None, blobs: BlobStore
+) -> Agent:
+    if run.profile not in PROFILES:
+        raise UsageError(
+            f"run {run.id} was made under profile {run.profile!r}, which this nano does not have; it has"
+            f" {', '.join(PROFILES)}. --view shows it all the same"
+        )
+    profile = PROFILES[run.profile]
+    start = str(run.snapshot)
+    workspace = workspace or Workspace(jail, blobs, start=start, snapshot=start)
+    files = workspace.files() if run.snapshot is not None else list(run.task.files)
+    return Agent(
+        task=run.task,
+        policy=policy,
+        profile=profile,
+        tools=offered_tools(profile, run.task),
+        workspace=workspace,
+        context=ToolContext(jail=jail, limits=run.task.limits),
+        conversation=Conversation(first_messages(profile, run.task, files)),
+        sampling=Sampling(),
+        seed=run.seed,
+        put_blob=blobs.put,
+    )
+
+
+def _no_jail() -> Any:
+    raise SandboxError("a run that is fed again executes nothing")

@@ -1,0 +1,424 @@
+"""The default backend: Linux namespaces, no daemon, no privileges, no dependency.
+
+A jail has namespaces and a workspace on a tmpfs of its own, and comes from a pool of warm ones. Between runs
+the workspace stays, and nothing else: no process, no /tmp. Nothing is ever on a disk of the host, so closing
+a jail is killing its first process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import errno
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+from nano_coder.sandbox import cgroups as control_group
+from nano_coder.sandbox import overlay_bases as bases
+from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain, Output
+from nano_coder.sandbox.interpreter import find_interpreter
+from nano_coder.sandbox.launcher import outcome_record, overlay
+from nano_coder.sandbox.launcher.outcome_record import Outcome
+from nano_coder.sandbox.launcher_process import JailProcess
+from nano_coder.sandbox.protocol import ExecResult, RunOptions
+from nano_coder.sandbox.proxy import PORT, VARIABLES, Call, Proxy, Resolve, resolve
+from nano_coder.sandbox.request import check_limits, check_run, minimal_environment, python_program, seal
+from nano_coder.sandbox.root_plan import ALWAYS, FILE_MB, layers, of_request, own_uids, plan_root, unused_uid
+from nano_coder.sandbox.warm_pool import shared_pool
+from nano_coder.sandbox.workspace_archive import WORK_MB, Ahead, Packed, pack_workspace, unkept
+from nano_shared.errors import SandboxError, UsageError
+from nano_shared.types import Denials, Limits
+
+TMP_MB = 256
+WORK_INODES = 20_000
+"""files, directories and links that may be added to a workspace: each takes memory of the kernel's"""
+USUAL_MB = 64
+"""a larger workspace gets a jail made for it"""
+
+_NONE_DENIED = Denials()
+_MB = 1 << 20
+_SMALL = 4096
+_LONGEST_READ = FILE_MB * _MB
+_OPERATION_S = 120.0
+
+
+def _place(python: str) -> tuple[str, str]:
+    """The program, and the environment that it runs in.
+
+    Only our own program in our own environment may run as the launcher, outside a jail: a stranger's
+    environment around the same program brings a sitecustomize along.
+    """
+    return os.path.realpath(python), os.path.realpath(os.path.dirname(os.path.abspath(python)))
+
+
+class NsSandbox:
+    name = "ns"
+
+    def __init__(self, python: str | None = None) -> None:
+        """`python` is the interpreter's path on the host; None is the one that runs this.
+
+        Raises SandboxError where the interpreter cannot be mounted.
+        """
+        self._interpreter = find_interpreter(python or sys.executable)
+        self.python = self._interpreter.path
+        warm = _place(python or sys.executable) == _place(sys.executable)
+        environment = minimal_environment(self._interpreter.search_path)
+        spec: dict[str, Any] = {
+            "root": plan_root(self._interpreter),
+            "unused_uid": unused_uid(),
+            "own_uids": own_uids(),
+            "group": control_group.plan(),
+            "warm_python": self.python if warm else None,
+            "environment": environment,
+        }
+        self.pool = shared_pool(spec, _room(USUAL_MB * _MB))
+        self._environment = environment
+        self._warm = warm
+        self.layers: Mapping[str, bool] = layers(
+            cgroup=spec["group"] is not None,
+            host_uid_of_its_own=spec["own_uids"],
+            overlay_workspaces=bases.supported(),
+        )
+        self._spec = spec
+
+    def showing(self, source: Path, target: str) -> NsSandbox:
+        # a launcher of its own, so that no other jail has it in its mounts
+        other, root = copy.copy(self), self._spec["root"]
+        other._spec = {**self._spec, "root": {**root, "binds": [*root["binds"], (str(source), target)]}}
+        other.pool = shared_pool(other._spec, _room(USUAL_MB * _MB))
+        return other
+
+    def open(self, workspace: Path | None, limits: Limits) -> NsJail:
+        """Raises UsageError for a workspace that cannot be read, SandboxError where isolation fails."""
+        return self._open(workspace, limits, self.pool.take)
+
+    def open_new(self, workspace: Path | None, limits: Limits) -> NsJail:
+        """As `open`, but with a jail made for the purpose, though one may be waiting."""
+        return self._open(workspace, limits, lambda: self.pool.make(_room(USUAL_MB * _MB)))
+
+    def open_connected(
+        self, workspace: Path | None, limits: Limits, allowed: frozenset[str], resolve: Resolve = resolve
+    ) -> NsJail:
+        """As `open`, with a way out to the `allowed` hosts, through a proxy in this process."""
+
+        def usual() -> JailProcess:
+            return self.pool.make(_room(USUAL_MB * _MB, listen=PORT))
+
+        jail = self._open(workspace, limits, usual, listen=PORT)
+        jail.connect(allowed, resolve)
+        return jail
+
+    def open_traceable(self, workspace: Path, limits: Limits) -> NsJail:
+        """As `open`, with a jail in which a tracer of ours may watch a program's system calls."""
+        check_limits(limits)
+        packed = pack_workspace(Path(workspace))
+        with packed.stream:
+            jail = self._jail(
+                self.pool.make({**_room(packed.size, packed.entries), "traceable": True}), limits, packed.size
+            )
+            try:
+                jail.fill(packed.stream.fileno())
+            except (UsageError, SandboxError):
+                jail.close()
+                raise
+        return jail
+
+    def _open(
+        self, workspace: Path | None, limits: Limits, usual: Callable[[], JailProcess], *, listen: int = 0
+    ) -> NsJail:
+        check_limits(limits)
+        if workspace is None:
+            jail = self._jail(usual(), limits, USUAL_MB * _MB)
+            jail.begin_empty()
+            return jail
+        packed = pack_workspace(Path(workspace))
+        with packed.stream:
+            if (overlaid := self._overlaid(packed, limits, listen)) is not None:
+                return overlaid
+            if packed.small:
+                jail = self._jail(usual(), limits, USUAL_MB * _MB)
+                jail.fill_first(packed.stream.read())
+                return jail
+            if packed.size > USUAL_MB * _MB or packed.entries > bases.ENTRIES:
+                room = _room(packed.size, packed.entries, listen=listen)
+                jail = self._jail(self.pool.make(room), limits, packed.size)
+            else:
+                jail = self._jail(usual(), limits, USUAL_MB * _MB)
+            try:
+                jail.fill(packed.stream.fileno())
+            except (UsageError, SandboxError):
+                jail.close()
+                raise
+        return jail
+
+    def _overlaid(self, packed: Packed, limits: Limits, listen: int) -> NsJail | None:
+        """A jail that sees a large workspace as an overlay; None for a small one, or where that fails."""
+        if packed.entries < bases.ENTRIES or not self.layers["overlay_workspaces"]:
+            return None
+        owner = self._spec["unused_uid"] if os.geteuid() == 0 else None
+        root = self._spec["root"]
+        shown = (str(bases.folder()), overlay.BASES)
+        # a launcher of its own, so that no other jail has the bases in its mounts
+        # all of one user, who owns what is in the bases
+        spec = {**self._spec, "own_uids": False, "root": {**root, "binds": [*root["binds"], shown]}}
+        try:
+            room = {
+                **_room(packed.size, packed.entries, listen=listen),
+                "base": bases.base_of(packed.stream, owner),
+            }
+            process = shared_pool(spec, _room(USUAL_MB * _MB)).make(room)
+        except (OSError, SandboxError):
+            # no isolation is lost by streaming; the layers and `doctor` say that it is so
+            self.layers = {**self.layers, "overlay_workspaces": False}
+            packed.stream.seek(0)
+            return None
+        return self._jail(process, limits, packed.size)
+
+    def _jail(self, process: JailProcess, limits: Limits, size: int) -> NsJail:
+        if not process.grouped:
+            # its memory is watched still; the layers and `doctor` say that it is so
+            self.layers = {**self.layers, "cgroup": False}
+        room = _room(size)["work_bytes"]
+        return NsJail(process, limits, self._environment, room, None if self._warm else self.python)
+
+
+def _room(size: int, entries: int = 0, *, listen: int = 0) -> dict[str, Any]:
+    """What a workspace of `size` bytes and so many entries may grow to, and the port to listen on."""
+    return {
+        "listen": listen,
+        "base": "",
+        "traceable": False,
+        "work_bytes": WORK_MB * _MB + 2 * size,
+        "work_inodes": WORK_INODES + entries,
+        "tmp_mb": TMP_MB,
+        "rlimits": ALWAYS,
+    }
+
+
+class NsJail:
+    def __init__(
+        self,
+        process: JailProcess,
+        limits: Limits,
+        environment: Mapping[str, str],
+        room: int,
+        cold_python: str | None,
+    ) -> None:
+        """`cold_python`: the interpreter to start for Python source, where no warm one may run it."""
+        self._process = process
+        self._limits = limits
+        self._environment = environment
+        self._room = room
+        self.cold_python = cold_python
+        self._proxy: Proxy | None = None
+        self._first: bytes | None = None
+        """a packed workspace that goes in with the next request"""
+        self._ahead: Ahead | None = None
+
+    def connect(self, allowed: frozenset[str], resolve: Resolve) -> None:
+        """Serve what the jail's listening socket is asked for."""
+        assert self._process.listener is not None
+        self._proxy = Proxy(self._process.listener, allowed, resolve)
+
+    @property
+    def calls(self) -> list[Call]:
+        """The attempts so far to reach a host, through the proxy."""
+        return self._proxy.calls if self._proxy else []
+
+    def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> ExecResult:
+        return self._run({"op": "run", "argv": list(argv)}, argv, options)
+
+    def run_python(
+        self,
+        source: str,
+        argv: Sequence[str] = (),
+        *,
+        isolated: bool = False,
+        **options: Unpack[RunOptions],
+    ) -> ExecResult:
+        request: dict[str, Any] = {"op": "python", "source": source, "argv": list(argv), "isolated": isolated}
+        program = python_program(self.cold_python or "python", source, argv, isolated=isolated)
+        if self.cold_python is not None:
+            request = {"op": "run", "argv": program}
+        return self._run(request, program, options)
+
+    def _run(self, request: dict[str, Any], argv: Sequence[str], options: RunOptions) -> ExecResult:
+        wall = options.get("timeout", self._limits.tool_seconds)
+        cap = options.get("output_bytes", self._limits.output_bytes)
+        env = options.get("env", {})
+        check_run(argv, env, wall, cap)
+        way_out = VARIABLES if self._proxy else {}
+        whole = {**self._environment, **way_out, **env}
+        request = {**request, "env": whole, "rlimits": of_request(self._limits)}
+        refused = self._refused()
+        out, err = Output(cap), Output(cap)
+        started = time.monotonic()
+        stdin = options.get("stdin", b"")
+        reply, drain = self._call(request, (out, err), stdin=stdin, timeout=wall, flood=FLOOD_BYTES)
+        return ExecResult(
+            exit_code=reply.exit_code,
+            signal=reply.signal,
+            # a program that ended by itself while the kill was on its way was not stopped by it
+            timed_out=drain.timed_out and reply.exit_code is None,
+            oom=reply.oom,
+            stdout=out.value(),
+            stderr=err.value(),
+            stdout_bytes=out.size,
+            stderr_bytes=err.size,
+            wall_s=time.monotonic() - started,
+            cpu_s=reply.cpu_s,
+            peak_bytes=reply.peak_bytes,
+            denials=Denials(network=now - refused) if (now := self._refused()) > refused else _NONE_DENIED,
+        )
+
+    def _refused(self) -> int:
+        """Calls so far that went to no allowed host."""
+        return self._proxy.refused if self._proxy else 0
+
+    def occupy(self, source: str, channel: int) -> Outcome:
+        """Run trusted Python that serves the socket `channel`, its standard input, until it ends: a session.
+
+        Nothing else can be asked of the jail meanwhile. Raises SandboxError when the jail is closed.
+        """
+        request: dict[str, Any] = {"op": "python", "source": source, "argv": [], "isolated": False}
+        if self.cold_python is not None:
+            request = {"op": "run", "argv": python_program(self.cold_python, source, (), isolated=False)}
+        whole = {**request, "env": dict(self._environment), "rlimits": of_request(self._limits)}
+        said = Output(_SMALL), Output(_SMALL)
+        return self._call(whole, said, stdin=channel, timeout=None, flood=FLOOD_BYTES)[0]
+
+    def read(self, path: str) -> bytes:
+        out = Output(_LONGEST_READ)
+        drain = self._operate({"op": "read", "path": path}, out, flood=_LONGEST_READ)
+        if drain.flooded:
+            raise OSError(errno.EFBIG, f"longer than {FILE_MB} MB", path)
+        return out.value()
+
+    def write(self, path: str, data: bytes) -> None:
+        if self._ahead is None or not self._ahead.keep(path, data):
+            self._operate({"op": "write", "path": path}, Output(_SMALL), stdin=data)
+
+    def snapshot(self) -> bytes:
+        """Files, directories and symlinks with their permissions; no caches of Python or pytest.
+
+        The stream depends on nothing else, so that equal workspaces have equal snapshots.
+        """
+        if (
+            self._first is None
+            and not self._ahead
+            and (packed := self._process.pack(_OPERATION_S)) is not None
+        ):
+            return packed
+        longest = self._room + _MB * 64
+        out = Output(longest)
+        try:
+            drain = self._operate({"op": "pack", "size": self._room}, out, flood=longest)
+        except OSError as error:
+            raise unkept(error) from error
+        if drain.flooded:
+            raise unkept(OSError(errno.EFBIG, f"it is longer than {longest >> 20} MB when packed"))
+        return out.value()
+
+    def restore(self, snapshot: bytes) -> None:
+        """Replace the workspace by what a snapshot holds, inside the jail."""
+        with _opened(snapshot) as stream:
+            self.fill(stream)
+
+    def fill(self, stream: int) -> None:
+        """Replace the workspace by the tar stream that an open file holds."""
+        self._first = self._ahead = None
+        try:
+            self._operate({"op": "unpack"}, Output(_SMALL), packed=stream)
+        except OSError as error:
+            raise _does_not_fit(error) from error
+
+    def begin_empty(self) -> None:
+        """There is nothing in the workspace yet: what is written waits for the first request."""
+        self._ahead = Ahead()
+
+    def fill_first(self, packed: bytes) -> None:
+        """Let the next request begin with this workspace, whatever there was before."""
+        self._first = packed
+
+    def _operate(
+        self,
+        request: dict[str, Any],
+        out: Output,
+        *,
+        stdin: bytes = b"",
+        packed: int | None = None,
+        flood: int = _SMALL,
+    ) -> Drain:
+        """A file operation by trusted code. Raises OSError as the operation inside did."""
+        outputs = (out, Output(_SMALL))
+        reply, drain = self._call(
+            request, outputs, stdin=stdin, packed=packed, timeout=_OPERATION_S, flood=flood
+        )
+        if reply.refused is not None:
+            raise OSError(*reply.refused, request.get("path"))
+        if reply.oom:
+            raise OSError(errno.ENOMEM, "the jail's memory is full", request.get("path"))
+        if drain.timed_out or (reply.exit_code != 0 and not drain.flooded):
+            raise SandboxError(f"the file operation {request['op']!r} failed inside the jail: {reply}")
+        return drain
+
+    def _call(
+        self,
+        request: dict[str, Any],
+        outputs: tuple[Output, Output],
+        *,
+        stdin: bytes | int,
+        packed: int | None = None,
+        timeout: float | None,
+        flood: int,
+    ) -> tuple[Outcome, Drain]:
+        if self._ahead:
+            self._first = self._ahead.packed()
+        self._ahead = None
+        with contextlib.ExitStack() as stack:
+            given = [] if packed is None else [packed]
+            if self._first is not None:
+                given.append(stack.enter_context(_opened(self._first)))
+            whole = {**request, "unpack": bool(given), "memory_bytes": self._limits.memory_mb * _MB}
+            if stdin != b"":
+                given.append(stack.enter_context(_opened(stdin)))
+            reply, drain = self._process.call(whole, outputs, given=given, timeout=timeout, flood=flood)
+        if self._first is not None:
+            if reply.refused is not None and reply.exit_code == outcome_record.UNFIT:
+                raise _does_not_fit(OSError(*reply.refused))
+            self._first = None
+        return reply, drain
+
+    def probe(self, secret: Path) -> dict[str, bool]:
+        """Try to escape from inside: layer -> whether it held. `secret` must not be readable."""
+        out = Output(_SMALL)
+        self._operate({"op": "probe", "secret": str(secret)}, out)
+        held: dict[str, bool] = json.loads(out.value())
+        return held
+
+    def close(self) -> None:
+        if self._proxy is not None:
+            self._proxy.close()
+        self._process.close()
+
+
+def _does_not_fit(error: OSError) -> UsageError:
+    return UsageError(f"the workspace does not fit its jail: {error}")
+
+
+@contextlib.contextmanager
+def _opened(data: bytes | int) -> Iterator[int]:
+    """A file descriptor to read `data` from; itself where it is one."""
+    if isinstance(data, int):
+        yield data
+        return
+    fd = seal(data)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

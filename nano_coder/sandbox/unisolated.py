@@ -1,0 +1,94 @@
+"""No isolation at all: a subprocess in a private copy, for machines that cannot isolate and say so.
+
+It keeps the contract of the other backends (private copy, time limit, output cap) but a program can read
+and write whatever the user can. Refused unless NANO_ALLOW_NO_SANDBOX=1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain
+from nano_coder.sandbox.folder_jail import Ending, FolderJail, Program
+from nano_coder.sandbox.request import check_limits
+from nano_shared.errors import SandboxError
+from nano_shared.types import Limits
+
+PERMISSION = "NANO_ALLOW_NO_SANDBOX"
+
+
+class NoSandbox:
+    name = "none"
+
+    def __init__(self, python: str | None = None) -> None:
+        """Raises SandboxError unless the environment allows to run unconfined."""
+        if os.environ.get(PERMISSION) != "1":
+            raise SandboxError(
+                f"the sandbox 'none' lets programs do whatever you can; set {PERMISSION}=1 to allow that"
+            )
+        self.python = python or sys.executable
+        self.layers: Mapping[str, bool] = {}
+
+    def open(self, workspace: Path | None, limits: Limits) -> NoJail:
+        """Raises UsageError for a workspace that cannot be read."""
+        check_limits(limits)
+        search_path = f"{os.path.dirname(self.python)}:{os.defpath}"
+        return NoJail(limits, self.python, search_path).filled(workspace)
+
+
+class NoJail(FolderJail):
+    def _execute(self, program: Program) -> Ending:
+        try:
+            process = subprocess.Popen(
+                program.argv,
+                cwd=self._work,
+                env=program.env,
+                stdin=program.stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return _never_started(program, error)
+        with self._ended_by(lambda: _kill_group(process.pid)):
+            drain = _collect(process, program)
+        code = process.wait()
+        return Ending(
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            timed_out=drain.timed_out and code < 0,
+        )
+
+
+def _collect(process: subprocess.Popen[bytes], program: Program) -> Drain:
+    """Take output until the process ends; then end whatever is left of its process group."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    ended = os.pidfd_open(process.pid)
+    with process.stdout, process.stderr:
+        streams = {process.stdout.fileno(): program.out, process.stderr.fileno(): program.err}
+        drain = Drain(streams, ended, FLOOD_BYTES)
+        drain.run(program.timeout, lambda: _kill_group(process.pid))
+        _kill_group(process.pid)
+        drain.finish()
+    os.close(ended)
+    return drain
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _never_started(program: Program, error: OSError) -> Ending:
+    """What a shell says and returns for a program that cannot be run."""
+    said = f"cannot run {program.argv[0]!r}: {error.strerror}\n"
+    program.err.feed(said.encode(errors="backslashreplace"))
+    return Ending(exit_code=127 if error.errno == errno.ENOENT else 126)

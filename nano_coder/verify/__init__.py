@@ -1,0 +1,1 @@
+"""Whether a logged run may train a policy gradient: by its columns, its tokens and its weights."""

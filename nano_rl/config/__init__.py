@@ -1,0 +1,1 @@
+"""Settings of trainings, and the TOML files that they are read from."""

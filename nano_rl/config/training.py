@@ -1,0 +1,210 @@
+"""What a training run is set to: frozen, few fields, and the defaults are the recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Literal, TypeVar, get_args
+
+from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
+
+from nano_rl.learn.config.objective import Config
+from nano_rl.learn.config.training import CriticConfig, OptimizerConfig, UpdateConfig
+from nano_shared.errors import ConfigError
+
+Scheduler = Literal["lockstep", "free"]
+
+
+class RewardConfig(Config):
+    """What a reward is made of. The parts and their settings stand in `nano_rl/rewards/`."""
+
+    parts: dict[str, dict[str, JsonValue]] = Field({"tests": {"weight": 1.0}})
+    """part -> its weight and settings; a bare number is its weight"""
+    gate: float = Field(1.0, gt=0, le=1)
+    """outcome from which shaping counts"""
+    tie_break: float = Field(0.0, ge=0, lt=1)
+    """below the gate: share of the smallest step between outcomes that shaping may move"""
+
+    @field_validator("parts", mode="before")
+    @classmethod
+    def _weights(cls, parts: Any) -> Any:
+        if not isinstance(parts, Mapping) or not parts:
+            raise ValueError("name at least one part, for instance tests = 1")
+        return {n: {"weight": s} if isinstance(s, int | float) else s for n, s in parts.items()}
+
+
+class TrainConfig(UpdateConfig):
+    """One training with policy gradients."""
+
+    prompts_per_step: int = Field(8, ge=1)
+    """tasks of one step, each with a group of its own"""
+    group_size: int = Field(8, ge=0)
+    """fresh rollouts of each task; 0 trains on logs alone"""
+    temperature: float = Field(1.0, gt=0)
+    """of the sampler, and of the trainer's softmax; top-p and top-k are off in training"""
+    save_every: int = Field(1, ge=1)
+    """steps between saved states; a process that is killed goes on from the last one"""
+    keep_states: int = Field(2, ge=1)
+    """saved states that stay, the newest ones; the best one stays beside them"""
+    resume: bool = False
+    """go on with a training of that name, or refuse where none is saved; settings that the steps done do not
+    depend on (steps, save_every, keep_states, max_tokens, guards) may then differ"""
+    refill: int = Field(0, ge=0)
+    """dynamic sampling: times that a step replaces groups whose rollouts all earned the same by groups of
+    other tasks; 0 by default, since each time costs a round of rollouts"""
+    scheduler: Scheduler = "lockstep"
+    """of rollouts: lockstep decodes in rounds that a seed reproduces bit for bit; free decodes each request
+    when it comes"""
+    overlap: bool = False
+    """roll out the next step in a process of its own while this one is learned from: its rollouts are one
+    policy version old, which importance weights correct, and the weights lie in memory twice"""
+    heartbeat_seconds: float = Field(60.0, ge=2)
+    """with `overlap`: silence after which the rollout process is taken for dead and replaced"""
+    reward: RewardConfig | None = None
+    """None takes the grader's own rewards"""
+    controls: float = Field(0.0, ge=0, le=0.5)
+    """impossible rollouts for each ordinary one: hacking is measured on them, nothing is learned from them"""
+    lambda_sft: float = Field(0.0, ge=0)
+    """weight of imitation in the mixed loss L_RL + lambda_sft * L_SFT + beta * L_KL"""
+    imitate: Literal["own", "oracles", "log", "rest"] = "own"
+    """what lambda_sft imitates: the step's own successes, the tasks' oracles, successes in the log, or those
+    of the logs that policy gradients may not use (rest; what --from-logs imitates where nothing is said)"""
+    lambda_preference: float = Field(0.0, ge=0)
+    """with --from-logs: weight of the preference loss on outcomes that policy gradients may not use"""
+    preference_beta: float = Field(0.1, gt=0)
+    """of that loss: how strongly the policy is held to where it started (docs/preferences.md)"""
+
+    def idle(self, given: Collection[str]) -> str | None:
+        """A sentence about those of the settings by their dotted names that cannot act, though nothing is
+        wrong with them."""
+        clips = ("objective.clip_low", "objective.clip_high", "objective.dual_clip", "critic.value_clip")
+        named = [name.partition(".")[2] for name in clips if name in given]
+        if not named or self.updates_per_step > 1 or self.minibatches > 1:
+            return None
+        return (
+            f"{', '.join(named)} cannot act: with one update a step every ratio is 1, and nothing has moved"
+            " that could be clipped; give --updates-per-step or --minibatches above 1 for a clip that does"
+        )
+
+    @model_validator(mode="after")
+    def _comparable(self) -> TrainConfig:
+        if self.critic != CriticConfig() and self.objective.objective != "ppo":
+            raise ValueError("`critic` is read by objective = ppo alone: take that, or leave `critic` out")
+        alone = self.objective.objective == "ppo" or self.objective.over_time
+        if self.group_size == 1 and not alone:
+            raise ValueError(
+                "group_size = 1: a group of 1 has nothing to be compared with, so every advantage would be 0;"
+                " use at least 2 rollouts of each task, objective = ppo, or baseline = task or level"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _overlappable(self) -> TrainConfig:
+        if not self.overlap:
+            return self
+        if not self.group_size:
+            raise ValueError(
+                "`overlap` rolls out while the trainer learns, and group_size = 0 rolls out none: leave one"
+                " of them out"
+            )
+        if self.objective.tis_cap is None:
+            raise ValueError(
+                "`overlap` learns from rollouts that are one version old, which importance weights correct:"
+                " set tis_cap, or leave `overlap` out"
+            )
+        if self.objective.max_staleness == 0:
+            raise ValueError(
+                "`overlap` learns from rollouts that are one version old, and max_staleness = 0 leaves all of"
+                " them out: set 1 or more, or leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _trainable(self) -> TrainConfig:
+        rates = self.optimizer, self.critic.optimizer
+        if any(rate.warmup_steps > self.steps for rate in rates):
+            raise ValueError(
+                f"warmup_steps is above steps = {self.steps}, so the learning rate would never reach its"
+                " peak: give fewer of them, or more steps"
+            )
+        if self.refill and not self.group_size:
+            raise ValueError(
+                "`refill` rolls out more tasks, and group_size = 0 rolls out none: leave one of them out"
+            )
+        if self.shuffle_rewards and self.objective.discount is not None:
+            raise ValueError(
+                "`shuffle_rewards` moves verdicts between rollouts of other lengths: no `discount`"
+            )
+        if self.objective.normalise == "each" and self.reward is None:
+            raise ValueError("`normalise` = each needs a reward of several parts: give --reward")
+        return self
+
+
+class SftConfig(Config):
+    """One training by imitation."""
+
+    epochs: float = Field(1.0, gt=0)
+    """passes over the trajectories"""
+    batch: int = Field(16, ge=1)
+    """trajectories of one optimizer step"""
+    stop_after: int | None = Field(None, ge=1)
+    """steps after which to stop short of the schedule, which `epochs` alone sets"""
+    max_tokens: int = Field(1500, ge=1)
+    """tokens of one micro-batch, a prefix that rows share counted once (without trees: padded positions)"""
+    lora_rank: int = Field(16, ge=0)
+    """0 trains all weights"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """of the weights; those that are trained keep a float32 copy, which takes the updates"""
+    seed: int = Field(0, ge=0)
+    """of the order of trajectories, and of the adapter"""
+    save_every: int = Field(10, ge=1)
+    """steps between saved states"""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3, schedule="linear", warmup_steps=10)
+
+
+C = TypeVar("C", bound=Config)
+
+
+def parse_config(kind: type[C], values: Mapping[str, Any]) -> C:
+    """A config from plain values. Raises ConfigError with one line for each value that is wrong."""
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        known = setting_names(kind)
+        lines = [_line(e["loc"], e["msg"], e["input"], e["type"], known) for e in error.errors()]
+        raise ConfigError("\n".join(lines)) from error
+
+
+def setting_names(kind: type[Config]) -> list[str]:
+    """Every setting by its dotted name, sections after what is in them."""
+    names = []
+    for name, field in kind.model_fields.items():
+        for section in (field.annotation, *get_args(field.annotation)):
+            if isinstance(section, type) and issubclass(section, Config):
+                names += [f"{name}.{inner}" for inner in setting_names(section)]
+        names.append(name)
+    return names
+
+
+def _line(
+    location: tuple[int | str, ...], message: str, value: object, kind: str, known: Sequence[str]
+) -> str:
+    name = ".".join(str(part) for part in location)
+    message = message.removeprefix("Value error, ")
+    if kind == "missing":
+        return f"{name}: is required"
+    if kind == "extra_forbidden":
+        meant = _nearest(name, known)
+        return f"{name}: no such setting" + (f"; did you mean {meant}?" if meant else "")
+    # several settings together: the message names them
+    return message if not name or isinstance(value, Mapping) else f"{name} = {value!r}: {message}"
+
+
+def _nearest(name: str, known: Sequence[str]) -> str | None:
+    """The setting that was probably meant: the same word in another section, or the nearest spelling."""
+    last = name.rpartition(".")[2]
+    elsewhere = [k for k in known if k.rpartition(".")[2] == last]
+    spelt = get_close_matches(name, known, n=1, cutoff=0.7)
+    words = {k.rpartition(".")[2]: k for k in known}
+    near = get_close_matches(last, words, n=1, cutoff=0.7)
+    return next(iter([*elsewhere, *spelt, *(words[w] for w in near)]), None)

@@ -1,6 +1,0 @@
-"""Tasks in the formats of others: one module a format, registered in one dictionary."""
-
-from nano_rl.exchange.formats import FORMATS, find_format, guess_format
-from nano_rl.exchange.refusal import Refusal, Refused
-
-__all__ = ["FORMATS", "Refusal", "Refused", "find_format", "guess_format"]

@@ -1,0 +1,106 @@
+"""A table of cases as CSV: a row a case (`args`, `kwargs`, `expected`), or a row a task (`cases`).
+
+Columns: id, prompt, entry_point, and optionally target and nano_task; args, kwargs, expected and cases hold
+JSON. Rows with the same id belong to one task.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nano_rl.formats.plain_rows import plain_cases, read_published, target
+from nano_rl.formats.row_format import WHOLE, RowFormat
+from nano_rl.tasks.jsonl import Row, parse_json, read_text, to_json
+from nano_shared.refusal import Refusal, Refused
+from nano_shared.types import Task
+
+_CASE = ("args", "kwargs", "expected")
+_JSON = ("cases", "files", *_CASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseTable(RowFormat):
+    def rows(self, path: Path) -> Iterator[tuple[str, Row | Refusal]]:
+        """One row a task, at the place of its first line."""
+        reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
+        tasks: dict[str, tuple[str, Row]] = {}
+        try:
+            for cells in reader:
+                where = f"{path}:{reader.line_num}"
+                try:
+                    _take(_parsed(cells), where, tasks)
+                except Refused as problem:
+                    yield where, Refusal.of(where, problem)
+        except csv.Error as problem:
+            yield str(path), Refusal(f"{path}:{reader.line_num}", "row", f"is not CSV: {problem}")
+        yield from tasks.values()
+
+    def write_rows(self, path: Path, rows: Iterable[Row]) -> None:
+        cells = [{k: v if isinstance(v, str) else to_json(v) for k, v in row.items()} for row in rows]
+        columns = list(dict.fromkeys(key for row in cells for key in row))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, columns, quoting=csv.QUOTE_ALL)
+            writer.writeheader()
+            writer.writerows(cells)
+
+
+def _parsed(cells: dict[str | Any, Any]) -> Row:
+    if None in cells or None in cells.values():
+        raise Refused("row", "has more or fewer cells than the header")
+    row = {key: text for key, text in cells.items() if text != "" or key in ("prompt", "id")}
+    for field in _JSON:
+        if field in row:
+            try:
+                row[field] = parse_json(row[field])
+            except Refused as problem:
+                raise Refused(field, problem.why) from None
+    if not row.get("id"):
+        raise Refused("id", "is missing")
+    return row
+
+
+def _take(row: Row, where: str, tasks: dict[str, tuple[str, Row]]) -> None:
+    """Add a line to its task."""
+    if WHOLE not in row and "cases" not in row:
+        if "expected" not in row:
+            raise Refused("expected", "is missing, and `cases` too")
+        row["cases"] = [{key: row.pop(key) for key in _CASE if key in row}]
+        known = tasks.get(row["id"])
+        if known is not None:
+            for key in {*row, *known[1]} - {"cases"}:
+                if key in row and row[key] != known[1].get(key):
+                    raise Refused(key, f"is not what the first line of {row['id']!r} says")
+            known[1]["cases"].extend(row["cases"])
+            return
+    if row["id"] in tasks:
+        raise Refused("id", f"{row['id']!r} is already the task at {tasks[row['id']][0]}")
+    tasks[row["id"]] = (where, row)
+
+
+def write_row(task: Task) -> Row:
+    if task.hidden is None or task.hidden.kind != "cases":
+        raise Refused("hidden.kind", "a table holds functions and their cases, and no other check")
+    return {
+        "id": task.key,
+        "prompt": task.prompt,
+        "target": target(task),
+        "entry_point": task.hidden.entry_point or "",
+        "files": task.files,
+        "cases": plain_cases(task.hidden),
+    }
+
+
+CASES_CSV = CaseTable(
+    name="csv",
+    summary="CSV of functions and their cases",
+    recognises=lambda row: "cases" in row,
+    read_row=read_published,
+    write_row=write_row,
+    understood=frozenset({"id", "prompt", "target", "entry_point", "files", "cases"}),
+)

@@ -1,0 +1,157 @@
+"""A run whose actions come from outside, one call at a time; logged and graded like every other run."""
+
+from __future__ import annotations
+
+import queue
+import time
+from multiprocessing.pool import ThreadPool
+
+from nano_coder.agent.chat_template import CHATML
+from nano_coder.agent.dialects import DIALECTS
+from nano_coder.agent.profiles import find_profile, serving_profile
+from nano_coder.agent.prompt import offered_tools
+from nano_coder.run.execution import Runtime, grade_run, run_task
+from nano_coder.sandbox.protocol import Sandbox
+from nano_shared.errors import PolicyError, UsageError
+from nano_shared.hashing import content_hash
+from nano_shared.policy import Conversation
+from nano_shared.store import LogStore
+from nano_shared.types import (
+    Completion,
+    Finish,
+    JsonValue,
+    Observation,
+    Sampling,
+    Task,
+    ToolCall,
+    ToolSpec,
+    Trajectory,
+    Turn,
+    Verdict,
+)
+
+PROFILE = find_profile("hermes-1")
+"""its dialect writes any JSON argument and reads it back"""
+SUBMIT = "submit"
+_CHARS_A_TOKEN = 4
+
+
+class EpisodeOver(UsageError):
+    """The episode has ended, so that no further action can be taken."""
+
+
+class Episode:
+    """One task in its own jail. `act` takes an action, `finish` ends it with a verdict, `close` frees it.
+
+    An episode that nobody acts in for the task's time ends by itself, without a reward. One thread may use
+    it at a time.
+    """
+
+    def __init__(self, task: Task, sandbox: Sandbox, store: LogStore, *, actor: str = "external") -> None:
+        """Raises UsageError for a task whose tools this runtime does not have."""
+        if task.tools is not None and SUBMIT not in task.tools:
+            task = task.model_copy(update={"tools": (*task.tools, SUBMIT)})
+        self.task = task
+        profile = serving_profile(PROFILE, task)
+        self.tools: tuple[ToolSpec, ...] = offered_tools(profile, task)
+        self.touched = time.monotonic()
+        self.trajectory: Trajectory | None = None
+        self._verdict: Verdict | None = None
+        self._graded = False
+        self._inbox: queue.Queue[ToolCall | None] = queue.Queue()
+        self._outbox: queue.Queue[Turn | Trajectory | BaseException] = queue.Queue()
+        policy = _Outside(self._inbox, self.tools, task.limits.max_seconds, actor)
+        self._runtime = Runtime(
+            policy=policy, sandbox=sandbox, store=store, profile=profile, policy_name=actor
+        )
+        self._pool = ThreadPool(1)  # its thread is a daemon: an abandoned episode keeps no program alive
+        self._pool.apply_async(
+            run_task,
+            (task, self._runtime),
+            {"on_turn": self._outbox.put},
+            callback=self._outbox.put,
+            error_callback=self._outbox.put,
+        )
+
+    def act(self, name: str, arguments: dict[str, JsonValue]) -> Observation:
+        """Call a tool. Raises EpisodeOver once the episode has ended, by a limit or by `submit`."""
+        self.touched = time.monotonic()
+        if self.trajectory is None:
+            self._inbox.put(ToolCall(name=name, arguments=arguments))
+            came = self._await()
+            if isinstance(came, Turn):
+                return came.observations[0]
+        assert self.trajectory is not None
+        raise EpisodeOver(f"the episode has ended ({self.trajectory.stop}); no further action is taken")
+
+    def finish(self, answer: str | None = None) -> Verdict | None:
+        """End the episode, with an answer where the task asks for one, and grade it once.
+
+        None where the task has no check. An answer that was already submitted stands.
+        """
+        self.touched = time.monotonic()
+        if self.trajectory is None:
+            self._inbox.put(ToolCall(name=SUBMIT, arguments=_answering(answer)))
+            if isinstance(came := self._await(), Turn):
+                if not came.observations[0].ok:
+                    self._inbox.put(None)
+                self._await()
+        assert self.trajectory is not None
+        self.close()
+        if not self._graded:
+            self.trajectory = grade_run(self.trajectory, self._runtime)
+            self._verdict, self._graded = self.trajectory.verdict, True
+        return self._verdict
+
+    def close(self) -> None:
+        """End the episode without a verdict where it still runs. Idempotent."""
+        self._inbox.put(None)
+        self._pool.close()
+
+    def _await(self) -> Turn | Trajectory:
+        came = self._outbox.get()
+        if isinstance(came, BaseException):
+            raise came
+        if isinstance(came, Trajectory):
+            self.trajectory = came
+        return came
+
+
+def _answering(answer: str | None) -> dict[str, JsonValue]:
+    """The arguments of `submit`; half a surrogate pair, which is no text, is shown by its number."""
+    return {} if answer is None else {"answer": answer.encode("utf-8", "backslashreplace").decode()}
+
+
+class _Outside:
+    """The policy of an episode: it answers with the calls that somebody else makes."""
+
+    version = 0
+    context_limit = 1 << 40
+    template_hash = content_hash(CHATML)
+
+    def __init__(
+        self, inbox: queue.Queue[ToolCall | None], tools: tuple[ToolSpec, ...], patience: float, actor: str
+    ) -> None:
+        self.id = actor
+        self._inbox = inbox
+        self._tools = tools
+        self._patience = patience
+
+    def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
+        """The next call, as the dialect writes it. Raises PolicyError when none comes."""
+        try:
+            call = self._inbox.get(timeout=self._patience)
+        except queue.Empty:
+            raise PolicyError(f"no action came within {self._patience:g} seconds") from None
+        if call is None:
+            raise PolicyError("the episode was closed before it ended")
+        return Completion(
+            text=DIALECTS[PROFILE.dialect].render("", (call,), self._tools),
+            finish=Finish.STOP,
+            sampling=sampling,
+            policy_id=self.id,
+        )
+
+    def count(self, text: str) -> int:
+        """An estimate: whoever acts has a tokenizer that is not known here."""
+        return -(-len(text) // _CHARS_A_TOKEN)

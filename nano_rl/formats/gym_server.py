@@ -1,0 +1,279 @@
+"""A resources server as NeMo Gym speaks to one: /seed_session, /{tool}, /verify, over a file of tasks.
+
+A session is a cookie. What was asked wrongly is answered with 4xx and a sentence; a tool that fails is an
+observation, which the model may read, with 200.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from nano_rl.formats.episode import Episode, EpisodeOver
+from nano_rl.tasks.jsonl import Row, parse_json
+from nano_shared.errors import UsageError
+from nano_shared.refusal import Refused
+from nano_shared.types import Task, ToolSpec
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+import secrets
+import threading
+import time
+from collections.abc import Callable
+
+from nano_shared.gym_verdict import FAILURE_KINDS, verified
+
+
+class TooMany(UsageError):
+    """The server holds as many sessions as it may."""
+
+
+class Sessions:
+    """Thread-safe. `opener` makes an episode of a task."""
+
+    def __init__(self, opener: Callable[[Task], Episode], *, most: int, idle_seconds: float) -> None:
+        self._opener = opener
+        self._most = most
+        self._idle = idle_seconds
+        self._lock = threading.Lock()
+        self._episodes: dict[str, Episode] = {}
+        self._busy: dict[str, threading.Lock] = {}
+
+    def open(self, task: Task, id: str | None = None) -> str:
+        """A session on a task; opening an id again gives the session there is. Raises TooMany."""
+        self._sweep()
+        with self._lock:
+            id = id or secrets.token_urlsafe(24)
+            if id not in self._episodes:
+                if len(self._episodes) >= self._most:
+                    raise TooMany(f"{self._most} sessions are open; close one, or serve with --sessions")
+                self._episodes[id] = self._opener(task)
+                self._busy[id] = threading.Lock()
+            return id
+
+    def use(self, id: str) -> tuple[Episode, threading.Lock]:
+        """The episode of a session and the lock under which it is used. Raises KeyError."""
+        with self._lock:
+            return self._episodes[id], self._busy[id]
+
+    def close(self, id: str) -> None:
+        with self._lock:
+            episode = self._episodes.pop(id, None)
+            self._busy.pop(id, None)
+        if episode is not None:
+            episode.close()
+
+    def close_all(self) -> None:
+        for id in list(self._episodes):
+            self.close(id)
+
+    def _sweep(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            idle = [id for id, e in self._episodes.items() if now - e.touched > self._idle]
+        for id in idle:
+            self.close(id)
+
+
+__all__ = ["FAILURE_KINDS", "last_text", "verified"]
+
+
+def last_text(response: dict[str, Any]) -> str | None:
+    """The text of the last message that the model wrote, as its answer."""
+    for item in reversed(response.get("output") or []):
+        if not isinstance(item, dict) or item.get("type") != "message":
+            continue
+        content = item.get("content")
+        if isinstance(content, str):
+            return content
+        parts = [part for part in content or () if isinstance(part, dict)]
+        return "".join(str(part.get("text", "")) for part in parts if part.get("type") == "output_text")
+    return None
+
+
+COOKIE = "nano_session"
+LARGEST_BODY = 64 << 20
+"""bytes; a rollout with its token ids is the largest thing that is sent"""
+
+
+class Problem(Exception):
+    """A request that cannot be served: the HTTP status and the sentence."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+
+
+def gym_app(tasks: Sequence[Task], sessions: Sessions) -> Starlette:
+    """The application. Every session is closed when it shuts down."""
+    from starlette.applications import Starlette
+    from starlette.routing import Route
+
+    server = _Server({task.key: task for task in tasks}, sessions)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> Any:
+        yield
+        sessions.close_all()
+
+    posts = {
+        "/seed_session": server.seed,
+        "/verify": server.verify,
+        "/close_session": server.close,
+        "/aggregate_metrics": server.aggregate,
+        "/{tool}": server.call,
+    }
+    routes = [Route(path, _answering(handler), methods=["POST"]) for path, handler in posts.items()]
+    health = [Route("/health", _answering(server.health)), Route("/reverify_mode", _answering(server.mode))]
+    return Starlette(routes=[*health, *routes], lifespan=lifespan)
+
+
+class _Server:
+    def __init__(self, tasks: Mapping[str, Task], sessions: Sessions) -> None:
+        self._tasks = tasks
+        self._sessions = sessions
+
+    def health(self, request: Request, body: Row) -> Response:
+        return _json({"status": "ok", "tasks": len(self._tasks)})
+
+    def mode(self, request: Request, body: Row) -> Response:
+        """A verdict needs the session's workspace, which no stored rollout holds."""
+        return _json("unsupported")
+
+    def seed(self, request: Request, body: Row) -> Response:
+        """A session on the task that the row names, in the cookie or under the caller's own id."""
+        row = body.get("task_data", body)
+        task = self._task(row if isinstance(row, dict) else {})
+        wanted = body.get("resources_session_id")
+        if wanted is not None and not (isinstance(wanted, str) and 0 < len(wanted) <= 200):
+            raise Problem(422, "resources_session_id must be a text of at most 200 characters")
+        id = self._sessions.open(task, wanted)
+        response = _json({"resources_session_id": id} if wanted else {})
+        response.set_cookie(COOKIE, id, httponly=True, samesite="lax")
+        return response
+
+    def call(self, request: Request, body: Row) -> Response:
+        from starlette.responses import PlainTextResponse
+
+        name = request.path_params["tool"]
+        episode, busy = self._session(request)
+        _check_call(name, body, episode.tools)
+        with busy:
+            return PlainTextResponse(episode.act(name, body).text)
+
+    def verify(self, request: Request, body: Row) -> Response:
+        """The verdict as NeMo Gym's fields, on top of everything that was sent."""
+        if not isinstance(body.get("response"), dict):
+            raise Problem(422, "response: is missing, so there is nothing to verify")
+        if COOKIE not in request.cookies:  # nothing was done in a workspace; an answer is still an answer
+            id = self._sessions.open(self._task(body))
+        else:
+            id = request.cookies[COOKIE]
+        episode, busy = self._used(id)
+        try:
+            with busy:
+                verdict = episode.finish(last_text(body["response"]))
+        finally:
+            self._sessions.close(id)
+        if verdict is None:
+            raise Problem(422, f"task {episode.task.key!r} has no check, so there is no reward")
+        return _json(body | verified(verdict))
+
+    def close(self, request: Request, body: Row) -> Response:
+        id = body.get("resources_session_id") or request.cookies.get(COOKIE)
+        if not isinstance(id, str):
+            raise Problem(422, "resources_session_id: is missing, and there is no session cookie")
+        self._sessions.close(id)
+        return _json({"resources_session_id": id})
+
+    def aggregate(self, request: Request, body: Row) -> Response:
+        """Mean reward over the samples that are valid measurements."""
+        rows = body.get("verify_responses")
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise Problem(422, "verify_responses: must be a list of objects")
+        rewards = [row.get("reward") for row in rows if not row.get("mask_sample")]
+        if not all(isinstance(r, int | float) and math.isfinite(r) for r in rewards):
+            raise Problem(422, "verify_responses: every reward must be a finite number")
+        mean = sum(rewards) / len(rewards) if rewards else None
+        metrics = {"mean/reward": mean, "samples": len(rows), "masked": len(rows) - len(rewards)}
+        return _json({"group_level_metrics": [], "agent_metrics": metrics, "key_metrics": metrics})
+
+    def _task(self, row: Row) -> Task:
+        metadata = row.get("verifier_metadata")
+        key = metadata.get("nano_key") if isinstance(metadata, dict) else row.get("task_key")
+        if not isinstance(key, str):
+            raise Problem(422, "verifier_metadata.nano_key: is missing; export the tasks with --to nemo-gym")
+        if key not in self._tasks:
+            raise Problem(404, f"no task {key!r:.100} in the file that is served")
+        return self._tasks[key]
+
+    def _session(self, request: Request) -> tuple[Episode, Any]:
+        if COOKIE not in request.cookies:
+            raise Problem(400, "no session; POST /seed_session first and send its cookie")
+        return self._used(request.cookies[COOKIE])
+
+    def _used(self, id: str) -> tuple[Episode, Any]:
+        try:
+            return self._sessions.use(id)
+        except KeyError:
+            raise Problem(410, "the session is closed or unknown; POST /seed_session for another") from None
+
+
+def _check_call(name: str, arguments: Row, tools: Sequence[ToolSpec]) -> None:
+    """Raises Problem for a tool that is not offered, and for arguments that it does not have."""
+    tool = next((tool for tool in tools if tool.name == name), None)
+    if tool is None:
+        raise Problem(404, f"no tool {name!r:.60}; the tools are {', '.join(t.name for t in tools)}")
+    known = tool.parameters.get("properties", {})
+    if unknown := [key for key in arguments if key not in known]:
+        raise Problem(422, f"{name} has no argument {unknown[0]!r:.60}; it takes {', '.join(known)}")
+    if missing := [key for key in tool.parameters.get("required", []) if key not in arguments]:
+        raise Problem(422, f"{name} needs the argument {missing[0]!r}")
+
+
+def _answering(handler: Any) -> Any:
+    """An endpoint: the body is read within bounds, the handler runs off the event loop."""
+    from starlette.concurrency import run_in_threadpool
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            body = await _body(request) if request.method == "POST" else {}
+            response: Response = await run_in_threadpool(handler, request, body)
+        except Problem as problem:
+            return _json({"detail": problem.detail}, problem.status)
+        except TooMany as problem:
+            return _json({"detail": str(problem)}, 429)
+        except EpisodeOver as problem:
+            return _json({"detail": str(problem)}, 409)
+        except UsageError as problem:
+            return _json({"detail": str(problem)}, 422)
+        return response
+
+    return endpoint
+
+
+async def _body(request: Request) -> Row:
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > LARGEST_BODY:
+            raise Problem(413, f"the body is larger than {LARGEST_BODY >> 20} MB")
+    try:
+        value = parse_json(data.decode()) if data.strip() else {}
+    except (Refused, UnicodeDecodeError) as problem:
+        raise Problem(400, f"the body {problem}") from None
+    if not isinstance(value, dict):
+        raise Problem(400, f"the body must be a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse(value, status)

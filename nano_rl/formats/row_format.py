@@ -1,0 +1,156 @@
+"""A format of one JSON object a task, and the rule by which nothing gets lost in it.
+
+A row that somebody else wrote is kept whole in `provenance.original`; while the task still means what the
+row says, an export gives the row back as it was. Any other task is written in the format's own fields for
+the format's own readers, and as a whole, as JSON text, in the column `nano_task`. Whoever edits one of the
+two and not the other is told so at import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nano_rl.tasks.jsonl import Row, parse_json, read_rows, refusing_invalid, to_json, validated, write_lines
+from nano_shared.blobs import BlobStore
+from nano_shared.refusal import Refusal, Refused
+from nano_shared.types import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    repo: Path | None = None
+    """swe-bench: the local git repository, or a folder that holds them as owner__name"""
+    blobs: BlobStore | None = None
+    """where a starting workspace goes that `files` cannot hold: binaries, links, executables"""
+
+
+WHOLE = "nano_task"
+"""column with the whole task as JSON text: a text survives readers that unify the columns of all rows"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFormat:
+    name: str
+    summary: str
+    recognises: Callable[[Row], bool]
+    """whether a row looks like this format"""
+    read_row: Callable[[Row], Task]
+    """a foreign row as a task; raises Refused"""
+    write_row: Callable[[Task], Row] | None = None
+    """a task in the format's own fields; raises Refused for a task that its readers could not use"""
+    understood: frozenset[str] = frozenset()
+    """fields that `read_row` reads: when a task was changed, those of the old row are not carried on"""
+    repeats: bool = False
+    """several rows may belong to one task, such as the rollouts of it"""
+
+    def read(self, path: Path, options: ReadOptions) -> Iterator[Task | Refusal]:
+        found: dict[str, tuple[str, Task]] = {}
+        for where, row in self.rows(path):
+            if isinstance(row, Refusal):
+                yield row
+                continue
+            try:
+                task = self.from_row(row)
+                if task.key in found:
+                    task = self._joined(*found[task.key], task)
+                found[task.key] = (found.get(task.key, (where,))[0], task)
+            except Refused as problem:
+                yield Refusal.of(where, problem)
+        yield from (task for _, task in found.values())
+
+    def rows(self, path: Path) -> Iterator[tuple[str, Row | Refusal]]:
+        return read_rows(path)
+
+    def refusals(self, tasks: Sequence[Task]) -> list[Refusal]:
+        """The tasks that cannot be written, each with its reason."""
+        return [problem for task in tasks if (problem := refusal(task, self.to_rows))]
+
+    def write(self, tasks: Sequence[Task], path: Path) -> None:
+        """Raises Refused for the first task that cannot be written; nothing is written then."""
+        self.write_rows(path, [row for task in tasks for row in self.to_rows(task)])
+
+    def write_rows(self, path: Path, rows: Iterable[Row]) -> None:
+        write_lines(path, map(to_json, rows))
+
+    def from_row(self, row: Row) -> Task:
+        """Raises Refused where the row is malformed, or its fields and its whole task disagree."""
+        if WHOLE not in row:
+            with refusing_invalid():
+                return with_original(self.read_row(row), self.name, rows=[row])
+        task = embedded(row)
+        (written,) = self.to_rows(task)
+        for field in written:
+            if field not in row or to_json(row[field]) != to_json(written[field]):
+                raise Refused(field, f"is not what {WHOLE} says; change both, or remove {WHOLE}")
+        if row.keys() - written.keys():
+            task = with_original(task, self.name, rows=[row])
+        return task
+
+    def to_rows(self, task: Task) -> list[Row]:
+        """Raises Refused with the field that this format cannot carry."""
+        rows = original_rows(task, self.name)
+        if rows and self._means(rows, task):
+            return rows
+        if self.write_row is None:
+            raise Refused("provenance.original", f"only tasks imported from {self.name} are written to it")
+        if task.snapshot is not None:
+            raise Refused("snapshot", "the blob store that holds its files stays behind; give it `files`")
+        row = self.write_row(task) | {WHOLE: whole(task)}
+        unknown = rows[0].items() if len(rows) == 1 else ()
+        return [{key: value for key, value in unknown if key not in self.understood | {WHOLE}} | row]
+
+    def _means(self, rows: list[Row], task: Task) -> bool:
+        """Whether reading the original rows gives exactly this task."""
+        try:
+            read = self.from_row(rows[0])
+            for row in rows[1:]:
+                read = self._joined("", read, self.from_row(row))
+        except Refused:
+            return False
+        return whole(read) == whole(task)
+
+    def _joined(self, where: str, first: Task, again: Task) -> Task:
+        """One task of two rows. Raises Refused where this format gives each task one row."""
+        rows = [*original_rows(first, self.name), *original_rows(again, self.name)]
+        joined = with_original(first, self.name, rows=rows)
+        if not self.repeats or whole(with_original(again, self.name, rows=rows)) != whole(joined):
+            raise Refused("key", f"{first.key!r} is already the task at {where}")
+        return joined
+
+
+def refusal(task: Task, convert: Callable[[Task], object]) -> Refusal | None:
+    """Why a task cannot be converted, or None."""
+    try:
+        convert(task)
+    except Refused as problem:
+        return Refusal.of(task.key, problem)
+    return None
+
+
+def whole(task: Task) -> str:
+    """The task as one line of JSON, defaults left out. Raises Refused for what JSON cannot carry."""
+    return to_json(task.model_dump(mode="json", exclude_defaults=True))
+
+
+def embedded(row: Row) -> Task:
+    """The task that a row carries as a whole. Raises Refused where that is no task."""
+    if not isinstance(row[WHOLE], str):
+        raise Refused(WHOLE, "must be JSON text")
+    return validated(Task, parse_json(row[WHOLE]), WHOLE)
+
+
+def with_original(task: Task, format: str, **parts: object) -> Task:
+    """The task with what it was read from."""
+    provenance = task.provenance.model_copy(update={"original": {"format": format, **parts}})
+    return task.model_copy(update={"provenance": provenance})
+
+
+def original_rows(task: Task, format: str) -> list[Row]:
+    """The rows that the task was read from, if it was read from this format."""
+    original = task.provenance.original
+    if original is None or original.get("format") != format:
+        return []
+    rows = original.get("rows")
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []

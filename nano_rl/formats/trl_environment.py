@@ -1,0 +1,113 @@
+"""An environment class for TRL's `GRPOTrainer(environment_factory=...)`, without importing TRL.
+
+    trainer = GRPOTrainer(model, train_dataset=rows, environment_factory=environment_class())
+
+where `rows` are what `nano-rl tasks export --to trl` wrote. TRL makes one instance a rollout, calls
+`reset(**row)`, offers the other public methods to the model as tools, and asks `get_reward()` at the end.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nano_coder.agent.profiles import find_profile
+from nano_coder.run.log import guarded
+from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import Sandbox
+from nano_rl.formats.episode import PROFILE, Episode, EpisodeOver
+from nano_rl.formats.row_format import WHOLE, embedded
+from nano_shared.errors import UsageError
+from nano_shared.store import LogStore
+from nano_shared.types import ToolSpec
+
+WIDEST = find_profile("hermes-2")
+"""has the tools of every domain"""
+_TYPES: dict[str, type] = {"string": str, "integer": int, "number": float, "boolean": bool}
+
+
+def environment_class(
+    tools: Sequence[str] | None = None, *, sandbox: Sandbox | None = None, store: LogStore | None = None
+) -> type:
+    """A class whose instances are environments, with a method for each tool (default: all of the profile).
+
+    Raises UsageError for a tool that there is not.
+    """
+    known = {tool.name: tool for tool in WIDEST.tools}
+    names = [tool.name for tool in PROFILE.tools] if tools is None else list(tools)
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"no tool {unknown[0]!r}; the tools are {', '.join(known)}")
+    methods = {name: _method(known[name]) for name in names}
+    places = {"_sandbox": sandbox or open_sandbox(), "_store": store or guarded(LogStore.open())}
+    return type("NanoEnvironment", (_Environment,), methods | places)
+
+
+class _Environment:
+    """One rollout at a time: `reset` begins the next one."""
+
+    _sandbox: Sandbox
+    _store: LogStore
+
+    def __init__(self) -> None:
+        self._episode: Episode | None = None
+
+    def __del__(self) -> None:
+        if self._episode is not None:
+            self._episode.close()
+
+    def reset(self, **row: Any) -> str | None:
+        """Begin the task of a dataset row. Raises UsageError for a row that carries none."""
+        if self._episode is not None:
+            self._episode.close()
+        if WHOLE not in row:
+            raise UsageError(f"the row has no column {WHOLE}; write it with nano-rl tasks export --to trl")
+        self._episode = Episode(embedded(row), self._sandbox, self._store, actor="trl")
+        return None
+
+    def get_reward(self) -> float | None:
+        """The reward of the hidden checks; None, which TRL leaves out, where there is no valid one."""
+        if self._episode is None:
+            return None
+        verdict = self._episode.finish()
+        return None if verdict is None else verdict.reward
+
+    def _act(self, name: str, arguments: dict[str, Any]) -> str:
+        if self._episode is None:
+            raise UsageError("call reset with a row of the dataset first")
+        try:
+            return self._episode.act(name, arguments).text
+        except EpisodeOver as over:
+            return f"error: {over}"
+
+
+def _method(tool: ToolSpec) -> Callable[..., str]:
+    """A typed method with a docstring in Google's form, from which TRL makes the tool's schema."""
+
+    def call(self: _Environment, **arguments: Any) -> str:
+        return self._act(tool.name, {key: v for key, v in arguments.items() if v is not None})
+
+    required = tool.parameters.get("required", [])
+    schemas: dict[str, Any] = tool.parameters.get("properties", {})
+    types = {name: _type(schema) for name, schema in schemas.items()}
+    ordered = sorted(schemas, key=lambda name: name not in required)
+    kind, empty = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
+    parameters = [
+        inspect.Parameter(n, kind, annotation=types[n], default=empty if n in required else None)
+        for n in ordered
+    ]
+    arguments = "\n".join(f"    {name}: The {name} of the call." for name in ordered)
+    call.__name__ = call.__qualname__ = tool.name
+    call.__doc__ = f"{tool.description}\n\nArgs:\n{arguments}\n\nReturns:\n    What the tool shows."
+    call.__annotations__ = {**types, "return": str}
+    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter("self", kind), *parameters], return_annotation=str
+    )
+    return call
+
+
+def _type(schema: dict[str, Any]) -> Any:
+    options = [option.get("type") for option in schema.get("anyOf", [schema])]
+    found = [_TYPES[option] for option in options if option in _TYPES]
+    kind: Any = found[0] if found else str
+    return kind | None if "null" in options else kind

@@ -1,0 +1,198 @@
+"""The difficulty controller: which level and view the next tasks come from, so that groups have a signal.
+
+A group teaches where some of its rollouts succeed and some fail. Each cell (a level and a view) keeps a
+decaying estimate of its success; cells between `low` and `high` are drawn most, by p(1 - p), the variance
+of a rollout's reward. Levels open from the lowest up: the next one when the open cells of the highest are
+mastered or well under way, and the highest closes again where nothing succeeds. Pure and seeded: the same
+state and step draw the same tasks, and the state is plain JSON.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from nano_rl.learn.rows.group import Group
+from nano_shared.errors import UsageError
+from nano_shared.types import Task
+
+Cell = tuple[int, str]
+"""level, view"""
+
+
+class CurriculumConfig(BaseModel):
+    """What the controller aims at."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    low: float = Field(0.2, ge=0, le=1)
+    high: float = Field(0.8, ge=0, le=1)
+    """the success of groups is held between the two"""
+    decay: float = Field(0.8, gt=0, lt=1)
+    """weight of all earlier groups against the newest"""
+    floor: float = Field(0.02, gt=0, le=1)
+    """weight of a cell outside the band, against 1 at a success of one half: it is looked at now and then"""
+    tries: int = Field(3, ge=1)
+    """groups before an estimate of a cell is trusted"""
+
+    @model_validator(mode="after")
+    def _band(self) -> CurriculumConfig:
+        if self.low >= self.high:
+            raise ValueError("`low` must be less than `high`")
+        return self
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is known about a cell."""
+
+    groups: int = 0
+    """seen so far"""
+    success: float = 0.0
+    """decayed sum of the groups' mean rewards"""
+    weight: float = 0.0
+    """decayed number of groups"""
+    drawn: int = 0
+    """tasks taken from the cell"""
+
+    @property
+    def rate(self) -> float | None:
+        return self.success / self.weight if self.weight else None
+
+
+@dataclass(slots=True)
+class Curriculum:
+    """Draws tasks of a pool, and learns from the groups that came of them.
+
+    Raises UsageError for a pool without levels and views.
+    """
+
+    tasks: Sequence[Task]
+    seed: int = 0
+    config: CurriculumConfig = field(default_factory=CurriculumConfig)
+    open_level: int = field(init=False)
+    """highest level that is drawn from"""
+    _cells: dict[Cell, list[Task]] = field(init=False)
+    _records: dict[Cell, _Record] = field(init=False)
+
+    def __post_init__(self) -> None:
+        cells: dict[Cell, list[Task]] = {}
+        for task in self.tasks:
+            if task.level is None:
+                raise UsageError(f"task {task.key!r} has no level, so no curriculum can place it")
+            cells.setdefault((task.level, task.view or ""), []).append(task)
+        if not cells:
+            raise UsageError("a curriculum needs at least one task")
+        self._cells = dict(sorted(cells.items()))
+        self._records = {cell: _Record() for cell in self._cells}
+        self.open_level = self.levels[0]
+
+    @property
+    def levels(self) -> list[int]:
+        return sorted({level for level, _ in self._cells})
+
+    @property
+    def open_cells(self) -> list[Cell]:
+        return [cell for cell in self._cells if cell[0] <= self.open_level]
+
+    def weights(self) -> dict[Cell, float]:
+        """Of each open cell: 1 where nothing is known yet, 4p(1 - p) within the band, little outside it."""
+        return {cell: self._weight(self._records[cell]) for cell in self.open_cells}
+
+    def _weight(self, record: _Record) -> float:
+        rate = record.rate
+        if rate is None or record.groups < self.config.tries:
+            return 1.0
+        if not self.config.low <= rate <= self.config.high:
+            return self.config.floor
+        return max(self.config.floor, 4 * rate * (1 - rate))
+
+    def draw(self, step: int, count: int, *, taken: Collection[str] = ()) -> list[Task]:
+        """`count` tasks for one step, none twice and none of the keys `taken` before in that step; fewer
+        where the open cells hold no more."""
+        rng = Random(f"curriculum {self.seed} {step}" + (f" {len(taken)}" if taken else ""))
+        weights = self.weights()
+        seen = set(taken)
+        chosen: list[Task] = []
+        room = sum(t.key not in seen for cell in weights for t in self._cells[cell])
+        while len(chosen) < min(count, room):
+            left = {c: w for c, w in weights.items() if any(t.key not in seen for t in self._cells[c])}
+            cell = rng.choices(list(left), weights=list(left.values()))[0]
+            task = self._next(cell)
+            while task.key in seen:
+                task = self._next(cell)
+            chosen.append(task)
+            seen.add(task.key)
+        return chosen
+
+    def _next(self, cell: Cell) -> Task:
+        """The next task of a cell: its pool in an endless sequence of seeded permutations."""
+        record, pool = self._records[cell], self._cells[cell]
+        epoch, place = divmod(record.drawn, len(pool))
+        order = list(range(len(pool)))
+        Random(f"curriculum {self.seed} {cell} {epoch}").shuffle(order)
+        record.drawn += 1
+        return pool[order[place]]
+
+    def record(self, groups: Sequence[Group]) -> None:
+        """Learn from the groups of a step. Rollouts without a reward count for nothing."""
+        for group in groups:
+            task = group.trajectories[0].task
+            scored = [r for r in group.rewards_G if not math.isnan(r)]
+            if not scored or task.level is None or (task.level, task.view or "") not in self._records:
+                continue
+            record = self._records[task.level, task.view or ""]
+            success = min(1.0, max(0.0, math.fsum(scored) / len(scored)))
+            record.groups += 1
+            record.success = self.config.decay * record.success + success
+            record.weight = self.config.decay * record.weight + 1
+        self._move()
+
+    def _move(self) -> None:
+        """Open the next level or close the highest one, by the mean success of the highest."""
+        top = [self._records[cell] for cell in self._cells if cell[0] == self.open_level]
+        known = [r.rate for r in top if r.rate is not None and r.groups >= self.config.tries]
+        if len(known) < len(top):
+            return
+        mean = sum(known) / len(known)
+        at = self.levels.index(self.open_level)
+        if mean > (self.config.low + self.config.high) / 2 and at + 1 < len(self.levels):
+            self.open_level = self.levels[at + 1]
+        elif mean < self.config.low / 2 and at > 0:
+            for record in top:  # whoever comes back later is judged anew
+                record.groups, record.success, record.weight = 0, 0.0, 0.0
+            self.open_level = self.levels[at - 1]
+
+    def metrics(self) -> dict[str, float]:
+        """The open level, and the success of the cells that are in the band."""
+        rates = [r for cell in self.open_cells if (r := self._records[cell].rate) is not None]
+        inside = [r for r in rates if self.config.low <= r <= self.config.high]
+        return {
+            "curriculum_level": float(self.open_level),
+            "curriculum_in_band": len(inside) / len(rates) if rates else 0.0,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Everything that going on needs, as plain JSON; floats come back as they were."""
+        return {
+            "open_level": self.open_level,
+            "cells": [
+                [level, view, r.groups, r.success, r.weight, r.drawn]
+                for (level, view), r in self._records.items()
+            ],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`. Raises UsageError where the pool has other levels and views than then."""
+        told = {(level, view): _Record(*rest) for level, view, *rest in state["cells"]}
+        if set(told) != set(self._cells):
+            raise UsageError(
+                "the curriculum was saved for tasks of other levels and views; use the same file"
+            )
+        self._records = {cell: told[cell] for cell in self._cells}
+        self.open_level = int(state["open_level"])

@@ -1,0 +1,1 @@
+"""Learning: samples, batches, credit, objectives, the loss and the update of one model."""

@@ -1,0 +1,1 @@
+"""Settings of one update: the objective, the optimizer, the critic and the guards. Imports no torch."""

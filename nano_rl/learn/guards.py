@@ -1,0 +1,209 @@
+"""Guards: what must hold of every step, and the sentence a run stops with when it does not.
+
+Each guard is a pure function of one step's metrics; a metric that is absent is not judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from nano_rl.learn.config.training import GuardConfig
+from nano_shared.errors import GuardTripped
+
+Metrics = Mapping[str, float]
+
+
+def check_step(
+    metrics: Metrics, config: GuardConfig, *, earlier: Sequence[Metrics] = (), bfloat16: bool = False
+) -> None:
+    """Judge the metrics of a step, as `mean_metrics` and `group_metrics` give them, before it is applied.
+
+    Also read: `step` from 0; `update`, the index of the optimizer step on these rollouts (absent means 0);
+    `grad_norm`; `stale`, above 0 when rows of older policies are in the step: then `mismatch_fresh` speaks of
+    those of the present one, and `mismatch_ahead` of those rolled out ahead, by the weights that did.
+    `earlier` are the steps before it, oldest first. `bfloat16` judges the mean mismatch, not the maximum.
+
+    Raises GuardTripped with a sentence that names the guard and the value.
+    """
+    steps = (*earlier, metrics)
+    _trip(
+        metrics,
+        _empty_mask(metrics)
+        or _non_finite(metrics)
+        or _first_ratio(metrics)
+        or _apart(metrics, config, bfloat16)
+        or _first_kl(metrics)
+        or _mismatch(metrics, config, bfloat16)
+        or _too_stale(steps[-config.patience :], config.patience)
+        or _cut_off(steps[-config.patience :], config.patience)
+        or _no_signal(steps[-config.patience :], config.patience)
+        or _collapsed(steps[-config.patience :], config),
+    )
+
+
+def check_update(metrics: Metrics, config: GuardConfig, *, bfloat16: bool = False) -> None:
+    """Judge what the probe (`probe.py`) saw after an update, before its weights are kept or served.
+
+    Raises GuardTripped with a sentence that names the guard and the value.
+    """
+    _trip(metrics, _diverged(metrics, config) or _not_served(metrics, config, bfloat16))
+
+
+def _trip(metrics: Metrics, problem: str | None) -> None:
+    if problem:
+        where = f"step {int(metrics['step'])}: " if "step" in metrics else ""
+        raise GuardTripped(where + problem)
+
+
+def _empty_mask(metrics: Metrics) -> str | None:
+    if metrics.get("tokens", 1) > 0:
+        return None
+    return "the mask is empty: no sampled token would be trained; check that the rollouts carry token ids"
+
+
+def _non_finite(metrics: Metrics) -> str | None:
+    for name in ("loss", "grad_norm"):
+        value = metrics.get(name, 0.0)
+        if not math.isfinite(value):
+            return f"{name} is {value}; lower the learning rate, or look at the rows of this step"
+    return None
+
+
+def _first_ratio(metrics: Metrics) -> str | None:
+    deviation = metrics.get("ratio_deviation_max", 0.0)
+    # written as "not equal" so that NaN trips too
+    if metrics.get("update", 0) > 0 or deviation == 0:
+        return None
+    return (
+        f"the trainer's ratio is {deviation:.3g} away from 1 on the first update, where it must be exactly 1:"
+        " old and new log-probs come from different weights, inputs or modes"
+    )
+
+
+def _apart(metrics: Metrics, config: GuardConfig, bfloat16: bool) -> str | None:
+    name, bound = _bound("ratio_apart", config, bfloat16)
+    value = metrics.get(name, 0.0)
+    if metrics.get("update", 0) > 0 or value <= bound:
+        return None
+    return (
+        f"the trainer's log-probs of a row are {value:.3g} away ({name}) from those of the same row scored"
+        f" alone before the update, more than {bound:g}: rows beside it, padding, dropout or shared prefixes"
+        " change what the ratio and the gradient are made of"
+    )
+
+
+def _bound(name: str, config: GuardConfig, bfloat16: bool) -> tuple[str, float]:
+    """The mean where weights are rounded, else the largest, and how large it may be."""
+    return (name, config.mismatch_mean) if bfloat16 else (f"{name}_max", config.mismatch_max)
+
+
+def _first_kl(metrics: Metrics) -> str | None:
+    kl = metrics.get("kl_reference", 0.0)
+    if metrics.get("step", 1) > 0 or metrics.get("update", 0) > 0 or abs(kl) <= 1e-6:
+        return None
+    return f"the KL to the reference is {kl:.3g} before any update, where it must be 0: the reference differs"
+
+
+def _mismatch(metrics: Metrics, config: GuardConfig, bfloat16: bool) -> str | None:
+    for kind, whose in MISMATCHES.items():
+        name, bound = _bound(kind, config, bfloat16)
+        value = metrics.get(name, 0.0)
+        # written so that NaN trips too
+        if not value <= bound and not (kind == "mismatch" and _mixed(metrics)):
+            return (
+                f"sampler and trainer log-probs of {whose} differ by {value:.3g} ({name}), more than"
+                f" {bound:g}: check weights, temperature, template and dtype on both sides"
+            )
+    return None
+
+
+MISMATCHES = {
+    "mismatch": "fresh tokens",
+    "mismatch_fresh": "fresh tokens beside older ones",
+    "mismatch_ahead": "tokens that the rollout worker sampled",
+    "worker_mismatch": "a probe that the rollout worker scored",
+}
+"""metric -> whose tokens it speaks of, each held against the weights that sampled them"""
+
+
+def _mixed(metrics: Metrics) -> bool:
+    """Whether `mismatch` speaks of rows of older weights too. Later updates have that of the step's start."""
+    return metrics.get("stale", 0) > 0
+
+
+def _cut_off(last: Sequence[Metrics], patience: int) -> str | None:
+    if len(last) < patience or any(step.get("frac_truncated", 0.0) < 1 for step in last):
+        return None
+    return (
+        f"every rollout of {patience} steps was cut off by a limit: raise the limits of the tasks (tokens,"
+        " turns) or the policy's context, or warm it up with nano-rl sft so that it learns to finish"
+    )
+
+
+def _too_stale(last: Sequence[Metrics], patience: int) -> str | None:
+    if len(last) < patience or any(step.get("all_dropped", 0.0) < 1 for step in last):
+        return None
+    return (
+        f"no logged run of {patience} steps is near enough to the policy: each left by its age or by its"
+        " importance weight (drift_logged says how far they are); give younger logs, add fresh"
+        " rollouts (--fresh), or train fewer steps at a lower learning rate"
+    )
+
+
+def _no_signal(last: Sequence[Metrics], patience: int) -> str | None:
+    if len(last) < patience:
+        return None
+    if all(step.get("frac_unscored", 0.0) == 1 for step in last):
+        return (
+            f"no rollout of {patience} steps has a reward: policy, sandbox or grader fail;"
+            " nano-coder log list shows how each run ended"
+        )
+    rewards = {step.get(name, math.nan) for step in last for name in ("reward_min", "reward_max")}
+    if len(rewards) == 1 and not any(math.isnan(r) for r in rewards):
+        return (
+            f"every reward of {patience} steps is {rewards.pop():g}: the grader cannot tell runs apart;"
+            " choose easier or harder tasks, or check the grader"
+        )
+    if all(step.get("frac_zero_std", 0.0) == 1 for step in last):
+        return (
+            f"all groups of {patience} steps are dead, each with equal rewards: choose easier or harder"
+            " tasks, larger groups, or a higher temperature"
+        )
+    return None
+
+
+def _collapsed(last: Sequence[Metrics], config: GuardConfig) -> str | None:
+    if len(last) < config.patience:
+        return None
+    entropies = [step.get("entropy", math.inf) for step in last]
+    if not all(entropy < config.entropy_min for entropy in entropies):
+        return None
+    return (
+        f"the policy has collapsed: its entropy was under {config.entropy_min:g} nats for {config.patience}"
+        f" steps ({entropies[-1]:.3g} now); go on from an earlier state with a lower learning rate, a wider"
+        " clip_high or a KL to the start (beta)"
+    )
+
+
+def _diverged(metrics: Metrics, config: GuardConfig) -> str | None:
+    shift = metrics.get("probe_shift", 0.0)
+    if shift <= config.shift_max:  # false for NaN
+        return None
+    rate = f" of {metrics['learning_rate']:g}" if "learning_rate" in metrics else ""
+    return (
+        f"one update moved the log-probs of a row by {shift:.3g} nats in the mean, more than"
+        f" {config.shift_max:g}: the learning rate{rate} diverges; lower it (the state before this update is"
+        " kept)"
+    )
+
+
+def _not_served(metrics: Metrics, config: GuardConfig, bfloat16: bool) -> str | None:
+    name, bound = _bound("probe_mismatch", config, bfloat16)
+    gap = metrics.get(name, 0.0)
+    if gap <= bound:
+        return None
+    return (
+        f"after the update the served log-probs of a probe are {gap:.3g} away from the trainer's ({name}),"
+        f" more than {bound:g}: the sampler does not serve the weights that were trained"
+    )

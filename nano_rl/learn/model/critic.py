@@ -1,0 +1,237 @@
+"""The critic of PPO: what the state before each sampled token is worth, learned from what followed it.
+
+    loss = mean over sampled tokens of max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2
+
+The clipped form is that of the first PPO implementations (Schulman et al. 2017 and its code); `value_clip`
+None leaves plain squared error. R is the lambda-return of `gae.py`. Left out: a critic that shares the
+policy's backbone, whose two losses would have to be weighed against each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nano_rl.learn.config.training import CriticConfig, UpdateConfig
+from nano_rl.learn.credit.gae import Chain, chain_gae, whitened
+from nano_rl.learn.model.learner import Learner
+from nano_rl.learn.model.scalar_model import ScalarModel, padded, scalar_model
+from nano_rl.learn.rows.batch import split_samples
+from nano_rl.learn.rows.sample import TrainSample
+from nano_rl.learn.trees.forward import shares_prefixes
+from nano_shared.errors import GuardTripped
+
+Row = tuple[float, ...]
+"""[L] a number for each token of a sample"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """One row as both learn from it: the sample carries the policy's advantages, the rest is the critic's."""
+
+    sample: TrainSample
+    """its `advantages_T` are the token's own"""
+    returns: Row
+    """[L] what the critic is fitted to; 0 where nothing was sampled"""
+    values: Row
+    """[L] what the critic said at the start of the step"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ValueBatch:
+    """B rows padded to T; position t holds what belongs to the state *before* token t."""
+
+    ids_BT: Tensor
+    attention_BT: Tensor
+    mask_BT: Tensor
+    """bool; True on sampled tokens"""
+    returns_BT: Tensor
+    old_BT: Tensor
+    num_tokens: int
+    """sampled tokens of the whole update: the denominator of the value loss"""
+
+
+class Critic:
+    """A value model of its own with an optimizer of its own. It may use twice the memory of the policy."""
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        config: CriticConfig,
+        *,
+        steps: int,
+        lora_rank: int,
+        max_tokens: int,
+        seed: int,
+    ) -> None:
+        """Starts from the policy's weights; `steps` is the length of the learning-rate schedule and
+        `max_tokens` bounds a micro-batch. A resumed run makes it first, then calls `load_state_dict`."""
+        self.config = config
+        self.model: ScalarModel = scalar_model(policy, lora_rank=lora_rank, seed=seed, bias=True)
+        self._learner = Learner(self.model, config.optimizer, steps=steps)
+        self._max_tokens = max_tokens
+        self._device = next(self.model.parameters()).device
+
+    @torch.no_grad()
+    def values(self, samples: Sequence[TrainSample]) -> list[Row]:
+        """[rows][L] the value of the state before each sampled token; 0 on other tokens."""
+        values: list[Row] = [()] * len(samples)
+        for indices in self._split(samples):
+            rows = [samples[i] for i in indices]
+            ids_BT, attention_BT, mask_BT = self._inputs(rows)
+            values_BT = value_of(self.model, ids_BT, attention_BT) * mask_BT
+            for i, sample, row in zip(indices, rows, values_BT.tolist(), strict=True):
+                values[i] = tuple(row[: len(sample.ids)])
+        return values
+
+    def lessons(self, chains: Sequence[Chain]) -> list[list[Lesson]]:
+        """[rollouts][rows] each with advantages by GAE, whitened over all of them where that is asked for."""
+        config = self.config
+        values = iter(self.values([row for chain in chains for row in chain.rows]))
+        samples, advantages, returns, old = [], [], [], []
+        for chain in chains:
+            of_chain = [next(values) for _ in chain.rows]
+            a, r = chain_gae(chain, of_chain, discount=config.discount, lam=config.gae_lambda)
+            samples += chain.rows
+            old += of_chain
+            advantages += a
+            returns += r
+        if config.whiten:
+            advantages = whitened(advantages, [sample.mask for sample in samples])
+        lessons = iter(
+            Lesson(sample=_credited(s, a), returns=r, values=v)
+            for s, a, r, v in zip(samples, advantages, returns, old, strict=True)
+        )
+        return [[next(lessons) for _ in chain.rows] for chain in chains]
+
+    def update(self, lessons: Sequence[Lesson], *, ends_step: bool) -> dict[str, float]:
+        """One optimizer step on these rows: `value_loss`, `value_clipped`, `value_grad_norm`.
+
+        Raises GuardTripped, and leaves the weights, where the loss or the gradient is not finite.
+        """
+        batches = self._batches(lessons)
+        metrics = self._learner.update(batches, self._objective, _finite, ends_step=ends_step)
+        return {
+            "value_loss": metrics["loss"],
+            "value_clipped": metrics["value_clipped"],
+            "value_grad_norm": metrics["grad_norm"],
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that resuming needs: weights, optimizer, step. Shares the live tensors."""
+        return self._learner.state()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._learner.restore(state_dict)
+
+    def _batches(self, lessons: Sequence[Lesson]) -> list[ValueBatch]:
+        count = sum(lesson.sample.num_action_tokens for lesson in lessons)
+        batches = []
+        for indices in self._split([lesson.sample for lesson in lessons]):
+            rows = [lessons[i] for i in indices]
+            ids_BT, attention_BT, mask_BT = self._inputs([row.sample for row in rows])
+            batches.append(
+                ValueBatch(
+                    ids_BT=ids_BT,
+                    attention_BT=attention_BT,
+                    mask_BT=mask_BT,
+                    returns_BT=padded([row.returns for row in rows], torch.float32).to(self._device),
+                    old_BT=padded([row.values for row in rows], torch.float32).to(self._device),
+                    num_tokens=count,
+                )
+            )
+        return batches
+
+    def _split(self, samples: Sequence[TrainSample]) -> list[list[int]]:
+        """The rows of each micro-batch: those that share a prefix together, where the model gains by it."""
+        return split_samples(samples, max_tokens=self._max_tokens, trees=shares_prefixes(self.model.causal))
+
+    def _inputs(self, rows: Sequence[TrainSample]) -> tuple[Tensor, Tensor, Tensor]:
+        ids_BT = padded([row.ids for row in rows], torch.int64)
+        attention_BT = padded([[1] * len(row.ids) for row in rows], torch.int64)
+        mask_BT = padded([row.mask for row in rows], torch.bool)
+        return ids_BT.to(self._device), attention_BT.to(self._device), mask_BT.to(self._device)
+
+    def _objective(self, model: nn.Module, batch: ValueBatch) -> tuple[Tensor, dict[str, float]]:
+        values_N = value_of(model, batch.ids_BT, batch.attention_BT)[batch.mask_BT]
+        loss_N, clipped_N = value_loss(
+            values_N,
+            batch.returns_BT[batch.mask_BT],
+            batch.old_BT[batch.mask_BT],
+            clip=self.config.value_clip,
+        )
+        loss = loss_N.sum() / max(batch.num_tokens, 1)
+        sums = {"tokens": float(values_N.numel()), "value_clipped": clipped_N.double().sum().item()}
+        return loss, {"loss": loss.item(), **sums}
+
+
+def open_critic(policy: nn.Module, config: UpdateConfig) -> Critic | None:
+    """The critic that the objective wants, if any, from the policy as it is."""
+    if config.objective.objective != "ppo":
+        return None
+    return Critic(
+        policy, config.critic, steps=config.steps, lora_rank=config.lora_rank, max_tokens=config.max_tokens,
+        seed=config.seed,
+    )  # fmt: skip
+
+
+def value_of(model: nn.Module, ids_BT: Tensor, attention_BT: Tensor) -> Tensor:
+    """[B, T] the value of the state before each token; the first token has none, and 0."""
+    after_BT: Tensor = model(ids_BT, attention_BT)
+    return torch.cat([torch.zeros_like(after_BT[:, :1]), after_BT[:, :-1]], dim=1)
+
+
+def value_loss(
+    values_N: Tensor, returns_N: Tensor, old_N: Tensor, *, clip: float | None
+) -> tuple[Tensor, Tensor]:
+    """[N] half the squared error, the larger of plain and clipped, and [N] where the clipped one was it."""
+    plain_N = (values_N - returns_N).square()
+    if clip is None:
+        return plain_N / 2, torch.zeros_like(plain_N, dtype=torch.bool)
+    near_N = old_N + (values_N - old_N).clamp(-clip, clip)
+    clipped_N = (near_N - returns_N).square()
+    return torch.maximum(plain_N, clipped_N) / 2, clipped_N > plain_N
+
+
+def explained_variance(lessons: Sequence[Lesson]) -> dict[str, float]:
+    """`value_mean`, `return_mean` and `value_explained`, 1 - Var(R - V) / Var(R), over sampled tokens at the
+    start of the step. The last is absent where all returns are equal: there is nothing to explain."""
+    pairs = [
+        (value, reached)
+        for lesson in lessons
+        for value, reached, m in zip(lesson.values, lesson.returns, lesson.sample.mask, strict=True)
+        if m
+    ]
+    if not pairs:
+        return {}
+    metrics = {
+        "value_mean": math.fsum(v for v, _ in pairs) / len(pairs),
+        "return_mean": math.fsum(r for _, r in pairs) / len(pairs),
+    }
+    spread = _variance([r for _, r in pairs])
+    if spread > 0:
+        metrics["value_explained"] = 1 - _variance([r - v for v, r in pairs]) / spread
+    return metrics
+
+
+def _variance(numbers: Sequence[float]) -> float:
+    mean = math.fsum(numbers) / len(numbers)
+    return math.fsum((x - mean) ** 2 for x in numbers) / len(numbers)
+
+
+def _credited(sample: TrainSample, advantages: Row) -> TrainSample:
+    return replace(sample, advantages_T=advantages)
+
+
+def _finite(metrics: dict[str, float]) -> None:
+    for name in ("loss", "grad_norm"):
+        if not math.isfinite(metrics[name]):
+            raise GuardTripped(
+                f"the critic's {name} is {metrics[name]}; lower critic.optimizer.learning_rate, or look at"
+                " the rewards of this step"
+            )

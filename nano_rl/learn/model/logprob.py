@@ -1,0 +1,168 @@
+"""Log-probs of the trained tokens under a causal LM: shared prefixes once, and never the logits of a batch.
+
+The backbone runs over the token tree of the batch's rows (`tree.py`), or over the padded rows where a model
+cannot; the head runs only where a trained token is predicted (`head.py`). Values and gradients are those of
+the rows: a token that two rows share and train receives the gradients of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from nano_rl.learn.model.logprob_head import Anticipate, Targets, selected_scores
+from nano_rl.learn.rows.batch import Batch
+from nano_rl.learn.trees.forward import independent_rows, row_states, shares_prefixes
+from nano_shared import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenScores:
+    logprobs_BT: Tensor
+    """at least float32, nats at the row's temperature; 0 where the mask is False"""
+    entropy_BT: Tensor
+    """entropy of the distribution that each trained token was drawn from, nats; else 0. It has a gradient
+    only where one was asked for"""
+
+
+Loss = Callable[[TokenScores, Batch], tuple[Tensor, dict[str, float]]]
+"""scores of a batch -> its share of the loss, and metrics that add up"""
+
+
+def token_logprobs(model: nn.Module, batch: Batch, *, chunk_tokens: int | None = None) -> Tensor:
+    """[B, T] log-probs of `ids_BT` where `mask_BT` is True, 0 elsewhere; float32 (float64 stays).
+
+    Logits are divided by the row's temperature before the softmax, as they were when the token was sampled.
+    Dropout is off whatever the model's mode, so that this pass equals the one that sampled or scored before.
+    The model is a Llama-like causal LM (`.model`, `.lm_head`), bare or under PEFT.
+
+    Raises ConfigError for a model whose logits are not simply its head's output.
+    """
+    return _score(model, batch, chunk_tokens=chunk_tokens, entropy=False).logprobs_BT
+
+
+def score_tokens(
+    model: nn.Module, batch: Batch, *, chunk_tokens: int | None = None, entropy_gradient: bool = False
+) -> TokenScores:
+    """As `token_logprobs`, with entropies read off the same logits."""
+    return _score(model, batch, chunk_tokens=chunk_tokens, entropy_gradient=entropy_gradient)
+
+
+def loss_and_scores(
+    model: nn.Module,
+    batch: Batch,
+    loss: Loss,
+    *,
+    separable: bool,
+    entropy: bool = True,
+    entropy_gradient: bool = False,
+) -> tuple[Tensor, dict[str, float]]:
+    """`loss` of the batch's scores, and its metrics. The quick way to train.
+
+    `separable`: the loss is a sum over tokens, each term a function of that token's own scores and columns.
+    Then the head's gradient is formed in the forward pass. Wrongly claimed, it costs time and nothing else.
+    """
+
+    def anticipate(logprobs_n: Tensor, entropy_n: Tensor, tokens: Batch) -> Tensor:
+        scores = TokenScores(logprobs_BT=logprobs_n[:, None], entropy_BT=entropy_n[:, None])
+        return loss(scores, tokens)[0]
+
+    scores = _score(
+        model,
+        batch,
+        entropy=entropy,
+        entropy_gradient=entropy_gradient,
+        anticipate=anticipate if separable else None,
+    )
+    return loss(scores, batch)
+
+
+def can_share(model: nn.Module) -> bool:
+    """Whether rows are merged into trees for this model; if not, a warning has said why."""
+    with _dropout_off(model):
+        return shares_prefixes(_causal_lm(model))
+
+
+@contextmanager
+def plain_rows(model: nn.Module) -> Iterator[None]:
+    """Rows by the model's own forward pass, even where they could share prefixes."""
+    causal = _causal_lm(model)
+    with _dropout_off(model), independent_rows(causal):
+        yield
+
+
+def _score(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    chunk_tokens: int | None = None,
+    entropy: bool = True,
+    entropy_gradient: bool = False,
+    anticipate: Callable[[Tensor, Tensor, Batch], Tensor] | None = None,
+) -> TokenScores:
+    causal = _causal_lm(model)
+    rows_N, positions_N = batch.mask_BT.nonzero(as_tuple=True)
+    with _dropout_off(model):
+        states_MH, node_BT = row_states(causal, batch.ids_BT, batch.attention_BT)
+        # the state before a token predicts it, at the temperature of its row
+        temperatures, kind_B = batch.temperature_B.unique(return_inverse=True)
+        key_N = node_BT[rows_N, positions_N - 1] * len(temperatures) + kind_B[rows_N]
+        key_N, order_N = key_N.sort(stable=True)
+        rows_N, positions_N = rows_N[order_N], positions_N[order_N]
+        sites_S, site_N = key_N.unique_consecutive(return_inverse=True)
+        sliced: Anticipate | None = None
+        if anticipate is not None:
+
+            def sliced(logprobs_n: Tensor, entropy_n: Tensor, tokens: slice) -> Tensor:
+                return anticipate(logprobs_n, entropy_n, batch.tokens(rows_N[tokens], positions_N[tokens]))
+
+        logprobs_N, entropy_N = selected_scores(
+            causal.lm_head,
+            states_MH[sites_S // len(temperatures)],
+            Targets(
+                site_N=site_N,
+                ids_N=batch.ids_BT[rows_N, positions_N],
+                temperature_S=temperatures[sites_S % len(temperatures)],
+            ),
+            chunk_tokens=chunk_tokens,
+            entropy=entropy,
+            entropy_gradient=entropy_gradient,
+            anticipate=sliced,
+        )
+    place = rows_N, positions_N
+
+    def scatter(values_N: Tensor) -> Tensor:
+        return values_N.new_zeros(batch.mask_BT.shape).index_put(place, values_N)
+
+    return TokenScores(logprobs_BT=scatter(logprobs_N), entropy_BT=scatter(entropy_N))
+
+
+def _causal_lm(model: Any) -> Any:
+    if hasattr(model, "get_base_model"):
+        if model.active_peft_config.is_prompt_learning:
+            raise ConfigError("a prompt-learning adapter cannot be trained here; use LoRA")
+        model = model.get_base_model()
+    config = getattr(model, "config", None)
+    for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
+        if getattr(config, name, None) not in (None, 1, 1.0):
+            raise ConfigError(
+                f"{type(model).__name__} has {name}={getattr(config, name)}: its logits are not its head's"
+                " output, so log-probs would be wrong; use a Llama-like model"
+            )
+    return model
+
+
+@contextmanager
+def _dropout_off(model: nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

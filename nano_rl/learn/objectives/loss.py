@@ -1,0 +1,256 @@
+"""The loss of the policy: an objective's surrogate, importance weights, KL and entropy, summed by weight.
+
+    loss = sum over trained tokens of share * ( w * surrogate(r, A) + beta * kl - bonus * entropy )
+    r = new / old          both the trainer's: exactly 1 on the first update of a step
+    w = old / behaviour    what the sampler, or an older policy, did differently: truncated or masked
+
+The surrogates stand in `objectives/`, the shares in `aggregation.py`. The KL term and the entropy carry no
+importance weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from nano_rl.learn.config.objective import KL, ObjectiveConfig, find_objective
+from nano_rl.learn.objectives.ratio import clamped_exp, row_means, row_sums, sums_to_the_end
+from nano_rl.learn.rows.batch import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tokens:
+    """The N tokens where the mask is True, in the order that `logprobs_BT[mask_BT]` gives them."""
+
+    weight_N: Tensor
+    """what each token weighs in the loss; the step's sum to 1 under token and sequence aggregation"""
+    advantages_N: Tensor
+    behaviour_N: Tensor
+    """log-probs of the sampler"""
+    row_N: Tensor
+    """int64: the row of each token"""
+    old_N: Tensor | None
+    """the trainer's log-probs at the start of the step; None where the weights have not moved since"""
+    reference_N: Tensor | None
+    """log-probs of the reference; needed where beta > 0"""
+
+    @classmethod
+    def of(cls, batch: Batch) -> Tokens:
+        mask = batch.mask_BT
+        old, reference = batch.old_logprobs_BT, batch.reference_logprobs_BT
+        return cls(
+            weight_N=batch.weight_BT[mask],
+            advantages_N=batch.advantages_BT[mask],
+            behaviour_N=batch.behaviour_logprobs_BT[mask],
+            row_N=mask.nonzero(as_tuple=True)[0],
+            old_N=None if old is None else old[mask],
+            reference_N=None if reference is None else reference[mask],
+        )
+
+    def slice(self, start: int, stop: int) -> Tokens:
+        """Some of the tokens: a separable objective can be evaluated on any slice, and the slices add up."""
+        return self._map(lambda _, values_N: values_N[start:stop])
+
+    def to(self, like: Tensor) -> Tokens:
+        """The same tokens in the dtype and on the device of `like`; row numbers stay whole."""
+        return self._map(lambda name, values_N: values_N.to(like.device if name == "row_N" else like))
+
+    def _map(self, change: Callable[[str, Tensor], Tensor]) -> Tokens:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Tokens(**{n: None if v is None else change(n, v) for n, v in values.items()})  # type: ignore[arg-type]
+
+
+def reference_kl(new_N: Tensor, reference_N: Tensor, kind: KL) -> Tensor:
+    """[N] per-token estimate of KL(new || reference) from tokens of `new`."""
+    log_ratio_N = new_N - reference_N
+    if kind == "k1":
+        return log_ratio_N
+    if kind == "k2":
+        return log_ratio_N.square() / 2
+    k3_N = clamped_exp(-log_ratio_N) - 1 + log_ratio_N
+    if kind == "k3":
+        return k3_N
+    k2_N = log_ratio_N.square() / 2
+    return k2_N - k2_N.detach() + k3_N.detach()
+
+
+def less_kl(advantages_N: Tensor, kl_N: Tensor, row_N: Tensor, beta: float) -> Tensor:
+    """[N] advantages where each token is charged with its own KL and that of all after it in its row."""
+    return advantages_N - beta * sums_to_the_end(kl_N.detach(), row_N)
+
+
+def importance_weights(mismatch_N: Tensor, row_N: Tensor, config: ObjectiveConfig) -> tuple[Tensor, Tensor]:
+    """([N] weights as they are, [N] weights as they count). `mismatch_N` is old - behaviour, nats."""
+    whole = config.tis_cap is not None and config.tis_level == "sequence"
+    raw_N = clamped_exp(row_sums(mismatch_N, row_N) if whole else mismatch_N)
+    if config.tis_cap is None:
+        return raw_N, torch.ones_like(raw_N)
+    if config.tis_mode == "truncate":
+        return raw_N, raw_N.clamp(max=config.tis_cap)
+    kept_N = (raw_N >= config.tis_floor) & (raw_N <= config.tis_cap)
+    return raw_N, raw_N * kept_N
+
+
+def kept_sequences(
+    new_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor, row_N: Tensor, drift: float
+) -> Tensor:
+    """[N] bool: False on every token of a row that is rejected, whatever the sign of its own advantage."""
+    drifted_N = row_means(behaviour_N - new_N.detach(), row_N) > drift
+    return ~(drifted_N & (row_means(advantages_N, row_N) < 0))
+
+
+def policy_loss(
+    logprobs_BT: Tensor, batch: Batch, config: ObjectiveConfig, *, entropy_BT: Tensor | None = None
+) -> tuple[Tensor, dict[str, float]]:
+    """The scalar loss of a micro-batch and its metrics; both add up over the micro-batches of a step.
+
+    `logprobs_BT` are the current log-probs with gradient. A batch without trained tokens gives exactly 0.0.
+    Metrics are sums over trained tokens, to be averaged by `mean_metrics`; keys ending in `_max` are maxima.
+
+    Raises ValueError when beta > 0 and the batch carries no reference log-probs, and when an entropy bonus
+    comes without entropies, or with entropies that have no gradient.
+    """
+    mask = batch.mask_BT
+    entropy_N = None if entropy_BT is None else entropy_BT[mask]
+    return token_loss(logprobs_BT[mask], Tokens.of(batch), config, entropy_N=entropy_N)
+
+
+def token_loss(
+    new_N: Tensor, tokens: Tokens, config: ObjectiveConfig, *, entropy_N: Tensor | None = None
+) -> tuple[Tensor, dict[str, float]]:
+    """As `policy_loss`, on the trained tokens alone.
+
+    Where `config.separable`, any slice of a step's tokens will do, and the slices add up to the whole;
+    otherwise `tokens` must hold whole rows.
+    """
+    tokens = tokens.to(new_N)
+    # the same tensor twice, so that the ratio is exactly 1 and its gradient that of REINFORCE
+    old_N = new_N.detach() if tokens.old_N is None else tokens.old_N
+    log_ratio_N, mismatch_N = new_N - old_N, old_N - tokens.behaviour_N
+    if config.ratio == "sequence":
+        log_ratio_N = row_means(log_ratio_N, tokens.row_N)
+    ratio_N = clamped_exp(log_ratio_N)
+    raw_N, weight_N = importance_weights(mismatch_N, tokens.row_N, config)
+    advantages_N = tokens.advantages_N
+    sums: dict[str, Tensor] = {}
+    if config.reject_drift is not None:
+        kept_N = kept_sequences(new_N, tokens.behaviour_N, advantages_N, tokens.row_N, config.reject_drift)
+        weight_N = weight_N * kept_N
+        sums["rejected"] = ~kept_N
+    charge_N = None
+    if config.beta > 0:
+        reference_N = _needed(
+            tokens.reference_N,
+            "beta > 0 needs reference_logprobs_BT in the batch; score it with the reference first",
+        )
+        in_loss = config.kl_in == "loss"
+        charge_N = reference_kl(new_N if in_loss else old_N, reference_N, config.kl)
+        sums["kl_reference"] = charge_N
+        if not in_loss:
+            advantages_N = less_kl(advantages_N, charge_N, tokens.row_N, config.beta)
+            charge_N = None
+
+    loss_N = weight_N * find_objective(config.objective).surrogate(new_N, ratio_N, advantages_N, config)
+    if charge_N is not None:
+        loss_N = loss_N + config.beta * charge_N
+    if config.entropy_bonus > 0:
+        loss_N = loss_N - config.entropy_bonus * _with_gradient(entropy_N, new_N)
+    loss = (tokens.weight_N * loss_N).sum()
+
+    with torch.no_grad():
+        sums |= _ratio_metrics(ratio_N, log_ratio_N, advantages_N, config)
+        sums |= _mismatch_metrics(mismatch_N, raw_N, config)
+        if entropy_N is not None:
+            sums["entropy"] = entropy_N
+    return loss, {"loss": loss.item(), "tokens": float(new_N.numel()), **_reduce(sums)}
+
+
+def sft_loss(logprobs_BT: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+    """Negative log-likelihood, nats, of the trained tokens by their weights: the token mean by default."""
+    nll_N = -logprobs_BT[batch.mask_BT]
+    loss = (batch.weight_BT[batch.mask_BT].to(nll_N) * nll_N).sum()
+    return loss, {"loss": loss.item(), "tokens": float(nll_N.numel())}
+
+
+def mean_metrics(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of a step from those of its micro-batches: means over trained tokens, and `ess`.
+
+    `ess` is the effective sample size of the untruncated weights as a share of the tokens, in (0, 1]
+    (Kish 1965). `loss` and `tokens` are totals, keys ending in `_max` maxima.
+    """
+    total: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            if name.endswith("_max"):
+                total[name] = max(total.get(name, value), value)
+            else:
+                total[name] = total.get(name, 0.0) + value
+    tokens = max(total.get("tokens", 0.0), 1.0)
+    kept = {name for name in total if name in ("loss", "tokens") or name.endswith("_max")}
+    mean = {name: value if name in kept else value / tokens for name, value in total.items()}
+    if mean.get("weight_squared"):
+        mean["ess"] = mean["weight"] ** 2 / mean["weight_squared"]
+    return mean
+
+
+def _needed(values_N: Tensor | None, otherwise: str) -> Tensor:
+    if values_N is None:
+        raise ValueError(otherwise)
+    return values_N
+
+
+def _with_gradient(entropy_N: Tensor | None, new_N: Tensor) -> Tensor:
+    entropy_N = _needed(entropy_N, "entropy_bonus > 0 needs the entropies of the tokens")
+    if new_N.requires_grad and new_N.numel() and not entropy_N.requires_grad:
+        raise ValueError("entropy_bonus > 0 needs entropies with gradient: without it the bonus does nothing")
+    return entropy_N
+
+
+def _ratio_metrics(
+    ratio_N: Tensor, log_ratio_N: Tensor, advantages_N: Tensor, config: ObjectiveConfig
+) -> dict[str, Tensor]:
+    """`clip_low` and `clip_high` count tokens whose gradient the bounds take away or, in CISPO, bound."""
+    deviation_N = (ratio_N - 1).abs()
+    below_N, above_N = ratio_N < 1 - config.clip_low, ratio_N > 1 + config.clip_high
+    if config.objective in ("reinforce", "rloo"):
+        below_N = above_N = torch.zeros_like(below_N)
+    elif config.objective != "cispo":
+        below_N, above_N = below_N & (advantages_N < 0), above_N & (advantages_N > 0)
+    metrics = {
+        "ratio_deviation": deviation_N,
+        "ratio_deviation_max": deviation_N,
+        "clip_low": below_N,
+        "clip_high": above_N,
+        "approx_kl": ratio_N - 1 - log_ratio_N,
+    }
+    if config.dual_clip is not None:
+        metrics["clip_dual"] = (ratio_N > config.dual_clip) & (advantages_N < 0)
+    return metrics
+
+
+def _mismatch_metrics(mismatch_N: Tensor, raw_N: Tensor, config: ObjectiveConfig) -> dict[str, Tensor]:
+    cap = float("inf") if config.tis_cap is None else config.tis_cap
+    metrics = {
+        "mismatch": mismatch_N.abs(),
+        "mismatch_max": mismatch_N.abs(),
+        "mismatch_ratio": clamped_exp(mismatch_N.abs()),
+        "mismatch_kl": clamped_exp(mismatch_N) - 1 - mismatch_N,
+        "weight": raw_N,
+        "weight_squared": raw_N.square(),
+        "weight_capped": raw_N > cap,
+    }
+    if config.tis_floor > 0:
+        metrics["weight_below_floor"] = raw_N < config.tis_floor
+    return metrics
+
+
+def _reduce(sums: Mapping[str, Tensor]) -> dict[str, float]:
+    """One transfer from the device for all metrics. The maximum of nothing is 0."""
+    totals = [
+        (t.max() if t.numel() else t.sum()).double() if name.endswith("_max") else t.detach().double().sum()
+        for name, t in sums.items()
+    ]
+    return dict(zip(sums, torch.stack(totals).tolist(), strict=True))

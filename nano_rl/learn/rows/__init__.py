@@ -1,0 +1,1 @@
+"""Rows: the rollouts of a task as a group, its token rows as samples, samples as padded micro-batches."""

@@ -1,0 +1,204 @@
+"""A training sample: one token row of a rollout, with its mask, behaviour log-probs and advantage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from nano_shared import Sampling, Trajectory, Turn, TurnTokens
+from nano_shared.redact import is_redacted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSample:
+    """One row exactly as the model read and sampled it.
+
+    Raises ValueError when the lengths differ, when a log-prob stands where nothing was sampled, and when the
+    first token is trained, since nothing precedes it that could predict it.
+    """
+
+    run_id: str
+    ids: tuple[int, ...]
+    """[L]"""
+    mask: tuple[int, ...]
+    """[L] 1 exactly on tokens that this policy sampled in this rollout"""
+    logprobs: tuple[float, ...]
+    """[L] behaviour log-probs, nats at `temperature`; 0 where the mask is 0"""
+    versions: tuple[int, ...]
+    """[L] policy version of the call that appended the token"""
+    advantage: float
+    """of every token, where `advantages_T` does not say otherwise"""
+    temperature: float
+    advantages_T: tuple[float, ...] | None = None
+    """[L] advantage of each token, where turns or tokens are credited apart"""
+    turn_ids_T: tuple[int, ...] = ()
+    """[L] index of the turn that each token belongs to; empty where the row was not made of turns"""
+    key: str = ""
+    """names the row within a step, where several rows of one run are told apart"""
+
+    def __post_init__(self) -> None:
+        lengths = (len(self.ids), len(self.mask), len(self.logprobs), len(self.versions))
+        if len(set(lengths)) > 1:
+            raise ValueError(
+                f"run {self.run_id!r}: ids, mask, logprobs, versions have lengths {lengths}, must be one"
+            )
+        if set(self.mask) - {0, 1}:
+            raise ValueError(f"run {self.run_id!r}: mask holds {sorted(set(self.mask))}, only 0 and 1 may be")
+        if any(p != 0 for p, m in zip(self.logprobs, self.mask, strict=True) if not m):
+            raise ValueError(f"run {self.run_id!r}: a log-prob stands on a token that was not sampled")
+        if self.mask[:1] == (1,):
+            raise ValueError(
+                f"run {self.run_id!r}: the first token of a row cannot be trained, give a prompt"
+            )
+        if self.advantages_T is not None and (
+            len(self.advantages_T) != len(self.ids) or not all(map(math.isfinite, self.advantages_T))
+        ):
+            raise ValueError(f"run {self.run_id!r}: advantages must be one finite number for each token")
+        if self.turn_ids_T and len(self.turn_ids_T) != len(self.ids):
+            raise ValueError(f"run {self.run_id!r}: turn ids must be one for each token")
+        if not (math.isfinite(self.advantage) and math.isfinite(self.temperature) and self.temperature > 0):
+            raise ValueError(
+                f"run {self.run_id!r}: advantage {self.advantage} must be finite"
+                f" and temperature {self.temperature} positive"
+            )
+
+    @property
+    def num_action_tokens(self) -> int:
+        return sum(self.mask)
+
+    @property
+    def advantages(self) -> tuple[float, ...]:
+        """[L] the advantage of each token"""
+        return self.advantages_T or (self.advantage,) * len(self.ids)
+
+
+def to_samples(
+    trajectory: Trajectory,
+    advantage: float | Sequence[float],
+    *,
+    imitation: bool = False,
+    shown: Collection[int] = (),
+) -> list[TrainSample]:
+    """One sample for each token row; the advantage belongs to the rollout and is the same on all its rows,
+    or is given for each turn ([T]).
+
+    `imitation` admits rows that were sampled greedily or under top-p or top-k, and sets the temperature to 1:
+    maximum likelihood needs no behaviour policy, a policy gradient does. `shown` are turns that stay context.
+
+    Raises ValueError with the reason for a rollout that cannot train: text-only, or with a behaviour policy
+    that is not softmax(logits / T) over the whole vocabulary.
+    """
+    _refuse_text_only(trajectory)
+    _refuse_redacted(trajectory)
+    own = {turn.index for turn in trajectory.own_turns} - set(shown)
+    rows: dict[int, list[tuple[Turn, TurnTokens]]] = {}
+    for turn in trajectory.turns:
+        tokens = turn.completion.tokens
+        assert tokens is not None  # `has_tokens` was checked above
+        if rows and tokens.row < max(rows):
+            raise ValueError(f"run {trajectory.id!r}: turn {turn.index} returns to row {tokens.row}")
+        rows.setdefault(tokens.row, []).append((turn, tokens))
+    samples = []
+    for turns in rows.values():
+        trained = [(turn, tokens) for turn, tokens in turns if turn.index in own]
+        if trained:  # a row that a fork took over whole has nothing of it to train
+            temperature = 1.0 if imitation else _temperature(trajectory.id, trained)
+            samples.append(_merge(trajectory.id, turns, advantage, temperature, own))
+    return samples
+
+
+def recent_samples(
+    samples: Sequence[TrainSample], version: int, max_staleness: int | None
+) -> tuple[list[TrainSample], int]:
+    """The samples without tokens of policies more than `max_staleness` versions before `version`, and the
+    number of tokens that were left out.
+
+    Such tokens stay in their rows as context; a row that has nothing left to train leaves.
+    """
+    if max_staleness is None:
+        return list(samples), 0
+    recent = [_recent(sample, version - max_staleness) for sample in samples]
+    before, after = (sum(s.num_action_tokens for s in rows) for rows in (samples, recent))
+    return [s for s in recent if s.num_action_tokens], before - after
+
+
+def _recent(sample: TrainSample, oldest: int) -> TrainSample:
+    mask = tuple(m * (v >= oldest) for m, v in zip(sample.mask, sample.versions, strict=True))
+    return replace(
+        sample, mask=mask, logprobs=tuple(p * m for p, m in zip(sample.logprobs, mask, strict=True))
+    )
+
+
+def _refuse_text_only(trajectory: Trajectory) -> None:
+    if not trajectory.own_turns:
+        raise ValueError(f"run {trajectory.id!r} has no turns of its own, so nothing was sampled")
+    if not trajectory.has_tokens:
+        bare = [t.index for t in trajectory.turns if t.completion.tokens is None]
+        raise ValueError(
+            f"run {trajectory.id!r} is text-only: turns {bare} carry no token ids and log-probs; it can"
+            " imitate as text, it cannot train a policy gradient. Log it through a backend that returns both"
+        )
+
+
+def _refuse_redacted(trajectory: Trajectory) -> None:
+    if is_redacted(trajectory):
+        raise ValueError(
+            f"run {trajectory.id!r} was redacted: some of its ids are placeholders, so nothing after them can"
+            " be computed as it was sampled; its text can still imitate"
+        )
+
+
+def _temperature(run_id: str, turns: Sequence[tuple[Turn, TurnTokens]]) -> float:
+    samplings = [turn.completion.sampling for turn, _ in turns]
+    for sampling in samplings:
+        _refuse_truncated(run_id, sampling)
+    temperatures = {s.temperature for s in samplings}
+    if len(temperatures) > 1:
+        raise ValueError(f"run {run_id!r}: one row was sampled at temperatures {sorted(temperatures)}")
+    return temperatures.pop()
+
+
+def _refuse_truncated(run_id: str, sampling: Sampling) -> None:
+    if sampling.temperature == 0:
+        raise ValueError(
+            f"run {run_id!r} was sampled greedily (temperature 0): its log-probs are no behaviour"
+        )
+    if sampling.top_p < 1 or sampling.top_k > 0:
+        raise ValueError(
+            f"run {run_id!r} was sampled with top_p={sampling.top_p}, top_k={sampling.top_k}: its log-probs"
+            " cover another support than the trainer's; sample with top_p=1 and top_k=0, or imitate it"
+        )
+
+
+def _merge(
+    run_id: str,
+    turns: Sequence[tuple[Turn, TurnTokens]],
+    advantage: float | Sequence[float],
+    temperature: float,
+    own: Collection[int],
+) -> TrainSample:
+    """Turns other than its `own` are context: another run sampled them, or they are not to be learned."""
+    of_turn = None if isinstance(advantage, float | int) else advantage
+    credits: list[float] = []
+    ids: list[int] = []
+    mask: list[int] = []
+    logprobs: list[float] = []
+    versions: list[int] = []
+    turn_ids: list[int] = []
+    for turn, tokens in turns:
+        context, sampled = len(tokens.context_ids), len(tokens.sampled_ids)
+        ids += (*tokens.context_ids, *tokens.sampled_ids)
+        trained = turn.index in own
+        mask += [0] * context + [int(trained)] * sampled
+        logprobs += [0.0] * context + (list(tokens.logprobs) if trained else [0.0] * sampled)
+        versions += [turn.completion.policy_version] * (context + sampled)
+        turn_ids += [turn.index] * (context + sampled)
+        if of_turn is not None:
+            credits += [of_turn[turn.index]] * (context + sampled)
+    whole = advantage if isinstance(advantage, float | int) else math.fsum(advantage) / len(advantage)
+    return TrainSample(
+        run_id=run_id, ids=tuple(ids), mask=tuple(mask), logprobs=tuple(logprobs), versions=tuple(versions),
+        advantage=whole, temperature=temperature,
+        advantages_T=tuple(credits) if of_turn is not None else None, turn_ids_T=tuple(turn_ids),
+    )  # fmt: skip

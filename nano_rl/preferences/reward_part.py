@@ -1,0 +1,88 @@
+"""`preference`: a reward model's score, squashed to between 0 and 1.
+
+This module is the place where a reward model plugs in: `LOADERS` says how a checkpoint is opened, ours first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from pydantic import PrivateAttr
+
+from nano_coder.run.execution import Runtime
+from nano_rl.rewards.part import Part, Score
+from nano_shared.blobs import BlobStore
+from nano_shared.checkpoint import checkpoint_names, checkpoints_dir, read_checkpoint, resolve_checkpoint
+from nano_shared.errors import CheckpointError, ConfigError, UsageError
+from nano_shared.types import Trajectory
+
+RewardModel = Callable[[Sequence[Trajectory], BlobStore], Sequence[float]]
+"""[G] trajectories, and the blobs of their log, to [G] scores: log-odds, as a model of pairwise preferences
+gives them"""
+Loader = Callable[[str], RewardModel | None]
+"""opens a checkpoint by name; None where it is no reward model of this loader's kind"""
+
+
+def _ours(checkpoint: str) -> RewardModel | None:
+    """A checkpoint of `nano-rl reward-model`."""
+    try:
+        resolve_checkpoint(checkpoint)
+    except CheckpointError:
+        return None  # another loader may know the name
+    from nano_rl.preferences.reward_checkpoint import open_reward_model
+
+    return open_reward_model(checkpoint)
+
+
+LOADERS: list[Loader] = [_ours]
+
+
+class Preference(Part):
+    argument = "checkpoint"
+    alone = True
+    costly = True
+
+    checkpoint: str | None = None
+    """name of the reward model"""
+    _model: RewardModel | None = PrivateAttr(None)
+
+    @classmethod
+    def unnamed(cls) -> str:
+        """The reward model there is, where there is one alone: its name is then part of the settings."""
+        known = [name for name in checkpoint_names() if _is_reward_model(name)]
+        if not known:
+            raise UsageError("preference=WEIGHT needs a reward model; nano-rl reward-model makes one")
+        if len(known) > 1:
+            raise UsageError(
+                f"preference=WEIGHT could mean {', '.join(known)}; name one: preference:{known[0]}=WEIGHT"
+            )
+        return known[0]
+
+    def prepare(self) -> None:
+        if self.checkpoint is None:
+            raise ConfigError("preference needs a reward model: preference:CHECKPOINT=WEIGHT")
+        models = (load(self.checkpoint) for load in LOADERS)
+        self._model = next((model for model in models if model is not None), None)
+        if self._model is None:
+            raise ConfigError(
+                f"{self.checkpoint!r} is no reward model that this nano can open; name the checkpoint of one,"
+                " or leave preference out"
+            )
+
+    def score(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Score]:
+        assert self._model is not None  # `prepare` has opened it
+        return [Score(value=_logistic(x)) for x in self._model(runs, runtime.store.blobs)]
+
+
+def _is_reward_model(name: str) -> bool:
+    try:
+        return read_checkpoint(checkpoints_dir() / name).kind == "reward_model"
+    except CheckpointError:
+        return False  # a damaged one is none that could be meant
+
+
+def _logistic(x: float) -> float:
+    if math.isnan(x):
+        return x  # which is refused, with the part's name, where all scores are checked
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))

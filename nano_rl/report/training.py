@@ -1,0 +1,154 @@
+"""Everything a page tells of a training, read from its folder and its log."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nano_rl.checkpoints.statistics import wilson
+from nano_rl.config.training import TrainConfig
+from nano_rl.gather.held_out import HELD_OUT_FILE
+from nano_rl.gather.impossible_rollouts import HackRow, hack_row, hack_rows
+from nano_rl.learn.metrics import METRICS, Row, read_metrics, read_rows
+from nano_rl.record.command import TOKENIZER, TrainingRecord, read_record
+from nano_rl.record.events import Event, read_events
+from nano_rl.record.rollouts import ROLLOUTS, Rollout, read_rollouts
+from nano_rl.report.transcript import Sample, choose, load_decoder, sample
+from nano_shared.errors import LogError
+from nano_shared.store import LogStore
+
+PARTS = 4
+"""the first and the last quarter of the steps are compared"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    successes: int
+    graded: int
+
+    @property
+    def rate(self) -> float:
+        return self.successes / self.graded
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return wilson(self.successes, self.graded)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One level, or one family. A rate is None where nothing of it was graded."""
+
+    name: str
+    first: Rate | None
+    last: Rate | None
+    all: Rate
+
+
+def by_level(steps: Mapping[int, Sequence[Rollout]]) -> list[Part]:
+    return _parts(steps, lambda run: None if run.level is None else f"level {run.level}")
+
+
+def by_family(steps: Mapping[int, Sequence[Rollout]]) -> list[Part]:
+    return _parts(steps, lambda run: run.family)
+
+
+def _parts(steps: Mapping[int, Sequence[Rollout]], name_of: Callable[[Rollout], str | None]) -> list[Part]:
+    order = sorted(steps)
+    size = max(1, len(order) // PARTS)
+    first, last, whole = (_rates(steps, at, name_of) for at in (order[:size], order[-size:], order))
+    return [
+        Part(name=name, first=first.get(name), last=last.get(name), all=whole[name]) for name in sorted(whole)
+    ]
+
+
+def _rates(
+    steps: Mapping[int, Sequence[Rollout]], chosen: Sequence[int], name_of: Callable[[Rollout], str | None]
+) -> dict[str, Rate]:
+    outcomes: dict[str, list[bool]] = defaultdict(list)
+    for step in chosen:
+        for run in steps[step]:
+            name = name_of(run)
+            if name is not None and run.success is not None and not run.control:
+                outcomes[name].append(run.success)
+    return {name: Rate(sum(passed), len(passed)) for name, passed in outcomes.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A training as it lies on disk; parts that an earlier version did not write are empty."""
+
+    name: str
+    record: TrainingRecord | None
+    rows: list[Row]
+    """metrics, a row a step; at least one"""
+    events: list[Event]
+    levels: list[Part]
+    families: list[Part]
+    hacks: list[HackRow]
+    hacks_total: HackRow
+    samples: list[Sample]
+    held_out: list[Row]
+    """success on held-out tasks, a row a measurement (gather/held_out.py); empty without --held-out"""
+
+    @property
+    def settings(self) -> list[tuple[str, list[tuple[str, str, bool]]]]:
+        """Section -> its settings, each with its value and whether it is another than the default."""
+        if self.record is None:
+            return []
+        defaults = TrainConfig().model_dump(mode="json")
+        sections: dict[str, list[tuple[str, str, bool]]] = {"": []}
+        for name, value in self.record.config.items():
+            default = defaults.get(name)
+            if isinstance(value, dict):
+                before = default if isinstance(default, Mapping) else {}
+                sections[name] = [(n, _told(v), v != before.get(n)) for n, v in value.items()]
+            else:
+                sections[""].append((name, _told(value), value != default))
+        return list(sections.items())
+
+
+def read_training(folder: Path, *, log: str | None = None) -> Training:
+    """What lies under `folder`; `log` reads the runs from another log than the one recorded there.
+
+    A log that is missing costs the transcripts and nothing else. Raises UsageError where there are no
+    metrics.
+    """
+    rows = read_metrics(folder / METRICS)
+    record = read_record(folder)
+    steps = read_rollouts(folder / ROLLOUTS)
+    decode = load_decoder(folder / TOKENIZER)
+    opened = _log(log, record)
+    samples = [sample(choice, opened, decode) for choice in choose(steps)]
+    if isinstance(opened, LogStore):
+        opened.close()
+    return Training(
+        name=folder.name,
+        record=record,
+        rows=rows,
+        events=read_events(folder),
+        levels=by_level(steps),
+        families=by_family(steps),
+        hacks=hack_rows(rows),
+        hacks_total=hack_row(rows),
+        samples=samples,
+        held_out=read_rows(folder / HELD_OUT_FILE) if (folder / HELD_OUT_FILE).exists() else [],
+    )
+
+
+def _log(log: str | None, record: TrainingRecord | None) -> LogStore | str:
+    """The log, or the sentence why it cannot be read."""
+    url = log or (record.reachable_log if record else None)
+    if url is None:
+        return "the log is on a server; name it with --log"
+    try:
+        return LogStore.open(url, create=False)
+    except LogError as problem:
+        return str(problem)
+
+
+def _told(value: Any) -> str:
+    return "none" if value is None else str(value)

@@ -1,0 +1,112 @@
+"""Families of tasks: each a way to draw tasks of one structure, wholly in one split.
+
+A domain is a suite whose views are lists of families. What a family draws ends in one of two ways, written
+here once: an answer that is submitted (`answered`), or a state that is left behind (`left`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from nano_rl.tasks.suite import Made, View
+from nano_shared.hashing import content_hash
+from nano_shared.types import HiddenChecks, Limits, OracleAction, Split, StateCheck
+
+TEST_SHARE = 5
+"""one family of five of a view is kept for tests, and one at least"""
+LIMITS = Limits(max_turns=12, max_tokens=1536)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """One task of a family: what is asked, in which workspace, what is checked and how it is solved."""
+
+    prompt: str
+    files: dict[str, str]
+    hidden: HiddenChecks
+    oracle: tuple[OracleAction, ...]
+    artifacts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A structure that tasks share, whatever their names and numbers."""
+
+    name: str
+    draw: Callable[[random.Random], Drawn]
+
+
+def view(
+    domain: str,
+    name: str,
+    level: int,
+    tools: Sequence[str],
+    families: Iterable[Family],
+    limits: Limits = LIMITS,
+) -> View:
+    """A view over families: the tools and limits are its own, the split chooses among the families."""
+    by_split = split_families(tuple(families), f"{domain}:{name}")
+
+    def make(rng: random.Random, split: Split, level: int) -> Made:
+        family = rng.choice(by_split[split])
+        drawn = family.draw(rng)
+        return Made(
+            prompt=drawn.prompt,
+            family=f"{domain}:{name}:{family.name}",
+            program_hash=content_hash([drawn.prompt, drawn.files]),
+            hidden=drawn.hidden,
+            oracle=drawn.oracle,
+            tools=tuple(tools),
+            files=drawn.files,
+            artifacts=drawn.artifacts,
+            limits=limits,
+        )
+
+    return View(name, level, make)
+
+
+def split_families(families: Sequence[Family], salt: str) -> dict[Split, tuple[Family, ...]]:
+    """The families of each split. By the hash of their names, so that their order says nothing.
+
+    Raises ValueError for fewer than two, or for two of one name: then the splits could not differ.
+    """
+    if len({family.name for family in families}) != len(families) or len(families) < 2:
+        raise ValueError(f"{salt}: needs two families or more, of distinct names")
+    ranked = sorted(families, key=lambda f: hashlib.sha256(f"{salt}:{f.name}".encode()).digest())
+    held_out = max(1, len(ranked) // TEST_SHARE)
+    return {Split.TEST: tuple(ranked[:held_out]), Split.TRAIN: tuple(ranked[held_out:])}
+
+
+def act(tool: str, /, **arguments: JsonValue) -> OracleAction:
+    """One action of an oracle."""
+    return OracleAction(name=tool, arguments=arguments)
+
+
+def answered(
+    prompt: str, files: Mapping[str, str], answer: JsonValue, *actions: OracleAction, again: str | None = None
+) -> Drawn:
+    """A task whose answer is submitted; `again` is how the oracle writes it, where that is not `str`."""
+    return Drawn(
+        prompt=prompt,
+        files=dict(files),
+        hidden=HiddenChecks(kind="answer", answer=answer),
+        oracle=(*actions, act("submit", answer=str(answer) if again is None else again)),
+    )
+
+
+def left(
+    prompt: str, files: Mapping[str, str], checks: Sequence[StateCheck], *actions: OracleAction
+) -> Drawn:
+    """A task whose end state is checked, file by file."""
+    return Drawn(
+        prompt=prompt,
+        files=dict(files),
+        hidden=HiddenChecks(kind="state", state=tuple(checks)),
+        oracle=(*actions, act("submit")),
+        artifacts=tuple(dict.fromkeys(str(check.path) for check in checks if check.path)),
+    )

@@ -1,0 +1,1 @@
+"""Generated Python functions, their mutants, and the task views over them."""

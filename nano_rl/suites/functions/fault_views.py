@@ -1,0 +1,195 @@
+"""Levels 5 to 7: one or two bugs behind a traceback, in one module or in one of several."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from nano_rl.suites.functions.admitted_program import Study
+from nano_rl.suites.functions.grammar import draw_study
+from nano_rl.suites.functions.module import (
+    Module,
+    assertions_of,
+    draw_bug,
+    draw_studies,
+    imports_of,
+    is_short,
+    top_of,
+)
+from nano_rl.suites.functions.phrases import AMONG, DEEP, MANY, TRACE
+from nano_rl.suites.functions.program import compile_function, failing_line, outcome
+from nano_rl.suites.functions.view import (
+    LONG,
+    MODULES,
+    REPAIR_TOOLS,
+    SEARCH_TOOLS,
+    call,
+    call_text,
+    check_of,
+    claim,
+    correct,
+)
+from nano_rl.tasks.mutate import Mutant
+from nano_rl.tasks.suite import Made
+from nano_shared.types import Case, OracleAction, Split
+
+Bugs = dict[str, Mutant]
+"""function -> what is wrong with it"""
+
+
+def _draw_faulty(rng: random.Random, split: Split, count: int) -> tuple[list[Study], Bugs]:
+    """`count` studies with a bug each, all shown by the first two examples."""
+    studies: list[Study] = []
+    bugs: Bugs = {}
+    while len(studies) < count:
+        study = draw_study(rng, split, is_short)
+        bug = draw_bug(study, rng)
+        if bug is not None and study.program.name not in bugs:
+            studies.append(study)
+            bugs[study.program.name] = bug
+    return studies, bugs
+
+
+def _first_failure(studies: Sequence[Study], bugs: Bugs) -> tuple[Study, Case]:
+    """The assertion at which the test script stops."""
+    for study in studies:
+        bug = bugs.get(study.program.name)
+        if bug is None:
+            continue
+        function = compile_function(bug.source, study.program.name)
+        for case in study.examples[:2]:
+            if outcome(function, case.args) != ("value", case.expected):
+                return study, case
+    raise ValueError("no bug is shown by an example")
+
+
+def trace_of(modules: Sequence[Module], bugs: Bugs, test: str) -> str:
+    """What Python prints when the test script stops: the frames in these files, then the exception's name."""
+    studies = [s for m in modules for s in m.studies]
+    study, case = _first_failure(studies, bugs)
+    name = study.program.name
+    said = f"assert {claim(name, case)}"
+    line = assertions_of(modules).split("\n").index(said) + 1
+    shown = [
+        "Traceback (most recent call last):",
+        f'  File "/work/{test}", line {line}, in <module>',
+        f"    {said}",
+    ]
+    bug, module = bugs[name], next(m for m in modules if study in m.studies)
+    function = compile_function(bug.source, name)
+    what, raised = outcome(function, case.args)
+    at = failing_line(function, case.args)
+    if at is not None:
+        shown.append(f'  File "/work/{module.path}", line {module.first_line(name) + at}, in {name}')
+        shown.append(f"    {bug.source.splitlines()[at - 1].strip()}")
+    return "\n".join([*shown, "AssertionError" if what == "value" else str(raised)])
+
+
+def _correction(module: Module, name: str, bug: Mutant) -> OracleAction:
+    first = module.first_line(name)
+    head = bug.source.split("\n")[0]
+    thought = f"{name} is wrong.\n{first + 1}|{head}\n"
+    return correct(module.path, first + bug.line, bug.new, bug.old, thought=thought)
+
+
+def make_traced_repair(rng: random.Random, split: Split, level: int) -> Made:
+    """Level 5: a module with one or two bugs, and the traceback of the first."""
+    faulty, bugs = _draw_faulty(rng, split, rng.choice((1, 1, 2)))
+    studies = draw_studies(rng, split, rng.choice((2, 3)), faulty)
+    return _one_file(rng, split, studies, bugs, traced=True)
+
+
+def make_large_repair(rng: random.Random, split: Split, level: int) -> Made:
+    """Level 6: a module of four or five functions; what was right must stay right."""
+    faulty, bugs = _draw_faulty(rng, split, rng.choice((1, 2, 2)))
+    studies = draw_studies(rng, split, rng.choice((4, 5)), faulty)
+    return _one_file(rng, split, studies, bugs, traced=False)
+
+
+def _one_file(rng: random.Random, split: Split, studies: list[Study], bugs: Bugs, *, traced: bool) -> Made:
+    module, top = Module(rng.choice(MODULES), tuple(studies)), top_of(studies, rng)
+    test, check = f"test_{module.name}.py", check_of(module.name)
+    main = next(s for s in studies if s.program.name in bugs)
+    oracle = [call("shell", command=check), call("read_file", path=module.path)]
+    for study in studies:  # in the order in which the script meets them
+        if bug := bugs.get(study.program.name):
+            oracle += [_correction(module, study.program.name, bug), call("shell", command=check)]
+    wording = rng.choice(TRACE if traced else MANY)
+    return Made(
+        prompt=wording.format(
+            path=module.path,
+            test=test,
+            count=len(bugs),
+            trace=trace_of([module], bugs, test) if traced else "",
+        ),
+        family=main.program.family,
+        program_hash=main.program.hash,
+        files={module.path: module.source(bugs, top.source), test: assertions_of([module])},
+        artifacts=(module.path,),
+        tools=REPAIR_TOOLS,
+        check=check,
+        hidden=top.hidden,
+        limits=LONG,
+        oracle=(*oracle, call("submit")),
+    )
+
+
+def _workspace(rng: random.Random, split: Split, study: Study) -> tuple[list[Module], list[Study]]:
+    """Three or four modules of one or two functions, one of them the given one."""
+    count = rng.choice((3, 4))
+    sizes = [rng.choice((1, 2)) for _ in range(count)]
+    studies = draw_studies(rng, split, sum(sizes), [study])
+    names, modules, at = rng.sample(MODULES, count), [], 0
+    for name, size in zip(names, sizes, strict=True):
+        modules.append(Module(name, tuple(studies[at : at + size])))
+        at += size
+    return modules, studies
+
+
+def _several_files(rng: random.Random, split: Split, *, traced: bool) -> Made:
+    (study,), bugs = _draw_faulty(rng, split, 1)
+    name, bug = study.program.name, bugs[study.program.name]
+    modules, studies = _workspace(rng, split, study)
+    home, top = next(m for m in modules if study in m.studies), top_of(studies, rng)
+    test, check = "test_main.py", check_of("main")
+    function = compile_function(bug.source, name)
+    case = next(c for c in study.examples if outcome(function, c.args) != ("value", c.expected))
+    prompt = rng.choice(DEEP if traced else AMONG).format(
+        test=test,
+        name=name,
+        trace=trace_of(modules, bugs, test) if traced else "",
+        call=call_text(name, case),
+        expected=repr(case.expected),
+    )
+    return Made(
+        prompt=prompt,
+        family=study.program.family,
+        program_hash=study.program.hash,
+        files={
+            "main.py": f"{imports_of(modules)}\n\n{top.source}",
+            **{m.path: m.source(bugs) for m in modules},
+            test: assertions_of(modules),
+        },
+        artifacts=("main.py", *sorted(m.path for m in modules)),
+        tools=SEARCH_TOOLS,
+        check=check,
+        hidden=top.hidden,
+        limits=LONG,
+        oracle=(
+            call("search", pattern=f"def {name}"),
+            call("read_file", path=home.path),
+            _correction(home, name, bug),
+            call("shell", command=check),
+            call("submit"),
+        ),
+    )
+
+
+def make_edit_among_files(rng: random.Random, split: Split, level: int) -> Made:
+    """Level 7: a function is named, its file is not."""
+    return _several_files(rng, split, traced=False)
+
+
+def make_deep_repair(rng: random.Random, split: Split, level: int) -> Made:
+    """Level 7: the traceback of a bug in one of several modules."""
+    return _several_files(rng, split, traced=True)

@@ -1,0 +1,211 @@
+"""Levels 0 to 2: a literal to copy, a file to write, a value to predict, an operator to choose or replace."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+
+from nano_rl.suites.functions.admitted_program import Study
+from nano_rl.suites.functions.arithmetic import draw_arithmetic
+from nano_rl.suites.functions.grammar import belongs, draw_study
+from nano_rl.suites.functions.literals import Drawn, draw_copy, draw_emit, draw_sum
+from nano_rl.suites.functions.phrases import CHOOSE, COMPLETE, COPY, EMIT, PREDICT, REPLACE, SUMS
+from nano_rl.suites.functions.program import Program, compile_function, outcome
+from nano_rl.suites.functions.view import BRIEF, MODULES, call, call_text, cases_of, claim, numbered
+from nano_rl.tasks.suite import Made
+from nano_shared.types import Case, HiddenChecks, Split
+
+SOLUTION = "solution.py"
+
+# ---------------------------------------------------------------------------------------------- level 0
+
+
+def _draw(draw: Callable[[random.Random], Drawn], rng: random.Random, split: Split) -> Drawn:
+    """The first that belongs to the split."""
+    while not belongs((drawn := draw(rng)).family, drawn.source, split):
+        pass
+    return drawn
+
+
+def make_copy(rng: random.Random, split: Split, level: int) -> Made:
+    """The prompt assigns a few names; submit the value of one."""
+    drawn = _draw(draw_copy, rng, split)
+    prompt = rng.choice(COPY).format(code=drawn.code, name=drawn.asked)
+    return Made(
+        prompt=prompt,
+        family=drawn.family,
+        program_hash=drawn.hash,
+        files={},
+        tools=("submit",),
+        hidden=HiddenChecks(kind="answer", answer=drawn.answer),
+        oracle=(call("submit", answer=drawn.answer),),
+    )
+
+
+def make_emit(rng: random.Random, split: Split, level: int) -> Made:
+    """Write a given small function to a file."""
+    if rng.random() < 0.7:
+        return _emit_program(rng, split)
+    drawn = _draw(draw_emit, rng, split)
+    prompt = rng.choice(EMIT).format(code=drawn.code.rstrip("\n"), path=drawn.asked)
+    cases = (Case(args=[], expected=drawn.value),)
+    return Made(
+        prompt=prompt,
+        family=drawn.family,
+        program_hash=drawn.hash,
+        files={},
+        artifacts=(drawn.asked,),
+        tools=("write_file", "submit"),
+        hidden=HiddenChecks(kind="cases", entry_point=drawn.answer, cases=cases),
+        oracle=(call("write_file", path=drawn.asked, content=drawn.code), call("submit")),
+    )
+
+
+def _emit_program(rng: random.Random, split: Split) -> Made:
+    study = draw_study(rng, split, lambda p: len(p.body) == 1 and len(p.source(doc=False)) < 75)
+    program, path = study.program, f"{rng.choice(MODULES)}.py"
+    text = program.source(doc=False)
+    return Made(
+        prompt=rng.choice(EMIT).format(code=text.rstrip("\n"), path=path),
+        family=program.family,
+        program_hash=program.hash,
+        files={},
+        artifacts=(path,),
+        tools=("write_file", "submit"),
+        hidden=cases_of(study),
+        oracle=(call("write_file", path=path, content=text), call("submit")),
+    )
+
+
+# ---------------------------------------------------------------------------------------------- level 1
+
+
+def make_calculate(rng: random.Random, split: Split, level: int) -> Made:
+    """A question of arithmetic, for the tool calculate."""
+    drawn = _draw(draw_sum, rng, split)
+    return Made(
+        prompt=rng.choice(SUMS).format(q=drawn.asked),
+        family=drawn.family,
+        program_hash=drawn.hash,
+        files={},
+        tools=("calculate", "submit"),
+        hidden=HiddenChecks(kind="answer", answer=drawn.answer),
+        oracle=(call("calculate", expression=drawn.code), call("submit", answer=drawn.answer)),
+    )
+
+
+def make_predict(rng: random.Random, split: Split, level: int) -> Made:
+    """Predict what a call returns; never the empty text, which is what submitting nothing would be."""
+    while True:
+        study = draw_study(rng, split, lambda p: len(p.body) <= 2 and len(p.source(doc=False)) < 120)
+        short = [c for c in (*study.examples, *study.hidden) if len(repr(c.expected)) < 30]
+        if short and (case := rng.choice(short)).expected != "":
+            break
+    prompt = rng.choice(PREDICT).format(
+        code=study.program.source(doc=False).rstrip("\n"), call=call_text(study.program.name, case)
+    )
+    answer = repr(case.expected)
+    return Made(
+        prompt=prompt,
+        family=study.program.family,
+        program_hash=study.program.hash,
+        files={},
+        tools=("submit",),
+        hidden=HiddenChecks(kind="answer", answer=answer),
+        oracle=(call("submit", answer=answer),),
+    )
+
+
+_HOLE = re.compile(r" (\+|-|\*|//|%|<=|>=|<|>|==|!=|and|or) ")
+_ALIKE = (("+", "-", "*", "//", "%"), ("<", "<=", ">", ">=", "==", "!="), ("and", "or"))
+
+
+def _holes(program: Program) -> list[tuple[str, str]]:
+    """Every (body line with `?` for one operator, operator) of a one-line body."""
+    line = program.body_lines[-1]
+    return [(f"{line[: m.start()]} ? {line[m.end() :]}", m.group(1)) for m in _HOLE.finditer(line)]
+
+
+def _settles(study: Study, holed: str, operator: str, cases: tuple[Case, ...]) -> bool:
+    """Whether the cases fail with every other operator in the hole."""
+    program = study.program
+    for other in next(group for group in _ALIKE if operator in group):
+        if other == operator:
+            continue
+        source = f"{program.signature}\n{holed.replace(' ? ', f' {other} ')}\n"
+        function = compile_function(source, program.name)
+        if all(outcome(function, c.args) == ("value", c.expected) for c in cases):
+            return False
+    return True
+
+
+def make_complete(rng: random.Random, split: Split, level: int) -> Made:
+    """A function whose operator is `?`, shown with two examples that settle it."""
+    while True:
+        study = draw_study(rng, split, lambda p: len(p.body) == 1 and len(p.source(doc=False)) < 110)
+        program = study.program
+        holes = _holes(program)
+        shown = tuple(sorted(study.examples, key=lambda c: len(repr(c.args) + repr(c.expected)))[-3:-1])
+        holes = [h for h in holes if _settles(study, *h, shown)]
+        if holes and sum(len(repr(c.args)) for c in shown) < 80:
+            break
+    holed, _ = rng.choice(holes)
+    path, line = f"{rng.choice(MODULES)}.py", 2
+    text = f"{program.signature}\n{holed}\n"
+    examples = "\n".join(claim(program.name, c) for c in shown)
+    return Made(
+        prompt=rng.choice(COMPLETE).format(path=path, code=numbered(text), examples=examples),
+        family=program.family,
+        program_hash=program.hash,
+        files={path: text},
+        artifacts=(path,),
+        tools=("edit_file", "submit"),
+        hidden=cases_of(study),
+        oracle=(call("edit_file", path=path, line=line, new=program.body_lines[0]), call("submit")),
+    )
+
+
+def make_choose(rng: random.Random, split: Split, level: int) -> Made:
+    """Submit the operator that a `?` stands for, by the docstring: short enough for a million parameters."""
+    study = draw_study(rng, split, lambda p: len(p.body) == 1 and len(_holes(p)) == 1, draw_arithmetic)
+    ((holed, operator),) = _holes(study.program)
+    program = study.program
+    return Made(
+        prompt=CHOOSE.format(doc=program.doc, line=holed.strip()),
+        family=program.family,
+        program_hash=program.hash,
+        files={},
+        tools=("submit",),
+        hidden=HiddenChecks(kind="answer", answer=operator),
+        oracle=(call("submit", answer=operator),),
+    )
+
+
+def make_replace(rng: random.Random, split: Split, level: int) -> Made:
+    """Edit the one operator that the docstring contradicts: as short as an edit can be."""
+    while True:
+        study = draw_study(rng, split, lambda p: len(p.body) == 1 and 0 < len(_holes(p)) < 3, draw_arithmetic)
+        program = study.program
+        holed, operator = rng.choice(_holes(program))
+        wrong = rng.choice([o for o in next(g for g in _ALIKE if operator in g) if o != operator])
+        text = f'{program.signature}\n    """{program.doc}"""\n{holed.replace(" ? ", f" {wrong} ")}\n'
+        # the edit names the operator alone, so it must stand nowhere else; and it must do harm
+        if text.count(wrong) == 1 and _differs(text, study):
+            break
+    return Made(
+        prompt=REPLACE.format(code=text.rstrip("\n"), path=SOLUTION),
+        family=program.family,
+        program_hash=program.hash,
+        files={SOLUTION: text},
+        artifacts=(SOLUTION,),
+        tools=("edit_file", "submit"),
+        hidden=cases_of(study),
+        oracle=(call("edit_file", path=SOLUTION, old=wrong, new=operator), call("submit")),
+        limits=BRIEF,
+    )
+
+
+def _differs(source: str, study: Study) -> bool:
+    function = compile_function(source, study.program.name)
+    return any(outcome(function, c.args) != ("value", c.expected) for c in study.hidden)

@@ -1,0 +1,151 @@
+"""Modules of several functions, with one on top that calls them all: a check of it is a check of each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nano_rl.suites.functions.admitted_program import Study
+from nano_rl.suites.functions.grammar import draw_study
+from nano_rl.suites.functions.program import Program, compile_function, outcome
+from nano_rl.suites.functions.view import claim
+from nano_rl.tasks.mutate import Mutant
+from nano_shared.types import Case, HiddenChecks, Split
+
+TOPS = ("overview", "summary", "report_all", "collect_results", "run_all", "dashboard")
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One file of functions."""
+
+    name: str
+    studies: tuple[Study, ...]
+
+    @property
+    def path(self) -> str:
+        return f"{self.name}.py"
+
+    def source(self, bugs: Mapping[str, Mutant] | None = None, top: str = "") -> str:
+        """Its text, with the mutants of `bugs` (by function) in place, and `top` below."""
+        parts = [
+            (bugs or {})[s.program.name].source if s.program.name in (bugs or {}) else s.program.source()
+            for s in self.studies
+        ]
+        return "\n\n".join([*parts, *([top] if top else [])])
+
+    def first_line(self, name: str) -> int:
+        """Lines of the file above the function's signature."""
+        above = 0
+        for study in self.studies:
+            if study.program.name == name:
+                return above
+            above += study.program.source().count("\n") + 2
+        raise KeyError(name)
+
+
+def draw_studies(rng: random.Random, split: Split, count: int, first: Sequence[Study] = ()) -> list[Study]:
+    """Studies of short programs with distinct names, `first` among them, in a drawn order."""
+    studies = list(first)
+    while len(studies) < count:
+        study = draw_study(rng, split, is_short)
+        if study.program.name not in {s.program.name for s in studies}:
+            studies.append(study)
+    rng.shuffle(studies)
+    return studies
+
+
+def is_short(program: Program) -> bool:
+    return len(program.body) <= 6 and max(map(len, program.body_lines)) < 90
+
+
+def has_blocks(program: Program) -> bool:
+    """Two to six lines with a loop or a branch."""
+    blocks = any(line.lstrip().startswith(("for ", "while ", "if ")) for line in program.body)
+    return blocks and len(program.body) > 1 and is_short(program)
+
+
+@dataclass(frozen=True, slots=True)
+class Top:
+    """A function that lists what others return."""
+
+    name: str
+    source: str
+    cases: tuple[Case, ...]
+
+    @property
+    def hidden(self) -> HiddenChecks:
+        return HiddenChecks(kind="cases", entry_point=self.name, cases=self.cases)
+
+
+def top_of(studies: Sequence[Study], rng: random.Random) -> Top:
+    """The function over all of the studies, and every hidden case of each in its own cases."""
+    taken = {s.program.name for s in studies}
+    name = rng.choice([n for n in TOPS if n not in taken])
+    params: list[str] = []
+    calls: list[str] = []
+    for study in studies:
+        own = []
+        for param in study.program.params:
+            free = param.name
+            number = 2
+            while free in params or free in taken or free == name:
+                free, number = f"{param.name}{number}", number + 1
+            params.append(free)
+            own.append(free)
+        calls.append(f"{study.program.name}({', '.join(own)})")
+    told = ", ".join(s.program.name for s in studies)
+    lines = [
+        f"def {name}({', '.join(params)}):",
+        f'    """List the results of {told}, in this order."""',
+        "    return [",
+        *(f"        {call}," for call in calls),
+        "    ]",
+    ]
+    cases = []
+    for index in range(max(len(s.hidden) for s in studies)):
+        parts = [s.hidden[index % len(s.hidden)] for s in studies]
+        cases.append(Case(args=[a for p in parts for a in p.args], expected=[p.expected for p in parts]))
+    return Top(name, "\n".join(lines) + "\n", tuple(cases))
+
+
+def imports_of(modules: Sequence[Module]) -> str:
+    """Import lines for every function of the modules."""
+    return "".join(
+        f"from {m.name} import {', '.join(sorted(s.program.name for s in m.studies))}\n" for m in modules
+    )
+
+
+def assertions_of(modules: Sequence[Module], shown: int = 2) -> str:
+    """Plain assertions over the first examples of every function; Python alone runs them."""
+    lines = [imports_of(modules)]
+    for study in (s for m in modules for s in m.studies):
+        for case in study.examples[:shown]:
+            said = claim(study.program.name, case)
+            lines.append(f"assert {said}\n")
+    return "".join([*lines, 'print("passed")\n'])
+
+
+def runs(study: Study, bug: Mutant, shown: int) -> bool:
+    """Whether the mutant ends on every example and fails one of the first `shown`."""
+    function = compile_function(bug.source, study.program.name)
+    fails = (outcome(function, c.args) != ("value", c.expected) for c in study.examples[:shown])
+    return ends(study, bug) and any(fails)
+
+
+def ends(study: Study, bug: Mutant) -> bool:
+    """Whether the mutant ends on every example and hidden case: tests of one that does not are never over."""
+    function = compile_function(bug.source, study.program.name)
+    found = [outcome(function, c.args) for c in (*study.examples, *study.hidden)]
+    return ("raise", "OutOfSteps") not in found and ("raise", "MemoryError") not in found
+
+
+def draw_bug(study: Study, rng: random.Random, *, shown: int = 2, kinds: Sequence[str] = ()) -> Mutant | None:
+    """A mutant that the shown examples fail, of a drawn kind; None where there is none."""
+    bugs = [m for m in study.bugs if (not kinds or m.kind in kinds) and runs(study, m, shown)]
+    found = sorted({m.kind for m in bugs})
+    if not found:
+        return None
+    kind = rng.choice(found)
+    return rng.choice([m for m in bugs if m.kind == kind])

@@ -1,0 +1,65 @@
+"""JSON lines read strictly: no key twice, no number that JSON does not know, every line accounted for."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from nano_shared.errors import UsageError
+from nano_shared.refusal import Refusal, Refused
+from nano_shared.strict_json import Row, parse_json, refusing_invalid, text_field, to_json, validated
+
+__all__ = [
+    "Row",
+    "parse_json",
+    "read_rows",
+    "read_text",
+    "refusing_invalid",
+    "text_field",
+    "to_json",
+    "validated",
+    "write_lines",
+]
+
+
+def read_text(path: Path) -> str:
+    """A text file, unpacked where its name ends in .gz. Raises UsageError where it cannot be read."""
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return data.decode("utf-8-sig")
+    except (OSError, EOFError, UnicodeDecodeError) as problem:
+        raise UsageError(f"{path}: cannot be read: {problem}") from None
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, Row | Refusal]]:
+    """Every row with its place: a JSON object a line, or one JSON array of objects."""
+    text = read_text(path)
+    if text.lstrip().startswith("["):
+        try:
+            items = parse_json(text)
+        except Refused as problem:
+            yield str(path), Refusal.of(str(path), problem)
+            return
+        for number, item in enumerate(items):
+            yield _object(f"{path}[{number}]", item)
+        return
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            where = f"{path}:{number}"
+            try:
+                yield _object(where, parse_json(line))
+            except Refused as problem:
+                yield where, Refusal.of(where, problem)
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="")
+
+
+def _object(where: str, item: Any) -> tuple[str, Row | Refusal]:
+    if isinstance(item, dict):
+        return where, item
+    return where, Refusal(where, "row", f"must be a JSON object, not {type(item).__name__}")

@@ -1,0 +1,244 @@
+"""The mutant survey: whether the hidden cases of a task notice every small mistake in its solution.
+
+Each single-operator mutant of what the entry point reaches runs on the hidden cases, and on further inputs
+drawn from between theirs. One that the cases miss and a further input tells apart is a hole in the checks;
+one that nothing tells apart counts as the same program. All of it runs in one jail a task.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nano_coder.sandbox.protocol import Sandbox
+from nano_rl.tasks.mutate import mutants
+from nano_shared.errors import SandboxError
+from nano_shared.hashing import canonical_json
+from nano_shared.types import Case, HiddenChecks, Limits, Task
+
+
+def further_calls(cases: Sequence[Case], rng: random.Random, count: int) -> list[dict[str, Any]]:
+    """At most `count` calls ({"args", "kwargs"}) that no case makes, each shaped like one of the cases."""
+    shapes = [(len(c.args), tuple(sorted(c.kwargs))) for c in cases]
+    seen = {canonical_json([c.args, c.kwargs]) for c in cases}
+    found: list[dict[str, Any]] = []
+    for _ in range(2 * count):
+        if len(found) == count:
+            break
+        like = rng.choice(cases)
+        shape = (len(like.args), tuple(sorted(like.kwargs)))
+        kin = [c for c, s in zip(cases, shapes, strict=True) if s == shape]
+        args = [_between([c.args[i] for c in kin], rng) for i in range(len(like.args))]
+        kwargs = {k: _between([c.kwargs[k] for c in kin], rng) for k in sorted(like.kwargs)}
+        key = canonical_json([args, kwargs])
+        if key not in seen:
+            seen.add(key)
+            found.append({"args": args, "kwargs": kwargs})
+    return found
+
+
+def _between(values: Sequence[Any], rng: random.Random) -> Any:
+    """A value like the given ones: one of them, or one in their range."""
+    one = rng.choice(values)
+    same = [v for v in values if type(v) is type(one)]
+    if rng.random() < 0.25:
+        return one
+    if type(one) is int:
+        return rng.randint(min(same), max(same))
+    if type(one) is str:
+        return _text(same, rng)
+    if type(one) is list:
+        return _list(same, rng)
+    return one
+
+
+def _text(values: Sequence[str], rng: random.Random) -> str:
+    """Words of several texts, or a piece of one."""
+    if rng.random() < 0.4:
+        one = rng.choice(values)
+        start = rng.randint(0, len(one))
+        return one[start:] if rng.random() < 0.5 else one[: len(one) - start]
+    if any(" " in v for v in values):
+        words = [w for v in values for w in v.split(" ")]
+        return " ".join(
+            rng.choice(words) for _ in range(rng.randint(1, max(v.count(" ") for v in values) + 1))
+        )
+    return rng.choice(values)
+
+
+def _list(values: Sequence[list[Any]], rng: random.Random) -> list[Any]:
+    """Elements of several lists, of a length that occurs; sorted where all of them are."""
+    pool = [x for v in values for x in v]
+    if not pool:
+        return []
+    size = rng.randint(min(map(len, values)), max(map(len, values)))
+    made = [rng.choice(pool) for _ in range(size)]
+    if all(type(x) is int for x in pool):
+        if rng.random() < 0.5:
+            made = [rng.randint(min(pool), max(pool)) for _ in range(size)]
+        if all(v == sorted(v) for v in values):
+            made.sort()
+    return made
+
+
+KILLED = 0.9
+"""least share of the mutants that the hidden cases must tell apart"""
+FURTHER = 60
+"""inputs beyond the hidden cases"""
+MOST = 150
+"""mutants of one task; of more, an even selection"""
+_CHILD = (Path(__file__).parent / "inside" / "mutants.py").read_text(encoding="utf-8")
+
+
+class NotSurveyed(ValueError):
+    """There is no function here to mutate; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What became of the mutants of one solution."""
+
+    killed: int
+    survived: tuple[str, ...]
+    """changed lines that the hidden cases miss and a further input tells apart"""
+    equal: int
+    """told apart by nothing"""
+    hollow: tuple[str, ...] = ()
+    """solutions without content that pass every hidden case"""
+    stable: bool = False
+    """whether the solution gave what is expected on every hidden case, each time that it was asked"""
+
+    @property
+    def rate(self) -> float | None:
+        """Share of the mutants that die; None where the solution has nothing to mutate."""
+        told = self.killed + len(self.survived)
+        return self.killed / told if told else None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One wrong version of one file."""
+
+    file: str
+    source: str
+    told: str
+    hollow: bool = False
+
+
+def survey(task: Task, solution: Mapping[str, str], sandbox: Sandbox, *, times: int = 1) -> Survey:
+    """Try every mutant of a solution's files (path -> text) on the hidden cases of the task.
+
+    The solution itself is asked each hidden case that many `times`.
+
+    Raises NotSurveyed where there is no function to mutate, SandboxError where the jail fails.
+    """
+    hidden = task.hidden
+    if hidden is None or hidden.kind != "cases" or not task.artifacts:
+        raise NotSurveyed("there are no hidden cases")
+    entry = task.artifacts[0]
+    changes = _changes(solution, entry, hidden)
+    calls = [{"args": c.args, "kwargs": c.kwargs} for c in hidden.cases]
+    more = further_calls(hidden.cases, random.Random(f"survey {task.key}"), FURTHER)
+    job = {
+        "files": dict(solution), "module": entry.removesuffix(".py").replace("/", "."),
+        "entry": hidden.entry_point, "hidden": len(calls), "calls": [*calls, *more],
+        "mutants": [(c.file, c.source) for c in changes], "times": times,
+    }  # fmt: skip
+    with closing(sandbox.open(None, Limits())) as jail:
+        result = jail.run_python(
+            _CHILD, isolated=True, stdin=json.dumps(job).encode(), timeout=120.0, output_bytes=16 << 20
+        )
+    reports = []
+    for line in result.stdout.split(b"\n"):
+        if line:
+            reports.append(json.loads(line))
+    if reports and "broken" in reports[0]:
+        raise NotSurveyed(str(reports[0]["broken"]))
+    if len(reports) != len(changes) + 1:
+        raise SandboxError(
+            f"the survey ended early: {result.stderr.decode(errors='replace')[-200:] or result}"
+        )
+    expected = ["=" + json.dumps(case.expected, sort_keys=True) for case in hidden.cases]
+    found = _counted(changes, reports[1:], len(calls))
+    return replace(found, stable=reports[0]["reference"] == [expected] * times)
+
+
+def _counted(changes: Sequence[Change], reports: Sequence[dict[str, Any]], hidden: int) -> Survey:
+    killed, survived, equal, hollow = 0, [], 0, []
+    for change, report in zip(changes, reports, strict=True):
+        at = report["at"]
+        if change.hollow:
+            if at is None or at >= hidden:
+                hollow.append(change.told)
+        elif at is None:
+            equal += 1
+        elif at < hidden:
+            killed += 1
+        else:
+            survived.append(change.told)
+    return Survey(killed, tuple(survived), equal, tuple(hollow))
+
+
+def _changes(solution: Mapping[str, str], entry: str, hidden: HiddenChecks) -> list[Change]:
+    """Mutants of all that the entry point reaches, and hollow versions of the entry point."""
+    found = []
+    for file, name in reached(solution, entry, str(hidden.entry_point)):
+        for mutant in mutants(solution[file], name):
+            told = f"{file}:{mutant.line}: {mutant.old.strip()} -> {mutant.new.strip()}"
+            found.append(Change(file, mutant.source, told))
+    if len(found) > MOST:
+        found = [found[i * len(found) // MOST] for i in range(MOST)]
+    return [*found, *_hollow(solution[entry], entry, hidden)]
+
+
+def _functions(source: str) -> dict[str, ast.FunctionDef]:
+    """Functions at the top of a module by name; none where the text is no Python."""
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        return {n.name: n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)}
+    return {}
+
+
+def reached(solution: Mapping[str, str], entry: str, name: str) -> list[tuple[str, str]]:
+    """(file, function) of the entry point and of every function that it may call, by name."""
+    by_file = {file: _functions(text) for file, text in solution.items() if file.endswith(".py")}
+    if name not in by_file.get(entry, {}):
+        raise NotSurveyed(f"{entry} has no function {name!r}")
+    order, waiting = [], [(entry, name)]
+    while waiting:
+        here = waiting.pop(0)
+        if here in order:
+            continue
+        order.append(here)
+        body = by_file[here[0]][here[1]]
+        used = {n.id for n in ast.walk(body) if isinstance(n, ast.Name)}
+        used |= {n.attr for n in ast.walk(body) if isinstance(n, ast.Attribute)}
+        for file, functions in by_file.items():
+            own = file == here[0]
+            waiting += [(file, n) for n in functions if n in used and (own or n not in by_file[here[0]])]
+    return order
+
+
+def _hollow(source: str, entry: str, hidden: HiddenChecks) -> list[Change]:
+    """The entry point with a body that returns one value whatever it is given."""
+    function = _functions(source)[str(hidden.entry_point)]
+    if not function.args.args and not function.args.kwonlyargs:
+        return []  # a value is all that it can be
+    lines = source.split("\n")
+    values: list[str] = []
+    for value in (None, *(case.expected for case in hidden.cases)):
+        if repr(value) not in values and len(values) < 4:
+            values.append(repr(value))
+    pad = " " * function.body[0].col_offset
+    found = []
+    for value in values:
+        text = [*lines[: function.body[0].lineno - 1], f"{pad}return {value}", *lines[function.end_lineno :]]
+        found.append(
+            Change(entry, "\n".join(text), f"{hidden.entry_point} returns {value[:40]}", hollow=True)
+        )
+    return found

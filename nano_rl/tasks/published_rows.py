@@ -1,0 +1,261 @@
+"""Published task rows as tasks: the sets under `data/open`, and the plainest row of a function and its cases.
+
+A row of a published set names its test files and how they are run; they become hidden checks of kind `suite`,
+or of kind `answer` where an output is to be predicted. Nothing of the tests enters prompt or workspace, but
+what the row itself calls visible.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import math
+import posixpath
+import unicodedata
+import warnings
+from typing import Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    field_validator,
+    model_validator,
+)
+
+from nano_coder.grading.used_names import used_names
+from nano_shared.refusal import Refused
+from nano_shared.strict_json import json_object, refusing_invalid
+from nano_shared.types import Case, HiddenChecks, OracleAction, Provenance, Suite, Task, stays_inside
+
+_LITERAL = "Submit the value that belongs in place of `??`, as a Python literal."
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    @field_validator("target", check_fields=False)
+    @classmethod
+    def _inside(cls, target: str) -> str:
+        if not target or target.startswith(("/", "../")) or posixpath.normpath(target) != target:
+            raise ValueError(f"{target!r} is no path inside the workspace; write it as 'folder/file.py'")
+        return target
+
+    @field_validator("entry_point", check_fields=False)
+    @classmethod
+    def _as_python_reads_it(cls, name: str | None) -> str | None:
+        return None if name is None else unicodedata.normalize("NFKC", name)
+
+
+class PlainRow(_Row):
+    """The plainest row: a function and what it must return."""
+
+    id: str
+    prompt: str = Field(pattern=r"\S")
+    target: str = "solution.py"
+    entry_point: str
+    cases: list[Case] = Field(min_length=1)
+    files: dict[str, str] = {}
+
+    @field_validator("cases")
+    @classmethod
+    def _complete(cls, cases: list[Case]) -> list[Case]:
+        for number, case in enumerate(cases):
+            if "expected" not in case.model_fields_set:
+                raise ValueError(f"case {number} lacks `expected`; null has to be written too")
+        return cases
+
+    @field_validator("entry_point")
+    @classmethod
+    def _is_a_name(cls, name: str) -> str:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise ValueError(f"{name!r} is no name that Python gives a function")
+        return name
+
+    def task(self) -> Task:
+        hidden = HiddenChecks(kind="cases", entry_point=self.entry_point, cases=tuple(self.cases))
+        return Task(
+            key=self.id, prompt=_with_place(self.prompt, self.target, self.entry_point), files=self.files,
+            artifacts=(self.target,), hidden=hidden,
+        )  # fmt: skip
+
+
+class _Tests(_Row):
+    runner: Literal["script", "pytest", "unittest", "doctest", "literal"]
+    files: dict[str, str] = {}
+    cmd: list[str] | None = None
+    visible_files: dict[str, str] = {}
+    expected: str | None = None
+    """literal: the value, as Python writes it"""
+    input: str | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> _Tests:
+        if self.runner == "literal" and self.expected is None:
+            raise ValueError("`expected` is missing, which the runner 'literal' compares with")
+        if self.runner != "literal" and not self.files:
+            raise ValueError(f"`files` is empty, and the runner {self.runner!r} needs a test file")
+        return self
+
+
+class OpenRow(_Row):
+    """A row of the published sets."""
+
+    id: str
+    source: str
+    source_commit: str | None = None
+    licence: str | None = None
+    attribution: str | None = None
+    kind: str
+    split: str | None = None
+    """which file it came in; whoever splits the tasks does so by family"""
+    split_hint: str | None = None
+    prompt: str = Field(pattern=r"\S")
+    entry_point: str | None = None
+    files: dict[str, str] = {}
+    target: str
+    tests: _Tests
+    reference_solution: str | None = None
+    meta: dict[str, Any] = {}
+
+    def task(self) -> Task:
+        literal = self.tests.runner == "literal"
+        return Task(
+            key=self.id,
+            prompt=f"{self.prompt.rstrip()}\n\n{_LITERAL}" if literal
+            else _with_place(self.prompt, self.target, self.entry_point),
+            files={**self.files, **self.tests.visible_files},
+            artifacts=() if literal else (self.target,),
+            check=_visible_check(self.tests.visible_files),
+            hidden=self._hidden(),
+            oracle=self._oracle(),
+            family=str(self.meta.get("same_task") or self.id),
+            view=self.kind,
+            provenance=Provenance(source=self.source, licence=self.licence),
+        )  # fmt: skip
+
+    def _hidden(self) -> HiddenChecks:
+        tests = self.tests
+        if tests.runner == "literal":
+            return HiddenChecks(kind="answer", answer=tests.expected)
+        names = (self.entry_point,) if self.entry_point else ()
+        suite = Suite(framework=tests.runner, files=tests.files, names=names, strict=self._needs_objects())
+        return HiddenChecks(kind="suite", entry_point=self.entry_point, suite=suite)
+
+    def _needs_objects(self) -> bool:
+        """Whether objects of the solution's classes cross, or tests patch it: no plain values then."""
+        used = used_names(self.tests.files, self.target)
+        source = self.reference_solution or self.files.get(self.target, "")
+        crossing = used | _crossing(source, self.entry_point)
+        patches = any(_patches(text) for text in self.tests.files.values())
+        return patches or bool(_classes(source) & crossing)
+
+    def _oracle(self) -> tuple[OracleAction, ...] | None:
+        if self.reference_solution is None:
+            return None
+        if self.tests.runner == "literal":
+            return (OracleAction(name="submit", arguments={"answer": self.reference_solution}),)
+        written: dict[str, JsonValue] = {"path": self.target, "content": self.reference_solution}
+        return (OracleAction(name="write_file", arguments=written), OracleAction(name="submit"))
+
+
+def read_row(line: str) -> Task:
+    """One line of a task file: a task as we write it, or a row of another kind.
+
+    Raises Refused with the first field that is wrong.
+    """
+    row = json_object(line, finite=False)
+    for name, field in row.items():
+        if not _is_finite(field):
+            raise Refused(name, "holds NaN or an infinity, which is no JSON number")
+    kind: type[Task] | type[PlainRow] | type[OpenRow] = Task
+    if "key" not in row and "id" in row:
+        if "tests" not in row and "cases" not in row:
+            raise Refused("cases", "is missing, and `tests` too: nothing says how the row is graded")
+        kind = OpenRow if "tests" in row else PlainRow
+    with refusing_invalid():
+        value: Task | PlainRow | OpenRow = kind.model_validate_json(line)
+        if not isinstance(value, Task):
+            return value.task()
+    for name in value.artifacts:
+        if not stays_inside(name):
+            raise Refused("artifacts", f"{name!r} must be relative and stay inside the workspace")
+    return value
+
+
+def _with_place(prompt: str, target: str, entry_point: str | None) -> str:
+    """The prompt, with where the result belongs."""
+    name = f"; it must define `{entry_point}`" if entry_point else ""
+    return f"{prompt.rstrip()}\n\nThe solution belongs in the file `{target}`{name}."
+
+
+def _visible_check(files: dict[str, str]) -> str | None:
+    return " && ".join(f"python {name}" for name in files) or None
+
+
+def _is_finite(value: JsonValue) -> bool:
+    held = [value]
+    while held:
+        value = held.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            return False
+        held += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return True
+
+
+# ------------------------------------------------------------------------------------ live objects
+
+
+def _tree(text: str) -> ast.Module:
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of escapes, say: that is the text's own affair
+            return ast.parse(text)
+    except SyntaxError:
+        return ast.Module(body=[], type_ignores=[])
+
+
+def _crossing(text: str, entry_point: str | None) -> set[str]:
+    """The names in what the entry point is annotated with, and in what it returns."""
+    said: list[ast.expr | None] = []
+    for function in _tree(text).body:
+        if isinstance(function, ast.FunctionDef) and function.name == entry_point:
+            for node in ast.walk(function):
+                if isinstance(node, ast.FunctionDef):
+                    said.append(node.returns)
+                elif isinstance(node, ast.arg):
+                    said.append(node.annotation)
+                elif isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
+                    said.append(node.value.func)
+    return {n.id for part in said if part is not None for n in ast.walk(part) if isinstance(n, ast.Name)}
+
+
+_NAMED_TUPLE = ("namedtuple(", "collections.namedtuple(")
+
+
+def _classes(text: str) -> set[str]:
+    """Classes that are no exceptions, named tuples among them."""
+    named = {
+        target.id
+        for node in _tree(text).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith(_NAMED_TUPLE)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    return named | {
+        node.name
+        for node in _tree(text).body
+        if isinstance(node, ast.ClassDef)
+        and not any(ast.unparse(base).endswith(("Exception", "Error")) for base in node.bases)
+    }
+
+
+def _patches(text: str) -> bool:
+    """Whether tests replace parts of the solution while it runs."""
+    return any(
+        (isinstance(node, ast.Import) and any(a.name == "unittest.mock" for a in node.names))
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("unittest.mock"))
+        or (isinstance(node, ast.ImportFrom) and any(a.name == "mock" for a in node.names))
+        or (isinstance(node, ast.arg) and node.arg in ("monkeypatch", "capsys", "capfd"))
+        for node in ast.walk(_tree(text))
+    )  # fmt: skip

@@ -1,0 +1,45 @@
+"""Tests of generated tasks run without the plugins of pytest that happen to be installed beside us."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nano_coder.run.execution import Runtime
+from nano_coder.sandbox.protocol import Sandbox
+from nano_shared.types import Limits, Task
+
+_ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
+
+def runtime_for(task: Task, runtime: Runtime) -> Runtime:
+    """The runtime as it is, or without plugins for a task that we made; others may need theirs."""
+    if task.provenance.source != "generated":
+        return runtime
+    return replace(runtime, sandbox=PluginsOff(runtime.sandbox))
+
+
+class PluginsOff:
+    """A sandbox whose programs are told to load no plugins of pytest, unless a caller says otherwise."""
+
+    def __init__(self, inner: Sandbox) -> None:
+        self._inner = inner
+        self.name: str = inner.name
+        self.layers: Mapping[str, bool] = inner.layers
+        self.python: str = inner.python
+
+    def open(self, workspace: Path | None, limits: Limits) -> Any:
+        return _Jail(self._inner.open(workspace, limits))
+
+
+class _Jail:
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def run(self, argv: Sequence[str], **options: Any) -> Any:
+        return self._inner.run(argv, **{**options, "env": {**_ENVIRONMENT, **options.get("env", {})}})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)

@@ -1,1 +1,0 @@
-"""Watching a training: time by phase, success by level, the live view, and where its numbers go."""

@@ -1,0 +1,167 @@
+"""Which runs of a log an export takes: named ones, or all that pass the filters, one in memory at a time."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+import click
+
+from nano_shared.blobs import BlobStore
+from nano_shared.durable import durable_folder, full_disk_explained, sync
+from nano_shared.errors import UsageError
+from nano_shared.logged_run import LoggedRun
+from nano_shared.redact import Known, Redactor, scrub_trajectory
+from nano_shared.redact.trajectory import learn, scrub_value
+from nano_shared.selection import Heading
+from nano_shared.store import LogStore
+from nano_shared.types import Trajectory, Value
+
+V = TypeVar("V", bound=Value)
+
+
+def redacted_runs(runs: Iterable[LoggedRun], blobs: BlobStore) -> Iterator[LoggedRun]:
+    """The runs without their secrets, verdicts and feedback too, and with the tokens under one masked."""
+    for run in runs:
+        texts = redacted(run)
+        verdict = texts.verdicts[-1] if texts.verdicts else None
+        scrubbed = scrub_trajectory(run.trajectory, blobs=blobs).model_copy(update={"verdict": verdict})
+        yield texts.model_copy(update={"trajectory": scrubbed})
+
+
+def redacted(value: V) -> V:
+    """A value with every text in it scrubbed."""
+    redactor, known = Redactor(), Known()
+    learn(value, redactor, known)  # what is a secret anywhere is hidden everywhere
+    scrubbed: V = scrub_value(value, redactor, known)
+    return scrubbed
+
+
+@contextmanager
+def new_file(path: Path | None) -> Iterator[TextIO]:
+    """A file that appears when the block ends without an error; None is standard output.
+
+    Raises UsageError where the name is taken or its folder cannot be written.
+    """
+    if path is None:
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    with new_binary(path) as temporary:
+        with temporary.open("x", encoding="utf-8", newline="\n") as file:
+            yield file
+            file.flush()
+
+
+@contextmanager
+def new_binary(path: Path) -> Iterator[Path]:
+    """A name beside `path` for a file that becomes `path` when the block ends without an error."""
+    _refuse_unwritable(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    with full_disk_explained(path, UsageError):
+        try:
+            yield temporary
+            sync(temporary)
+            os.replace(temporary, path)
+            sync(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder that becomes `path` when the block ends without an error."""
+    _refuse_unwritable(path)
+    with durable_folder(path, UsageError) as folder:
+        yield folder
+
+
+def _refuse_unwritable(path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        raise UsageError(f"{path} exists already; name another with -o")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}; make it, or name another with -o")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{path}: {path.parent} is not writable for this user; name another with -o")
+
+
+_SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_OPTIONS = (
+    click.option("--task", help="Runs of tasks whose key matches; * and ? stand for anything."),
+    click.option("--since", help="Runs begun since: 2026-11-20, 2026-11-20T10:30, or 90m, 12h, 7d, 2w ago."),
+    click.option("--policy", help="Runs of a policy by the name it was given, or by the id of its weights."),
+    click.option("--successes", is_flag=True, help="Runs that ended by themselves with the full reward."),
+)
+
+
+def choice_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenRuns:
+    """Raises UsageError where runs are named and filtered at once."""
+
+    names: tuple[str, ...] = ()
+    """ids, unique prefixes, or "last"; empty: every run that passes the filters"""
+    task: str | None = None
+    since: float | None = None
+    policy: str | None = None
+    successes: bool = False
+
+    def __post_init__(self) -> None:
+        if self.names and (self.task or self.since is not None or self.policy or self.successes):
+            raise UsageError("name runs, or choose them by --task, --since, --policy, --successes: not both")
+
+    def read(self, store: LogStore) -> Iterator[LoggedRun]:
+        """The runs in the order given, or oldest first. Raises LogError for a name that is no run's."""
+        if self.names:
+            for run_id in dict.fromkeys(store.resolve(name) for name in self.names):
+                yield store.logged(run_id)
+            return
+        for heading in self.headings(store):
+            run = store.logged(heading.run_id)
+            if self.takes(run.trajectory):
+                yield run
+
+    def headings(self, store: LogStore, *, by_task: bool = False) -> Iterator[Heading]:
+        """What can be said without loading a run: all but `successes`."""
+        for heading in store.headings(policy=self.policy, since=self.since, by_task=by_task):
+            if self.task is None or fnmatchcase(heading.task_key, self.task):
+                yield heading
+
+    def takes(self, run: Trajectory) -> bool:
+        return not self.successes or succeeded(run)
+
+
+def succeeded(run: Trajectory) -> bool:
+    """Ended by itself, graded with the full reward, and nothing tampered with."""
+    ended = run.stop is not None and not run.stop.ours
+    verdict = run.verdict
+    return ended and verdict is not None and (verdict.reward or 0.0) >= 1.0 and not verdict.tampering
+
+
+def moment(text: str | None, option: str = "--since") -> float | None:
+    """Unix seconds of a date, of a date and time, or of so long ago. Raises UsageError."""
+    if text is None:
+        return None
+    if ago := re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", text):
+        return time.time() - float(ago[1]) * _SECONDS[ago[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"{option} {text!r} is no time; give a date such as 2026-11-20, or 12h, 7d, 2w"
+        ) from None
