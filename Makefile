@@ -11,7 +11,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 EXAMPLES_DIR := $(CURDIR)/.venv/exchange-examples
 
-.PHONY: help run test test-all exchange-examples lint toy bench clean
+.PHONY: help run test test-all exchange-examples lint toy bench figures docs clean
 
 help:
 	@echo "make run        fix a bug in a copy of $(EXAMPLE); or TASK='...' DIR=... [CHECK='...']"
@@ -20,6 +20,7 @@ help:
 	@echo "make lint       ruff and mypy"
 	@echo "make toy        the whole loop with a tiny policy, narrated"
 	@echo "make bench      the benchmarks"
+	@echo "make docs       the pictures and tables of the documents, and a site of them in site/"
 
 run: $(INSTALLED)
 	@dir="$(DIR)"; if [ -z "$$dir" ]; then dir="$$(mktemp -d)/buggy_stats"; cp -r $(EXAMPLE) "$$dir"; fi; \
@@ -52,6 +53,14 @@ toy: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/command_line.py && $(BIN)/python benchmarks/sandbox.py
 
+# Pictures and tables of README.md and docs/, from docs/results.
+figures: $(INSTALLED)
+	$(BIN)/python docs/figures/build.py
+
+# the variable silences an announcement of mkdocs-material's
+docs: figures
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "nano needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
@@ -64,4 +73,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf .venv dist build
+	rm -rf .venv dist build site

@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from nano_coder.models.local.decoding import continuous_batching as continuous
-from nano_coder.models.local.decoding import speculative as drafts
+from nano_coder.models.local import continuous_batching as continuous
+from nano_coder.models.local import speculative
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.run.execution import Runtime
@@ -53,10 +53,10 @@ def main() -> None:
     seconds, steps = [0.0], [0]
     _count(Engine, "step", seconds)
     _count(continuous.ContinuousDecoder, "_decode", [0.0], steps)
-    sides = {"with drafts": Side(drafts._BATCH), "without": Side(0)}
+    sides = {"with drafts": Side(speculative._STEP_TOKENS), "without": Side(0)}
     for lap in range(options.rounds + 1):
         for side in sides.values():
-            drafts._BATCH = side.budget
+            speculative._STEP_TOKENS = side.budget
             seconds[0], steps[0] = 0.0, 0
             with tempfile.TemporaryDirectory() as folder, LogStore.open(Path(folder) / "log.db") as store:
                 runtime = Runtime(

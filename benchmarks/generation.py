@@ -28,8 +28,8 @@ import torch
 from peak_memory import peak_kb
 from torch.nn import functional as F
 
-from nano_coder.models.local.decoding.continuous_batching import ContinuousDecoder
-from nano_coder.models.local.engine import Engine, Request
+from nano_coder.models.local.continuous_batching import ContinuousDecoder
+from nano_coder.models.local.engine import Engine, GenerationRequest
 from nano_coder.models.weights import load_policy, quiet_transformers
 from nano_shared import Sampling
 
@@ -88,7 +88,7 @@ class Work:
         rows = self.fresh()
         for turn in range(self.case.turns):
             requests = [
-                Request(
+                GenerationRequest(
                     tuple(ids), Sampling(max_tokens=self.completion), self.seed + i, owner=i if keep else None
                 )
                 for i, ids in enumerate(rows)
@@ -96,7 +96,7 @@ class Work:
             sampled = engine.generate(requests)
             rows = [[*ids, *s.ids, *self.observed(turn)] for ids, s in zip(rows, sampled, strict=True)]
         assert isinstance(engine.decoder, ContinuousDecoder)
-        self.reads.append(engine.decoder.counts.read)
+        self.reads.append(engine.decoder.counts.prefilled)
         return time.perf_counter() - started
 
     def read_anew(self) -> float:
@@ -170,7 +170,7 @@ def run_step(rounds: int, shrink: int) -> None:
     for _ in range(rounds):
         engine.admit(
             [
-                Request(tuple(ids), Sampling(max_tokens=work.completion), i)
+                GenerationRequest(tuple(ids), Sampling(max_tokens=work.completion), i)
                 for i, ids in enumerate(work.fresh())
             ]
         )

@@ -25,7 +25,8 @@ from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.weights import load_policy
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.config.training import TrainConfig
-from nano_rl.learn.config.training import GuardConfig, OptimizerConfig
+from nano_rl.learn.config import GuardConfig, OptimizerConfig
+from nano_rl.learn.credit.advantage import credit_group
 from nano_rl.learn.model.learner import Learner, prepare
 from nano_rl.learn.rows.group import form_groups, group_metrics
 from nano_rl.learn.update import Updater
@@ -73,13 +74,13 @@ class Steps:
     def __call__(self) -> dict[str, float]:
         started = time.perf_counter()
         policy = LocalPolicy(self.engine, self.template, id="benchmark", version=self.step)
-        seats = [policy.agent(i) for i in range(self.case.prompts * self.case.rollouts)]
+        slots = [policy.agent(i) for i in range(self.case.prompts * self.case.rollouts)]
         places = [(task, g) for task in self.tasks for g in range(self.case.rollouts)]
         self._tools = 0.0
-        with ThreadPoolExecutor(len(seats)) as pool, policy.hosted() as lead:
+        with ThreadPoolExecutor(len(slots)) as pool, policy.hosted() as lead:
             agents = [
                 pool.submit(self._rollout, policy, seat, place)
-                for seat, place in zip(seats, places, strict=True)
+                for seat, place in zip(slots, places, strict=True)
             ]
             for agent in agents:
                 lead(agent)
@@ -87,7 +88,8 @@ class Steps:
         rolled = time.perf_counter()
         groups = form_groups(runs)
         updater = Updater(learner=self.learner, config=self.config)
-        values = updater.learn(groups, group_metrics(groups), version=self.step)
+        credited = [credit_group(group, self.config.objective, None) for group in groups]
+        values = updater.learn(credited, group_metrics(groups), version=self.step)
         return_freed_memory()
         self.step += 1
         generated = sum(len(turn.completion.tokens.sampled_ids) for run in runs for turn in run.turns)

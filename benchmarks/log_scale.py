@@ -145,11 +145,13 @@ def fill(log: Path, runs: list[Trajectory], count: int) -> None:
 
 COLUMNS = """
 import json, sys
-from nano_rl.logs.admission import Bench
-from nano_rl.logs.survey import Survey
+from nano_rl.logs.admission import TargetPolicy
+from nano_rl.logs.survey import LogSurvey
 from nano_shared.fact_rows import RunFilter
 from nano_shared.store import LogStore
-report = Survey(store=LogStore.open(sys.argv[1]), chosen=RunFilter(), bench=Bench(), fresh=12).report()
+report = LogSurvey(
+    store=LogStore.open(sys.argv[1]), chosen=RunFilter(), target=TargetPolicy(), fresh=12
+).report()
 print(json.dumps(report.as_dict()))
 """
 COMMAND = """

@@ -50,7 +50,7 @@ def leftovers() -> dict[str, set[str]]:
     processes = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if "launcher" in (entry / "cmdline").read_text():
+            if "launcher" in (entry / "cmdline").read_text(errors="replace"):
                 processes.add(f"{entry.name} {(entry / 'cmdline').read_text()[:60]!r}")
     return {
         "processes": processes,

@@ -26,8 +26,7 @@ import torch
 from peak_memory import peak_kb
 from torch import nn
 
-from nano_rl.learn.config.objective import ObjectiveConfig
-from nano_rl.learn.config.training import OptimizerConfig
+from nano_rl.learn.config import ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.model.learner import Learner, prepare
 from nano_rl.learn.model.logprob import can_share, loss_and_scores
 from nano_rl.learn.objectives.loss import policy_loss

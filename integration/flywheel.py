@@ -30,15 +30,14 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, run_task
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.checkpoints.checkpoint import save_checkpoint
-from nano_rl.checkpoints.evaluate import Row, paired, table
+from nano_rl.checkpoints.evaluate import SuccessRow, paired, table
 from nano_rl.config.training import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect, execute
 from nano_rl.gather.sources import Sources
 from nano_rl.imitation.demonstrations import admit, report
 from nano_rl.imitation.rows import imitation_sample
 from nano_rl.imitation.sft import train_sft
-from nano_rl.learn.config.objective import Config
-from nano_rl.learn.config.training import GuardConfig, OptimizerConfig
+from nano_rl.learn.config import Config, GuardConfig, OptimizerConfig
 from nano_rl.learn.model.learner import prepare
 from nano_rl.tasks.make import draw_tasks, make_tasks
 from nano_rl.tasks.oracle import ORACLE, oracle_policy
@@ -329,7 +328,7 @@ def show(title: str, runs: list[Trajectory]) -> None:
         line(f"  {row.name:20}", row)
 
 
-def line(label: str, row: Row) -> None:
+def line(label: str, row: SuccessRow) -> None:
     interval = f"95 % interval {row.low:.1%} to {row.high:.1%}"
     print(f"{label}: {row.rate:6.1%}  ({row.successes}/{row.graded}; {interval})")
 

@@ -36,7 +36,7 @@ from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.config.training import TrainConfig
 from nano_rl.gather.sources import Sources
-from nano_rl.learn.config.training import GuardConfig, OptimizerConfig
+from nano_rl.learn.config import GuardConfig, OptimizerConfig
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.model.learner import prepare
 from nano_rl.logs.used_runs import USED, read_used

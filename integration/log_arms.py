@@ -30,8 +30,7 @@ from nano_rl.gather.rollouts import collect
 from nano_rl.gather.sources import Sources
 from nano_rl.imitation.demonstrations import logged_successes, reader_of
 from nano_rl.imitation.sft import train_sft
-from nano_rl.learn.config.objective import ObjectiveConfig
-from nano_rl.learn.config.training import GuardConfig, LogsConfig, OptimizerConfig
+from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.model.learner import prepare
 from nano_rl.logs.lineage import lineage

@@ -26,7 +26,7 @@ from statistics import mean
 from flywheel import Scale
 from log_arms import GROUP, Bench, difference, rate
 
-from nano_rl.learn.config.training import LogsConfig
+from nano_rl.learn.config import LogsConfig
 
 STEPS, PROMPTS = 24, 8
 RUNS = STEPS * PROMPTS * GROUP

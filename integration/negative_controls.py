@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from nano_rl.learn import step_rows
+from nano_rl.learn.credit.advantage import credit_group
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.learn.update import Updater
@@ -44,7 +45,9 @@ def wrong_groups() -> Iterator[None]:
     learn = Updater.learn
 
     def mixed(self: Updater, groups: Any, *rest: Any, **more: Any) -> dict[str, float]:
-        return learn(self, dealt_over_tasks(groups), *rest, **more)
+        dealt = dealt_over_tasks([credited.group for credited in groups])
+        credited = [credit_group(group, self.config.objective, self.reward) for group in dealt]
+        return learn(self, credited, *rest, **more)
 
     with patch.object(Updater, "learn", mixed):
         yield

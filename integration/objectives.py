@@ -31,8 +31,7 @@ from rich.table import Table
 
 from nano_coder.models.opening import open_weights
 from nano_rl.imitation.demonstrations import reader_of
-from nano_rl.learn.config.objective import ObjectiveConfig
-from nano_rl.learn.config.training import CriticConfig, GuardConfig, OptimizerConfig
+from nano_rl.learn.config import CriticConfig, GuardConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.model.learner import prepare
 from nano_rl.preferences.config import DpoConfig
 from nano_rl.preferences.dpo import train_dpo

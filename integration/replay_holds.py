@@ -23,8 +23,8 @@ from pathlib import Path
 from nano_coder.agent.dialects import DIALECTS
 from nano_coder.agent.profiles import serving_profile
 from nano_coder.agent.prompt import offered_tools
-from nano_coder.models.opening import open_policy, open_reader
-from nano_coder.models.replayed import Reader
+from nano_coder.models.opening import open_policy, open_renderer
+from nano_coder.models.replayed import PromptRenderer
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.run.replay import Executed, Refed, execute, refeed
@@ -146,11 +146,11 @@ def _texts(task: Task, profile: InterfaceProfile) -> list[str]:
 
 
 def _refed(runs: list[Trajectory], store: LogStore) -> bool:
-    started, readers = time.monotonic(), dict[str, Reader | None]()
+    started, readers = time.monotonic(), dict[str, PromptRenderer | None]()
     results: list[Refed] = []
     for run in runs:
         if run.template_hash not in readers:
-            readers[run.template_hash] = open_reader(run)
+            readers[run.template_hash] = open_renderer(run)
         results.append(refeed(run, readers[run.template_hash], store.blobs))
     whole = sum(result.holds and result.proved == len(result.prompts) for result in results)
     turns = sum(len(result.prompts) for result in results)

@@ -44,8 +44,7 @@ from nano_rl.gather.rollouts import collect
 from nano_rl.gather.sources import Sources
 from nano_rl.imitation.demonstrations import reader_of
 from nano_rl.imitation.sft import train_sft
-from nano_rl.learn.config.objective import Config, ObjectiveConfig
-from nano_rl.learn.config.training import GuardConfig, OptimizerConfig
+from nano_rl.learn.config import Config, GuardConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.model.learner import prepare
 from nano_rl.learn.model.scalar_model import scalar_model

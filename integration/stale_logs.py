@@ -28,8 +28,7 @@ from statistics import mean
 from flywheel import Scale
 from log_arms import GROUP, Bench, rate
 
-from nano_rl.learn.config.objective import ObjectiveConfig
-from nano_rl.learn.config.training import LogsConfig
+from nano_rl.learn.config import LogsConfig, ObjectiveConfig
 
 AGES = (1, 4, 16)
 STEPS, PROMPTS = 8, 8

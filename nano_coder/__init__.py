@@ -1,4 +1,4 @@
-"""nano-coder, the consumer: an agent runtime that logs every execution exactly."""
+"""nano_coder, the agent runtime: runs tasks, logs every execution, and serves policies."""
 
 from nano_shared import __version__
 

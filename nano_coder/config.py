@@ -20,10 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from nano_coder.trust import MOST_BYTES, ProjectFile, read_project_file
 from nano_shared.command_line import COMPLETION, LIMITS
+from nano_shared.durable import NotReadable, read_regular
 from nano_shared.errors import ConfigError
 from nano_shared.printable import printable
 from nano_shared.redact import RedactConfig
-from nano_shared.regular_file import NotReadable, read_regular
 from nano_shared.types import Limits
 
 TEMPERATURE = 0.0
@@ -36,12 +36,14 @@ class AgentConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     model: str | None = None
-    """checkpoint name, folder, hub id, or openai:NAME; None is the promoted or the shipped policy"""
+    """checkpoint name, folder, hub id, openai:NAME, or SCHEME:NAME of an extension; None is the promoted or
+    the shipped policy"""
     base_url: str | None = None
     """URL of the endpoint; OPENAI_BASE_URL where ours is not set"""
     api_key: str | None = Field(None, repr=False)
     """of the endpoint; OPENAI_API_KEY where ours is not set"""
     sandbox: str = "ns"
+    """ns, bwrap, none, or one of an extension"""
     python: str | None = None
     """interpreter inside the jail; None is DIR/.venv, else ours"""
     check: str | None = None
@@ -66,6 +68,10 @@ class AgentConfig(BaseModel):
     instructions for it, else float32"""
     log: str | None = None
     """path or SQLAlchemy URL of the log; None is NANO_HOME/log.db"""
+    profile: str | None = None
+    """interface profile: prompts, tools and dialect; None is what the model was trained with"""
+    tools: tuple[str, ...] = ()
+    """further tools for the agent: names of installed ones, or path.py:name"""
     exclude: tuple[str, ...] = ()
     """patterns for names that no run gets to see, beside version control, environments and caches"""
     git: bool | None = None
@@ -73,7 +79,7 @@ class AgentConfig(BaseModel):
     redact: RedactConfig = RedactConfig()
     """secrets: `write` keeps them out of the log; `[redact]` also takes `patterns` and `allow`"""
 
-    @field_validator("exclude", mode="before")
+    @field_validator("exclude", "tools", mode="before")
     @classmethod
     def _separated(cls, value: object) -> object:
         return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value

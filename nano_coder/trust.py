@@ -16,9 +16,8 @@ import platformdirs
 from filelock import FileLock
 from pydantic import TypeAdapter, ValidationError
 
-from nano_shared.durable import write_text
+from nano_shared.durable import NotReadable, read_regular, write_text
 from nano_shared.errors import ConfigError
-from nano_shared.regular_file import NotReadable, read_regular
 
 PROJECT_FILE = "nano.toml"
 MOST_BYTES = 1 << 14

@@ -1,4 +1,5 @@
-"""A tiny model: a small tokenizer trained on given texts and a random Llama of about a million parameters."""
+"""A tiny model for tests and demos: a tokenizer trained on given texts and a random Llama of about 1M
+weights."""
 
 from __future__ import annotations
 
@@ -26,10 +27,10 @@ def build_tiny(
     layers: int = 4,
     max_positions: int = 1024,
 ) -> Path:
-    """Write tokenizer and weights in Hugging Face format; the same arguments write the same bytes.
+    """Write tokenizer and weights in Hugging Face format. Deterministic to the byte. Returns the directory.
 
-    `vocab_size` is an upper bound: few texts hold fewer merges. `hidden` is a multiple of 32, the size of
-    an attention head. Returns the directory.
+    `vocab_size` is an upper bound, which few texts do not reach. `hidden` must be a multiple of 32, the size
+    of an attention head.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -47,7 +48,7 @@ def build_tiny(
         num_key_value_heads=max(1, heads // 2),
         max_position_embeddings=max_positions,
         tie_word_embeddings=True,
-        # the usual 0.02 suits widths of thousands: at 128 it leaves attention uniform for hundreds of steps
+        # the usual 0.02 is for widths of thousands; at 128 attention would stay uniform for hundreds of steps
         initializer_range=hidden**-0.5,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,

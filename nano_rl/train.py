@@ -1,4 +1,4 @@
-"""The training loop: groups from fresh rollouts or the log, then one update, until the steps are done."""
+"""The training loop: gather groups from fresh rollouts or logs, update the policy, repeat."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from nano_coder import __version__ as runtime_version
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.run.execution import Runtime
 from nano_rl.config.training import TrainConfig
-from nano_rl.gather.held_out import HeldOut
 from nano_rl.gather.impossible_rollouts import controls_due, hack_metrics, roll_controls
 from nano_rl.gather.overlap.overlapped_source import OverlappedGatherer
 from nano_rl.gather.rollouts import OnRun, failed, none_graded
 from nano_rl.gather.sources import Gatherer, Sources
-from nano_rl.gather.success import success_metrics
+from nano_rl.gather.success import HeldOut, success_metrics
 from nano_rl.imitation.demonstrations import imitation_term
-from nano_rl.learn.credit.turns import has_signal
 from nano_rl.learn.guards import check_update
 from nano_rl.learn.metrics import METRICS, MetricsWriter
+from nano_rl.learn.mismatch import Probe
 from nano_rl.learn.model.critic import open_critic
 from nano_rl.learn.model.learner import Learner, Reference
-from nano_rl.learn.model.probe import Probe
+from nano_rl.learn.offline import OnStep
 from nano_rl.learn.rows.group import Group, group_metrics
 from nano_rl.learn.update import Updater
 from nano_rl.logs.used_runs import USED, UsedRuns
-from nano_rl.preferences.preference_rows import preference_term
-from nano_rl.record.events import EventKind, note
+from nano_rl.preferences.dpo import preference_term
+from nano_rl.record.command import EventKind, note
 from nano_rl.record.phases import Phases
 from nano_rl.resume.identity import Identity
 from nano_rl.resume.interrupt import TrainingStopped, interruptible
@@ -42,10 +41,8 @@ from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.types import Sampling, Trajectory
 
-OnStep = Callable[[int, int, dict[str, float]], None]
-"""steps done, steps in all, metrics of the last one"""
 OnGroups = Callable[[int, Sequence[Group], Sequence[Trajectory]], None]
-"""step, its groups and its controls, before anything is learned from them"""
+"""step, its groups and its control rollouts, before they are learned from"""
 
 
 def train(
@@ -61,16 +58,15 @@ def train(
     on_groups: OnGroups | None = None,
     held_out: HeldOut | None = None,
 ) -> list[str]:
-    """Train in place, going on from a state that lies under `folder`. Returns the ids of the runs used.
+    """Train `model` in place, continuing from a state saved in `folder`. Returns the ids of the runs used.
 
-    `runtime` says how rollouts are made; its policy is replaced by the live module at each step, and its
-    sampling takes the temperature of `config` and the whole vocabulary. `reward` is what `config.reward`
-    describes, opened; None takes the grader's own rewards. `held_out` is measured on the way and changes
-    nothing.
+    `runtime` makes the rollouts; at each step its policy is replaced by the current weights, and its sampling
+    by the temperature of `config` over the whole vocabulary. `reward` is `config.reward`, opened; None uses
+    the rewards of the grader. `held_out` tasks are measured during training and never trained on. A training
+    on logs alone ends when their runs are used up.
 
-    Raises CheckpointError for a state of another model, other tasks or settings; GuardTripped, with the
-    state before that step on disk; TrainingStopped when a signal asked for it, with the last step on disk.
-    Where logs are all there is, the training ends with the last of their runs.
+    Raises CheckpointError for a saved state of another model, other tasks or other settings; GuardTripped,
+    with the state before that step on disk; TrainingStopped after a signal, with the last step on disk.
     """
     if not (sources.tasks or sources.from_logs):
         raise UsageError(
@@ -135,7 +131,7 @@ def train(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stepper:
-    """What the steps of a training are taken with."""
+    """The parts of a training that each step uses."""
 
     model: nn.Module
     opened: OpenedWeights
@@ -152,7 +148,7 @@ class _Stepper:
     on_groups: OnGroups | None
 
     def measure(self, held_out: HeldOut | None, step: int) -> dict[str, float]:
-        """Success on held-out tasks of the weights after `step` updates, where it is due."""
+        """Success on held-out tasks after `step` updates; empty unless a measurement is due."""
         config = self.config
         if held_out is None or not held_out.due(step, config.steps):
             return {}
@@ -160,10 +156,10 @@ class _Stepper:
         return held_out.measure(_live(self.runtime, self.model, self.opened, config, version), step)
 
     def take(self, step: int) -> tuple[list[Group], dict[str, float]] | None:
-        """Gather, learn, check: the step's groups and metrics; None where the logs have no more of them.
+        """Gather, learn, check. Returns the groups and metrics of the step; None if the logs are used up.
 
-        Raises GuardTripped, and PolicyError or SandboxError where every rollout failed for a reason that is
-        not the policy's, before the weights are touched or served.
+        Raises GuardTripped, and PolicyError or SandboxError if every rollout failed for a reason that is not
+        the policy's; the weights are unchanged then.
         """
         config, reward, phases = self.config, self.reward, self.phases
         version = self.opened.version + step
@@ -189,23 +185,23 @@ class _Stepper:
         with phases("save"):
             self.states.join()
         with phases("train"):
-            self.progress.judge(values, behind=gathered.behind or 0)
-            # a row that is learned from, where there is one
-            taught = [g for g in groups if has_signal(g, config.objective, reward)]
-            probe = Probe.of([*taught, *groups], self.model)
+            self.progress.judge(values, off_policy_steps=gathered.off_policy_steps or 0)
+            # preferably a row that is trained on
+            with_signal = [c.group for c in gathered.credited if c.has_signal]
+            probe = Probe.of([*with_signal, *groups], self.model)
             values |= self.updater.learn(
-                groups, values, version=version, history=self.progress.history,
+                gathered.credited, values, version=version, history=self.progress.history,
                 logged=gathered.logged, baselines=self.gatherer.baselines, probe=probe,
-                sampled_by=gathered.sampled_by,
+                behaviour_weights=gathered.behaviour_weights,
             )  # fmt: skip
             values |= _checked(values, probe, self.model, self.opened, config, version + 1)
-            values |= self.gatherer.record(groups)
+            values |= self.gatherer.record(gathered.credited)
         values |= phases.metrics([*runs, *controls], trained_tokens=values.get("tokens", 0.0))
         return groups, values
 
 
 def identify(opened: OpenedWeights, runtime: Runtime, sources: Sources, config: TrainConfig) -> Identity:
-    """What decides the steps of this training."""
+    """The identity of a training: everything that determines its steps."""
     return Identity(
         code_version=runtime_version,
         model=opened.loaded.id,
@@ -228,7 +224,7 @@ def _gatherer(
     model: nn.Module, opened: OpenedWeights, runtime: Runtime, sources: Sources, config: TrainConfig,
     reward: Reward | None, folder: Path, learner: Learner,
 ) -> Gatherer:  # fmt: skip
-    """Where groups come from: one after the other, or rolled out ahead by another process."""
+    """The gatherer: rollouts in this process, or with `overlap` one step ahead in a worker process."""
     if not config.overlap:
         return Gatherer(sources, config, reward)
 
@@ -241,7 +237,7 @@ def _gatherer(
 def _live(
     runtime: Runtime, model: nn.Module, opened: OpenedWeights, config: TrainConfig, version: int
 ) -> Runtime:
-    """The runtime that samples from the weights as they are, over the whole vocabulary."""
+    """The runtime with the current weights as policy, sampling from the whole vocabulary."""
     loaded = replace(opened.loaded, model=model)
     policy = local_policy(loaded, opened.profile, version=version, scheduler=config.scheduler)
     pinned = {"temperature": config.temperature, "top_p": 1.0, "top_k": 0}
@@ -256,10 +252,10 @@ def _checked(
     config: TrainConfig,
     version: int,
 ) -> dict[str, float]:
-    """What the probe saw of the update, judged. Raises GuardTripped."""
+    """Metrics of the probe after the update, checked by the guards. Raises GuardTripped."""
     if probe is None or values.get("skipped"):
         return {}
     served: Any = local_policy(replace(opened.loaded, model=model), opened.profile, version=version)
-    seen = probe.metrics(model, served.engine)
-    check_update({**values, **seen}, config.guards, bfloat16=config.dtype == "bfloat16")
-    return seen
+    measured = probe.metrics(model, served.engine)
+    check_update({**values, **measured}, config.guards, bfloat16=config.dtype == "bfloat16")
+    return measured

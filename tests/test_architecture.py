@@ -58,13 +58,13 @@ def test_one_place_turns_any_exception_into_data() -> None:
         f"{path.name}:{node.lineno}"
         for _, path in modules()
         # these run a program of others, which may raise anything, SystemExit too
-        if path.name not in ("child.py", "warm_python.py", "repl.py") and path.parent.name != "inside"
+        if path.name not in ("warm_python.py", "session.py") and path.parent.name != "inside"
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ExceptHandler)
         and (node.type is None or getattr(node.type, "id", "") in ("Exception", "BaseException"))
     ]
-    # the grading of what a policy left always gives a verdict; an extension may raise anything at import
-    assert [place.partition(":")[0] for place in broad] == ["extensions.py"] * 2 + ["grade.py"]
+    # the grading of what a policy left always gives a verdict; code of strangers may raise anything
+    assert sorted(place.partition(":")[0] for place in broad) == ["extensions.py", "grade.py", "tool.py"]
 
 
 def test_the_wheel_holds_the_three_packages_and_nothing_else(tmp_path: Path) -> None:

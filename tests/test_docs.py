@@ -1,7 +1,13 @@
 """Documentation that can rot is tested: the files it names exist, its commands and queries run."""
 
+import functools
+import json
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +17,25 @@ from nano_shared.store import LogStore
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
+FOLDERS = "nano_coder|nano_rl|shared|tests|benchmarks|integration|examples|docs"
+MODULES = {"nano_coder": ROOT, "nano_rl": ROOT, "nano_shared": ROOT / "shared"}
+DEVIATION = 0.05
+"""by how much the library may have grown or shrunk since its lines were last counted"""
+
+
+@functools.cache
+def files() -> frozenset[str]:
+    """Every file of the repository, from its root, with a slash in front."""
+    told = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
+    )
+    if told.returncode == 0:
+        return frozenset("/" + name for name in told.stdout.splitlines() if (ROOT / name).exists())
+    return frozenset(f"/{path.relative_to(ROOT)}" for path in ROOT.rglob("*") if ".venv" not in path.parts)
 
 
 def test_every_file_of_the_readme_tree_exists() -> None:
@@ -48,3 +73,102 @@ def test_the_queries_of_the_readme_run(query: str, tmp_path: Path) -> None:
 
 def test_the_readme_is_true_about_its_license() -> None:
     assert "Apache License" in (ROOT / "LICENSE").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_path_that_a_page_names_exists(page: str) -> None:
+    """`nano_rl/learn/update.py` from the root; `launcher/archive.py` or `engine.py` somewhere below it."""
+    named = re.findall(rf"(?<![\w/.-])(?:{FOLDERS})/[\w./-]*\w", PAGES[page])
+    gone = [path for path in named if not (ROOT / path.removesuffix(".")).exists()]
+    modules = re.findall(r"`([\w/]+\.py)(?:::\w+)?`", PAGES[page])
+    gone += [path for path in modules if not any(file.endswith(f"/{path}") for file in files())]
+    assert gone == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_module_name_of_a_page_exists(page: str) -> None:
+    """`nano_rl.learn.update.Updater`: a module, and names that its text holds."""
+    gone = []
+    for name in re.findall(r"(?<![\w/.-])(?:nano_coder|nano_rl|nano_shared)(?:\.\w+)+", PAGES[page]):
+        path, parts = MODULES[name.split(".")[0]], name.split(".")
+        while parts and (path / parts[0]).is_dir():
+            path /= parts.pop(0)
+        if parts and (path / f"{parts[0]}.py").exists():
+            path /= f"{parts.pop(0)}.py"
+        text = (path if path.is_file() else path / "__init__.py").read_text(encoding="utf-8")
+        if not all(re.search(rf"\b{part}\b", text) for part in parts):
+            gone.append(name)
+    assert gone == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
+    folder = (ROOT / page).parent
+    links = re.findall(r"\]\(([^)#:]+)(?:#([\w-]+))?\)", PAGES[page])
+    for path, heading in links:
+        assert (folder / path).exists(), path
+        if heading:
+            heads = re.findall(r"^#+ (.*)$", (folder / path).read_text(encoding="utf-8"), re.MULTILINE)
+            assert heading in {
+                re.sub(r"[^\w -]", "", head).strip().lower().replace(" ", "-") for head in heads
+            }
+
+
+def test_figures_and_tables_are_those_of_the_result_files() -> None:
+    done = subprocess.run(
+        [sys.executable, "docs/figures/build.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}; make figures draws them anew"
+
+
+def test_the_size_that_the_documents_state_is_that_of_the_library() -> None:
+    counted = ROOT / "docs" / "results" / "house.json"
+    for package in json.loads(counted.read_text(encoding="utf-8"))["packages"]:
+        name = package["package"]
+        paths = list((ROOT / ("shared/nano_shared" if name == "nano_shared" else name)).rglob("*.py"))
+        lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+        assert abs(lines - package["lines"]) <= DEVIATION * lines, (
+            f"{name}: python benchmarks/house.py --write"
+        )
+
+
+def commands_of(page: str) -> list[list[str]]:
+    """The words of each nano-coder and nano-rl command in the code blocks of a page, without comments."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE)
+    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if re.match(r"nano-(coder|rl) ", line)]
+
+
+def options_of(words: list[str]) -> tuple[set[str], list[str]]:
+    """The options of the command that the words call, and the words behind its name."""
+    command: Any = {"nano-coder": coder.cli, "nano-rl": rl.cli}[words[0]]
+    if not hasattr(command, "list_commands"):  # an application of Typer
+        import typer.main
+
+        command = typer.main.get_command(command)
+    rest = words[1:]
+    while hasattr(command, "list_commands"):
+        found = command.get_command(command.context_class(command), rest[0]) if rest else None
+        assert found is not None, f"no such command: {shlex.join(words)}"
+        command, rest = found, rest[1:]
+    known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
+    return known | {"--help", "-h"}, rest
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
+def test_every_option_of_a_command_that_is_shown_exists(page: str) -> None:
+    shown = commands_of(page)
+    assert len(shown) >= 10
+    for words in shown:
+        known, rest = options_of(words)
+        given = rest[: rest.index("--")] if "--" in rest else rest
+        # what `exec` runs has options of its own
+        given = given[:1] if words[1] == "exec" else given
+        wrong = [
+            word for word in given if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in known
+        ]
+        assert wrong == [], shlex.join(words)

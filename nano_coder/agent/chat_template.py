@@ -1,4 +1,4 @@
-"""The chat template: renders only the new messages of a conversation, append-only, to token ids."""
+"""Chat templates: render the new messages of a conversation to token ids, without touching earlier ones."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Encoder:
-    """Encodes with private copies of a tokenizer, so that nobody else's settings can leak in.
+    """Encodes text with private copies of a tokenizer, so that settings of other users have no effect.
 
-    Control tokens are the added tokens marked special. Text is defused before it meets a template: a mark
-    is put inside every spelling of a control token, and taken out again only after the control tokens of
-    the template itself were found.
+    Control tokens are the added tokens marked special. Text is escaped before it reaches a template: a mark
+    is inserted into every spelling of a control token, and removed only after the template's own control
+    tokens were parsed.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -38,22 +38,22 @@ class Encoder:
         self._spelling = _spelling(self._control_ids)
 
     def text(self, text: str) -> list[int]:
-        """Ids of plain text: no control token, whatever the text spells."""
+        """Ids of plain text; spellings of control tokens become ordinary tokens."""
         return list(self._plain.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, control tokens included; bytes that are not UTF-8 become U+FFFD."""
+        """Text of ids, control tokens included; invalid UTF-8 becomes U+FFFD."""
         return str(self._parsing.decode(list(ids), skip_special_tokens=False))
 
     def defuser(self, texts: Sequence[str]) -> tuple[str, Callable[[str], str]]:
-        """A mark that occurs in none of the texts, and the function that defuses a text with it."""
+        """A mark that occurs in none of the texts, and the function that escapes a text with it."""
         everything = "".join(texts)
-        # Supplementary private use: no template writes it and hardly any text holds it.
+        # Supplementary private use area: no template writes it, and hardly any text contains it.
         mark = next(c for c in map(chr, range(0xF0000, 0x10FFFE)) if c not in everything)
         return mark, lambda text: self._spelling.sub(lambda m: m[0][0] + mark + m[0][1:], text)
 
     def rendered(self, text: str, mark: str) -> list[int]:
-        """Ids of a rendered template: its control tokens parsed, those under the mark kept as text."""
+        """Ids of a rendered template: its control tokens are parsed, marked spellings stay text."""
         if mark not in text:
             ids = list(self._parsing.encode(text, add_special_tokens=False).ids)
             if [i for i in ids if i in self.control_tokens] == [
@@ -81,7 +81,8 @@ def _alternatives(texts: Sequence[str] | dict[str, int]) -> re.Pattern[str]:
 
 
 def _spelling(controls: dict[str, int]) -> re.Pattern[str]:
-    """A control token anywhere, or the beginning of one at the end, where a template might complete it."""
+    """Matches a control token anywhere, or the beginning of one at the end, which a template might
+    complete."""
     beginnings = {text[:n] for text in controls for n in range(1, len(text))}
     whole, partial = _alternatives(controls).pattern, _alternatives(dict.fromkeys(beginnings, 0)).pattern
     return re.compile(f"(?:{whole})|(?:{partial})\\Z")
@@ -93,14 +94,15 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""Every message as `<|im_start|>{role}\\n{content}<|im_end|>\\n`; no system message of its own."""
+"""every message as `<|im_start|>{role}, a newline, {content}<|im_end|> and a newline`; no default system
+message"""
 
 
 class ChatTemplate:
-    """A Jinja chat template bound to a tokenizer. Holds no state of any conversation; thread-safe.
+    """A Jinja chat template bound to a tokenizer. Stateless and thread-safe.
 
-    The environment is the one of transformers (`apply_chat_template`) but for the clock: a template that
-    asks for the date gets none, because what a model sees must not depend on when it runs.
+    The Jinja environment is that of transformers (`apply_chat_template`) without its clock: a template that
+    asks for the date gets none, because a prompt must not depend on the time of its rendering.
     """
 
     def __init__(self, source: str, tokenizer: Any) -> None:
@@ -122,17 +124,18 @@ class ChatTemplate:
 
     @property
     def name(self) -> str:
-        """How messages refer to this template: the beginning of its hash."""
+        """A short name of this template for messages: the beginning of its hash."""
         return f"chat template {self.template_hash[:19]}"
 
     def delta(self, conversation: Conversation) -> tuple[int, ...]:
         """[N] ids to append to `conversation.tokens` before the next turn is sampled.
 
-        The first call renders every message. Later calls render what follows the last sampled turn: what
-        closes it (all of it if the turn was cut by length; without the end-of-turn token if that was
-        sampled), the new messages, and the generation prompt.
+        The first call renders every message. Later calls render the end of the last sampled turn (completely
+        if it was cut by length; without the end-of-turn token if that was sampled), the new messages, and the
+        generation prompt.
 
-        Raises PolicyError if the template refuses the messages, or rewrites history when one is appended.
+        Raises PolicyError if the template rejects the messages, or changes earlier output when a message is
+        added.
         """
         mark, defuse = self.encoder.defuser([m.content for m in conversation.messages])
         messages = [Message(role=m.role, content=defuse(m.content)) for m in conversation.messages]
@@ -149,7 +152,7 @@ class ChatTemplate:
         return len(self.encoder.text(text))
 
     def render(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
-        """The text of the messages, exactly as the template writes it."""
+        """The text of the messages, as the template writes it."""
         try:
             return self._template.render(
                 messages=[{"role": m.role.value, "content": m.content} for m in messages],
@@ -162,14 +165,14 @@ class ChatTemplate:
             raise PolicyError(f"{self.name} refuses messages of roles [{roles}]: {error}") from error
 
     def _suffix(self, messages: list[Message], rendered: int) -> str:
-        """What the template writes after the content of `messages[rendered - 1]`, the last sampled one."""
+        """The template's output after the content of `messages[rendered - 1]`, the last sampled message."""
         self._require_append_only(messages, rendered)
         dummy = "nano: a sampled turn"
         while any(dummy in m.content for m in messages):
             dummy += "."
         stand_in = Message(role=Role.ASSISTANT, content=dummy)
         with_dummy = [*messages[: rendered - 1], stand_in, *messages[rendered:]]
-        # The sampled text itself cannot mark the place: templates trim it, and it may occur elsewhere.
+        # the sampled text itself cannot mark the place: templates trim it, and it may occur elsewhere
         before, found, _ = self.render(with_dummy[:rendered], generation_prompt=False).rpartition(dummy)
         prefix = before + found
         text = self.render(with_dummy)
@@ -200,7 +203,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
-    # Jinja's own filter escapes HTML, which no chat template was written for.
+    # Jinja's own tojson escapes HTML, which chat templates do not expect
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 

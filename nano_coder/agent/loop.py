@@ -32,12 +32,12 @@ from nano_shared.types import (
 
 _MAX_FORMAT_ERRORS = 3
 _MAX_REPEATS = 4
-_UNTOLD = ("compact",)
-"""dialects whose observations stay what their policies were trained on"""
+_NO_CUT_NOTE = ("compact",)
+"""dialects whose frozen observations do not mention cut answers"""
 
 
 def turn_seed(seed: int | None, index: int) -> int | None:
-    """The seed of one completion, a function of the run's seed and the turn, so that resuming repeats it."""
+    """The seed of one completion: a function of the run's seed and the turn, so that resuming repeats it."""
     if seed is None:
         return None
     return int(content_hash([seed, index]).removeprefix("sha256:")[:15], 16)
@@ -45,7 +45,7 @@ def turn_seed(seed: int | None, index: int) -> int | None:
 
 @dataclass(slots=True, kw_only=True)
 class Agent:
-    """One execution in memory. `step` takes one turn; `stop` says why there is no next one."""
+    """One execution in memory. `step` takes one turn; `stop` is the reason to stop, or None."""
 
     task: Task
     policy: Policy
@@ -61,7 +61,7 @@ class Agent:
     stop: StopReason | None = None
     answer: str | None = None
     elapsed: float = 0.0
-    """seconds used before this process, when the run was resumed"""
+    """seconds used before this process, if the run was resumed"""
     began: float = field(default_factory=time.monotonic)
 
     def step(self) -> Turn:
@@ -70,8 +70,8 @@ class Agent:
         parsed = self.parse(completion)
         observations = [self.execute(*numbered) for numbered in enumerate(parsed.calls)]
         observations = observations or [self._refuse(parsed)]
-        if completion.finish is Finish.LENGTH and self.profile.dialect not in _UNTOLD:
-            observations[-1] = _told_of_cut(observations[-1], completion)
+        if completion.finish is Finish.LENGTH and self.profile.dialect not in _NO_CUT_NOTE:
+            observations[-1] = _with_cut_note(observations[-1], completion)
         turn = Turn(
             index=len(self.turns),
             completion=completion,
@@ -94,16 +94,16 @@ class Agent:
         return completion
 
     def parse(self, completion: Completion) -> Parsed:
-        return DIALECTS[self.profile.dialect].parse(completion.text, self.tools)
+        return DIALECTS.find(self.profile.dialect).parse(completion.text, self.tools)
 
     def inherit(self, turn: Turn) -> None:
-        """Append a turn of the run that this one goes on from; what ended that one ends nothing here."""
+        """Append a turn of the parent run. Does not apply stop conditions."""
         self.turns.append(turn)
         for message in observation_messages(turn):
             self.conversation.append(message)
 
     def take(self, turn: Turn) -> None:
-        """Append a turn, fresh or logged: its observations become messages, the limits are looked at."""
+        """Append a turn, new or logged: its observations become messages, and limits are applied."""
         self.inherit(turn)
         for call, observation in zip(turn.calls, turn.observations, strict=False):
             if call.name == submit.spec.name and observation.ok:
@@ -121,26 +121,26 @@ class Agent:
         )
 
     def execute(self, number: int, call: ToolCall) -> Observation:
-        """Carry out one call of the turn under way."""
+        """Execute one call of the current turn."""
         started = time.time()
         try:
             result = self._tool(call)
         except ToolFailure as failure:
             result = ToolResult(text=f"error: {failure}", ok=False)
         changed: tuple[str, ...] = ()
-        if call.name in TOOLS and TOOLS[call.name].mutates:
+        if call.name in TOOLS and TOOLS.find(call.name).mutates:
             try:
                 changed = self.workspace.refresh()
-            except SnapshotError as problem:  # it outgrew its limits, which the agent can mend
+            except SnapshotError as problem:  # the workspace outgrew its limits, which the agent can mend
                 result = ToolResult(text=f"error: {problem}", ok=False, execution=result.execution)
-        # a call can quote half a surrogate pair, which no tokenizer takes
+        # a call can quote half a surrogate pair, which no tokenizer accepts
         full = result.text.encode("utf-8", "backslashreplace")
         spill = spill_path(len(self.turns), number)
         text, cut = shorten(full.decode(), self.policy.count, self.profile.observation, full_output=spill)
         blob = None
         if cut:
             blob = self.put_blob(full)
-            with contextlib.suppress(OSError):  # the agent may have put something else there
+            with contextlib.suppress(OSError):  # the agent may have put something else at that path
                 self.context.jail.write(spill, full)
         run = result.execution
         return Observation(
@@ -163,7 +163,7 @@ class Agent:
         offered = [tool.name for tool in self.tools]
         if call.name not in offered:
             raise ToolFailure(f"unknown tool {call.name}; the tools are {', '.join(offered)}")
-        return TOOLS[call.name](self.context, dict(call.arguments))
+        return TOOLS.find(call.name)(self.context, dict(call.arguments))
 
     def _refuse(self, parsed: Parsed) -> Observation:
         now = time.time()
@@ -175,7 +175,7 @@ class Agent:
         limits = self.task.limits
         if _trailing(self.turns, lambda t: t.parse_error is not None) >= _MAX_FORMAT_ERRORS:
             return StopReason.FORMAT_ERRORS
-        if _trailing(self.turns, lambda t: _deed(t) == _deed(self.turns[-1])) >= _MAX_REPEATS:
+        if _trailing(self.turns, lambda t: _action_key(t) == _action_key(self.turns[-1])) >= _MAX_REPEATS:
             return StopReason.LOOP
         if len(self.turns) >= limits.max_turns:
             return StopReason.MAX_TURNS
@@ -190,15 +190,15 @@ class Agent:
         return sum(turn_length(turn, self.policy.count) for turn in self.turns)
 
 
-def _told_of_cut(observation: Observation, completion: Completion) -> Observation:
-    """The observation, saying that the answer before it was not whole."""
+def _with_cut_note(observation: Observation, completion: Completion) -> Observation:
+    """The observation, with a note that the answer before it was cut off."""
     most = completion.sampling.max_tokens
     text = f"{observation.text}\n[your answer was cut at {most} tokens, the most that one may have]"
     return observation.model_copy(update={"text": text})
 
 
 def spill_path(turn: int, call: int) -> str:
-    """Where the agent finds the whole output of a call that was cut; no snapshot holds it."""
+    """Path at which the agent finds the whole output of a truncated observation; snapshots leave it out."""
     return f".nano/output_{turn}{f'_{call}' if call else ''}.txt"
 
 
@@ -208,7 +208,7 @@ def observation_messages(turn: Turn) -> list[Message]:
 
 
 def turn_length(turn: Turn, count: Callable[[str], int]) -> int:
-    """Sampled tokens of a turn, counted where the log has none."""
+    """Number of sampled tokens of a turn; counted by `count` if the log has no tokens."""
     tokens = turn.completion.tokens
     return len(tokens.sampled_ids) if tokens else count(turn.completion.text)
 
@@ -222,6 +222,6 @@ def _trailing(turns: Sequence[Turn], holds: Callable[[Turn], bool]) -> int:
     return number
 
 
-def _deed(turn: Turn) -> tuple[object, ...]:
-    """What a turn did and saw; the same deed over and over is a loop."""
+def _action_key(turn: Turn) -> tuple[object, ...]:
+    """What a turn did and saw, for loop detection: repeated equal turns are a loop."""
     return turn.calls, tuple(o.text for o in turn.observations), turn.parse_error

@@ -1,4 +1,4 @@
-"""Observations as a model sees them: head and tail by tokens, marker first."""
+"""Observations: shortens a tool's output to head and tail by tokens, with a marker first."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from nano_shared.profile import ObservationFormat
 def shorten(
     text: str, count: Callable[[str], int], form: ObservationFormat, *, full_output: str
 ) -> tuple[str, bool]:
-    """The text as shown and whether it was cut. `full_output` says where the agent can read the rest.
+    """The text for the model, and whether it was cut. `full_output` is the path of the whole output.
 
-    The head has at most `head_tokens` and the tail `tail_tokens`, as counted by the policy.
+    The head has at most `head_tokens` and the tail at most `tail_tokens`, as counted by the policy.
     """
     limit = form.head_tokens + form.tail_tokens
-    # a token is at least a character, so a short text needs no counting
+    # a token has at least one character, so a short text needs no counting
     if len(text) <= limit or count(text) <= limit:
         return text, False
     head = text[: _fitting(text, form.head_tokens, count, from_end=False)]
@@ -25,7 +25,7 @@ def shorten(
 
 
 def _fitting(text: str, tokens: int, count: Callable[[str], int], *, from_end: bool) -> int:
-    """How many characters of one end fit into `tokens`, by bisection."""
+    """How many characters from one end fit into `tokens`; by bisection."""
     low, high = 0, min(len(text), tokens * 16)
     while low < high:
         middle = (low + high + 1) // 2

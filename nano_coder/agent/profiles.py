@@ -1,15 +1,19 @@
-"""The interface profiles: what a policy sees and how it acts, each frozen under its name.
+"""Interface profiles: what a policy sees and how it acts, each frozen under its name.
 
-Never edit one: checkpoints were trained with it, and a test holds its hash. Add a new one.
+Never edit a profile: checkpoints were trained with it, and a test checks its hash. Add a new one, registered
+in `nano.profiles`. `NAME+TOOL` is profile NAME with one more tool, for runs that were given it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from nano_coder.agent.chat_template import CHATML
 from nano_coder.tools import TOOLS
-from nano_shared.errors import UsageError
+from nano_shared.errors import ConfigError, UsageError
+from nano_shared.extensions import Extensions, is_file_reference
 from nano_shared.profile import InterfaceProfile, ObservationFormat
-from nano_shared.types import Task
+from nano_shared.types import Task, Trajectory
 
 _TASK = (
     "{{ prompt }}{% if files %}\nFiles: {{ files | join(' ') }}{% endif %}"
@@ -45,41 +49,86 @@ HERMES_1 = InterfaceProfile(
     chat_template=None,
 )
 
-_MORE_TOOLS = (
-    "lookup", "sql", "list_mail", "read_mail", "send_mail", "delete_mail", "list_events", "create_event",
-    "move_event", "cancel_event", "find_contact", "save_contact",
-)  # fmt: skip
+_SUCCESSORS = {COMPACT_1.name: "compact-2", HERMES_1.name: "hermes-2"}
 
 
-def _extended(profile: InterfaceProfile, name: str) -> InterfaceProfile:
-    """The profile with more tools and nothing else changed: what it could serve, it shows as before."""
-    more = tuple(TOOLS[tool].spec for tool in _MORE_TOOLS)
-    return profile.model_copy(update={"name": name, "tools": (*profile.tools, *more)})
+class Profiles(Extensions[InterfaceProfile]):
+    """Profiles by name, those with further tools among them where the tools are at hand."""
+
+    def __init__(self) -> None:
+        super().__init__("nano.profiles", InterfaceProfile)
+        self._extended: dict[tuple[object, ...], InterfaceProfile] = {}
+
+    def find(self, name: str) -> InterfaceProfile:
+        base, *more = name.split("+")
+        profile = super().find(base)
+        if not is_file_reference(base) and profile.name != base:
+            raise ConfigError(f"the profile {profile.name!r} is registered in nano.profiles as {base!r}")
+        if not more:
+            return profile
+        # one object for the same tools, whose hashes are computed once
+        key = (name, *(id(TOOLS.find(tool)) for tool in more))
+        return self._extended.setdefault(key, with_tools(profile, more))
+
+    def __contains__(self, name: object) -> bool:
+        base, *more = str(name).split("+")
+        return super().__contains__(base) and all(tool in TOOLS for tool in more)
 
 
-COMPACT_2 = _extended(COMPACT_1, "compact-2")
-HERMES_2 = _extended(HERMES_1, "hermes-2")
-
-PROFILES: dict[str, InterfaceProfile] = {
-    profile.name: profile for profile in (COMPACT_1, HERMES_1, COMPACT_2, HERMES_2)
-}
-_SUCCESSORS = {COMPACT_1.name: COMPACT_2, HERMES_1.name: HERMES_2}
+PROFILES = Profiles()
 
 
 def find_profile(name: str) -> InterfaceProfile:
-    """The profile of that name. Raises UsageError with the names there are."""
-    if name not in PROFILES:
-        raise UsageError(f"unknown interface profile {name!r}; known: {', '.join(PROFILES)}")
-    return PROFILES[name]
+    """The profile of that name. Raises UsageError with the names there are, or with the tool that is not."""
+    if name in PROFILES or is_file_reference(name):
+        return PROFILES.find(name)
+    if missing := missing_tools(name):
+        raise UsageError(f"the interface profile {name!r} needs {missing}")
+    raise UsageError(f"unknown interface profile {name!r}; known: {', '.join(PROFILES)}")
+
+
+def missing_tools(name: str) -> str | None:
+    """The tools of the profile `NAME+TOOL` that are not at hand, and how to name them; None for none."""
+    missing = [tool for tool in name.split("+")[1:] if tool not in TOOLS]
+    if not missing:
+        return None
+    return f"the tool {missing[0]!r}, which is not at hand: install its package, or give --tool FILE.py:NAME"
+
+
+def with_tools(profile: InterfaceProfile, names: Iterable[str]) -> InterfaceProfile:
+    """The profile with these tools after its own: the same ones make the same profile, in any order."""
+    base, *more = profile.name.split("+")
+    own = tuple(tool for tool in profile.tools if tool.name not in more)
+    added = {*more, *names} - {tool.name for tool in own}
+    if added == set(more):
+        return profile
+    name = "+".join((base, *sorted(added)))
+    known = {tool.name: tool for tool in profile.tools}
+    specs = (known.get(tool) or TOOLS.find(tool).spec for tool in sorted(added))
+    return profile.model_copy(update={"name": name, "tools": (*own, *specs)})
 
 
 def serving_profile(profile: InterfaceProfile, task: Task) -> InterfaceProfile:
-    """The profile that serves a task: the one given, or the one that adds the tools which the task names.
+    """The profile for a task: the given one, or the one that adds the tools which the task names.
 
-    A task that neither serves keeps the one given, and `offered_tools` refuses it by the tool.
+    A task that names a tool which is not installed keeps the given one; `offered_tools` raises with its name.
     """
     named = set(task.tools or ())
-    successor = _SUCCESSORS.get(profile.name)
-    if named <= {tool.name for tool in profile.tools} or successor is None:
+    if named <= {tool.name for tool in profile.tools}:
         return profile
-    return successor if named <= {tool.name for tool in successor.tools} else profile
+    successor = _SUCCESSORS.get(profile.name)
+    if successor is not None and successor in PROFILES:
+        second = PROFILES.find(successor)
+        if named <= {tool.name for tool in second.tools}:
+            return second
+    return with_tools(profile, named) if all(name in TOOLS for name in named) else profile
+
+
+def continuing_profile(profile: InterfaceProfile, run: Trajectory) -> InterfaceProfile:
+    """The profile to go on with a logged run: the policy's, with the tools that the run was given.
+
+    Raises UsageError where one of them is not at hand.
+    """
+    if missing := missing_tools(run.profile):
+        raise UsageError(f"run {run.id} was given {missing}")
+    return serving_profile(with_tools(profile, run.profile.split("+")[1:]), run.task)

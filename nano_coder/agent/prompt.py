@@ -1,4 +1,4 @@
-"""The first messages of a run: system and task, rendered strictly from the profile."""
+"""Prompts: the first messages of a run, system and task, rendered from the profile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoesca
 
 
 def offered_tools(profile: InterfaceProfile, task: Task) -> tuple[ToolSpec, ...]:
-    """The profile's tools that the task allows. Raises UsageError for a tool that the profile lacks."""
+    """The profile's tools that the task allows. Raises UsageError for a tool that the profile does not
+    have."""
     if task.tools is None:
         return profile.tools
     known = {tool.name: tool for tool in profile.tools}
@@ -31,18 +32,18 @@ def offered_tools(profile: InterfaceProfile, task: Task) -> tuple[ToolSpec, ...]
 
 
 def first_messages(profile: InterfaceProfile, task: Task, files: Sequence[str]) -> tuple[Message, ...]:
-    """System message and task message; `files` are the workspace's paths."""
-    tools = DIALECTS[profile.dialect].describe(offered_tools(profile, task))
+    """The system message and the task message; `files` are the workspace's paths."""
+    tools = DIALECTS.find(profile.dialect).describe(offered_tools(profile, task))
     system = _environment.from_string(profile.system).render(tools=tools)
     prompt = _environment.from_string(profile.task).render(
         prompt=task.prompt, files=_listing(files), check=task.check
     )
-    prompt = prompt.encode("utf-8", "backslashreplace").decode()  # no tokenizer takes half a surrogate pair
+    prompt = prompt.encode("utf-8", "backslashreplace").decode()  # no tokenizer accepts half a surrogate pair
     return Message(role=Role.SYSTEM, content=system), Message(role=Role.USER, content=prompt)
 
 
 def _listing(files: Sequence[str]) -> list[str]:
-    # bytes that are not UTF-8 as the tools show them
+    # bytes that are not UTF-8 are shown as the tools show them
     names = (os.fsencode(file).decode("utf-8", "backslashreplace") for file in files)
     shown = sorted(name for name in names if not name.startswith("."))
     if len(shown) <= _MAX_FILES:

@@ -1,4 +1,4 @@
-"""The agent's workspace as a chain of content-addressed snapshots, taken inside the jail."""
+"""The agent's workspace: a chain of content-addressed snapshots, taken inside the jail."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from nano_shared.types import Trajectory
 
 
 def workspace_after(trajectory: Trajectory, step: int | None) -> str:
-    """Snapshot after a step: 1 is the first turn, 0 the start, None the last one logged.
+    """Snapshot after a step: 1 is the first turn, 0 the start, None the last logged turn.
 
-    Raises UsageError for a step that the run has not, and for a run that never got a workspace.
+    Raises UsageError for a step that the run does not have, and for a run without a workspace.
     """
     run, count = trajectory.id, len(trajectory.turns)
     if trajectory.snapshot is None:
@@ -27,13 +27,13 @@ def workspace_after(trajectory: Trajectory, step: int | None) -> str:
 
 
 def workspaces_since(trajectory: Trajectory, step: int) -> list[str]:
-    """Snapshots that the turns after a step left, newest first, each once."""
+    """Snapshots after the turns that follow a step, newest first, without repetitions."""
     found = (turn.snapshot for turn in reversed(trajectory.turns[step:]) if turn.snapshot)
     return list(dict.fromkeys(found))
 
 
 class Workspace:
-    """Follows one jail. `start` is the snapshot before the first action, `snapshot` the newest."""
+    """The workspace of one jail. `start` is the snapshot before the first action, `snapshot` the newest."""
 
     def __init__(self, jail: Jail, blobs: BlobStore, *, start: str, snapshot: str) -> None:
         self._jail = jail
@@ -41,13 +41,13 @@ class Workspace:
         self.start = start
         self.snapshot = snapshot
         self.lost = False
-        """whether the newest change left a workspace of which no snapshot can be taken"""
+        """whether the last change made a workspace of which no snapshot can be taken"""
         self._quota = Quota()
 
     def refresh(self) -> tuple[str, ...]:
-        """Take a snapshot and name the files that changed since the last one.
+        """Take a snapshot and return the files that changed since the last one.
 
-        Raises SnapshotError, which the agent can mend, where the workspace outgrew what can be kept.
+        Raises SnapshotError, which the agent can mend, if the workspace is too large or unreadable.
         """
         self.lost = True
         before, self.snapshot = self.snapshot, self._take()
@@ -64,7 +64,7 @@ class Workspace:
         return [e.shown for e in snapshot.load(self.start, self._blobs).entries if e.kind == "file"]
 
     def diff(self) -> str:
-        """Unified diff of everything the agent changed."""
+        """Unified diff of all changes of the agent."""
         if self.start == self.snapshot:
             return ""
         return snapshot.diff(

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 from nano_coder.sandbox import ExecResult, Jail, Sandbox
 from nano_coder.sandbox.namespaces import NsSandbox
 from nano_coder.sandbox.request import TERABYTE_MB, WEEK_S
-from nano_coder.sandbox.stateful_session import Kind, Session
+from nano_coder.sandbox.stateful_session import Session, SessionKind
 from nano_shared.errors import NanoError, SandboxError, UsageError
 from nano_shared.types import Limits
 
@@ -73,7 +73,7 @@ class Sessions:
     def run(
         self,
         name: str,
-        kind: Kind,
+        kind: SessionKind,
         source: str,
         limits: Limits,
         *,
@@ -99,7 +99,7 @@ class Sessions:
             told = str(error) if lost_before else f"{error}, before it answered this request"
             raise SessionLost(f"session {name!r}: {told}; the name is free for a new one") from error
 
-    def _opened(self, name: str, kind: Kind, limits: Limits) -> Session:
+    def _opened(self, name: str, kind: SessionKind, limits: Limits) -> Session:
         with self._lock:
             session, count = self._open.get(name), len(self._open)
         if session is not None:

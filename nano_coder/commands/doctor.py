@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nano_coder.sandbox import open_sandbox
-from nano_coder.sandbox.doctor import Finding, examine
+from nano_coder.sandbox.doctor import EscapeFinding, examine
 from nano_shared.console import Console
 from nano_shared.errors import SandboxError
 
@@ -44,7 +44,7 @@ def command(kind: str, as_json: bool) -> int:
     return 0 if all(f.held for f in findings) else _SANDBOX
 
 
-def _show(findings: list[Finding], layers: dict[str, bool], seconds: float) -> None:
+def _show(findings: list[EscapeFinding], layers: dict[str, bool], seconds: float) -> None:
     console = Console(soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for heading in ("attempt", "stopped by", "result"):

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from nano_coder.run.log import guarded
+from nano_coder.run.redacting_log import redacting_store
 from nano_coder.run.token_span import load_decode, token_ranges
 from nano_shared.errors import UsageError
 from nano_shared.feedback import Feedback, FeedbackKind, Outcome, Said
@@ -87,7 +87,7 @@ def command(
     with LogStore.open(log, create=False) as store:
         trajectory = store.get(run)
         rows = list(feedback_rows(given, trajectory, store))
-        _show(guarded(store).add_feedback(trajectory.id, *rows), store, as_json=as_json)
+        _show(redacting_store(store).add_feedback(trajectory.id, *rows), store, as_json=as_json)
     return 0
 
 

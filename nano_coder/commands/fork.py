@@ -12,7 +12,7 @@ import click
 from nano_coder.commands.display import exit_code, outcome
 from nano_coder.commands.options import earlier_history, execution_options, open_runtime
 from nano_coder.config import load_config, said_limits
-from nano_coder.run.execution import limited
+from nano_coder.run.execution import with_limits
 from nano_shared.console import Console
 from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.printable import printable
@@ -48,7 +48,7 @@ def command(
         config = config.model_copy(update={"temperature": 1.0})
     store = LogStore.open(config.log, create=False)
     parent, limits = store.get(run), said_limits(config, sources)
-    parent = parent.model_copy(update={"task": limited(parent.task, limits)})
+    parent = parent.model_copy(update={"task": with_limits(parent.task, limits)})
     refuse_step(parent, at)  # before the model is loaded, which takes seconds
     try:
         runtime = open_runtime(

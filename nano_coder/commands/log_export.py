@@ -11,11 +11,11 @@ from typing import Any, TextIO
 
 import click
 
-from nano_coder.formats import atif, messages, nemo_gym
-from nano_coder.formats import native as whole
-from nano_coder.formats.harbor_job import HarborJob
-from nano_coder.formats.initial_messages import opening, tools
+from nano_coder.agent.initial_messages import opening, tools
+from nano_coder.formats import messages
+from nano_coder.formats.run_format import RUN_FORMATS, RunFormat
 from nano_shared.errors import UsageError
+from nano_shared.extensions import is_file_reference
 from nano_shared.logged_run import LoggedRun
 from nano_shared.printable import printable
 from nano_shared.redact.exports import ChosenRuns, choice_options, moment, new_file, new_folder, redacted_runs
@@ -28,7 +28,7 @@ _ELSEWHERE = ("preferences", "tokens")
 
 @click.command("export")
 @click.argument("runs", nargs=-1)
-@click.option("--format", "name", required=True, help=f"One of {', '.join(FORMATS)}.")
+@click.option("--format", "name", required=True, help=f"One of {', '.join(FORMATS)}, or of an extension.")
 @choice_options
 @click.option(
     "-o", "--out", type=click.Path(path_type=Path), help="New file, or folder; standard output without it."
@@ -67,8 +67,11 @@ def command(
     """
     if name in _ELSEWHERE:
         raise UsageError(f"--format {name} needs what runs are compared by: nano-rl export --format {name}")
-    if name not in FORMATS:
-        raise UsageError(f"there is no format {name!r}; the formats are {', '.join(FORMATS)}")
+    if name not in RUN_FORMATS and not is_file_reference(name):
+        raise UsageError(f"there is no format {name!r}; the formats are {_writable()}, or path.py:name")
+    format = RUN_FORMATS.find(name)
+    if not format.writes:
+        raise UsageError(f"the format {name!r} is read, and not written; others are: {_writable()}")
     if calls != "text" and name != "messages":
         raise UsageError("--calls belongs to --format messages")
     choice = ChosenRuns(names=runs, task=task, since=moment(since), policy=policy, successes=successes)
@@ -77,7 +80,7 @@ def command(
         if redact:
             chosen = redacted_runs(chosen, store.blobs)
         export = _Export(store, chosen, calls=calls, blobs=not redact)
-        export.to(name, out)
+        export.to(format, out)
     export.say()
     return 0
 
@@ -94,18 +97,18 @@ class _Export:
         self.missing: set[str] = set()
         self.out: Path | None = None
 
-    def to(self, name: str, out: Path | None) -> None:
+    def to(self, format: RunFormat, out: Path | None) -> None:
         """Raises UsageError where nothing is left to write, or `out` cannot be."""
         self.out = out
-        if name == "harbor":
-            self._harbor(out)
-        elif name == "atif" and out is not None and out.suffix not in (".json", ".jsonl"):
-            self._atif_folder(out)
-        elif name == "atif" and (out is None or out.suffix == ".json"):
-            self._one(out)
+        if format.write_folder is not None:
+            self._folder(format, out)
+        elif format.alone and out is not None and out.suffix not in (".json", ".jsonl"):
+            self._file_a_run(format, out)
+        elif format.alone and (out is None or out.suffix == ".json"):
+            self._one(format, out)
         else:
             with new_file(out) as file:
-                self._lines(name, file)
+                self._lines(format, file)
                 self._refuse_empty()
 
     def say(self) -> None:
@@ -116,13 +119,13 @@ class _Export:
         if self.out is not None:
             print(f"{self.written} runs in {self.out}")
 
-    def _lines(self, name: str, file: TextIO) -> None:
-        if name == "jsonl":
-            rows: Iterable[Any] = whole.write(
+    def _lines(self, format: RunFormat, file: TextIO) -> None:
+        if format.write_file is not None:
+            rows: Iterable[Any] = format.write_file(
                 self._counted(), self.store.blobs if self.blobs else None, self.missing
             )
         else:
-            rows = self._rows(name)
+            rows = self._rows(format)
         for row in rows:
             file.write(json.dumps(row) + "\n")  # in ASCII, so that it holds any text in any locale
 
@@ -131,48 +134,51 @@ class _Export:
             self.written += 1
             yield run
 
-    def _rows(self, name: str) -> Iterator[dict[str, Any]]:
+    def _rows(self, format: RunFormat) -> Iterator[dict[str, Any]]:
         for run in self.runs:
             try:
-                row = self._row(name, run)
+                row = self._row(format, run)
             except Refused as problem:
                 self.refused[str(problem)] += 1
                 continue
             self.written += 1
             yield row
 
-    def _row(self, name: str, run: LoggedRun) -> dict[str, Any]:
+    def _row(self, format: RunFormat, run: LoggedRun) -> dict[str, Any]:
         first = opening(run.trajectory, self.store.blobs)
         offered = tools(run.trajectory)
-        if name == "messages":
+        if self.calls == "native":
             return messages.write(run.trajectory, first, calls=self.calls, tools=offered)
-        write = atif.write if name == "atif" else nemo_gym.write
-        return write(run, first, tools=offered)
+        assert format.write_run is not None
+        return format.write_run(run, first, offered)
 
-    def _one(self, out: Path | None) -> None:
-        rows = self._rows("atif")
+    def _one(self, format: RunFormat, out: Path | None) -> None:
+        rows = self._rows(format)
         row = next(rows, None)
         self._refuse_empty()
         if next(rows, None) is not None:
-            raise UsageError("one ATIF file holds one run: name a folder or a .jsonl file with -o for many")
+            raise UsageError(
+                f"one {format.name} file holds one run: name a folder or a .jsonl file with -o for many"
+            )
         with new_file(out) as file:
             file.write(json.dumps(row) + "\n")
 
-    def _atif_folder(self, out: Path) -> None:
+    def _file_a_run(self, format: RunFormat, out: Path) -> None:
         with new_folder(out) as folder:
-            for row in self._rows("atif"):
+            for row in self._rows(format):
                 (folder / f"{row['trajectory_id']}.json").write_text(json.dumps(row) + "\n")
             self._refuse_empty()
 
-    def _harbor(self, out: Path | None) -> None:
+    def _folder(self, format: RunFormat, out: Path | None) -> None:
         if out is None:
-            raise UsageError("--format harbor writes a directory; name it with -o")
+            raise UsageError(f"--format {format.name} writes a directory; name it with -o")
+        assert format.write_folder is not None
         with new_folder(out) as folder:
-            job = HarborJob(folder)
+            writer = format.write_folder(folder)
             for run in self._counted():
-                job.add(run, opening(run.trajectory, self.store.blobs), tools(run.trajectory))
+                writer.add(run, opening(run.trajectory, self.store.blobs), tools(run.trajectory))
             self._refuse_empty()
-            job.close()
+            writer.close()
 
     def _refuse_empty(self) -> None:
         if not self.written:
@@ -182,3 +188,8 @@ class _Export:
                 if why
                 else "the log holds no run that was asked for; see nano-coder log list"
             )
+
+
+def _writable() -> str:
+    added = [name for name in RUN_FORMATS if name not in FORMATS and RUN_FORMATS.find(name).writes]
+    return ", ".join((*FORMATS, *added))

@@ -7,22 +7,21 @@ from pathlib import Path
 
 import click
 
-from nano_coder.formats import atif, claude_code, codex, mini_swe_agent, nemo_gym
-from nano_coder.formats import native as whole
+from nano_coder.formats.run_format import RUN_FORMATS
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError, UsageError
+from nano_shared.extensions import is_file_reference
 from nano_shared.logged_run import LoggedRun
 from nano_shared.printable import printable
 from nano_shared.refusal import Refused
 from nano_shared.store import LogStore
-from nano_shared.strict_json import Row, at_place, decoded, json_lines, json_object
 
 FORMATS = ("jsonl", "atif", "nemo-gym", "mini-swe-agent", "claude-code", "codex")
 
 
 @click.command("import")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--format", "name", required=True, help=f"One of {', '.join(FORMATS)}.")
+@click.option("--format", "name", required=True, help=f"One of {', '.join(FORMATS)}, or of an extension.")
 @click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
 def command(files: tuple[Path, ...], name: str, log: str | None) -> int:
     """Add the runs of FILES to the log: all of them, or none where one row is bad.
@@ -37,8 +36,8 @@ def command(files: tuple[Path, ...], name: str, log: str | None) -> int:
 
     Runs without token ids and log-probs are text-only: they can be imitated, and train no policy gradient.
     """
-    if name not in FORMATS:
-        raise UsageError(f"there is no format {name!r}; the formats are {', '.join(FORMATS)}")
+    if name not in RUN_FORMATS and not is_file_reference(name):
+        raise UsageError(f"there is no format {name!r}; the formats are {_readable()}, or path.py:name")
     read = 0
     text_only = 0
     for run in runs_of(files, name):  # every row is read before the first one is written
@@ -61,40 +60,16 @@ def command(files: tuple[Path, ...], name: str, log: str | None) -> int:
 
 def runs_of(files: tuple[Path, ...], name: str, blobs: BlobStore | None = None) -> Iterator[LoggedRun]:
     """The runs of the files, one in memory at a time. Raises UsageError with file, line and field."""
+    read = RUN_FORMATS.find(name).read
+    if read is None:
+        raise UsageError(f"the format {name!r} is written, and not read; others are: {_readable()}")
     for file in files:
         try:
-            yield from _runs(file, name, blobs)
+            yield from read(file, blobs)
         except Refused as problem:
             raise UsageError(printable(f"nothing was imported: {problem}")) from None
 
 
-def _runs(file: Path, name: str, blobs: BlobStore | None) -> Iterator[LoggedRun]:
-    if name == "jsonl":
-        for _, run in whole.read(file, blobs):
-            yield run
-    elif name == "claude-code":
-        yield claude_code.read(str(file), json_lines(file))
-    elif name == "codex":
-        yield codex.read(str(file), json_lines(file))
-    elif name == "mini-swe-agent":
-        with at_place(str(file)):
-            yield mini_swe_agent.read(_object(file))
-    else:
-        reader = atif.read if name == "atif" else nemo_gym.read
-        rows = json_lines(file) if name == "nemo-gym" or file.suffix == ".jsonl" else _single(file)
-        for where, row in rows:
-            with at_place(where):
-                found = list(reader(row))
-            yield from found
-
-
-def _single(file: Path) -> Iterator[tuple[str, Row]]:
-    yield str(file), _object(file)
-
-
-def _object(file: Path) -> Row:
-    with at_place(str(file)):
-        try:
-            return json_object(decoded(file.read_bytes()))
-        except OSError as problem:
-            raise Refused("file", f"cannot be read: {problem.strerror}") from None
+def _readable() -> str:
+    added = [name for name in RUN_FORMATS if name not in FORMATS and RUN_FORMATS.find(name).read]
+    return ", ".join((*FORMATS, *added))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nano_coder.verify.trainable import Finding, findings
+from nano_coder.tools import TOOLS
+from nano_coder.verify.trainable import RunFinding, findings
 from nano_shared.errors import UsageError
 from nano_shared.fact_rows import RunFilter
 from nano_shared.facts import RunFacts
@@ -19,18 +20,22 @@ from nano_shared.printable import printable
 from nano_shared.store import LogStore
 
 if TYPE_CHECKING:
-    from nano_coder.verify.deep import Certificate
+    from nano_coder.verify.certificate import Certificate
 
 
 @click.command("verify")
 @click.argument("runs", metavar="[RUN]...", nargs=-1)
 @click.option("--deep", is_flag=True, help="Recompute the log-probs under the policy that a run names.")
 @click.option("--model", help="With --deep: where that policy lies, if not under the name that a run has.")
+@click.option("--tool", "tools", multiple=True, metavar="FILE.py:NAME", help="A tool that a run was given.")
 @click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON, an object a line and run, and nothing else."
 )
-def command(runs: tuple[str, ...], deep: bool, model: str | None, log: str | None, as_json: bool) -> int:
+def command(
+    runs: tuple[str, ...], deep: bool, model: str | None, tools: tuple[str, ...], log: str | None,
+    as_json: bool,
+) -> int:  # fmt: skip
     """May each RUN train a policy gradient, and if not, why? Without RUN: every run of the log, a line each.
 
     Exit code 0 if all may, 1 if not.
@@ -40,6 +45,8 @@ def command(runs: tuple[str, ...], deep: bool, model: str | None, log: str | Non
     """
     if model is not None and not deep:
         raise UsageError("--model names the policy that recomputes log-probs; give --deep with it")
+    for tool in tools:
+        TOOLS.give(tool)
     with LogStore.open(log, create=False) as store:
         looks = (_look(facts, store, deep, model) for facts in _facts(store, runs))
         return _tell_one(next(looks), as_json) if len(runs) == 1 else _tell_all(looks, as_json)
@@ -77,7 +84,7 @@ class _Look:
     """What was found of one run."""
 
     facts: RunFacts
-    checks: list[Finding]
+    checks: list[RunFinding]
     certificate: Certificate | None
     """of --deep"""
     missing: UsageError | None
@@ -145,7 +152,7 @@ class _Look:
 def _look(facts: RunFacts, store: LogStore, deep: bool, model: str | None) -> _Look:
     certificate = missing = None
     if deep:
-        from nano_coder.verify.deep import NotAtHand, deep_verify
+        from nano_coder.verify.certificate import NotAtHand, deep_verify
 
         try:
             certificate = deep_verify(facts, store, model=model)

@@ -15,12 +15,13 @@ from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
 
 if TYPE_CHECKING:
-    from nano_coder.models.replayed import Reader
+    from nano_coder.models.replayed import PromptRenderer
     from nano_coder.run.replay import Executed, Refed
     from nano_coder.run.replay_differences import Drift
 from rich.text import Text
 
 from nano_coder.commands.display import outcome
+from nano_coder.tools import TOOLS
 from nano_shared.console import Console
 from nano_shared.types import Turn
 
@@ -99,12 +100,13 @@ _SHOWN = 60
 @click.option("--all", "every", is_flag=True, help="Every run of the log.")
 @click.option("--step", type=click.IntRange(1), help="With --view: this step alone, as `log show` counts.")
 @click.option("--model", help="With --refeed: whose tokenizer, where the run's own model lies elsewhere now.")
-@click.option("--sandbox", type=click.Choice(["ns", "bwrap", "none"]), help="With --execute: isolation.")
+@click.option("--sandbox", help="With --execute: isolation, as of run.")
+@click.option("--tool", "tools", multiple=True, metavar="FILE.py:NAME", help="A tool that the run was given.")
 @click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(
     runs: tuple[str, ...], view: bool, execute: bool, refeed: bool, every: bool, step: int | None,
-    model: str | None, sandbox: str | None, log: str | None, as_json: bool,
+    model: str | None, sandbox: str | None, tools: tuple[str, ...], log: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Replay RUN (an id, the beginning of one, or `last`) in one of three ways.
 
@@ -121,6 +123,8 @@ def command(
     chosen = store.trajectories() if every else (store.get(run) for run in runs)
     if way == "view":
         return _view(chosen, step, as_json)
+    for tool in tools:
+        TOOLS.give(tool)
     if way == "execute":
         return _execute(chosen, store, sandbox, as_json)
     return _refeed(chosen, store, model, as_json, every)
@@ -209,7 +213,7 @@ def _refeed(
 ) -> int:
     from nano_coder.run.replay import refeed
 
-    readers: dict[tuple[str, ...], Reader | None] = {}
+    readers: dict[tuple[str, ...], PromptRenderer | None] = {}
     results: list[Refed] = []
     refused: dict[str, str] = {}
     for run in runs:
@@ -236,15 +240,17 @@ def _refeed(
     return 1 if failed else 2 if refused else 0
 
 
-def _reader(run: Trajectory, model: str | None, known: dict[tuple[str, ...], Reader | None]) -> Reader | None:
+def _reader(
+    run: Trajectory, model: str | None, known: dict[tuple[str, ...], PromptRenderer | None]
+) -> PromptRenderer | None:
     """The reader of a run; each tokenizer is loaded once."""
-    from nano_coder.models.opening import open_reader
+    from nano_coder.models.opening import open_renderer
 
     if not any(turn.completion.tokens for turn in run.turns):
         return None
     key = (run.policy, run.profile, run.template_hash)
     if key not in known:
-        known[key] = open_reader(run, model)
+        known[key] = open_renderer(run, model)
     return known[key]
 
 
@@ -259,9 +265,9 @@ def _refed_lines(result: Refed) -> Iterator[str]:
             f" logged {first.logged}, rendered {first.rendered}"
         )
     yield from (f"  step {found.turn + 1}: {found.what}" for found in result.differences)
-    reasons = dict.fromkeys(prompt.unproved for prompt in result.prompts if prompt.unproved)
+    reasons = dict.fromkeys(prompt.not_compared for prompt in result.prompts if prompt.not_compared)
     for reason in reasons:
-        steps = ", ".join(str(p.turn + 1) for p in result.prompts if p.unproved == reason)
+        steps = ", ".join(str(p.turn + 1) for p in result.prompts if p.not_compared == reason)
         yield f"  not proved, steps {steps}: {reason}"
     yield from (f"  {note}" for note in result.notes)
 

@@ -16,7 +16,7 @@ from nano_shared import snapshot
 from nano_shared.errors import UsageError
 from nano_shared.feedback import Feedback, FeedbackKind, edited_workspace, workspace_edit
 from nano_shared.printable import printable
-from nano_shared.snapshot import Kind
+from nano_shared.snapshot import EntryKind
 from nano_shared.snapshot.tree import make_snapshot, save
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
@@ -73,7 +73,7 @@ def edited(trajectory: Trajectory, store: LogStore) -> str:
     assert after is not None
     left = snapshot.load(after, store.blobs)
     changed = snapshot.changed_paths(snapshot.load(before, store.blobs), left)
-    paths = [p for p in changed if p in left.by_path and left.by_path[p].kind is Kind.FILE]
+    paths = [p for p in changed if p in left.by_path and left.by_path[p].kind is EntryKind.FILE]
     if not paths:
         raise UsageError("the run only took files away, so there is no text to edit; accept or reject it")
     with tempfile.TemporaryDirectory(prefix="nano-edit-") as folder:

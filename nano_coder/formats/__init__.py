@@ -1,1 +1,1 @@
-"""Runs in other programs' formats: a file a format, each with `write`, `read` or both."""
+"""Runs in other programs' formats: a file a format, each a `RunFormat` that reads, writes or both."""

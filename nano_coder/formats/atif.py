@@ -10,9 +10,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nano_coder.formats.initial_messages import plain_opening
+from nano_coder.agent.initial_messages import plain_opening
 from nano_coder.formats.lossless_remainder import refuse_edited, remainder, restored
 from nano_coder.formats.messages import call_id
+from nano_coder.formats.run_format import RunFormat, row_reader
 from nano_coder.formats.token_triple import Triple, triple_of, triples
 from nano_coder.formats.transcript import SAID_BY_USER, Transcript, iso, unix
 from nano_shared.logged_run import LoggedRun
@@ -267,3 +268,11 @@ def _text(content: Content) -> str:
     if not isinstance(content, list):
         return content or ""
     return "\n".join(part.text if part.text is not None else f"[{part.type} left out]" for part in content)
+
+
+ATIF = RunFormat(
+    name="atif",
+    read=row_reader(read),
+    write_run=lambda run, opening, tools: write(run, opening, tools=tools),
+    alone=True,
+)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nano_coder.formats.responses_items import text_of
+from nano_coder.formats.run_format import RunFormat, session_reader
 from nano_coder.formats.transcript import Transcript, unix
 from nano_shared.hashing import content_hash
 from nano_shared.logged_run import LoggedRun
@@ -122,3 +123,6 @@ def _wrote(transcript: Transcript, message: Row, block: Row) -> None:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
+
+
+CLAUDE_CODE = RunFormat(name="claude-code", read=session_reader(read))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nano_coder.formats.responses_items import take_item
+from nano_coder.formats.run_format import RunFormat, session_reader
 from nano_coder.formats.transcript import Transcript, unix
 from nano_shared.hashing import content_hash
 from nano_shared.logged_run import LoggedRun
@@ -92,3 +93,6 @@ def _roll_back(transcript: Transcript, turns: object) -> None:
             transcript.steps.pop()
         if transcript.steps:
             transcript.steps[-1].after.pop()
+
+
+CODEX = RunFormat(name="codex", read=session_reader(read))

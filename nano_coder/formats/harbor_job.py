@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nano_coder.formats import atif
+from nano_coder.formats.run_format import RunFormat
 from nano_coder.formats.token_triple import triples
 from nano_coder.formats.transcript import iso
 from nano_shared.logged_run import LoggedRun
@@ -166,3 +167,6 @@ def _config(run: Trajectory, name: str) -> Row:
 
 def _dump(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value) + "\n", encoding="utf-8")
+
+
+HARBOR = RunFormat(name="harbor", write_folder=HarborJob)

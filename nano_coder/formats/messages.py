@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from nano_coder.formats.run_format import RunFormat
 from nano_coder.formats.transcript import SAID_BY_USER
 from nano_shared.refusal import Refused
 from nano_shared.types import Message, Observation, Trajectory, Turn
@@ -67,3 +68,8 @@ def _role(observation: Observation) -> str:
 
 def call_id(turn: int, position: int) -> str:
     return f"call_{turn}_{position}"
+
+
+MESSAGES = RunFormat(
+    name="messages", write_run=lambda run, opening, tools: write(run.trajectory, opening, tools=tools)
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nano_coder.formats.responses_items import arguments_of, take_item, text_of
+from nano_coder.formats.run_format import RunFormat, row_reader
 from nano_coder.formats.transcript import Transcript
 from nano_shared.logged_run import LoggedRun
 from nano_shared.refusal import Refused
@@ -119,3 +120,6 @@ def _model(info: Row) -> str:
     config: Any = info.get("config")
     model = config.get("model") if isinstance(config, dict) else None
     return str(model.get("model_name", "unknown")) if isinstance(model, dict) else "unknown"
+
+
+MINI_SWE_AGENT = RunFormat(name="mini-swe-agent", read=row_reader(lambda row: [read(row)]))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from nano_coder.formats.run_format import RunFormat
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError, UsageError
@@ -59,7 +60,7 @@ def _blobs(run: LoggedRun, blobs: BlobStore) -> Iterator[str]:
             entries = snapshot.load(tree, blobs).entries
         except UsageError:  # it is missing, which is said when its own id is read
             continue
-        yield from (e.content for e in entries if e.kind is snapshot.Kind.FILE and e.content is not None)
+        yield from (e.content for e in entries if e.kind is snapshot.EntryKind.FILE and e.content is not None)
     for turn in trajectory.turns:
         yield from (seen.blob for seen in turn.observations if seen.blob is not None)
 
@@ -103,3 +104,8 @@ def _store(row: dict[str, Any], blobs: BlobStore | None) -> None:
         raise Refused("blob", f"{row['blob']!r:.80} is not the hash of its bytes: the file was changed")
     if blobs is not None:
         blobs.put(data)
+
+
+NATIVE = RunFormat(
+    name="jsonl", read=lambda path, blobs: (run for _, run in read(path, blobs)), write_file=write
+)

@@ -10,10 +10,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nano_coder.formats.initial_messages import plain_opening
+from nano_coder.agent.initial_messages import plain_opening
 from nano_coder.formats.lossless_remainder import refuse_edited, remainder, restored
 from nano_coder.formats.messages import call_id
 from nano_coder.formats.responses_items import TRIPLE, take_item
+from nano_coder.formats.run_format import RunFormat, row_reader
 from nano_coder.formats.token_triple import Triple, triple_of, triples
 from nano_coder.formats.transcript import SAID_BY_USER, Transcript
 from nano_shared.gym_verdict import verified
@@ -240,3 +241,10 @@ def _number(value: Any, field: str) -> float:
     if type(value) not in (int, float) or not math.isfinite(value):
         raise Refused(field, f"must be a finite number, not {value!r:.40}")
     return float(value)
+
+
+NEMO_GYM = RunFormat(
+    name="nemo-gym",
+    read=row_reader(read, lines=True),
+    write_run=lambda run, opening, tools: write(run, opening, tools=tools),
+)

@@ -1,4 +1,4 @@
-"""Equality of answers: exact plain types; texts where a text is expected, else what a text plainly spells."""
+"""Equality of answers: by exact plain types; a submitted text is compared as text or read as a literal."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import suppress
 from typing import Any
 
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-"""a number as JSON writes it: the only spelling that is read as one"""
+"""a number as JSON writes it; no other spelling is accepted"""
 _LONGEST = 100_000
 _TOKEN = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w.]+|\s+|.""", re.DOTALL)
 
 
 def same(given: Any, expected: Any) -> bool:
-    """Equal in value and in exact type, all the way down: True is not 1, 1 is not 1.0, NaN equals nothing."""
+    """Equal in value and exact type, recursively: True is not 1, 1 is not 1.0, NaN equals nothing."""
     if type(given) is not type(expected):
         return False
     if isinstance(expected, list):
@@ -28,10 +28,10 @@ def same(given: Any, expected: Any) -> bool:
 def same_answer(text: str | None, expected: Any) -> bool:
     """Whether a submitted text gives the expected value.
 
-    No answer is never right. Where a text is expected, texts are compared: blanks and quotes around them do
-    not matter, nor, in a bracketed text, blanks between its parts and the kind of quotes. Any other value is
-    read from JSON or a Python literal, whose numbers must be spelt as JSON spells them: no answer may be the
-    question in another notation.
+    No answer is never right. If a text is expected, texts are compared, ignoring blanks and quotes around
+    them and, in a bracketed text, blanks between items and the kind of quotes. Any other value is read from
+    JSON or a Python literal, with numbers spelt as JSON spells them: an answer must not be the question in
+    another notation.
     """
     if text is None:
         return False
@@ -41,7 +41,7 @@ def same_answer(text: str | None, expected: Any) -> bool:
 
 
 def _parts(text: str) -> list[str]:
-    """A text without blanks and quotes around it; a bracketed one by its parts."""
+    """A text without blanks and quotes around it; a bracketed one as a list of its tokens."""
     text = text.strip()
     if text[:1] in "([{" and text[-1:] in ")]}" and 2 <= len(text) <= _LONGEST:
         return [_unquoted(token) for token in _TOKEN.findall(text) if not token.isspace()]
@@ -49,7 +49,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _unquoted(token: str) -> str:
-    """A quoted part as a mark and its text, so that it is no other part's equal."""
+    """A quoted token as a mark and its text, so that it differs from the same token without quotes."""
     inner = _without_quotes(token)
     return token if inner == token else f"'{inner}"
 
@@ -57,12 +57,12 @@ def _unquoted(token: str) -> str:
 def _without_quotes(text: str) -> str:
     if len(text) < 2 or text[0] not in "'\"" or text[0] != text[-1]:
         return text
-    # only what quotes need is undone: any other escape is part of the text
+    # only escaped quotes are undone: any other escape is part of the text
     return re.sub(r"\\(.)", lambda m: m[1] if m[1] in "'\"" else m[0], text[1:-1], flags=re.DOTALL)
 
 
 def _readings(text: str) -> list[Any]:
-    """What a text means as JSON and as a Python literal (tuples as lists)."""
+    """The values that a text spells as JSON and as a Python literal (tuples as lists)."""
     readings: list[Any] = []
     if len(text) > _LONGEST or not _plainly_spelt(text):
         return readings
@@ -74,7 +74,7 @@ def _readings(text: str) -> list[Any]:
 
 
 def _plainly_spelt(text: str) -> bool:
-    """Whether every number in the text is spelt as JSON spells it, by what stands outside of quotes."""
+    """Whether every number outside quotes is spelt as JSON spells it."""
     before = ""
     for token in _TOKEN.findall(text):
         if token == "+" and not _SCALED.fullmatch(before):
@@ -87,7 +87,7 @@ def _plainly_spelt(text: str) -> bool:
 
 
 _SCALED = re.compile(r"(?:0|[1-9][0-9]*)(?:\.[0-9]+)?[eE]")
-"""what `_TOKEN` leaves of 1e-5 before the sign"""
+"""the part of 1e-5 that `_TOKEN` matches before the sign"""
 
 
 def _lists(value: Any) -> Any:

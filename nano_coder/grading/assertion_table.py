@@ -1,8 +1,8 @@
-"""Test scripts that are a table: calls with literal arguments, and what each must return.
+"""Assertion tables: test scripts that only call the entry point on literals and compare its results.
 
-Most published test scripts only call the entry point on literals and compare what it returns. Such a script
-is read as data here, and its comparison is made in this process, so that one jail serves instead of two.
-A script is taken only where every statement of it has one of the forms below; any other goes its usual way.
+Most published test scripts have this form. They are read as data here and compared in this process, so that
+one jail is enough instead of two. A script qualifies only if each of its statements has one of the forms
+below; any other is run as a test suite.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nano_coder.grading.cases import Outcome, ask_child, judged
+from nano_coder.grading.cases import GradingOutcome, ask_child, judged
 from nano_coder.grading.inside.value_codec import MALFORMED, Crossing, NotPlain
 from nano_coder.grading.two_jail_suite import CPU_SECONDS, PATIENCE, WALL_SECONDS, Job
 from nano_coder.grading.used_names import module_names
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.types import Limits, Suite
 
-Comparison = Callable[[Any, Any], bool]
-"""of what was returned, packed, with what is expected"""
+ValueComparison = Callable[[Any, Any], bool]
+"""compares the returned value, packed, with the expected one"""
 
 _CLOSE = """\
 def same(a, b, tol):
@@ -34,7 +34,8 @@ def same(a, b, tol):
         return len(a) == len(b) and all(same(x, y, tol) for x, y in zip(a, b))
     return type(a) is type(b) and a == b
 """
-"""the comparison that loops over cases bring along; a script with any other text in its place is no table"""
+"""the comparison function of scripts that loop over cases; a script with another text in its place does not
+qualify"""
 _LOOP = """\
 for args, want in CASES:
     got = f(*copy.deepcopy(args))
@@ -49,28 +50,28 @@ _ITERATED = (list, tuple, set, frozenset, dict, str)
 
 
 class NoTable(Exception):
-    """The script has a statement of another form."""
+    """The script has a statement that no table has."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """One call, and what it must return."""
 
     call: Mapping[str, Any]
     """args and kwargs, packed for the jail"""
     expected: Any
-    equal: Comparison
+    equal: ValueComparison
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
     entry: str
-    rows: Mapping[str, Row]
-    """by the file and line of each"""
+    rows: Mapping[str, TableRow]
+    """by file and line"""
 
 
 def read_table(suite: Suite, target: str) -> Table | None:
-    """The suite as a table, where it is one."""
+    """The suite as a table; None if it does not qualify."""
     if suite.framework != "script" or suite.strict or len(suite.files) != 1 or len(suite.names) > 1:
         return None
     ((file, text),) = suite.files.items()
@@ -87,7 +88,7 @@ def _read(file: str, text: str, target: str) -> Table | None:
 
 
 class _Script:
-    """A test script on its way to a table. Raises NoTable, and what reading a literal raises."""
+    """Reads a test script into a table. Raises NoTable, and what reading a literal raises."""
 
     def __init__(self, file: str, tree: ast.Module, modules: set[str]) -> None:
         self._file = file
@@ -96,7 +97,7 @@ class _Script:
         self._alias: dict[str, str] = {}
         """name in the script -> name in the solution"""
         self._star = False
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, TableRow] = {}
         self._entries: set[str] = set()
 
     def table(self) -> Table:
@@ -110,9 +111,9 @@ class _Script:
         return Table(self._entries.pop(), self._rows)
 
     def _imports(self, node: ast.stmt) -> bool:
-        """Take in an import; false for another statement."""
+        """Read an import statement; False for another statement."""
         if isinstance(node, ast.Import):
-            # used by nothing but the forms that are known
+            # imported for the known forms only
             return all(alias.name in ("copy", "math") and alias.asname is None for alias in node.names)
         if not isinstance(node, ast.ImportFrom) or node.level or node.module not in self._modules:
             return False
@@ -132,13 +133,13 @@ class _Script:
         if name in self._rows:
             name = f"{name}.{len(self._rows) + 1}"
         args_packed, kwargs_packed = Crossing().pack([args, kwargs])
-        self._rows[name] = Row({"args": args_packed, "kwargs": kwargs_packed}, expected, equal)
+        self._rows[name] = TableRow({"args": args_packed, "kwargs": kwargs_packed}, expected, equal)
 
     # ----------------------------------------------------------------------- a loop over cases
 
     def _loop(self, body: list[ast.stmt]) -> None:
         if self._star or set(self._alias) != {"f"}:
-            raise NoTable  # another name could stand in for what the loop uses
+            raise NoTable  # another name could replace one that the loop uses
         helper, tolerance, cases, loop = body
         if ast.unparse(helper) != _plainly(_CLOSE):
             raise NoTable
@@ -159,7 +160,7 @@ class _Script:
     # ------------------------------------------------------------------------- asserts on calls
 
     def _asserts(self, body: list[ast.stmt]) -> None:
-        """Asserts at the top, or in one function `check` that is called with the entry point."""
+        """Read asserts at the top level, or in one function `check` that is called with the entry point."""
         called = None
         body = [node for node in body if not _is_metadata(node)]
         if len(body) == 2 and isinstance(body[0], ast.FunctionDef):
@@ -188,9 +189,9 @@ class _Script:
         raise NoTable
 
 
-def _asserted(test: ast.expr) -> tuple[str, list[Any], dict[str, Any], tuple[Any, Comparison]]:
+def _asserted(test: ast.expr) -> tuple[str, list[Any], dict[str, Any], tuple[Any, ValueComparison]]:
     """The call of an assertion, and what it must return."""
-    row: tuple[Any, Comparison]
+    row: tuple[Any, ValueComparison]
     match test:
         case ast.Compare(ast.Call() as call, [ast.Eq()], [expected]):
             row = (ast.literal_eval(expected), _equal)
@@ -210,7 +211,7 @@ def _asserted(test: ast.expr) -> tuple[str, list[Any], dict[str, Any], tuple[Any
 
 
 def _is_metadata(node: ast.stmt) -> bool:
-    """An assignment of a literal to METADATA, which nothing reads."""
+    """Whether the statement assigns a literal to METADATA, which nothing reads."""
     try:
         ast.literal_eval(_assigned(node, "METADATA"))
     except (NoTable, ValueError):
@@ -235,7 +236,7 @@ def _constant(node: ast.stmt, name: str) -> Any:
 
 @functools.cache
 def _plainly(text: str) -> str:
-    """Text as `ast.unparse` writes it, so that layout and comments do not matter."""
+    """Source as `ast.unparse` writes it, so that layout and comments do not matter."""
     return ast.unparse(ast.parse(text))
 
 
@@ -243,11 +244,11 @@ def _plainly(text: str) -> str:
 
 
 class Elsewhere(Exception):
-    """A value whose comparison is better made in a jail."""
+    """The value must be compared in a jail."""
 
 
 class _Tree(Crossing):
-    """A value in which nothing occurs twice, so that it is no longer when it is written out."""
+    """A value that contains no container twice, so that writing it out does not make it longer."""
 
     def unpack(self, node: Any, depth: int = 0) -> Any:
         if type(node) is dict and "r" in node:
@@ -255,8 +256,8 @@ class _Tree(Crossing):
         return super().unpack(node, depth)
 
 
-def _comparison(kind: str, tol: float) -> Comparison:
-    """One of the forms of a loop's assertion, on what was returned as it crossed."""
+def _comparison(kind: str, tol: float) -> ValueComparison:
+    """The comparison for one of the forms of a loop's assertion; it takes the packed value."""
     if kind == "close":
         names: dict[str, Any] = {"math": math}
         exec(compile(_CLOSE, "same", "exec", dont_inherit=True), names)
@@ -275,25 +276,26 @@ def _equal(node: Any, want: Any) -> bool:
 def _equal_as_sets(node: Any, want: Any) -> bool:
     got = _Tree().unpack(node)
     if type(got) not in _ITERATED or type(want) not in _ITERATED:
-        raise Elsewhere  # a range, say, may have no end to speak of
+        raise Elsewhere  # a range, for one, may be practically endless
     return set(map(repr, got)) == set(map(repr, want))
 
 
 # --------------------------------------------------------------------------------------- grading
 
 
-def run_table(job: Job, table: Table, limits: Limits, sandbox: Sandbox) -> Outcome | None:
-    """Make the calls in one jail and compare here; None where a value came that only the tests can judge.
+def run_table(job: Job, table: Table, limits: Limits, sandbox: Sandbox) -> GradingOutcome | None:
+    """Make the calls in one jail and compare here; None if a value came that only the tests themselves can
+    judge.
 
-    The calls follow each other in one process, as in the script: what one of them leaves behind, the next one
-    finds. Raises SandboxError where the jail fails.
+    The calls share one process, as in the script: later ones see the side effects of earlier ones. Raises
+    SandboxError if the jail fails.
     """
-    asked = {
+    child_job = {
         "files": job.solution_files(), "target": job.target, "entry": table.entry, "fork": "run",
         "typed": True, "cases": [row.call for row in table.rows.values()], "cpu_seconds": CPU_SECONDS,
         "wall_seconds": PATIENCE, "patience": 1,
     }  # fmt: skip
-    reports, result = ask_child(asked, limits, sandbox, wall=WALL_SECONDS)
+    reports, result = ask_child(child_job, limits, sandbox, wall=WALL_SECONDS)
     if any(report.keys() & {"not_plain", "too_long"} for report in reports):
         return None
     try:
@@ -308,6 +310,6 @@ def _right(table: Table) -> Callable[[str, Any], bool]:
         try:
             return row.equal(node, row.expected)
         except MALFORMED:
-            raise Elsewhere from None  # the tests' jail tells whether it is forged
+            raise Elsewhere from None  # a run in the tests' jail decides whether it is forged
 
     return right

@@ -1,4 +1,4 @@
-"""Hidden cases: the artifact computes in a jail, the comparison stays in this process."""
+"""Hidden cases: the artifact computes in a jail, the comparison is made in this process."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from nano_shared.types import Case, HiddenChecks, Limits, Tampering, Trust
 CPU_SECONDS = 2
 WALL_SECONDS = 10.0
 PATIENCE = 1
-"""cases that may hang before the rest is left out"""
+"""number of cases that may hang before the rest is skipped"""
 LONGEST_REPORT = 64 << 20
 
 _SKIPS = ("SkipTest", "Skipped", "Exit")
-"""exceptions by which test runners are told to look away"""
+"""exceptions that make test runners skip a test"""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of every case."""
+class GradingOutcome:
+    """The result of all checks of a task."""
 
     checks: dict[str, str]
-    """case name -> pass | fail | error | timeout"""
+    """check name -> pass | fail | error | timeout"""
     tampering: tuple[Tampering, ...] = ()
     failure_kind: str | None = None
     trust: Trust = Trust.HIDDEN
 
     @property
     def passed(self) -> float:
-        """Fraction of the cases that passed."""
+        """Fraction of the checks that passed."""
         return sum(state == "pass" for state in self.checks.values()) / len(self.checks)
 
     @property
@@ -61,10 +61,10 @@ class _Tally:
 
 def run_cases(
     hidden: HiddenChecks, artifacts: Mapping[str, bytes], entry_file: str, limits: Limits, sandbox: Sandbox
-) -> Outcome:
-    """Call the entry point of `entry_file` on every case in one clean jail that holds the artifacts only.
+) -> GradingOutcome:
+    """Call the entry point of `entry_file` on every case, in one clean jail that holds only the artifacts.
 
-    Raises SandboxError where the jail fails.
+    Raises SandboxError if the jail fails.
     """
     texts = {name: data.decode("utf-8", "surrogateescape") for name, data in artifacts.items()}
     job: dict[str, Any] = {
@@ -86,9 +86,9 @@ def names(cases: tuple[Case, ...]) -> list[str]:
 def ask_child(
     job: dict[str, Any], limits: Limits, sandbox: Sandbox, *, wall: float
 ) -> tuple[list[dict[str, Any]], ExecResult]:
-    """What `inside/case_runner.py` reports of a job in one clean jail: one report a case, and a last one.
+    """The reports of `inside/case_runner.py` on a job in one clean jail: one for each case, and a last one.
 
-    Raises SandboxError where it does not start.
+    Raises SandboxError if it does not start.
     """
     nonce, token = secrets.token_hex(16), secrets.token_hex(16)
     with closing(sandbox.open(None, limits)) as jail:
@@ -99,7 +99,6 @@ def ask_child(
                 "value_codec",
                 "artifact",
                 "report",
-                "source_guard",
                 "case_runner",
             ),
             isolated=True,
@@ -107,7 +106,7 @@ def ask_child(
             timeout=wall,
             output_bytes=LONGEST_REPORT,
         )
-    # one more than are asked for tells as well as a million do that somebody else spoke
+    # more reports than cases prove forgery; there is no need to read all of them
     reports = list(islice(_reports(result.stdout, nonce), len(job["cases"]) + 3))
     if not reports or reports[0] != {"ready": True}:
         said = result.stderr.decode(errors="backslashreplace").strip()[-300:]
@@ -132,8 +131,8 @@ def judged(
     right: Callable[[str, Any], bool],
     reports: list[dict[str, Any]],
     result: ExecResult,
-) -> Outcome:
-    """What the reports on `checks` say; `right` compares the value of one with what is expected of it."""
+) -> GradingOutcome:
+    """The outcome of the reports on `checks`; `right` compares a check's value with the expected one."""
     tally = _Tally()
     complete = len(reports) == len(checks) + 1 and reports[-1] == {"done": True}
     for name, report in zip(checks, reports, strict=False):
@@ -151,7 +150,7 @@ def judged(
                 Tampering(kind="child_killed", detail=f"the grading child was disturbed: {how}")
             )
         tally.checks = {name: "error" if state == "pass" else state for name, state in tally.checks.items()}
-    return Outcome(tally.checks, tuple(tally.tampering), kind)
+    return GradingOutcome(tally.checks, tuple(tally.tampering), kind)
 
 
 def _judge(tally: _Tally, name: str, right: Callable[[str, Any], bool], report: dict[str, Any]) -> None:
@@ -183,6 +182,6 @@ def _judge(tally: _Tally, name: str, right: Callable[[str, Any], bool], report: 
             tally.take(name, "error")
 
 
-def _shown(told: Any) -> str:
-    """What a report says, which may be anything."""
-    return printable(str(told)[:LONGEST_NAME])
+def _shown(value: Any) -> str:
+    """A part of a report, which may be anything, as printable text."""
+    return printable(str(value)[:LONGEST_NAME])

@@ -1,9 +1,8 @@
-"""A user's check, run in a fresh jail on the original files plus the agent's changes.
+"""A check by command, run in a fresh jail on the original files plus the agent's changes.
 
-Tests, configuration and whatever else decides over the check are taken from the original; attempted changes
-to them are reported. What the check reads is observed on the original files. The code under test shares the
-check's process, so the trust is USER_CHECK, unless hidden files and the files that the task names as editable
-are all that the check reads.
+Tests, configuration and other protected files are taken from the original, and changes to them are reported.
+Which files the check reads is observed on the original. The code under test shares the check's process, so
+the trust is USER_CHECK, unless the check reads only hidden files and files that the task names as editable.
 """
 
 from __future__ import annotations
@@ -12,37 +11,36 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from nano_coder.grading.check_reads import Deciding, Reads, named_editable
 from nano_coder.grading.command_run import (
-    Check,
-    Counts,
+    CommandCheck,
     Ran,
+    TestCounts,
     by_pytest,
     by_unittest,
     check_patience,
     tree_hash,
 )
 from nano_coder.grading.doctests import with_original_examples
-from nano_coder.grading.protected_files import RUNNERS, protected
-from nano_coder.grading.version import GRADER
+from nano_coder.grading.graders import GRADER
+from nano_coder.grading.protected_files import RUNNERS, Deciding, Reads, named_editable, protected
 from nano_coder.sandbox.protocol import ExecResult, Sandbox, Traceable
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.printable import printable
-from nano_shared.snapshot import Entry, Kind, Snapshot
+from nano_shared.snapshot import Entry, EntryKind, Snapshot
 from nano_shared.types import CheckRun, Limits, Tampering, Trust, Verdict
 
 _TAIL = 4000
 """characters of a check's output that its verdict keeps"""
 _MOST_CHANGED = 100
 _ROUNDS = 3
-"""of finding out what a check reads once what it read before was put back"""
+"""of restoring protected files and running again, since a run may read files that an earlier one did not"""
 _MISSING = re.compile(
     r"^(?:\S*python[\d.]*: (No module named \S+)|\S*sh: (?:line )?\d+: (.*(?:not found|[Pp]ermission denied))"
     r"|make[][\d]*: (\S+: No such file or directory))(?:\nmake[][\d]*: \*\*\*.*)*\Z",
     re.MULTILINE,
 )
-"""what an interpreter, a shell and make say last of a program that they cannot begin"""
+"""the last words of an interpreter, a shell or make about a program that cannot be started"""
 
 
 def grade_command(
@@ -58,18 +56,19 @@ def grade_command(
     hidden: Iterable[str] = (),
     editable: tuple[str, ...] = (),
 ) -> Verdict:
-    """Run a check on `after`, with what decides over the check as it was in `before`.
+    """Run a check on `after`, with protected files as they were in `before`.
 
-    Exit code 0 earns 1.0. A check by pytest or unittest must also leave the runner's own report, with a test
-    that passed and no more skipped tests than the original has: leaving the process early is no pass.
-    The reward is None where the check cannot be run on the original either, for want of a program or a test
-    runner that no workspace holds.
-    `hidden` are files that both trees hold and no agent saw, `editable` those that the task lets an agent
-    change, as names, patterns or folders. `timeout`, in seconds, defaults to the longer of two minutes and
-    one tool call. Raises SandboxError where the sandbox failed.
+    Exit code 0 earns 1.0. A check by pytest or unittest must also leave the runner's own report, with a
+    passed test and no more skipped tests than on the original: leaving the process early is not a pass. The
+    reward is None if the check cannot be run on the original either, for want of a program or a test runner
+    that no workspace contains.
+
+    `hidden` are files that both trees hold and no agent saw; `editable` are names, patterns or folders that
+    the task lets an agent change. `timeout`, in seconds, defaults to the longer of two minutes and one tool
+    call. Raises SandboxError if the sandbox failed.
     """
     seconds = timeout or check_patience(limits)
-    check = Check(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
+    check = CommandCheck(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
     deciding = Deciding(command, before, blobs, editable, frozenset(hidden))
     judged = _judge(check, deciding, after, whole=trust is Trust.HIDDEN)
     result, found = judged.ran.result, list(judged.found)
@@ -81,7 +80,7 @@ def grade_command(
     right = result.ok and doubt is None
     ran = _how_it_ended(result).model_copy(update={"changed": judged.changed(before)})
     if ran.not_run is not None and _how_it_ended(check.original(before).result).not_run != ran.not_run:
-        ran = ran.model_copy(update={"not_run": None})  # the agent's own program said so
+        ran = ran.model_copy(update={"not_run": None})  # printed by a program of the agent's
     ours = _nobodys_fault(ran.not_run, command)
     state = "pass" if right else "timeout" if result.timed_out else "error" if ran.not_run else "fail"
     return Verdict(
@@ -95,29 +94,29 @@ def grade_command(
 def run_check(
     command: str, *, before: Snapshot, after: Snapshot, blobs: BlobStore, sandbox: Sandbox, limits: Limits
 ) -> ExecResult:
-    """What a check prints on the tree that it would be graded on. Raises SandboxError as grading does."""
+    """The result of a check on the tree that it would be graded on. Raises SandboxError as grading does."""
     seconds = check_patience(limits)
-    check = Check(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
+    check = CommandCheck(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
     return _judge(check, Deciding(command, before, blobs), after).ran.result
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """An agent's tree with what decides as it was."""
+    """An agent's tree after its protected files were restored."""
 
     tree: Snapshot
     found: tuple[Tampering, ...]
     scripts: tuple[str, ...]
-    """changed scripts that the check runs by name, which may be the check or the work"""
+    """changed scripts that the check runs by name: either the check itself or the task's work"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Judged(Settled):
     ran: Ran
     reads: Reads | None
-    """of both trees"""
+    """merged over the original and the agent's tree; None if nobody could watch"""
     doubtful: bool
-    """whether it rests on a changed script"""
+    """whether the result depends on a changed script"""
 
     def changed(self, before: Snapshot) -> tuple[str, ...]:
         """Changed files that the check read."""
@@ -127,7 +126,7 @@ class _Judged(Settled):
         return tuple(printable(path) for path in paths if path in self.reads.read)[:_MOST_CHANGED]
 
     def trust(self, wanted: Trust, deciding: Deciding) -> Trust:
-        """Hidden only where all that the check read is hidden from the agent or named as editable."""
+        """HIDDEN only if all that the check read is hidden from the agent or named as editable."""
         if self.doubtful:
             return Trust.NONE
         if wanted is not Trust.HIDDEN or self.reads is None:
@@ -138,8 +137,8 @@ class _Judged(Settled):
         return Trust.HIDDEN if apart else Trust.USER_CHECK
 
 
-def settle(check: Check, deciding: Deciding, after: Snapshot, reads: Reads | None) -> Settled:
-    """Take from the original what decides by its name, and by what was seen to read it."""
+def settle(check: CommandCheck, deciding: Deciding, after: Snapshot, reads: Reads | None) -> Settled:
+    """Restore the files that are protected by their name or by the processes that read them."""
     tree, found = restored(check.command, deciding.before, after, deciding.editable)
     if reads is None:
         return Settled(tree, found, ())
@@ -161,8 +160,8 @@ def with_scripts(settled: Settled, after: Snapshot) -> Snapshot:
     return _with_parents(entries)
 
 
-def _judge(check: Check, deciding: Deciding, after: Snapshot, *, whole: bool = False) -> _Judged:
-    """Run the check on what is left of the agent's changes; `whole` where all that it reads must be known."""
+def _judge(check: CommandCheck, deciding: Deciding, after: Snapshot, *, whole: bool = False) -> _Judged:
+    """Run the check on the settled tree; `whole`: all files that it reads must be known."""
     before = deciding.before
     watching = isinstance(check.sandbox, Traceable)
     reads = check.original(before).reads if watching else None
@@ -188,9 +187,14 @@ def _judge(check: Check, deciding: Deciding, after: Snapshot, *, whole: bool = F
 
 
 def _with_scripts(
-    check: Check, deciding: Deciding, after: Snapshot, settled: Settled, failed: Ran, reads: Reads | None
+    check: CommandCheck,
+    deciding: Deciding,
+    after: Snapshot,
+    settled: Settled,
+    failed: Ran,
+    reads: Reads | None,
 ) -> _Judged:
-    """Once more with the scripts as the agent left them: a pass then rests on them."""
+    """Run once more with the scripts as the agent left them; a pass then depends on them."""
     tree = with_scripts(settled, after)
     ran = check.run(tree, watch=True)
     known = reads | ran.reads if reads is not None and ran.reads is not None else reads
@@ -201,14 +205,14 @@ def _with_scripts(
     return _Judged(tree, settled.found, settled.scripts, ran, known, True)
 
 
-def _run(check: Check, deciding: Deciding, tree: Snapshot, reads: Reads | None, *, watch: bool) -> Ran:
+def _run(check: CommandCheck, deciding: Deciding, tree: Snapshot, reads: Reads | None, *, watch: bool) -> Ran:
     if reads is not None and tree == deciding.before:
         return check.original(tree)
     return check.run(tree, watch=watch)
 
 
 def _unseen(settled: Settled, before: Snapshot, reads: Reads | None) -> bool:
-    """Whether the original never came to read a file that was changed: it may have failed before."""
+    """Whether a changed file was not read on the original, which may have failed earlier."""
     paths = snapshot.changed_paths(before, settled.tree)
     return reads is None or any(path not in reads.read for path in paths)
 
@@ -216,12 +220,12 @@ def _unseen(settled: Settled, before: Snapshot, reads: Reads | None) -> bool:
 def _with_examples(
     deciding: Deciding, tree: Snapshot, reads: Reads
 ) -> tuple[Snapshot, tuple[Tampering, ...]]:
-    """The tree with the doctests that its changed files lost, where the check runs doctests."""
+    """The tree with doctests that its changed files lost put back, if the check runs doctests."""
     entries, found = dict(tree.by_path), []
     before, blobs = deciding.before, deciding.blobs
     for path in snapshot.changed_paths(before, tree) if "doctest" in reads.modules else ():
         old, new = before.by_path.get(path), tree.by_path.get(path)
-        if path not in reads.read or old is None or new is None or {old.kind, new.kind} != {Kind.FILE}:
+        if path not in reads.read or old is None or new is None or {old.kind, new.kind} != {EntryKind.FILE}:
             continue
         texts = blobs.get(str(old.content)), blobs.get(str(new.content))
         mended = with_original_examples(*texts, code=path.endswith(".py"))
@@ -232,7 +236,7 @@ def _with_examples(
 
 
 def _how_it_ended(result: ExecResult) -> CheckRun:
-    """The facts of a check's end that its verdict keeps."""
+    """The facts about a check's end that the verdict keeps."""
     output = b"\n".join(stream.strip() for stream in (result.stdout, result.stderr) if stream.strip())
     text = printable(output.decode("utf-8", "replace")[-_TAIL:], None)
     missing = None if result.ok or result.timed_out else _MISSING.search(text)
@@ -243,7 +247,7 @@ def _how_it_ended(result: ExecResult) -> CheckRun:
 
 
 def _nobodys_fault(missing: str | None, command: str) -> bool:
-    """Whether what the check lacks is no agent's to supply: a bare command, or the module of a test runner.
+    """Whether no agent could have supplied what is missing: a bare command, or the module of a test runner.
 
     A script or another module may be what the task asks for.
     """
@@ -262,8 +266,8 @@ def _failure(result: ExecResult, ran: CheckRun) -> str | None:
     return "check_not_found" if ran.not_run is not None else None
 
 
-def _doubts(counts: Counts | None, original: Counts | None) -> Tampering | None:
-    """Why an exit code of 0 from pytest is not believed. `original`: on the original."""
+def _doubts(counts: TestCounts | None, original: TestCounts | None) -> Tampering | None:
+    """Why an exit code of 0 of a test runner is not believed. `original`: counts on the original."""
     if counts is None:
         return Tampering(
             kind="exit", detail="the check ended with 0 but left no report: the process was left early"
@@ -278,13 +282,15 @@ def _doubts(counts: Counts | None, original: Counts | None) -> Tampering | None:
 def restored(
     command: str, before: Snapshot, after: Snapshot, editable: tuple[str, ...] = ()
 ) -> tuple[Snapshot, tuple[Tampering, ...]]:
-    """The agent's workspace with what decides over the check by its name as it was, and what is reported of
-    the changes that were not kept. A new test is left out unreported."""
-    originals = {entry.path for entry in before.entries if entry.kind is not Kind.DIRECTORY}
+    """The agent's workspace with files that are protected by name restored, and the reported changes to them.
+
+    A new test file is removed without a report.
+    """
+    originals = {entry.path for entry in before.entries if entry.kind is not EntryKind.DIRECTORY}
     kinds: dict[str, str | None] = {}
     for path in snapshot.changed_paths(before, after):
         at = after.by_path.get(path) or before.by_path[path]
-        if at.kind is not Kind.DIRECTORY and not named_editable(path, editable):
+        if at.kind is not EntryKind.DIRECTORY and not named_editable(path, editable):
             kinds[path] = protected(path, command, originals)
     tree, found = _put_back(before, after, kinds)
     reported = (
@@ -297,7 +303,7 @@ def restored(
 def _put_back(
     before: Snapshot, after: Snapshot, kinds: Mapping[str, str | None]
 ) -> tuple[Snapshot, dict[str, Tampering]]:
-    """The tree with the files that have a kind as they were, and what is to be said of each."""
+    """The tree with the files that have a kind restored, and the finding for each."""
     kept, found = dict(after.by_path), {}
     for path, kind in kinds.items():
         if kind is None:
@@ -316,27 +322,27 @@ def _changed(path: str, kind: str, done: str) -> Tampering:
 
 
 def laid_over(tree: Snapshot, files: Mapping[str, str], blobs: BlobStore) -> Snapshot:
-    """The tree with files put into it, whatever the agent left in their places."""
+    """The tree with `files` put into it, in place of whatever the agent left there."""
     if not files:
         return tree
     below = tuple(f"{name}/" for name in files)
     kept = {path: entry for path, entry in tree.by_path.items() if not path.startswith(below)}
     for name, text in files.items():
-        kept[name] = Entry(name, Kind.FILE, 0o644, blobs.put(text.encode("utf-8", "surrogatepass")))
+        kept[name] = Entry(name, EntryKind.FILE, 0o644, blobs.put(text.encode("utf-8", "surrogatepass")))
     return _with_parents(kept)
 
 
 def _with_parents(entries: dict[str, Entry]) -> Snapshot:
-    """A restored file may lie where the agent put something else; the original wins."""
+    """Add the parents of restored files; where the agent put something else, the original wins."""
     for path in list(entries):
         parent = path.rpartition("/")[0]
         while parent:
-            if parent not in entries or entries[parent].kind is not Kind.DIRECTORY:
-                entries[parent] = Entry(parent, Kind.DIRECTORY, 0o755, None)
+            if parent not in entries or entries[parent].kind is not EntryKind.DIRECTORY:
+                entries[parent] = Entry(parent, EntryKind.DIRECTORY, 0o755, None)
             parent = parent.rpartition("/")[0]
     return Snapshot(tuple(sorted(entries.values())))
 
 
 def _cache(name: str) -> bool:
-    """Files that runs leave behind by themselves."""
+    """Whether the file is one that runs leave behind by themselves."""
     return "__pycache__/" in name or ".pytest_cache/" in name

@@ -1,4 +1,4 @@
-"""One execution of a check by command: in a fresh jail, with the runner's own report."""
+"""One execution of a check by command, in a fresh jail, with the test runner's own report."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from nano_coder.grading.check_reads import Reads
 from nano_coder.grading.jail_program import program
+from nano_coder.grading.protected_files import Reads
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox, Traceable
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
@@ -22,7 +22,7 @@ from nano_shared.snapshot import Snapshot
 from nano_shared.types import Limits
 
 _PATIENCE = 120.0
-"""seconds; a whole suite may take longer than one tool call"""
+"""seconds for a check, which may run a whole test suite"""
 _LONGEST_TRACE = 16 << 20
 _REPORTING = 15.0
 """seconds that the tracer may take beyond the check"""
@@ -32,8 +32,8 @@ _originals: dict[str, Ran] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """What the runner's own report says."""
+class TestCounts:
+    """Totals of a test runner's report."""
 
     passed: int
     bad: int
@@ -46,14 +46,14 @@ class Ran:
     """One execution of a check."""
 
     result: ExecResult
-    counts: Counts | None
+    counts: TestCounts | None
     reads: Reads | None
-    """None where nobody could watch"""
+    """None if nobody could watch"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """A shell line, and where it runs."""
+class CommandCheck:
+    """A check by command, with its sandbox and limits."""
 
     command: str
     blobs: BlobStore
@@ -62,7 +62,7 @@ class Check:
     seconds: float
 
     def run(self, tree: Snapshot, *, watch: bool = False) -> Ran:
-        """Raises SandboxError where the sandbox failed."""
+        """Run the check on a tree. Raises SandboxError if the sandbox failed."""
         if watch and isinstance(self.sandbox, Traceable):
             with suppress(SandboxError):
                 return self._watched(tree)
@@ -72,7 +72,7 @@ class Check:
             return Ran(result, self._counted(jail, report, result), None)
 
     def original(self, before: Snapshot) -> Ran:
-        """The check on the original files, watched, executed once in this process."""
+        """The check on the original files, traced; executed once in this process."""
         where = [self.sandbox.name, self.sandbox.python, self.seconds, self.limits.model_dump(mode="json")]
         key = content_hash([tree_hash(before), self.command, where])
         with _locks.setdefault(key, threading.Lock()):
@@ -84,7 +84,7 @@ class Check:
             return _originals[key]
 
     def _watched(self, tree: Snapshot) -> Ran:
-        """Raises SandboxError where the tracer could not work."""
+        """Run under the tracer. Raises SandboxError if the tracer failed."""
         with workspace_jail(tree, self.blobs, self.sandbox, self.limits, traceable=True) as jail:
             report, env = self._report()
             outer = jail.run_python(
@@ -92,37 +92,41 @@ class Check:
                 timeout=self.seconds + _REPORTING, output_bytes=_LONGEST_TRACE,
             )  # fmt: skip
             try:
-                told = json.loads(outer.stdout)
+                trace = json.loads(outer.stdout)
             except ValueError:
                 if outer.oom or outer.timed_out or outer.signal is not None:
                     return Ran(replace(outer, stdout=b""), None, None)
                 raise SandboxError(f"the tracer ended: {outer.stderr[-300:]!r}") from None
             result = replace(
-                outer, exit_code=told["exit_code"], signal=told["signal"], timed_out=told["late"], stdout=b""
+                outer,
+                exit_code=trace["exit_code"],
+                signal=trace["signal"],
+                timed_out=trace["late"],
+                stdout=b"",
             )
-            return Ran(result, self._counted(jail, report, result), Reads.of(told))
+            return Ran(result, self._counted(jail, report, result), Reads.of(trace))
 
     def _report(self) -> tuple[str, dict[str, str]]:
-        """Where pytest is to leave its report, and the environment that says so."""
+        """Path of pytest's report, and the environment that makes pytest write it."""
         report = f".nano-{secrets.token_hex(8)}.xml"
         env = {"PYTHONDONTWRITEBYTECODE": "1"}
         if by_pytest(self.command):
             env["PYTEST_ADDOPTS"] = f"--junitxml=/work/{report}"
         return report, env
 
-    def _counted(self, jail: Jail, report: str, result: ExecResult) -> Counts | None:
+    def _counted(self, jail: Jail, report: str, result: ExecResult) -> TestCounts | None:
         if by_unittest(self.command):
             return _unittest_counts(result.stdout + result.stderr)
         return _counts(jail, report)
 
 
 def tree_hash(tree: Snapshot) -> str:
-    """Hash of a whole workspace that was graded."""
+    """Hash of a whole graded workspace."""
     return content_hash([[e.path, e.kind, e.mode, e.content] for e in tree.entries])
 
 
 def check_patience(limits: Limits) -> float:
-    """Seconds that a check may take."""
+    """Longest time of a check, seconds."""
     return max(limits.tool_seconds, _PATIENCE)
 
 
@@ -130,7 +134,7 @@ def check_patience(limits: Limits) -> float:
 def workspace_jail(
     tree: Snapshot, blobs: BlobStore, sandbox: Sandbox, limits: Limits, *, traceable: bool = False
 ) -> Iterator[Jail]:
-    """A fresh jail that holds a tree. Raises SandboxError where it cannot be opened."""
+    """A fresh jail that holds a tree. Raises SandboxError if it cannot be opened."""
     with scratch_folder("check", in_memory()) as folder:
         work = folder / "work"
         snapshot.materialise(tree, blobs, work)
@@ -147,19 +151,19 @@ def by_unittest(command: str) -> bool:
     return re.search(r"-m\s+unittest\b", command) is not None
 
 
-def _unittest_counts(output: bytes) -> Counts | None:
-    """The totals of the last summary of unittest; None where it wrote none."""
+def _unittest_counts(output: bytes) -> TestCounts | None:
+    """The totals of unittest's last summary; None without one."""
     text = output.decode("utf-8", "replace").rstrip()
     ran = re.findall(r"^Ran (\d+) tests? in", text, re.MULTILINE)
     end = re.search(r"^OK(?: \((.*)\))?$", text.splitlines()[-1]) if text else None
     if not ran or end is None:
         return None
     skipped = int(found.group(1)) if (found := re.search(r"skipped=(\d+)", end.group(1) or "")) else 0
-    return Counts(int(ran[-1]) - skipped, 0, skipped)
+    return TestCounts(int(ran[-1]) - skipped, 0, skipped)
 
 
-def _counts(jail: Jail, report: str) -> Counts | None:
-    """The totals of pytest's report; None where it left none."""
+def _counts(jail: Jail, report: str) -> TestCounts | None:
+    """The totals of pytest's report; None without one."""
     try:
         text = jail.read(report).decode("utf-8", "replace")
     except OSError:
@@ -171,4 +175,4 @@ def _counts(jail: Jail, report: str) -> Counts | None:
         int(found.group(1)) if (found := re.search(rf'\b{key}="(\d+)"', suite.group(0))) else 0
         for key in ("tests", "failures", "errors", "skipped")
     )
-    return Counts(total - failures - errors - skipped, failures + errors, skipped)
+    return TestCounts(total - failures - errors - skipped, failures + errors, skipped)

@@ -1,4 +1,4 @@
-"""Doctests of a file that an agent changed: the code is its work, the examples are the check."""
+"""Doctests of files that an agent changed: the code is its work, the examples are the check."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Iterator
 
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _Edit = tuple[int, int, bytes]
-"""first byte, one past the last, what stands there instead"""
+"""start byte, end byte, replacement"""
 
 
 def with_original_examples(original: bytes, changed: bytes, *, code: bool) -> bytes | None:
-    """`changed` with the examples that it lost put back; None where every one of `original` is still there.
+    """`changed` with the examples that it lost put back; None if every example of `original` is still there.
 
-    In `code` the examples are those of the docstrings that doctest finds; any other file is one text.
+    In `code`, examples are those of the docstrings that doctest finds; any other file is one text.
     """
     if not code:
         return None if _kept(_text(original), _text(changed)) else original
     try:
         old, new = _documented(ast.parse(original)), _documented(ast.parse(changed))
     except (SyntaxError, ValueError, RecursionError):
-        return None  # nothing of it can be run
+        return None  # the file cannot be run
     lost = {
         name: doc for name, (_, doc) in old.items() if not _kept(doc, new[name][1] if name in new else "")
     }
@@ -44,7 +44,7 @@ def _text(data: bytes) -> str:
 
 
 def _kept(original: str, changed: str) -> bool:
-    """Whether the examples of one text follow each other in the other, whatever came between."""
+    """Whether the examples of one text occur in the other in the same order, with anything between them."""
     rest = iter(_examples(changed))
     return all(example in rest for example in _examples(original))
 
@@ -58,7 +58,7 @@ def _examples(text: str) -> list[tuple[str, str, str]]:
 
 
 def _documented(tree: ast.Module) -> dict[str, tuple[_Documented, str]]:
-    """Name -> what has a docstring under that name, and its text: the last definition counts."""
+    """Name -> the definition with that name and its docstring; the last definition counts."""
     return {name: (node, ast.get_docstring(node, clean=False) or "") for name, node in _walk(tree, "")}
 
 
@@ -70,7 +70,7 @@ def _walk(node: _Documented, name: str) -> Iterator[tuple[str, _Documented]]:
 
 
 def _edit(node: _Documented, doc: str, source: bytes, starts: list[int]) -> _Edit:
-    """What gives a definition this docstring."""
+    """The edit that gives a definition this docstring."""
     text = ascii(doc).encode()
     first = node.body[0] if node.body else None
     if first is None:

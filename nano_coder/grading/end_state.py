@@ -1,7 +1,7 @@
-"""What the agent left, compared with what should be there: texts, JSON, CSV, SQLite and the answer.
+"""End states: files that the agent left, compared with expected texts, JSON, CSV, SQLite rows and the answer.
 
-The grader reads the bytes itself. A database is opened in a jail by a program of ours, since a file that an
-agent made may be built to harm whoever opens it; what is expected never enters the jail.
+The grader reads the bytes itself. A database is opened by a program of ours in a jail, since an agent's file
+may be crafted to harm its reader; expected values never enter the jail.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from pathlib import Path
 from typing import Any
 
 from nano_coder.grading.answer_equality import NUMBER, same, same_answer
-from nano_coder.grading.cases import Outcome
+from nano_coder.grading.cases import GradingOutcome
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.types import HiddenChecks, Limits, StateCheck, Tampering
 
 LARGEST_STATE = 16 << 20
-"""bytes of a file that is compared"""
+"""bytes of a compared file"""
 SQLITE_SIBLINGS = ("", "-wal", "-journal")
-"""what a database may leave beside it when its program was stopped"""
+"""files that a database may leave beside it when its program was killed"""
 _QUERY = (Path(__file__).parent / "inside" / "query.py").read_text(encoding="utf-8")
 _SECONDS = 20.0
 
 
 class Unreadable(Exception):
-    """A file that is not what the check asks for."""
+    """The file does not have the required format."""
 
 
 def state_files(checks: tuple[StateCheck, ...]) -> tuple[str, ...]:
-    """Every file that the checks look at."""
+    """Every file that the checks read."""
     names = {
         f"{check.path}{end}": None
         for check in checks
@@ -51,8 +51,9 @@ def run_state(
     answer: str | None,
     limits: Limits,
     sandbox: Sandbox,
-) -> Outcome:
-    """`others` are the paths of what is no regular file. Raises SandboxError for our failures."""
+) -> GradingOutcome:
+    """Compare the end state. `others` are paths that are no regular files. Raises SandboxError for our
+    failures."""
     checks: dict[str, str] = {}
     tampering: list[Tampering] = []
     kind = None
@@ -71,7 +72,7 @@ def run_state(
             except Unreadable:
                 state = "error"
         checks[f"state_{number}"] = state
-    return Outcome(checks, tuple(tampering), kind)
+    return GradingOutcome(checks, tuple(tampering), kind)
 
 
 def _holds(check: StateCheck, files: Mapping[str, bytes], limits: Limits, sandbox: Sandbox) -> bool:
@@ -85,7 +86,7 @@ def _holds(check: StateCheck, files: Mapping[str, bytes], limits: Limits, sandbo
     except UnicodeDecodeError as problem:
         raise Unreadable(str(problem)) from None
     if check.kind == "text":
-        # editors differ in whether a file ends with a newline
+        # editors differ in whether they end a file with a newline
         return text.replace("\r\n", "\n").rstrip("\n") == str(check.expected).rstrip("\n")
     if check.kind == "json":
         return same(read_json(text), check.expected)
@@ -93,7 +94,7 @@ def _holds(check: StateCheck, files: Mapping[str, bytes], limits: Limits, sandbo
 
 
 def read_json(text: str) -> Any:
-    """Raises Unreadable for what is no JSON: NaN, a key that stands twice, damage, or nesting without end."""
+    """Raises Unreadable for invalid JSON, NaN, a repeated key, and endless nesting."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in pairs}) != len(pairs):
@@ -110,7 +111,7 @@ def read_json(text: str) -> Any:
 
 
 def _rows_of_csv(text: str, expected: Any) -> list[Any]:
-    """Rows of cells; or rows by name of column, where the expected ones are."""
+    """Rows of cells; or dictionaries by column name, if the expected rows are dictionaries."""
     try:
         rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
     except csv.Error as problem:
@@ -123,7 +124,8 @@ def _rows_of_csv(text: str, expected: Any) -> list[Any]:
 
 
 def _same_cells(given: Any, expected: Any) -> bool:
-    """A row of texts against a row of values: a number is what the text spells, null an empty text."""
+    """Compares a row of texts with a row of values: a number equals the text that spells it, null an empty
+    text."""
     if isinstance(expected, list) and isinstance(given, list):
         return len(given) == len(expected) and all(map(_same_cells, given, expected))
     if isinstance(expected, dict) and isinstance(given, dict):
@@ -138,7 +140,8 @@ def _same_cells(given: Any, expected: Any) -> bool:
 
 
 def _same_number(text: str, expected: float) -> bool:
-    """Exactly, however long; a fraction may have as many digits as its nearest float needs."""
+    """Exact equality of numbers of any length; a fraction may be spelt with as many digits as its float
+    needs."""
     if not NUMBER.fullmatch(text):
         return False
     exact = Decimal(text)
@@ -174,11 +177,11 @@ def _rows_of_query(
             _QUERY, isolated=True, stdin=job, timeout=_SECONDS, output_bytes=LARGEST_STATE
         )
     try:
-        told = json.loads(result.stdout)
+        report = json.loads(result.stdout)
     except ValueError:
         if result.timed_out or result.signal is not None or result.truncated or result.oom:
             raise Unreadable("the database could not be queried") from None
         raise SandboxError(f"the query program failed: {result.stderr[-300:]!r}") from None
-    if "rows" not in told:
-        raise Unreadable(str(told.get("problem")))
-    return list(told["rows"])
+    if "rows" not in report:
+        raise Unreadable(str(report.get("problem")))
+    return list(report["rows"])

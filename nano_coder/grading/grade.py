@@ -1,4 +1,4 @@
-"""The verdict on what an agent left behind."""
+"""Grades a task by its hidden checks: cases, test suites, mutants, end states and answers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from nano_coder.grading.answer_equality import same_answer
 from nano_coder.grading.assertion_table import read_table, run_table
-from nano_coder.grading.cases import Outcome, names, run_cases
+from nano_coder.grading.cases import GradingOutcome, names, run_cases
 from nano_coder.grading.end_state import run_state, state_files
+from nano_coder.grading.graders import GRADER
 from nano_coder.grading.mutant_check import REFERENCE, killed, run_mutants
 from nano_coder.grading.one_process_suite import run_strict
 from nano_coder.grading.reasoning_gym_scorer import grade_score
 from nano_coder.grading.two_jail_suite import Job, NeedsStrict, run_suite
-from nano_coder.grading.version import GRADER
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import LogError, SandboxError, UsageError
 from nano_shared.hashing import content_hash
@@ -27,10 +27,11 @@ _SECONDS = 20.0
 
 
 def measure(files: Mapping[str, bytes], limits: Limits, sandbox: Sandbox) -> dict[str, int] | None:
-    """The metrics of all Python files together, and how often they run code that is no syntax (`hidden`).
+    """The metrics of all Python files together, and the number of ways to run code that the syntax tree hides
+    (`hidden`).
 
-    None where a file is no Python. The source is parsed in a jail, since a parser may be crashed.
-    Raises SandboxError where the jail fails.
+    None if a file is not valid Python. The source is parsed in a jail, since it may crash the parser. Raises
+    SandboxError if the jail fails.
     """
     texts = {
         name: data.decode("utf-8", "surrogateescape") for name, data in files.items() if name.endswith(".py")
@@ -47,19 +48,24 @@ def measure(files: Mapping[str, bytes], limits: Limits, sandbox: Sandbox) -> dic
 
 
 def keep_bounds(
-    outcome: Outcome, bounds: tuple[Metric, ...], files: Mapping[str, bytes], limits: Limits, sandbox: Sandbox
-) -> Outcome:
-    """The outcome of the cases with a check for each bound. Code in strings is no way around one."""
+    outcome: GradingOutcome,
+    bounds: tuple[Metric, ...],
+    files: Mapping[str, bytes],
+    limits: Limits,
+    sandbox: Sandbox,
+) -> GradingOutcome:
+    """The outcome with a check for each bound on a metric. Hiding code in strings is reported as
+    tampering."""
     found = measure(files, limits, sandbox)
     checks = dict(outcome.checks)
     for bound in bounds:
         kept = found is not None and found[bound.name] <= bound.at_most
         checks[f"metric_{bound.name}"] = "pass" if kept else "error" if found is None else "fail"
     tampering = outcome.tampering
-    if found is not None and found["hidden"] and "hidden_code" not in {told.kind for told in tampering}:
+    if found is not None and found["hidden"] and "hidden_code" not in {finding.kind for finding in tampering}:
         detail = "the source runs code that no syntax tree shows, or reaches for what does"
         tampering = (*tampering, Tampering(kind="hidden_code", detail=detail))
-    return Outcome(checks, tampering, outcome.failure_kind)
+    return GradingOutcome(checks, tampering, outcome.failure_kind)
 
 
 LARGEST_ARTIFACT = 1 << 20
@@ -87,12 +93,12 @@ def grade(
     sandbox: Sandbox,
     others: Collection[str] = (),
 ) -> Verdict:
-    """Judge a task by its hidden checks of every kind that needs no whole workspace.
+    """Grade a task by its hidden checks, of every kind that does not need the whole workspace.
 
-    `files` are the artifacts that the agent left, by their path in the workspace; `others` are the paths of
-    what else it left, which is no regular file. The reward is 1.0 where every check passes, else 0.0; it is
-    None, with the failure kind "verifier_error" and why, where we failed and not the policy.
-    Raises UsageError for a task without hidden checks, and for one that a command grades.
+    `files` are the artifacts that the agent left, by path; `others` are paths that are no regular files. The
+    reward is 1.0 if every check passes, else 0.0; it is None, with failure kind "verifier_error" and the
+    reason, if we failed and not the policy. Raises UsageError for a task without hidden checks, and for one
+    that a command grades.
     """
     hidden = task.hidden
     if hidden is None:
@@ -112,12 +118,12 @@ def grade(
 def decided(
     attempt: Callable[[], Verdict], control: Callable[[], Verdict], *, graded_hash: str, reference: bool
 ) -> Verdict:
-    """The verdict of an attempt; no other place makes one of an exception.
+    """The verdict of an attempt. The only place that turns exceptions of grading into a verdict.
 
-    What fails twice, where grading the `control` works, fails by what the agent left: its reward is 0. Where
-    the control fails too, we failed, or the task does: None. A suite that needs live objects is believed to,
-    unless the control is a `reference`, on which it would show. Raises UsageError where the control does, and
-    LogError: no policy can damage a log.
+    If grading fails twice, but works for the `control`, what the agent left caused the failure: reward 0. If
+    it fails for the control too, we or the task failed: reward None. A suite that says it needs live objects
+    is believed, unless the control is a `reference`, which would need them too. Raises UsageError if the
+    control does, and LogError, which no policy can cause.
     """
     for _ in range(_ATTEMPTS):
         found = _tried(attempt)
@@ -148,7 +154,8 @@ def decided(
 
 
 def shortened(verdict: Verdict) -> Verdict:
-    """The verdict with findings that fit a log: whoever plants 10,000 files with long names finds them so."""
+    """The verdict with at most `_MOST_FINDINGS` findings of bounded length: an agent may cause any number of
+    them."""
     findings, kept = verdict.tampering, verdict.tampering[:_MOST_FINDINGS]
     if all(len(found.detail) <= _LONGEST_DETAIL for found in kept) and len(kept) == len(findings):
         return verdict
@@ -163,12 +170,12 @@ def _tried(attempt: Callable[[], Verdict]) -> Verdict | Exception:
         return attempt()
     except LogError:
         raise
-    except Exception as error:  # what a policy left may raise anything; `decided` finds out whose fault it is
+    except Exception as error:  # what a policy left may raise anything; `decided` finds the cause
         return error
 
 
 def ungraded(kind: str, detail: str = "", graded_hash: str = content_hash("")) -> Verdict:
-    """The verdict where nobody can tell."""
+    """The verdict if grading failed for reasons other than the policy."""
     return Verdict(
         reward=None,
         components={"tests": None},
@@ -180,7 +187,7 @@ def ungraded(kind: str, detail: str = "", graded_hash: str = content_hash("")) -
 
 
 def graded_files(task: Task) -> tuple[str, ...]:
-    """The files that a verdict on the task is computed from; empty where it is the whole workspace."""
+    """Paths of the files that a verdict depends on; empty if it depends on the whole workspace."""
     hidden = task.hidden
     if hidden is None or hidden.kind in ("command", "reward_file", "answer"):
         return ()
@@ -188,7 +195,7 @@ def graded_files(task: Task) -> tuple[str, ...]:
 
 
 def graded_hash(task: Task, files: Mapping[str, bytes], answer: str | None) -> str:
-    """Hash of what a verdict on the task is computed from, of all that the agent left."""
+    """Hash of the files and the answer that a verdict depends on."""
     assert task.hidden is not None
     if task.hidden.kind == "answer":
         return content_hash(["answer", answer])
@@ -200,7 +207,7 @@ def graded_hash(task: Task, files: Mapping[str, bytes], answer: str | None) -> s
 def _grade(
     task: Task, files: Mapping[str, bytes], others: Collection[str], answer: str | None, sandbox: Sandbox
 ) -> Verdict:
-    """Raises whatever goes wrong."""
+    """Grade once. Raises whatever goes wrong."""
     hidden = task.hidden
     assert hidden is not None
     if hidden.kind == "answer":
@@ -238,8 +245,8 @@ def _grade_answer(hidden: HiddenChecks, answer: str | None) -> Verdict:
     )
 
 
-def _run_artifacts(task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> Outcome:
-    """What comes of running the artifacts, where there are any to run."""
+def _run_artifacts(task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> GradingOutcome:
+    """The outcome of running the artifacts; errors if they are missing or too large."""
     hidden = task.hidden
     assert hidden is not None
     if not task.artifacts:
@@ -249,13 +256,13 @@ def _run_artifacts(task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> 
         killed = [REFERENCE, *(f"killed_{name}" for name in hidden.mutants)]
         checks = {"cases": names(hidden.cases), "suite": ["tests"], "mutants": killed}[hidden.kind]
         kind = "artifact_too_large" if len(files) == len(set(task.artifacts)) else "no_artifact"
-        return Outcome(dict.fromkeys(checks, "error"), (), kind)
+        return GradingOutcome(dict.fromkeys(checks, "error"), (), kind)
     if hidden.kind == "mutants":
         return run_mutants(task, hidden, files, sandbox)
     return (_run_cases if hidden.kind == "cases" else _run_suite)(task, files, sandbox)
 
 
-def _run_cases(task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> Outcome:
+def _run_cases(task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> GradingOutcome:
     assert task.hidden is not None
     outcome = run_cases(task.hidden, files, task.artifacts[0], task.limits, sandbox)
     if not task.hidden.metrics:
@@ -263,8 +270,8 @@ def _run_cases(task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> Outc
     return keep_bounds(outcome, task.hidden.metrics, files, task.limits, sandbox)
 
 
-def _components(hidden: HiddenChecks, outcome: Outcome) -> dict[str, float | None]:
-    """Scores by name: of the mutants, of the bounds, and of everything else together."""
+def _components(hidden: HiddenChecks, outcome: GradingOutcome) -> dict[str, float | None]:
+    """Scores by name: mutants, bounds on metrics, and all other checks together."""
     if hidden.kind == "mutants":
         return {"mutants_killed": killed(outcome)}
     bounds = {name: state for name, state in outcome.checks.items() if name.startswith("metric_")}
@@ -272,7 +279,7 @@ def _components(hidden: HiddenChecks, outcome: Outcome) -> dict[str, float | Non
     return {"tests": sum(tests) / len(tests), **{name: float(s == "pass") for name, s in bounds.items()}}
 
 
-def _run_suite(task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> Outcome:
+def _run_suite(task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> GradingOutcome:
     assert task.hidden is not None
     assert task.hidden.suite is not None
     job = Job(task.hidden.suite, task.artifacts[0], files, task.files, _reference(task))
@@ -283,7 +290,7 @@ def _run_suite(task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> Outc
 
 
 def _reference(task: Task) -> dict[str, bytes] | None:
-    """The artifacts as the task's oracle writes them, where it writes them whole."""
+    """The artifacts that the task's oracle writes, if it writes all of them whole; else None."""
     texts = {str(a.arguments.get("path")): a.arguments.get("content") for a in task.oracle or ()}
     written = {path: text.encode() for path, text in texts.items() if isinstance(text, str)}
     return {path: written[path] for path in task.artifacts} if written.keys() >= set(task.artifacts) else None

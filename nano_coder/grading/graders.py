@@ -1,12 +1,13 @@
-"""Graders by name: one way to find the facts, and several to make a reward of them."""
+"""Graders by name: rules that turn the checks of a verdict into a reward; version of the grader."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from nano_coder.grading.version import GRADER
 from nano_shared.errors import UsageError
 from nano_shared.types import Verdict
+
+GRADER = "nano-grader 3"
 
 
 def _outcome(verdict: Verdict) -> Verdict:
@@ -35,7 +36,7 @@ GRADERS: dict[str, tuple[Callable[[Verdict], Verdict], str]] = {
 
 
 def find_grader(name: str | None) -> str:
-    """The whole name of a grader: by it, or by its last word. Raises UsageError for what is none."""
+    """The full name of a grader, from it or from its last word; None: the default. Raises UsageError."""
     if name is None:
         return GRADER
     found = [known for known in GRADERS if name in (known, known.removeprefix(GRADER).strip())]
@@ -45,5 +46,5 @@ def find_grader(name: str | None) -> str:
 
 
 def by_grader(name: str, verdict: Verdict) -> Verdict:
-    """The verdict as the grader of that name gives it."""
+    """The verdict with the reward of the grader of that name."""
     return GRADERS[name][0](verdict).model_copy(update={"grader": name})

@@ -1,4 +1,4 @@
-"""Modules of ours as the text of one program, for jails that do not show them."""
+"""Bundles modules of `inside` into the text of one program, since jails do not contain them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ package.{call}
 def program(call: str, *modules: str) -> str:
     """Python source that makes the modules of `inside` importable and then evaluates `call` on the package.
 
-    `modules` stand in the order in which they import each other. The compiled code serves where the jail's
-    interpreter is of our version, the text elsewhere. Short enough for one argument of a command line.
+    `modules` are in import order. Compiled code is used if the jail's interpreter has our version, else the
+    source. The program fits into one command-line argument.
     """
     bundled = [(name, *_packed(name)) for name in modules]
     return _TEMPLATE.format(modules=bundled, magic=importlib.util.MAGIC_NUMBER, call=call)

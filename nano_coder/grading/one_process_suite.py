@@ -1,7 +1,7 @@
-"""Suites that need the solution's live objects: hardened, in one process with it, and so trusted less.
+"""Suites that need the solution's live objects: run in one hardened process with it, and trusted less.
 
-The tests' reports come from a process that the solution shares. They are counted against what the test files
-define, read here; skips count as errors; whatever the runner's own functions were replaced by is reported.
+The reports come from a process that the solution shares. They are checked against the tests that the files
+define; skips count as errors; replaced functions of the test runner are reported.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import signal
 from collections.abc import Mapping
 from contextlib import closing
 
-from nano_coder.grading.cases import Outcome
+from nano_coder.grading.cases import GradingOutcome
 from nano_coder.grading.jail_program import program
 from nano_coder.grading.two_jail_suite import (
     CPU_SECONDS,
     LONGEST_REPORT,
     WALL_SECONDS,
     Job,
-    Report,
+    TestReport,
     read_reports,
 )
 from nano_coder.sandbox.protocol import ExecResult, Sandbox
@@ -40,8 +40,8 @@ _MODULES = (
 )
 
 
-def run_strict(job: Job, limits: Limits, sandbox: Sandbox) -> Outcome:
-    """Run the tests beside the solution in one jail. Raises SandboxError where the jail fails."""
+def run_strict(job: Job, limits: Limits, sandbox: Sandbox) -> GradingOutcome:
+    """Run the tests beside the solution in one jail. Raises SandboxError if the jail fails."""
     nonce = secrets.token_hex(16)
     given = {
         "framework": job.suite.framework, "tests": job.suite.files, "files": job.solution_files(),
@@ -58,7 +58,7 @@ def run_strict(job: Job, limits: Limits, sandbox: Sandbox) -> Outcome:
     return _judged(job, read_reports(ended.stdout, nonce), ended)
 
 
-def _judged(job: Job, reports: list[Report], ended: ExecResult) -> Outcome:
+def _judged(job: Job, reports: list[TestReport], ended: ExecResult) -> GradingOutcome:
     if not reports or reports[0] != {"ready": True}:
         said = ended.stderr.decode(errors="backslashreplace").strip()[-300:]
         raise SandboxError(f"the strict runner did not start: {said or ended}")
@@ -67,14 +67,14 @@ def _judged(job: Job, reports: list[Report], ended: ExecResult) -> Outcome:
         for r in reports
         if "forged" in r
     ][:1]
-    told = [(r["check"], r.get("state", "error")) for r in reports if "check" in r]
+    reported = [(r["check"], r.get("state", "error")) for r in reports if "check" in r]
     announced = [name for r in reports for name in r.get("collected", ())]
     missing = [name for name in defined_tests(job.suite.files) if not _among(name, announced)]
-    checks = {**dict.fromkeys([*announced, *missing], "error"), **dict(told)} or {"import": "error"}
-    done = next((r for r in reports if "done" in r), Report())
+    checks = {**dict.fromkeys([*announced, *missing], "error"), **dict(reported)} or {"import": "error"}
+    done = next((r for r in reports if "done" in r), TestReport())
     if done.get("patched"):
         found.append(Tampering(kind="patched", detail=f"replaced {', '.join(done['patched'])}"))
-    exact = done.get("done") == len(told) == len(announced) == len(set(announced)) and not missing
+    exact = done.get("done") == len(reported) == len(announced) == len(set(announced)) and not missing
     kind = None
     if not exact or any("import" in r for r in reports):
         checks = {name: "error" if state == "pass" else state for name, state in checks.items()}
@@ -84,14 +84,14 @@ def _judged(job: Job, reports: list[Report], ended: ExecResult) -> Outcome:
             found.append(Tampering(kind=kind, detail=f"the strict runner was left: {reports[-1]}"))
         if kind == "agent_timeout":
             checks = {name: "timeout" if state == "error" else state for name, state in checks.items()}
-    return Outcome(checks, tuple(found), kind)
+    return GradingOutcome(checks, tuple(found), kind)
 
 
-def _cause(last: Report, ended: ExecResult) -> str:
-    """Why the reports stop half-way."""
+def _cause(last: TestReport, ended: ExecResult) -> str:
+    """The failure kind if the reports are incomplete."""
     if ended.oom:
         return "memory"
-    # the signal too: the kernel goes by the ticks it charged, which a busy host makes more than what was run
+    # the signal too: the kernel counts charged ticks, which on a busy host exceed the time used
     out_of_cpu = last.get("ended") == {"signal": signal.SIGXCPU}
     if ended.timed_out or out_of_cpu or last.get("cpu_s", 0.0) >= CPU_SECONDS:
         return "agent_timeout"
@@ -105,7 +105,7 @@ def _among(name: str, announced: list[str]) -> bool:
 
 
 def defined_tests(files: Mapping[str, str]) -> list[str]:
-    """Names of the test functions that the files define, without those that a decorator skips."""
+    """Names of the test functions in the files, except those skipped by a decorator."""
     return sorted(
         {
             node.name

@@ -1,7 +1,7 @@
-"""Answers scored by the library that made the question, in a jail: a scorer of reasoning-gym may evaluate
-what it is given, so an answer that is more than a plain expression never gets there.
+"""Scores answers with reasoning-gym's own scorers, in a jail, since some evaluate the answer as code.
 
-The reward is 1 where the score is; partial scores, which hedging can earn, stay in the component `tests`.
+An answer that is more than a plain expression is not given to those. The reward is 1 if the score is 1;
+partial scores, which hedging can earn, are kept in the component `tests`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from contextlib import closing
 from pathlib import Path
 
-from nano_coder.grading.version import GRADER
+from nano_coder.grading.graders import GRADER
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.hashing import content_hash
@@ -38,7 +38,7 @@ _NODES = (
 
 
 def grade_score(task: Task, answer: str | None, sandbox: Sandbox) -> Verdict:
-    """The verdict on an answer. Raises SandboxError where the scorer could not be asked."""
+    """The verdict on an answer. Raises SandboxError if the scorer could not be run."""
     assert task.hidden is not None
     assert task.hidden.scorer is not None
     digest = content_hash(["answer", answer])
@@ -46,7 +46,7 @@ def grade_score(task: Task, answer: str | None, sandbox: Sandbox) -> Verdict:
     tampering: tuple[Tampering, ...] = ()
     if answer is None:
         score, kind = 0.0, "no_answer"
-    elif answer == task.hidden.answer:  # it earned 1 from the scorer when the task was made
+    elif answer == task.hidden.answer:  # the scorer gave it 1 when the task was made
         score = 1.0
     elif len(answer) > LONGEST_ANSWER:
         score, kind = 0.0, "answer_too_long"
@@ -70,7 +70,7 @@ def grade_score(task: Task, answer: str | None, sandbox: Sandbox) -> Verdict:
 def plain(answer: str) -> bool:
     """Whether evaluating the text can only compute with numbers, single letters and texts.
 
-    What is no expression is let through: whoever evaluates it fails. `!` is sympy's factorial.
+    A text that is no expression is let through: evaluating it fails. `!` is sympy's factorial.
     """
     if re.fullmatch(r"[\w\s]*", answer):
         return True  # words and numbers: nothing is called
@@ -93,17 +93,17 @@ def plain(answer: str) -> bool:
 
 
 def ask_scorer(scorer: Scorer, answer: str, sandbox: Sandbox) -> float:
-    """The score in [0, 1]; an answer on which the scorer fails or never ends scores 0.
+    """The score in [0, 1]; 0 if the scorer fails or does not end on the answer.
 
-    Raises SandboxError where the question could not be made again: it says nothing about the answer.
+    Raises SandboxError if the question could not be made again, which is no fault of the answer.
     """
-    asked = {**scorer.model_dump(include={"dataset", "seed", "config", "question"}), "answer": answer}
+    job = {**scorer.model_dump(include={"dataset", "seed", "config", "question"}), "answer": answer}
     with closing(sandbox.open(None, _LIMITS)) as jail:
         done = jail.run(
             [sandbox.python, "-P", "-W", "ignore", "-c", _PROGRAM],
-            stdin=json.dumps(asked).encode(),
+            stdin=json.dumps(job).encode(),
             timeout=_SECONDS,
-            # the order of a set decides some questions
+            # some questions depend on the iteration order of sets
             env={"PYTHONHASHSEED": "0", "MPLCONFIGDIR": "/tmp"},
         )
     lines = done.stdout.decode("utf-8", "replace").splitlines()

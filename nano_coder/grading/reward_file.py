@@ -1,8 +1,8 @@
-"""A reward that a command writes into a file, as Harbor's verifiers do: read without trusting who wrote it.
+"""Rewards that a command writes into a file, as Harbor's verifiers do; the file is not trusted.
 
-The command runs in a fresh jail on the original files plus the agent's changes. It shares that jail with the
-solution, so the trust is USER_CHECK. What is missing, malformed, not finite or outside [0, 1] is never a
-reward: it earns 0 where the command works on the original files, and is our failure where it does not.
+The command runs in a fresh jail on the original files plus the agent's changes. It shares the jail with the
+solution, so the trust is USER_CHECK. A file that is missing, malformed, not finite or outside [0, 1] earns 0
+if the command works on the original files, and is our failure if it does not.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import posixpath
 from dataclasses import dataclass
 from pathlib import Path
 
-from nano_coder.grading.check_reads import Deciding
 from nano_coder.grading.command_check import settle, with_scripts
-from nano_coder.grading.command_run import Check, check_patience, tree_hash, workspace_jail
-from nano_coder.grading.version import GRADER
+from nano_coder.grading.command_run import CommandCheck, check_patience, tree_hash, workspace_jail
+from nano_coder.grading.graders import GRADER
+from nano_coder.grading.protected_files import Deciding
 from nano_coder.sandbox.protocol import ExecResult, Sandbox, Traceable
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import SandboxError, UsageError
@@ -29,7 +29,7 @@ _FETCH = (Path(__file__).parent / "inside" / "fetch_file.py").read_text(encoding
 
 
 class BadReward(Exception):
-    """Why what the command left is no reward."""
+    """The reward file is missing or invalid."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
@@ -53,11 +53,11 @@ def grade_reward_file(
     limits: Limits,
     editable: tuple[str, ...] = (),
 ) -> Verdict:
-    """Raises SandboxError where the sandbox failed, or the command leaves no reward on the original files."""
+    """Raises SandboxError if the sandbox failed, or the command leaves no reward on the original files."""
     path = reward_path(str(hidden.reward_path))
     command = str(hidden.command)
     start, seconds = _without(before, path)[0], check_patience(limits)
-    check = Check(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
+    check = CommandCheck(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
     reads = check.original(start).reads if isinstance(sandbox, Traceable) else None
     settled = settle(check, Deciding(command, before, blobs, editable, frozenset(hidden.files)), after, reads)
     tree, planted = _without(with_scripts(settled, after), path)
@@ -86,7 +86,7 @@ def grade_reward_file(
 
 
 def reward_path(path: str) -> str:
-    """Relative to the workspace. Raises UsageError for a path that leads out of it."""
+    """The path relative to the workspace. Raises UsageError if it leads out of it."""
     plain = posixpath.normpath(path.removeprefix("/work/"))
     if plain.startswith(("/", "..")) or plain == ".":
         raise UsageError(f"reward_path {path!r} must be a file of the workspace, by its relative path")
@@ -94,7 +94,7 @@ def reward_path(path: str) -> str:
 
 
 def read_reward(text: str) -> dict[str, float]:
-    """The rewards by name, `reward` among them. Raises BadReward for what is not one in [0, 1]."""
+    """The rewards by name, `reward` among them. Raises BadReward for values that are no numbers in [0, 1]."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -112,12 +112,12 @@ def read_reward(text: str) -> dict[str, float]:
 
 
 def _without(tree: Snapshot, path: str) -> tuple[Snapshot, list[Tampering]]:
-    """The tree without what lies where the reward will be, and without links on the way to it."""
+    """The tree without anything at the reward's path, and without links on the way to it."""
     parents = {path.rsplit("/", depth)[0] for depth in range(1, path.count("/") + 1)}
     there = [e for e in tree.entries if e.path == path or e.path.startswith(f"{path}/")]
     there += [e for e in tree.entries if e.path in parents and e.kind != "dir"]
-    gone = {entry.path for entry in there}
-    kept = Snapshot(tuple(entry for entry in tree.entries if entry.path not in gone))
+    removed = {entry.path for entry in there}
+    kept = Snapshot(tuple(entry for entry in tree.entries if entry.path not in removed))
     what = f"{printable(path)} was there before the command ran; it was removed"
     return kept, [Tampering(kind="reward_written", detail=what)] if there else []
 
@@ -129,13 +129,13 @@ def _run(
         result = jail.run(["/bin/sh", "-c", command], timeout=check_patience(limits))
         fetched = jail.run_python(_FETCH, [f"/work/{path}"], isolated=True, timeout=30.0)
     try:
-        told = json.loads(fetched.stdout)
+        fetched_json = json.loads(fetched.stdout)
     except ValueError:
         raise SandboxError(f"the reward could not be fetched: {fetched.stderr[-300:]!r}") from None
-    if "problem" in told:
-        return _Written(result, {}, BadReward(told["problem"], f"{path}: {told['detail']}"))
+    if "problem" in fetched_json:
+        return _Written(result, {}, BadReward(fetched_json["problem"], f"{path}: {fetched_json['detail']}"))
     try:
-        return _Written(result, read_reward(told["text"]), None)
+        return _Written(result, read_reward(fetched_json["text"]), None)
     except BadReward as problem:
         return _Written(result, {}, problem)
 

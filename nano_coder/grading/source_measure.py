@@ -1,4 +1,5 @@
-"""Runs inside the jail: counts what a syntax tree holds. Standard library only."""
+"""Source metrics: the program that runs in a jail and counts nodes of a syntax tree. Standard library
+only."""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ BLOCKS = (
     ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match,
 )  # fmt: skip
 WIDTH = 100
-"""characters of a statement that make a line"""
+"""characters of a statement that count as one line"""
 
 RUNNING = frozenset(
     ("exec", "eval", "compile", "__import__", "breakpoint", "__builtins__", "__loader__", "__spec__")
 )
-"""builtin names that run text, or lead to what does"""
+"""builtin names that run text as code, or lead to such a function"""
 REACHING = frozenset(("globals", "locals", "vars"))
 _MODULES = """
 _ctypes _imp _interpreters _xxsubinterpreters antigravity bdb builtins cProfile code codeop
@@ -38,7 +39,7 @@ multiprocessing pdb pickle pickletools pkgutil profile pty pydoc runpy shelve si
 symtable test this timeit tkinter trace turtle turtledemo types unittest venv xmlrpc zipimport zipapp
 """
 MODULES = frozenset(_MODULES.split())
-"""modules that run text or bytes as code, make code objects, or lead to what does"""
+"""modules that run text or bytes as code, create code objects, or lead to such functions"""
 _OS = """
 system popen execl execle execlp execlpe execv execve execvp execvpe posix_spawn posix_spawnp spawnl
 spawnle spawnlp spawnlpe spawnv spawnve spawnvp spawnvpe
@@ -61,12 +62,12 @@ f_globals f_locals f_builtins f_back tb_frame gi_frame gi_code cr_frame cr_code 
 import_module exec_module load_module find_spec FunctionType CodeType LambdaType
 """
 ATTRIBUTES = frozenset(_ATTRIBUTES.split())
-"""attributes that lead from an object to code, or make it"""
+"""attributes that lead from an object to code, or create it"""
 ASKING = frozenset(("getattr", "setattr", "attrgetter", "methodcaller"))
 
 
 def docstrings(tree: ast.AST) -> set[int]:
-    """Statements that are a docstring, by where they stand and not by what they look like."""
+    """Statements that are docstrings, by their position."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
@@ -87,7 +88,7 @@ def branches(node: ast.AST) -> int:
 def nesting(tree: ast.AST) -> int:
     """Blocks around the innermost statement; `elif` is no deeper than its `if`.
 
-    A definition begins anew, but not inside a block: there it is as deep as any other statement.
+    A definition starts at depth 0, except inside a block, where it counts as any other statement.
     """
     deepest, pending = 0, [(tree, 0)]
     while pending:
@@ -101,13 +102,13 @@ def nesting(tree: ast.AST) -> int:
 
 
 def statements(tree: ast.AST, strings: set[int]) -> int:
-    """What does one thing each, wherever it stands: an assignment inside an expression is one, too."""
+    """Number of statements; an assignment inside an expression counts as one."""
     counted = (ast.stmt, ast.NamedExpr, ast.Lambda)
     return sum(isinstance(node, counted) and id(node) not in strings for node in ast.walk(tree))
 
 
 def lines(tree: ast.AST, strings: set[int]) -> int:
-    """Lines of the statements, each laid out by itself, however they are laid out in the text."""
+    """Lines of the statements, each laid out by `ast.unparse`, independent of the layout in the source."""
     total = 0
     for node in ast.walk(tree):
         if isinstance(node, _HELD) and id(node) not in strings:
@@ -124,7 +125,7 @@ _PARTS = (ast.expr, ast.arguments, ast.alias, ast.keyword, ast.withitem, ast.pat
 
 
 def hidden(tree: ast.AST) -> Iterator[str]:
-    """Ways to run text or bytes as code, or to reach what does, by what names stand for."""
+    """Number of ways to run text or bytes as code, or to reach such a function, after resolving names."""
     modules = dict(imported(tree))
     bound = {
         node.id
@@ -145,21 +146,21 @@ def hidden(tree: ast.AST) -> Iterator[str]:
             elif (module := module_of(node.value, modules)) is not None:
                 yield from of_module(module, node.attr)
         elif isinstance(node, ast.Call):
-            yield from asked(node, modules)
+            yield from getattr_calls(node, modules)
 
 
 def module_of(node: ast.expr, modules: dict[str, str]) -> str | None:
-    """The module that an expression stands for, through what other modules have imported."""
+    """The module that an expression refers to, also through the imports of other modules."""
     if isinstance(node, ast.Name):
         return modules.get(node.id)
     if isinstance(node, ast.Attribute) and (outer := module_of(node.value, modules)) is not None:
-        held = found(outer, node.attr)
-        return held.__name__ if isinstance(held, types.ModuleType) else None
+        value = found(outer, node.attr)
+        return value.__name__ if isinstance(value, types.ModuleType) else None
     return None
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Name -> module that it stands for."""
+    """Name -> module that it refers to."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -186,7 +187,7 @@ def running(module: str) -> bool:
 
 
 def of_module(module: str, name: str) -> Iterator[str]:
-    """Whether what a module has under a name runs code, whatever else it is called there."""
+    """Whether an attribute of a module runs code, under whatever name."""
     if running(module):
         if module != "types" or name not in TYPES:
             yield f"{module}.{name}"
@@ -194,14 +195,14 @@ def of_module(module: str, name: str) -> Iterator[str]:
     if name in OF_MODULES.get(module, ()):
         yield f"{module}.{name}"
         return
-    held = found(module, name)
-    runs = held is not None and any(held is getattr(builtins, each, None) for each in RUNNING)
-    if runs or (isinstance(held, types.ModuleType) and running(held.__name__)):
+    value = found(module, name)
+    runs = value is not None and any(value is getattr(builtins, each, None) for each in RUNNING)
+    if runs or (isinstance(value, types.ModuleType) and running(value.__name__)):
         yield f"{module}.{name}"
 
 
 def found(module: str, name: str) -> object:
-    """What a module of the standard library has under a name."""
+    """An attribute of a module of the standard library."""
     if module.partition(".")[0] not in sys.stdlib_module_names or running(module):
         return None
     try:
@@ -210,8 +211,8 @@ def found(module: str, name: str) -> object:
         return None
 
 
-def asked(node: ast.Call, modules: dict[str, str]) -> Iterator[str]:
-    """An attribute that is asked for by its name: a forbidden one, or a computed one of a module."""
+def getattr_calls(node: ast.Call, modules: dict[str, str]) -> Iterator[str]:
+    """getattr and the like: a forbidden attribute name, or a computed one on a module."""
     name = getattr(node.func, "id", getattr(node.func, "attr", None))
     if name not in ASKING:
         return
@@ -226,11 +227,11 @@ def asked(node: ast.Call, modules: dict[str, str]) -> Iterator[str]:
 
 
 def measured(texts: dict[str, str]) -> dict[str, int] | None:
-    """The metrics; None where a text is no Python."""
+    """The metrics; None if a text is not valid Python."""
     total = {"statements": 0, "branches": 0, "nesting": 0, "lines": 0, "hidden": 0}
     for text in texts.values():
         try:
-            # as bytes, since a text may name the encoding that it is run in
+            # as bytes, since the source may declare its encoding
             tree = ast.parse(text.encode("utf-8", "surrogateescape"))
             strings = docstrings(tree)
             total["statements"] += statements(tree, strings)

@@ -1,4 +1,4 @@
-"""What an agent left to be graded, wherever it was kept, and the way from there to the right grader."""
+"""Submissions: what an agent left, in a folder or a log, handed to the grader of its task."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path, PurePosixPath
 from nano_coder.grading.command_check import grade_command, laid_over, restored
 from nano_coder.grading.command_run import tree_hash
 from nano_coder.grading.grade import decided, grade, graded_files, shortened, ungraded
+from nano_coder.grading.graders import GRADER
 from nano_coder.grading.protected_files import LINTERS
 from nano_coder.grading.reward_file import grade_reward_file
 from nano_coder.grading.submitted_folder import changed_since, read_folder
-from nano_coder.grading.version import GRADER
 from nano_coder.sandbox import Sandbox
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, MemoryBlobs
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
-from nano_shared.snapshot import Entry, Kind, Snapshot
+from nano_shared.snapshot import Entry, EntryKind, Snapshot
 from nano_shared.snapshot.tree import make_snapshot
 from nano_shared.types import StopReason, Tampering, Task, Trajectory, Trust, Verdict
 
@@ -42,7 +42,7 @@ _EXECUTABLE = 0o111
 
 
 def planted(task: Task, before: Snapshot, after: Snapshot, graded: Collection[str]) -> tuple[Tampering, ...]:
-    """Changed tests, and planted configuration, modules, programs and results, beside the graded files."""
+    """Findings: changed tests, and added configuration, modules, programs and result files."""
     left = {*graded, *(e.path for e in after.entries if PurePosixPath(e.path).name in LINTERS)}
     kept = Snapshot(tuple(entry for entry in after.entries if entry.path not in left))
     original = Snapshot(tuple(entry for entry in before.entries if entry.path not in left))
@@ -54,7 +54,7 @@ def planted(task: Task, before: Snapshot, after: Snapshot, graded: Collection[st
 def _of(entry: Entry, task: Task) -> Iterator[Tampering]:
     name = PurePosixPath(entry.path).name
     hidden = task.hidden.suite.files if task.hidden is not None and task.hidden.suite is not None else {}
-    if entry.kind is Kind.DIRECTORY:
+    if entry.kind is EntryKind.DIRECTORY:
         return
     if any(fnmatch(name, pattern) for pattern in RESULTS):
         yield Tampering(kind="reward_written", detail=f"{entry.path!r} was planted; no grader reads it")
@@ -65,20 +65,20 @@ def _of(entry: Entry, task: Task) -> Iterator[Tampering]:
 
 
 _ANSWERS = ("answer", "answer.txt")
-"""files of a workspace that hold the answer where none was given"""
+"""files whose text is the answer if none was submitted"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """Two trees, and the bytes of their files."""
+    """A submission: the trees before and after, the bytes of their files, and the answer."""
 
     before: Snapshot
     """the workspace before the first action"""
     after: Snapshot
-    """the workspace as it was left"""
+    """the workspace as the agent left it"""
     blobs: BlobStore
     answer: str | None = None
-    """given to submit"""
+    """as given to `submit`"""
 
     def files(self, names: Iterable[str]) -> dict[str, bytes]:
         """The regular files among `names`."""
@@ -86,17 +86,17 @@ class Delivery:
         return {
             name: self.blobs.get(str(entry.content))
             for name, entry in found
-            if entry is not None and entry.kind is Kind.FILE
+            if entry is not None and entry.kind is EntryKind.FILE
         }
 
     @property
     def others(self) -> frozenset[str]:
-        """What is there and is no regular file."""
-        return frozenset(entry.path for entry in self.after.entries if entry.kind is not Kind.FILE)
+        """Those of `names` that exist and are no regular files."""
+        return frozenset(entry.path for entry in self.after.entries if entry.kind is not EntryKind.FILE)
 
 
 def grade_delivery(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict | None:
-    """The verdict by whatever check the task has, or None where it has none.
+    """The verdict of the task's check, of whatever kind; None if it has none.
 
     A failure of ours has reward None: it says nothing about the policy.
     """
@@ -123,7 +123,7 @@ def grade_delivery(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict 
 
 
 def _grade_tree(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict:
-    """The verdict by a command on the whole workspace. Raises whatever goes wrong."""
+    """The verdict of a command on the whole workspace. Raises whatever goes wrong."""
     hidden = task.hidden
     tests = hidden.files if hidden is not None else {}
     before = laid_over(delivery.before, tests, delivery.blobs)
@@ -152,10 +152,10 @@ def _grade_tree(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict:
 
 
 def grade_folder(task: Task, directory: Path, answer: str | None, sandbox: Sandbox) -> Verdict:
-    """Grade what lies in a folder of this machine, which is read once and not trusted.
+    """Grade a folder of this machine, which is read once and not trusted.
 
-    Without `answer`, a file called "answer" is the answer. Raises UsageError for a task without any check,
-    for one whose starting workspace is in a log, and for what is no folder.
+    Without `answer`, a file called "answer" is the answer. Raises UsageError for a task without a check, for
+    one whose starting workspace is in a log, and for a path that is no folder.
     """
     blobs = MemoryBlobs()
     if task.snapshot is not None:
@@ -163,16 +163,18 @@ def grade_folder(task: Task, directory: Path, answer: str | None, sandbox: Sandb
             f"task {task.key!r} starts from a logged workspace; grade its run with nano-rl grade RUN"
         )
     texts = {name: text.encode("utf-8", "surrogatepass") for name, text in task.files.items()}
-    before = make_snapshot(Entry(name, Kind.FILE, 0o644, blobs.put(data)) for name, data in texts.items())
+    before = make_snapshot(
+        Entry(name, EntryKind.FILE, 0o644, blobs.put(data)) for name, data in texts.items()
+    )
     wanted = graded_files(task) or (
         _ANSWERS if task.hidden is not None and task.hidden.kind == "answer" else ()
     )
     left = read_folder(directory, blobs, wanted)
     delivery = Delivery(before=before, after=left.tree, blobs=blobs, answer=answer)
-    asked = task.hidden is not None and (
+    expects_answer = task.hidden is not None and (
         task.hidden.kind == "answer" or any(check.kind == "answer" for check in task.hidden.state)
     )
-    if answer is None and asked:
+    if answer is None and expects_answer:
         found = delivery.files(_ANSWERS)
         text = next((found[name] for name in _ANSWERS if name in found), None)
         answer = None if text is None else text.decode("utf-8", "replace")
@@ -185,7 +187,7 @@ def grade_folder(task: Task, directory: Path, answer: str | None, sandbox: Sandb
 
 
 def flagged(verdict: Verdict, findings: Iterable[Tampering], *, worthless: bool = False) -> Verdict:
-    """The verdict with more findings; a `worthless` one earns nothing, unless the failure was ours."""
+    """The verdict with further findings; `worthless`: the reward becomes 0, unless the failure was ours."""
     known = verdict.tampering
     more = tuple(found for found in findings if found not in known)
     update: dict[str, object] = {"tampering": (*known, *more)}
@@ -195,7 +197,7 @@ def flagged(verdict: Verdict, findings: Iterable[Tampering], *, worthless: bool 
 
 
 def grade_trajectory(trajectory: Trajectory, sandbox: Sandbox, blobs: BlobStore) -> Verdict | None:
-    """The verdict, or None where the task has no check at all. Nothing of the run is executed again.
+    """The verdict of the run's task; None if the task has no check. Executes nothing of the run again.
 
     A failure of ours, in the run or in the grading, has reward None: it says nothing about the policy.
     """

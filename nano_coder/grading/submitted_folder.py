@@ -1,8 +1,8 @@
-"""A folder that an agent left, read once and never followed out of: what was hashed is what is graded.
+"""Reads a submitted folder once, without leaving it: what was hashed is what is graded.
 
-Each folder is opened from the one above it without following a link, and each file is read through the
-descriptor that was checked. A link out of the folder, a file with a name elsewhere, a pipe, a device and
-whatever cannot be read is reported and left out; nothing is read a second time.
+Each folder is opened from its parent without following links, and each file is read through the descriptor
+that was checked. Links out of the folder, files with further hard links elsewhere, pipes, devices and
+unreadable files are reported and left out. Nothing is read twice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
-from nano_shared.snapshot import DEFAULT_EXCLUDES, MAX_BYTES, MAX_ENTRIES, Entry, Kind, Snapshot
+from nano_shared.snapshot import DEFAULT_EXCLUDES, MAX_BYTES, MAX_ENTRIES, Entry, EntryKind, Snapshot
 from nano_shared.snapshot.tree import MODE_BITS, make_snapshot, name_filter
 from nano_shared.types import Tampering
 
@@ -24,18 +24,18 @@ MAX_DEPTH = 64
 MAX_FILE_BYTES = 64 * 2**20
 _EXCLUDED = name_filter(DEFAULT_EXCLUDES)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# a pipe without a writer would wait for ever
+# non-blocking: opening a pipe without a writer would block
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a folder held at the moment when it was read."""
+    """The contents of a folder at the moment of reading."""
 
     tree: Snapshot
     findings: tuple[Tampering, ...]
     states: dict[str, tuple[int, ...] | None]
-    """file that is graded -> what the file system said of it; None: it was not there"""
+    """path of a graded file -> its stat fields; None: it did not exist"""
 
 
 @dataclass(slots=True)
@@ -50,9 +50,10 @@ class _Reading:
 
 
 def read_folder(directory: Path, blobs: BlobStore, graded: Iterable[str] = ()) -> Left:
-    """Read every file once into `blobs`; those that are `graded` first, so that no flood keeps them out.
+    """Read every file once into `blobs`, the `graded` ones first, so that a flood of files cannot keep them
+    out.
 
-    Caches, environments and version control are left out. Raises UsageError for what is no folder.
+    Caches, environments and version control are left out. Raises UsageError for a path that is no folder.
     """
     graded = tuple(graded)
     try:
@@ -75,7 +76,7 @@ def read_folder(directory: Path, blobs: BlobStore, graded: Iterable[str] = ()) -
 
 
 def changed_since(directory: Path, left: Left) -> list[Tampering]:
-    """Which of the graded files are others now than when they were read."""
+    """The graded files that have changed since they were read."""
     try:
         root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -112,7 +113,7 @@ def _listed(root: int, reading: _Reading) -> dict[str, os.stat_result]:
                 try:
                     status = os.stat(name, dir_fd=opened, follow_symlinks=False)
                 except OSError:
-                    continue  # gone since it was listed
+                    continue  # removed since it was listed
                 found[path] = status
                 if not stat.S_ISDIR(status.st_mode):
                     continue
@@ -128,7 +129,7 @@ def _listed(root: int, reading: _Reading) -> dict[str, os.stat_result]:
 
 
 def _open_folder(root: int, folder: str) -> int:
-    """The caller closes it. Raises OSError where a part is a link or is gone."""
+    """Open a folder; the caller closes it. Raises OSError if a part of the path is a link or missing."""
     opened = os.dup(root)
     for part in folder.split("/") if folder else ():
         try:
@@ -171,7 +172,7 @@ def _take(
 ) -> None:
     mode = status.st_mode
     if stat.S_ISDIR(mode):
-        reading.entries[path] = Entry(path, Kind.DIRECTORY, mode & MODE_BITS | 0o700, None)
+        reading.entries[path] = Entry(path, EntryKind.DIRECTORY, mode & MODE_BITS | 0o700, None)
     elif stat.S_ISLNK(mode):
         _take_link(root, path, reading)
     elif not stat.S_ISREG(mode):
@@ -196,7 +197,7 @@ def _take_link(root: int, path: str, reading: _Reading) -> None:
         return
     finally:
         os.close(opened)
-    reading.entries[path] = Entry(path, Kind.SYMLINK, 0, target)
+    reading.entries[path] = Entry(path, EntryKind.SYMLINK, 0, target)
     if target.startswith("/") or os.path.normpath(os.path.join(folder, target)).split("/")[0] == "..":
         reading.report("link", path, f"is a link to {target!r}, out of the workspace; it was not followed")
 
@@ -218,21 +219,23 @@ def _take_file(root: int, path: str, status: os.stat_result, reading: _Reading) 
             reading.report("changed", path, "was replaced while the workspace was read; it was left out")
             return
         data = bytearray()
-        # one byte more than it said, to see whether it grew
+        # one byte more than stat said, to detect growth
         while len(data) <= status.st_size and (piece := file.read(status.st_size + 1 - len(data))):
             data += piece
         if _signature(os.fstat(file.fileno())) != _signature(before) or len(data) != status.st_size:
             reading.report("changed", path, "was written to while it was read; it was left out")
             return
     reading.room -= len(data)
-    reading.entries[path] = Entry(path, Kind.FILE, status.st_mode & MODE_BITS, reading.blobs.put(bytes(data)))
+    reading.entries[path] = Entry(
+        path, EntryKind.FILE, status.st_mode & MODE_BITS, reading.blobs.put(bytes(data))
+    )
 
 
 def _without_orphans(entries: dict[str, Entry]) -> list[Entry]:
-    """Entries whose parents are folders still: one may have been replaced in between."""
+    """The entries whose parents are folders; one may have been replaced during the reading."""
 
     def in_folders(path: str) -> bool:
         above = (entries.get(str(parent)) for parent in PurePosixPath(path).parents)
-        return all(entry is None or entry.kind is Kind.DIRECTORY for entry in above)
+        return all(entry is None or entry.kind is EntryKind.DIRECTORY for entry in above)
 
     return [entry for path, entry in entries.items() if in_folders(path)]

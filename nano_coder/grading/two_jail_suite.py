@@ -1,7 +1,7 @@
-"""Test files against a solution: the tests in one jail, the solution in another, plain values between them.
+"""Test suites in two jails: the tests in one, the solution in the other, with plain values between them.
 
-Expected values, comparisons and reports are never in the solution's jail. The two talk over one connection,
-which carries calls and what they return; the tests' jail alone reports to this process.
+Expected values, comparisons and reports are never in the solution's jail. One connection carries calls and
+their results; only the tests' jail reports to this process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
-from nano_coder.grading.cases import Outcome
+from nano_coder.grading.cases import GradingOutcome
 from nano_coder.grading.inside.report import Malformed, read
 from nano_coder.grading.jail_program import program
 from nano_coder.grading.used_names import starred, used_names
@@ -30,7 +30,7 @@ from nano_shared.hashing import content_hash
 from nano_shared.types import Limits, Suite, Tampering, Trust
 
 CPU_SECONDS = 30
-"""of processor time for the solution, over all tests"""
+"""seconds of processor time for the solution, over all tests"""
 PATIENCE = 12.0
 """seconds of wall time for one call"""
 WALL_SECONDS = 180.0
@@ -40,40 +40,41 @@ _LINGER = 2.0
 
 
 class TestsFailed(SandboxError):
-    """The tests' jail did not report as it must."""
+    """The tests' jail failed or did not report completely."""
 
 
 class NeedsStrict(TestsFailed):
-    """The tests hand the solution something that is no plain data."""
+    """The tests pass the solution something that is not plain data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One suite against one solution."""
+    """One suite to run on one solution."""
 
     suite: Suite
     target: str
     """the file that the tests import"""
     artifacts: Mapping[str, bytes]
     originals: Mapping[str, str]
-    """the workspace as it was: what else the solution reads, and the target's original"""
+    """the original workspace: other files that the solution reads, and the target's original"""
     reference: Mapping[str, bytes] | None = None
-    """artifacts that are known to be right, where there are any"""
+    """correct artifacts, if the task has any"""
 
     def solution_files(self) -> dict[str, str]:
         texts = {name: data.decode("utf-8", "surrogateescape") for name, data in self.artifacts.items()}
         return {**self.originals, **texts}
 
 
-def run_suite(job: Job, limits: Limits, sandbox: Sandbox) -> Outcome:
-    """Run the tests in one pair of jails.
+def run_suite(job: Job, limits: Limits, sandbox: Sandbox) -> GradingOutcome:
+    """Run the tests in a pair of jails.
 
-    Tests see what the solution does to its arguments, as they do in one process. So a solution could choose
-    what an expected value is computed from (`assert f(xs) == sum(xs)`): where the tests pass and an argument
-    was changed, they run once more with changes kept from them. Where they fail then, they pass only because
-    of a change, which is right only if the reference needs it too; without a reference it is trusted less.
+    Tests see changes that the solution makes to its arguments, as in one process. A solution could therefore
+    change what an expected value is computed from (`assert f(xs) == sum(xs)`). If the tests pass and an
+    argument was changed, they run again with such changes kept from them. If they then fail, they passed only
+    because of a change, which is right only if the reference needs the change too; without a reference the
+    result is trusted less.
 
-    Raises SandboxError where a jail fails, and its kind NeedsStrict for a suite that cannot be run so.
+    Raises SandboxError if a jail fails, and its subclass NeedsStrict for a suite that cannot be run this way.
     """
     outcome, changed = _run(job, limits, sandbox)
     if not changed or not outcome.right:
@@ -94,7 +95,7 @@ _known: dict[str, bool] = {}
 
 
 def _tests_changes(job: Job, limits: Limits, sandbox: Sandbox) -> bool:
-    """Whether the reference, too, fails where changes of arguments are kept from the tests."""
+    """Whether the reference also fails if changes of arguments are kept from the tests."""
     assert job.reference is not None
     digests = {name: content_hash(data) for name, data in job.reference.items()}
     key = content_hash([job.suite.model_dump(), job.target, dict(job.originals), digests])
@@ -104,16 +105,18 @@ def _tests_changes(job: Job, limits: Limits, sandbox: Sandbox) -> bool:
     return _known[key]
 
 
-def _run(job: Job, limits: Limits, sandbox: Sandbox, *, by_value: bool = False) -> tuple[Outcome, bool]:
-    """The outcome, and whether an argument was changed on the way."""
+def _run(
+    job: Job, limits: Limits, sandbox: Sandbox, *, by_value: bool = False
+) -> tuple[GradingOutcome, bool]:
+    """The outcome, and whether an argument was changed."""
     nonce = secrets.token_hex(16)
     with ExitStack() as stack:
         solver = stack.enter_context(closing(sandbox.open(None, limits)))
         tester = stack.enter_context(closing(sandbox.open(None, _TESTS_LIMITS)))
         near, far = socket.socketpair()
-        solution = _Solution(solver, far)
-        tests = _Tests(tester, near, nonce)
-        # each end is read by the other jail: what is written here is the first that it reads
+        solution = _SolutionSide(solver, far)
+        tests = _TestSide(tester, near, nonce)
+        # the ends are crossed: what is written at one end is read first by the other jail
         solution.start(
             near, {"files": job.solution_files(), "target": job.target, "cpu_seconds": CPU_SECONDS}
         )
@@ -142,8 +145,8 @@ def _tests_job(job: Job) -> dict[str, Any]:
     }
 
 
-class _Side:
-    """A program in a jail, on a thread of its own, at one end of the connection."""
+class _JailSide:
+    """A program in a jail, on its own thread, at one end of the connection."""
 
     def __init__(self, jail: Jail, end: socket.socket, call: str, modules: tuple[str, ...]) -> None:
         self._jail = jail
@@ -153,7 +156,7 @@ class _Side:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self, writer: socket.socket, job: dict[str, Any]) -> None:
-        """Run, and write the job at the connection's other end."""
+        """Start the program, and write the job to the connection's other end."""
         self._thread.start()
         data = json.dumps(job).encode()
         try:
@@ -173,26 +176,26 @@ class _Side:
         except SandboxError as error:
             self._ended = error
         finally:
-            # the other side learns from it that this one is gone
+            # the other side sees the closed connection
             self._end.close()
 
     def join(self, timeout: float | None = None) -> None:
         self._thread.join(timeout)
 
     def result(self) -> ExecResult:
-        """Raises SandboxError where the jail failed."""
+        """The result. Raises SandboxError if the jail failed."""
         if isinstance(self._ended, ExecResult):
             return self._ended
         raise self._ended or SandboxError("a grading jail did not end")
 
 
-class _Solution(_Side):
+class _SolutionSide(_JailSide):
     def __init__(self, jail: Jail, end: socket.socket) -> None:
         modules = ("plain_values", "value_codec", "connection", "artifact", "report", "solution_side")
         super().__init__(jail, end, "solution_side.main()", modules)
 
 
-class _Tests(_Side):
+class _TestSide(_JailSide):
     def __init__(self, jail: Jail, end: socket.socket, nonce: str) -> None:
         modules = (
             "plain_values",
@@ -208,8 +211,8 @@ class _Tests(_Side):
 
 
 Name = Annotated[str, Field(max_length=4096)]
-Report = TypedDict(
-    "Report",
+TestReport = TypedDict(
+    "TestReport",
     {
         "ready": bool, "collected": list[Name], "check": Name, "import": Name, "forged": Name,
         "state": Literal["pass", "fail", "error", "timeout"], "done": int, "changed": bool,
@@ -218,43 +221,45 @@ Report = TypedDict(
     },
     total=False,
 )  # fmt: skip
-"""one line of a jail in which test files run; code that may not be trusted shares some of those jails"""
-_REPORT = TypeAdapter(with_config(ConfigDict(strict=True, extra="forbid"))(Report))
-_UNREADABLE: Report = {"forged": "something that is no report"}
+"""one report of a jail that runs test files; in some of these jails untrusted code shares the process"""
+_REPORT = TypeAdapter(with_config(ConfigDict(strict=True, extra="forbid"))(TestReport))
+_UNREADABLE: TestReport = {"forged": "something that is no report"}
 MOST_REPORTS = 50_000
 
 
-def read_reports(stdout: bytes, nonce: str) -> list[Report]:
-    """The lines with the nonce; one that is no report counts as forged."""
+def read_reports(stdout: bytes, nonce: str) -> list[TestReport]:
+    """The lines with the nonce; one that is no valid report counts as forged."""
     lines = (line for line in stdout.decode("utf-8", "replace").split("\n") if line.startswith(nonce))
     return [_read_report(line[len(nonce) :]) for line in islice(lines, MOST_REPORTS)]
 
 
-def _read_report(line: str) -> Report:
+def _read_report(line: str) -> TestReport:
     try:
         return _REPORT.validate_python(read(line, LONGEST_REPORT))
     except (Malformed, ValidationError):
         return _UNREADABLE
 
 
-def _judged(reports: list[Report], ended: ExecResult, solution: _Solution) -> Outcome:
-    """Count the reports exactly: every check that was announced has one, and nothing else has."""
+def _judged(reports: list[TestReport], ended: ExecResult, solution: _SolutionSide) -> GradingOutcome:
+    """The outcome of the reports: each announced check must have exactly one, and there may be no others."""
     if not reports or reports[0] != {"ready": True}:
         said = ended.stderr.decode(errors="backslashreplace").strip()[-300:]
         raise TestsFailed(f"the tests' jail did not start: {said or ended}")
     announced = [name for r in reports for name in r.get("collected", ())]
-    told = [(r["check"], r.get("state", "error")) for r in reports if "check" in r]
-    checks = {**dict.fromkeys(announced, "error"), **dict(told)} or {"import": "error"}
+    reported = [(r["check"], r.get("state", "error")) for r in reports if "check" in r]
+    checks = {**dict.fromkeys(announced, "error"), **dict(reported)} or {"import": "error"}
     last = reports[-1]
     if "findings" not in last:
         if not ended.timed_out:
             said = ended.stderr.decode(errors="backslashreplace").strip()[-300:]
             raise TestsFailed(f"the tests' jail ended half-way: {said or ended}")
-        left = {n: s if n in dict(told) else "timeout" for n, s in checks.items()}
-        return Outcome({n: "error" if s == "pass" else s for n, s in left.items()}, (), "agent_timeout")
+        left = {n: s if n in dict(reported) else "timeout" for n, s in checks.items()}
+        return GradingOutcome(
+            {n: "error" if s == "pass" else s for n, s in left.items()}, (), "agent_timeout"
+        )
     if "needs_strict" in last["findings"]:
         raise NeedsStrict(last["findings"]["needs_strict"])
-    exact = len(told) == last.get("done") == len(announced) == len(checks)
+    exact = len(reported) == last.get("done") == len(announced) == len(checks)
     imported = not any("import" in r for r in reports)
     if not (exact and imported):
         checks = {name: "error" if state == "pass" else state for name, state in checks.items()}
@@ -269,15 +274,15 @@ def _judged(reports: list[Report], ended: ExecResult, solution: _Solution) -> Ou
     if last.get("broken"):
         state = "timeout" if kind == "agent_timeout" else "error"
         checks = {name: state if s in ("pass", "error") else s for name, s in checks.items()}
-    return Outcome(checks, tuple(found), kind)
+    return GradingOutcome(checks, tuple(found), kind)
 
 
 _FORGIVEN = ("exit", "skip")
-"""exceptions that a test may expect"""
+"""findings that do not count if the tests pass: a test may expect the exception"""
 
 
-def _causes(broken: str | None, solution: _Solution) -> tuple[list[Tampering], str | None]:
-    """Why the solution answered no more, and whether it had a hand in it."""
+def _causes(broken: str | None, solution: _SolutionSide) -> tuple[list[Tampering], str | None]:
+    """Findings and failure kind if the solution stopped answering."""
     if broken is None:
         return [], None
     if broken == "late":

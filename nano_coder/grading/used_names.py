@@ -1,4 +1,4 @@
-"""What test files use of the module under test, read from their syntax trees."""
+"""Names that test files use of the module under test, read from their syntax trees."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def used_names(
 ) -> set[str]:
     """Names that the tests import from the target, use as its attributes, or need from a star import.
 
-    A star import gives neither builtins, nor what a test file defines itself, nor what it has from another
-    one of `files` by a star: the solution must not stand in for `all` or a comparison. Without `star`, it
-    gives nothing. Files that are no Python (doctests) use what their examples do.
+    A star import provides no builtins, no names that the test file defines itself, and none that it gets by a
+    star from another of `files`: the solution must not replace `all` or a comparison. `star` False: ignore
+    star imports. Files that are not Python (doctests) use the names in their examples.
     """
     return {name for text in tests.values() for name in _of_file(text, target, files, star)}
 
 
 def starred(tests: Mapping[str, str], target: str, files: Mapping[str, str]) -> set[str]:
-    """Modules, other than the target and `files`, of which tests import all that there is."""
+    """Modules, besides the target and `files`, that tests import by star."""
     own = module_names(target) | {each for file in files for each in module_names(file)}
     trees = [_parsed(text) for text in (*tests.values(), *files.values())]
     return {module for tree in trees for module in _stars(tree)} - own
@@ -66,8 +66,8 @@ def _of_file(text: str, target: str, files: Mapping[str, str], star: bool) -> se
     stars = _stars(tree)
     if not star or not stars & modules:
         return found
-    others = [held for file, held in files.items() if file != target and module_names(file) & stars]
-    return found | (_free(tree) - {name for held in others for name in _names(_parsed(held))[1]})
+    others = [text for file, text in files.items() if file != target and module_names(file) & stars]
+    return found | (_free(tree) - {name for text in others for name in _names(_parsed(text))[1]})
 
 
 def module_names(target: str) -> set[str]:
@@ -83,7 +83,7 @@ def _free(tree: ast.AST) -> set[str]:
 
 
 def _names(tree: ast.AST) -> tuple[set[str], set[str]]:
-    """Names that are read in the file, and those that are bound."""
+    """Names that are read in the file, and names that are bound."""
     read: set[str] = set()
     bound: set[str] = set()
     for node in ast.walk(tree):

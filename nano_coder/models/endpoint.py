@@ -1,4 +1,4 @@
-"""The endpoint policy: any server that speaks OpenAI's chat completions; text only."""
+"""The endpoint policy: completes through a server with OpenAI's chat completions API; text only."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import queue
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 import tenacity
 
+from nano_coder.config import load_config
+from nano_coder.models.opener import ModelOptions
 from nano_shared import Completion, Conversation, Finish, Message, PolicyError, Role, Sampling, content_hash
+from nano_shared.errors import ConfigError
 
 _RETRIED_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 _KEYS = "NANO_API_KEY or OPENAI_API_KEY in the environment, or api_key in your configuration"
 _MOST_BYTES = 16 << 20
-"""of an answer, whatever it is"""
+"""largest response, bytes"""
 _MOST_CHARS_PER_TOKEN = 100
-"""a text with more than so many for each token asked for is no text of so many tokens"""
+"""an answer with more characters for each requested token is cut"""
 _CHARS_PER_TOKEN = 4
-"""usual of English and code; the server has the tokenizer, we do not"""
+"""typical for English and code; only the server has the tokenizer"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +42,22 @@ class _Answer:
         return _excerpt(self.body.decode("utf-8", "replace"))
 
 
+def open_endpoint(name: str, options: ModelOptions) -> EndpointPolicy:
+    """`openai:NAME`. Raises ConfigError where no layer of the configuration names its URL."""
+    config, _ = load_config({"base_url": options.base_url, "api_key": options.api_key}, Path())
+    if not config.base_url:
+        raise ConfigError(
+            f"openai:{name} needs the URL of its endpoint: --base-url http://localhost:8000/v1, or"
+            " NANO_BASE_URL, or base_url in your configuration"
+        )
+    return EndpointPolicy(name, config.base_url, config.api_key)
+
+
 class EndpointPolicy:
     """Completes through `POST {base_url}/chat/completions`. Thread-safe.
 
-    Completions carry no tokens: such a run can imitate and be imitated, but not be used for policy
-    gradients. Connection failures and statuses 408, 429 and 5xx are retried, nothing else.
+    Completions carry no tokens: such runs can be used for imitation, not for policy gradients. Connection
+    failures and statuses 408, 429 and 5xx are retried, nothing else.
     """
 
     version = 0
@@ -58,7 +73,7 @@ class EndpointPolicy:
         attempts: int = 4,
         retry_seconds: float = 0.5,
     ) -> None:
-        """`timeout`: seconds one answer may take; `retry_seconds`: first wait, doubled each time."""
+        """`timeout`: seconds for a whole answer; `retry_seconds`: first wait, doubled each time."""
         self.id = f"openai:{model}"
         self.model = model
         self.context_limit = context_limit
@@ -77,7 +92,7 @@ class EndpointPolicy:
         )
 
     def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
-        """The server's answer to all messages. Raises PolicyError if it cannot be had or makes no sense."""
+        """The server's answer to all messages. Raises PolicyError if there is none or it is invalid."""
         body = self._body(conversation.messages, sampling)
         try:
             answer: _Answer = self._retrying.copy()(self._post, body)
@@ -92,7 +107,7 @@ class EndpointPolicy:
         return Completion(text=text, finish=finish, sampling=sampling, policy_id=self.id)
 
     def count(self, text: str) -> int:
-        """An estimate, rounded up: one token for four characters."""
+        """An estimate, rounded up: one token for each four characters."""
         return -(-len(text) // _CHARS_PER_TOKEN)
 
     def close(self) -> None:
@@ -116,8 +131,8 @@ class EndpointPolicy:
         return body
 
     def _post(self, body: dict[str, Any]) -> _Answer:
-        """The whole answer in time. Each read of a slow one is quick, headers too, so a thread that is left
-        behind is what bounds it."""
+        """The whole answer, within the timeout. httpx only bounds single reads, so a thread that is abandoned
+        when time is up bounds the sum."""
         answers: queue.SimpleQueue[_Answer | Exception | None] = queue.SimpleQueue()
         threading.Thread(target=self._exchange, args=(body, answers), daemon=True).start()
         try:
@@ -126,7 +141,7 @@ class EndpointPolicy:
             raise httpx.ReadTimeout(f"no whole answer within {self._timeout:g} s") from None
         if isinstance(answer, Exception):
             raise answer
-        assert answer is not None, "the exchange failed, which its thread has told"
+        assert answer is not None, "the thread puts an answer or an exception before None"
         return answer
 
     def _exchange(self, body: dict[str, Any], answers: queue.SimpleQueue[_Answer | Exception | None]) -> None:
@@ -142,7 +157,7 @@ class EndpointPolicy:
                             f" read: {_excerpt(data[:400].decode('utf-8', 'replace'))}; see the server's log"
                         )
                     if time.monotonic() - began > self._timeout:
-                        return  # nobody waits any more
+                        return  # the caller has given up
                 answers.put(_Answer(response.status_code, bytes(data)))
         except (httpx.HTTPError, httpx.InvalidURL, PolicyError) as error:
             answers.put(error)
@@ -180,7 +195,7 @@ class EndpointPolicy:
 
 
 def _wire_role(role: Role) -> str:
-    # Plain servers refuse the role tool without the id of a call that they parsed themselves.
+    # many servers reject the role `tool` without the id of a call that they parsed themselves
     return Role.USER.value if role is Role.TOOL else role.value
 
 

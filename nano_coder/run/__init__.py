@@ -1,1 +1,1 @@
-"""Runs: execute a task, resume, fork, replay, and grade what a run left."""
+"""Runs: execute, resume, fork, replay and grade."""

@@ -1,6 +1,6 @@
-"""Executions: run a task, resume a run, go on from a run, grade what it left.
+"""Executions: run a task, resume or continue a run, grade it.
 
-`run_task` is the only place that turns exceptions into stop reasons: a bad rollout is data, not a crash.
+`run_task` is the only place that turns exceptions into stop reasons: a failed rollout is data, not a crash.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 from nano_coder import __version__
 from nano_coder.agent.loop import Agent, spill_path
-from nano_coder.agent.profiles import COMPACT_1, serving_profile
+from nano_coder.agent.profiles import COMPACT_1, continuing_profile, serving_profile
 from nano_coder.agent.prompt import first_messages, offered_tools
 from nano_coder.agent.workspace import Workspace
 from nano_coder.grading import grade_trajectory
 from nano_coder.grading.graders import by_grader, find_grader
-from nano_coder.run.git_history import History, open_with
-from nano_coder.run.reflection import criticised, second_chance
+from nano_coder.run.git_history import GitHistory, open_with
+from nano_coder.run.reflection import can_reflect, with_reflection
 from nano_coder.sandbox import Jail, Sandbox
 from nano_coder.sandbox.protocol import LazyJail
 from nano_coder.tools import ToolContext
@@ -38,26 +38,26 @@ OnTurn = Callable[[Turn], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What every execution needs, whoever asks for it: evaluation, collection and training alike."""
+    """What every execution needs, in evaluation, collection and training alike."""
 
     policy: Policy
     sandbox: Sandbox
     store: LogStore
     profile: InterfaceProfile = COMPACT_1
-    """of the policy; a task that names tools beyond it runs under the profile that adds them"""
+    """the policy's profile; a task that names further tools runs under the profile that adds them"""
     sampling: Sampling = Sampling()  # noqa: RUF009 (frozen, so one is enough)
     policy_name: str = ""
     """the policy as the user named it"""
     directory: str | None = None
-    """absolute path that tasks' snapshots are of, where they are of a directory of the user's"""
+    """absolute path of the user's directory that tasks' snapshots were taken of, if any"""
     limits: Mapping[str, Any] = field(default_factory=dict)
-    """in place of a task's own: names and values of `Limits`"""
-    history: History | None = None
-    """of the project, for runs to look at; what grades them does not see it"""
+    """names and values of `Limits`, in place of the task's own"""
+    history: GitHistory | None = None
+    """the project's git history, visible to runs; not to grading"""
 
 
-def limited(task: Task, limits: Mapping[str, Any]) -> Task:
-    """The task under these limits in place of its own."""
+def with_limits(task: Task, limits: Mapping[str, Any]) -> Task:
+    """The task with these limits in place of its own."""
     changed = task.limits.model_copy(update=dict(limits))
     return task if changed == task.limits else task.model_copy(update={"limits": changed})
 
@@ -71,14 +71,14 @@ def run_task(
     on_turn: OnTurn | None = None,
     on_start: Callable[[Trajectory], None] | None = None,
 ) -> Trajectory:
-    """Execute a task from its starting workspace until there is a reason to stop, logging each turn.
+    """Execute a task from its starting workspace until there is a reason to stop; log each turn.
 
     Policy and sandbox failures, full contexts and interrupts end the run with a stop reason. Raises
-    UsageError for a task that the profile cannot serve and LogError where the log cannot be written.
+    UsageError for a task that the profile cannot serve and LogError if the log cannot be written.
     """
-    task = limited(task, runtime.limits)
+    task = with_limits(task, runtime.limits)
     runtime = _serving(runtime, task)
-    offered_tools(runtime.profile, task)  # a task that cannot be served is refused before it is logged
+    offered_tools(runtime.profile, task)  # refuses a task that cannot be served before it is logged
     start = _starting_snapshot(task, runtime.store.blobs)
     trajectory = _new_trajectory(task, runtime, start, seed, parent)
     with runtime.store.claim(trajectory.id), _jail(start, task, runtime) as jail:
@@ -99,10 +99,10 @@ def attempt_task(
     on_start: Callable[[Trajectory], None] | None = None,
     on_end: Callable[[Trajectory], None] | None = None,
 ) -> tuple[Trajectory, ...]:
-    """Run a task and grade it; while it fails, up to `reflect` more attempts that read why: [attempts].
+    """Run a task and grade it; while it fails, make up to `reflect` further attempts that see why.
 
-    Each attempt is a run of its own with its own verdict, `on_end` sees it before it is graded; raises as
-    `run_task` does. Where the check itself cannot be run again, the attempts so far stand.
+    Each attempt is a run of its own with its own verdict; `on_end` gets it before grading. Raises as
+    `run_task` does. If the check cannot be run again, returns the attempts so far.
     """
     run = run_task(task, runtime, seed=seed, on_turn=on_turn, on_start=on_start)
     attempts: list[Trajectory] = []
@@ -110,7 +110,7 @@ def attempt_task(
         if on_end:
             on_end(run)
         attempts.append(grade_run(run, runtime))
-        if len(attempts) > reflect or not second_chance(run := attempts[-1]):
+        if len(attempts) > reflect or not can_reflect(run := attempts[-1]):
             return tuple(attempts)
         try:
             run = reflect_run(run, runtime, seed=seed, on_turn=on_turn, on_start=on_start)
@@ -126,17 +126,16 @@ def reflect_run(
     on_turn: OnTurn | None = None,
     on_start: Callable[[Trajectory], None] | None = None,
 ) -> Trajectory:
-    """Go on from the end of a run that failed its check, in a fork that reads its diff and what the
-    check said.
+    """Continue a run that failed its check, in a fork that sees its diff and the check's output.
 
-    It has as much left of every limit as the attempt before it had. Raises UsageError for a run that passed,
-    that was not graded or that did not end by itself, and SandboxError where the check cannot be run.
+    It gets as much of every limit as the attempt before. Raises UsageError for a run that passed, was not
+    graded or did not end by itself, and SandboxError if the check cannot be run.
     """
-    if not second_chance(failed):
+    if not can_reflect(failed):
         raise UsageError(
             f"run {failed.id} has nothing to reflect on; a run that ended by itself and failed its check has"
         )
-    turns, limits = criticised(failed, runtime)
+    turns, limits = with_reflection(failed, runtime)
     task = failed.task.model_copy(update={"limits": limits})
     return branch_run(failed, turns, runtime, task=task, seed=seed, on_turn=on_turn, on_start=on_start)
 
@@ -151,13 +150,15 @@ def branch_run(
     on_turn: OnTurn | None = None,
     on_start: Callable[[Trajectory], None] | None = None,
 ) -> Trajectory:
-    """Go on from the first turns of a logged run in a run of its own, with the files and tokens of the log.
+    """Continue from the first turns of a logged run, in a new run, with the files and tokens of the log.
 
-    `task` takes the place of the parent's where limits or checks are others. Raises as `run_task` does, and
-    UsageError for a run without a workspace.
+    `task` replaces the parent's, for other limits or checks. Raises as `run_task` does, and UsageError for a
+    run without a workspace.
     """
-    task = limited(task or parent.task, runtime.limits)
-    runtime = _serving(runtime, task)
+    task = with_limits(task or parent.task, runtime.limits)
+    runtime = replace(
+        runtime, profile=continuing_profile(runtime.profile, parent.model_copy(update={"task": task}))
+    )
     offered_tools(runtime.profile, task)
     if parent.snapshot is None:
         raise UsageError(f"run {parent.id} never got a workspace; run the task again")
@@ -172,25 +173,25 @@ def branch_run(
         return _go_on(fork, runtime, parent.snapshot, str(fork.last_snapshot), on_turn)
 
 
-def untouched(task: Task, runtime: Runtime) -> Trajectory:
-    """What a run is in which nothing is done: for checks of tasks, and not logged."""
+def run_without_turns(task: Task, runtime: Runtime) -> Trajectory:
+    """A run without any turn, not logged: for grading a task's starting workspace."""
     start = _starting_snapshot(task, runtime.store.blobs)
     run = _new_trajectory(task, runtime, start, None, None)
     return run.model_copy(update={"stop": StopReason.GAVE_UP})
 
 
 def resume_run(run_id: str, runtime: Runtime, *, on_turn: OnTurn | None = None) -> Trajectory:
-    """Go on with a run that was killed or interrupted, from its last finished turn.
+    """Continue a run that was killed or interrupted, from its last finished turn.
 
     Raises LogError for an unknown run or one that another process executes, UsageError for one that ended.
     """
     trajectory = runtime.store.get(run_id)
-    runtime = _serving(runtime, trajectory.task)
+    runtime = replace(runtime, profile=continuing_profile(runtime.profile, trajectory))
     with runtime.store.claim(trajectory.id):
         trajectory = runtime.store.get(trajectory.id)
         start, newest = _check_resumable(trajectory, runtime)
         runtime.store.reopen(trajectory.id)
-        task = limited(trajectory.task, runtime.limits)
+        task = with_limits(trajectory.task, runtime.limits)
         trajectory = trajectory.model_copy(
             update={"task": task, "stop": None, "stop_detail": None, "ended": None}
         )
@@ -200,7 +201,7 @@ def resume_run(run_id: str, runtime: Runtime, *, on_turn: OnTurn | None = None) 
 def _go_on(
     trajectory: Trajectory, runtime: Runtime, start: str, newest: str, on_turn: OnTurn | None
 ) -> Trajectory:
-    """Drive a run on from its logged turns: `newest` is the workspace that they left."""
+    """Continue a run from its logged turns; `newest` is the workspace after them."""
     with _jail(newest, trajectory.task, runtime) as jail:
         workspace = Workspace(jail, runtime.store.blobs, start=start, snapshot=newest)
         agent = _agent(trajectory, runtime, jail, workspace)
@@ -213,7 +214,7 @@ def _go_on(
 
 
 def grade_run(trajectory: Trajectory, runtime: Runtime) -> Trajectory:
-    """Grade a finished run in a fresh jail and log the verdict. Without any check there is no verdict."""
+    """Grade a finished run in a fresh jail and log the verdict. A task without a check gets no verdict."""
     verdict = grade_trajectory(trajectory, runtime.sandbox, runtime.store.blobs)
     if verdict is None:
         return trajectory
@@ -226,10 +227,10 @@ def _serving(runtime: Runtime, task: Task) -> Runtime:
 
 
 def regrade_run(run: str, store: LogStore, sandbox: Sandbox, grader: str | None = None) -> Trajectory:
-    """Grade a logged run from what is stored of it, and add the verdict beside the ones that it has.
+    """Grade a logged run from its stored files, and add the verdict to those it has.
 
-    Nothing of the run is executed again. Raises LogError for an unknown run, UsageError for an unknown
-    grader, for a run that has not ended and for one whose task has no check.
+    Executes nothing of the run again. Raises LogError for an unknown run, UsageError for an unknown grader,
+    for a run that has not ended and for one whose task has no check.
     """
     name = find_grader(grader)
     trajectory = store.get(run)
@@ -274,7 +275,8 @@ def refuse_ended(trajectory: Trajectory) -> None:
 
 
 def _check_resumable(trajectory: Trajectory, runtime: Runtime) -> tuple[str, str]:
-    """The workspace before the first action and after the last logged turn, of a run that may go on."""
+    """The snapshots before the first action and after the last logged turn. Raises UsageError if it cannot
+    resume."""
     run, profile = trajectory.id, runtime.profile
     refuse_ended(trajectory)
     if is_redacted(trajectory):
@@ -285,6 +287,11 @@ def _check_resumable(trajectory: Trajectory, runtime: Runtime) -> tuple[str, str
     newest = trajectory.last_snapshot
     if trajectory.snapshot is None or newest is None:
         raise UsageError(f"run {run} never got a workspace; run the task again")
+    if trajectory.tools_hash != profile.tools_hash and profile.name == trajectory.profile:
+        raise UsageError(
+            f"run {run} was made with other tools than profile {profile.name} has now: one of them was"
+            " changed; resume it with those that it was given"
+        )
     if (trajectory.profile_hash, trajectory.template_hash) != (
         profile.hash,
         runtime.policy.template_hash,
@@ -343,7 +350,7 @@ def _agent(trajectory: Trajectory, runtime: Runtime, jail: Jail, workspace: Work
 
 
 def _restore_spills(turn: Turn, jail: Jail, runtime: Runtime) -> None:
-    """Put whole outputs back where the conversation says that they are: snapshots leave them out."""
+    """Write whole outputs back to the paths that observations name: snapshots leave them out."""
     for number, observation in enumerate(turn.observations):
         if observation.blob is not None:
             with suppress(OSError):

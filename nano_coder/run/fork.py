@@ -7,10 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
-from nano_coder.agent.profiles import serving_profile
-from nano_coder.models.replayed import Reader
+from nano_coder.agent.profiles import continuing_profile
+from nano_coder.models.local.scheduler import cancel_pending, slots_for
+from nano_coder.models.replayed import PromptRenderer
 from nano_coder.run.execution import Runtime, branch_run, grade_run
-from nano_coder.run.parallel import cancel_pending, slots_for
 from nano_coder.run.replay import refeed
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
@@ -18,7 +18,7 @@ from nano_shared.redact import is_redacted
 from nano_shared.types import HiddenChecks, Task, Trajectory
 
 _AT_ONCE = 16
-"""forks that run at once; with a local policy they are decoded together"""
+"""forks that run at once; a local policy decodes them together"""
 
 
 def fork_run(
@@ -33,10 +33,10 @@ def fork_run(
 ) -> list[Trajectory]:
     """Sample `n` continuations of a run from after its step `at` (0 is the start): [n] graded and logged.
 
-    Each is a run of its own whose first `at` turns are the parent's, with their tokens as they are logged,
-    and forks of one step are one group. `check` is a shell line that grades them as a hidden check; without
-    it they are graded as the task is. Seeds make a fork repeatable. Raises UsageError for a step that has
-    nothing behind it, and for a policy that reads the run's tokens otherwise.
+    Each is a new run whose first `at` turns are the parent's with their logged tokens; forks of one step form
+    a group. `check` is a shell line that grades them as a hidden check; without it the task's own check does.
+    Seeds make a fork repeatable. Raises UsageError for a step that nothing can follow, and for a policy that
+    would read the run's tokens differently.
     """
     refuse_step(run, at)
     _refuse_other_reader(run, runtime, at)
@@ -63,19 +63,19 @@ def fork_run(
 
 
 def fork_seed(seed: int, run: str, at: int, member: int) -> int:
-    """The seed of one continuation: a function of the given seed, the step and its place among the forks."""
+    """The seed of one continuation: a function of the given seed, the step and its index."""
     return int(content_hash([seed, run, at, member]).removeprefix("sha256:")[:15], 16)
 
 
 def checked_by(task: Task, check: str) -> Task:
-    """The task under a check that its agent does not see, and under a key that says so."""
+    """The task with a check that its agent does not see, under a key of its own."""
     hidden = HiddenChecks(kind="command", command=check)
     key = f"{task.key}+{content_hash(check).removeprefix('sha256:')[:8]}"
     return task.model_copy(update={"hidden": hidden, "key": key})
 
 
 def refuse_step(run: Trajectory, at: int) -> None:
-    """Raises UsageError for a step that the run has not, and for one behind which nothing can be sampled."""
+    """Raises UsageError for a step that the run does not have, and for one that nothing can follow."""
     count, limits = len(run.turns), run.task.limits
     if run.snapshot is None:
         raise UsageError(f"run {run.id} never got a workspace, so there is none to restore; fork another run")
@@ -93,14 +93,14 @@ def refuse_step(run: Trajectory, at: int) -> None:
 
 
 def _refuse_other_reader(run: Trajectory, runtime: Runtime, at: int) -> None:
-    """The prefix stays what is logged, so the policy must read it as the one that sampled it did."""
+    """Raises UsageError unless the policy reads the logged prefix as the policy that sampled it."""
     if at == 0:
-        return  # nothing is taken over but the files
+        return  # only the files are taken over
     if is_redacted(run):
         raise UsageError(
             f"run {run.id} was redacted: tokens that would be gone on from are hidden; fork it at 0"
         )
-    profile = serving_profile(runtime.profile, run.task)
+    profile = continuing_profile(runtime.profile, run)
     if profile.hash != run.profile_hash:
         raise UsageError(
             f"run {run.id} was made under profile {run.profile}, and {runtime.policy_name} runs under"
@@ -108,7 +108,7 @@ def _refuse_other_reader(run: Trajectory, runtime: Runtime, at: int) -> None:
         )
     prefix = run.model_copy(update={"turns": run.turns[:at]})
     bare = not any(turn.completion.tokens for turn in prefix.turns)
-    if not isinstance(runtime.policy, Reader):
+    if not isinstance(runtime.policy, PromptRenderer):
         if bare:
             return  # text continues text
         raise UsageError(

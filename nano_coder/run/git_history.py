@@ -1,7 +1,7 @@
-"""A project's git history in the jail: its objects, read-only, under a repository that is made up.
+"""Git history in the jail: the project's objects, read-only, under a newly written repository.
 
-Of the project's `.git` only objects, HEAD and refs go along; no hook, filter, remote, credential or include
-does. Its files may be a stranger's: they are read here as text, and git itself runs in the jail alone.
+Only objects, HEAD and refs of the project's `.git` are used; no hook, filter, remote, credential or include.
+Its files may be untrusted: they are read as text here, and git itself runs only in the jail.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 import click
 
 from nano_coder.sandbox import Jail, Sandbox
-from nano_coder.sandbox.protocol import Showing
+from nano_coder.sandbox.protocol import SupportsMounts
+from nano_shared.durable import NotReadable, read_regular
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.printable import printable
-from nano_shared.regular_file import NotReadable, read_regular
 from nano_shared.types import Limits
 
 OBJECTS = "/opt/git/objects"
-"""where the jail shows the project's"""
+"""path of the project's objects in the jail"""
 _MOST_BYTES = 8 << 20
 _MOST_REFS = 20_000
 _LONGEST_REF = 4096
@@ -33,7 +33,7 @@ _SETUP_S = 30.0
 _HASH = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _REF = re.compile(r"refs/(?!.*(?:\.\.|//|/\.|@\{|\.lock(?:/|\Z)))[^\x00-\x20\x7f~^:?*\[\\]+(?<![./])")
 _WORKTREE = re.compile(r"^\s*worktree\s*=\s*(.+?)\s*$", re.MULTILINE)
-# windows: what a pack takes of the jail's memory does not grow with it
+# bounded windows: the memory that git maps must not grow with the size of a pack
 _CONFIG = """[core]
 repositoryformatversion = {version}
 bare = false
@@ -72,20 +72,20 @@ sys.exit(code)
 
 
 class NoHistory(Exception):
-    """Why a repository's history cannot be shown."""
+    """The repository's history cannot be shown."""
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class GitHistory:
     objects: Path
     files: dict[str, str]
-    """of the repository that the jail gets in the place of the project's: name -> text"""
+    """name -> text of the files of the jail's repository"""
 
 
-def find_history(project: Path) -> History | None:
-    """What a run may see of the project's history; None where it is no repository with a commit.
+def find_history(project: Path) -> GitHistory | None:
+    """The history that a run may see; None if the directory is no repository with a commit.
 
-    Raises NoHistory for a repository that borrows, leads elsewhere or is too large to read.
+    Raises NoHistory for a repository that borrows objects, leads elsewhere or is too large to read.
     """
     try:
         mode = (project / ".git").lstat().st_mode
@@ -109,8 +109,7 @@ def find_history(project: Path) -> History | None:
 def _folders(project: Path, mode: int) -> tuple[Path, Path]:
     """The repository's own folder, and the one that it shares with other worktrees.
 
-    A `.git` that is a file may name any repository of the user's: it is followed to one that names the
-    project.
+    A `.git` file may name any repository of the user: it is followed only to one that names the project back.
     """
     git = project / ".git"
     if stat.S_ISDIR(mode):
@@ -128,7 +127,7 @@ def _folders(project: Path, mode: int) -> tuple[Path, Path]:
     return own, common
 
 
-def _made_up(objects: Path, head: str, refs: dict[str, str], shallow: str) -> History:
+def _made_up(objects: Path, head: str, refs: dict[str, str], shallow: str) -> GitHistory:
     target = head.removeprefix("ref:").strip()
     commit = refs.get(target, target)
     if not _HASH.fullmatch(commit):
@@ -144,11 +143,11 @@ def _made_up(objects: Path, head: str, refs: dict[str, str], shallow: str) -> Hi
     }
     if grafts := [line for line in shallow.split() if _HASH.fullmatch(line)]:
         files["shallow"] = "".join(f"{line}\n" for line in grafts)
-    return History(Path(os.path.realpath(objects)), files)
+    return GitHistory(Path(os.path.realpath(objects)), files)
 
 
 def _refs(common: Path) -> Iterator[tuple[str, str]]:
-    """Names and hashes, those that hold last; what git would not take for a ref is left out."""
+    """Ref names and hashes, later sources override earlier ones; invalid names are left out."""
     for line in _read(common, "packed-refs").split("\n"):
         value, _, name = line.partition(" ")
         if _HASH.fullmatch(value) and _REF.fullmatch(name):
@@ -167,7 +166,7 @@ def _refs(common: Path) -> Iterator[tuple[str, str]]:
 
 
 def _read(folder: Path, name: str, most: int = _MOST_BYTES) -> str:
-    """The text of a file; nothing where there is none."""
+    """The text of a file; empty if there is none."""
     try:
         return read_regular(_within(folder, name), most).decode("utf-8", "surrogateescape")
     except FileNotFoundError:
@@ -175,21 +174,21 @@ def _read(folder: Path, name: str, most: int = _MOST_BYTES) -> str:
 
 
 def _within(folder: Path, name: str) -> Path:
-    """Raises NoHistory where a link leads elsewhere: what is read would be no file of the repository."""
+    """Raises NoHistory if a link leads out of the repository."""
     path = folder / name
     if os.path.realpath(path) != os.path.join(os.path.realpath(folder), name):
         raise NoHistory(f"{name} in its .git is a link")
     return path
 
 
-def open_with(history: History, sandbox: Sandbox, workspace: Path, limits: Limits) -> Jail:
-    """A jail on the workspace that has the history; where it cannot, one without, and stderr says why."""
-    if not isinstance(sandbox, Showing):
+def open_with(history: GitHistory, sandbox: Sandbox, workspace: Path, limits: Limits) -> Jail:
+    """A jail on the workspace with the history; without it, and a message on stderr, if that fails."""
+    if not isinstance(sandbox, SupportsMounts):
         say_left_out(f"the sandbox {sandbox.name!r} does not show it")
         return sandbox.open(workspace, limits)
     try:
         with ExitStack() as stack:
-            jail = sandbox.showing(history.objects, OBJECTS).open(workspace, limits)
+            jail = sandbox.with_mount(history.objects, OBJECTS).open(workspace, limits)
             stack.callback(jail.close)
             if (problem := _set_up(jail, history)) is None:
                 stack.pop_all()
@@ -200,8 +199,8 @@ def open_with(history: History, sandbox: Sandbox, workspace: Path, limits: Limit
     return sandbox.open(workspace, limits)
 
 
-def _set_up(jail: Jail, history: History) -> str | None:
-    """Make the repository in the jail; what went wrong, if anything did."""
+def _set_up(jail: Jail, history: GitHistory) -> str | None:
+    """Create the repository in the jail. Returns an error message, or None."""
     stdin = json.dumps(history.files).encode()
     result = jail.run_python(_SET_UP, isolated=True, stdin=stdin, timeout=_SETUP_S)
     if result.ok:

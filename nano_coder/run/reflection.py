@@ -1,7 +1,7 @@
-"""Reflection: what a run that failed its check is shown of itself, before one more attempt.
+"""Reflection: shows a failed run its diff and the check's output, before one more attempt.
 
-The attempt is a fork of the failed run at its last step. The last turn that it takes over has one observation
-more: the diff, and what the check printed. A hidden check stays hidden: only that it failed is said.
+The attempt is a fork of the failed run at its last step, whose last turn gets one more observation. Of a
+hidden check it says only that it failed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from nano_coder.agent.loop import spill_path, turn_length
 from nano_coder.agent.observation import shorten
-from nano_coder.agent.profiles import serving_profile
+from nano_coder.agent.profiles import continuing_profile
 from nano_coder.grading.command_check import run_check
 from nano_shared import snapshot
 from nano_shared.types import Limits, Observation, StopReason, Trajectory, Turn
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
     from nano_coder.run.execution import Runtime
 
 REFLECTION = "reflection"
-"""tool name of the observation that begins the second attempt; no policy can call it"""
+"""tool name of the observation that starts the second attempt; no policy can call it"""
 
 
-def second_chance(run: Trajectory) -> bool:
-    """Whether there is something to reflect on: a verdict below 1 on a run that can go on."""
+def can_reflect(run: Trajectory) -> bool:
+    """Whether another attempt makes sense: a reward below 1 on a run that can continue."""
     ended = run.stop is not None and not run.stop.ours and run.stop is not StopReason.CONTEXT_FULL
     return ended and bool(run.own_turns) and run.reward is not None and run.reward < 1
 
 
 def is_reflection(run: Trajectory) -> bool:
-    """Whether the run began by reading why the one before it failed."""
+    """Whether the run starts with a reflection on the one before it."""
     return bool(run.inherited) and any(
         observation.tool == REFLECTION for observation in run.turns[run.inherited - 1].observations
     )
 
 
-def criticised(run: Trajectory, runtime: Runtime) -> tuple[tuple[Turn, ...], Limits]:
-    """The turns of a failed run, the last with what went wrong, and limits that allow as much again.
+def with_reflection(run: Trajectory, runtime: Runtime) -> tuple[tuple[Turn, ...], Limits]:
+    """The turns of a failed run, the last with the reflection, and limits that allow as much again.
 
-    Raises SandboxError where the check cannot be run.
+    Raises SandboxError if the check cannot be run.
     """
     last = run.turns[-1]
     observation = _observation(run, runtime)
@@ -59,7 +59,7 @@ def _observation(run: Trajectory, runtime: Runtime) -> Observation:
     changes = run.diff.rstrip("\n") or "none"
     full = f"Not solved yet. Your changes:\n{changes}\n{said}\nCorrect it."
     spill = spill_path(run.turns[-1].index, len(run.turns[-1].observations))
-    form = serving_profile(runtime.profile, run.task).observation
+    form = continuing_profile(runtime.profile, run).observation
     text, cut = shorten(full, runtime.policy.count, form, full_output=spill)
     data = full.encode("utf-8", "backslashreplace")
     return Observation(
@@ -76,7 +76,8 @@ def _observation(run: Trajectory, runtime: Runtime) -> Observation:
 
 
 def _check(run: Trajectory, runtime: Runtime) -> tuple[str, int | None]:
-    """What the visible check prints on the run's result; of hidden checks only that they failed."""
+    """Output and exit code of the visible check on the run's result; of hidden checks only that they
+    failed."""
     blobs, command = runtime.store.blobs, run.task.check
     if command is None:
         return "It was checked, and failed.", None
@@ -89,6 +90,6 @@ def _check(run: Trajectory, runtime: Runtime) -> tuple[str, int | None]:
         limits=run.task.limits,
     )
     output = (result.stdout + result.stderr).decode("utf-8", "replace").strip()
-    told = "timed out" if result.timed_out else f"exit code {result.exit_code}"
+    ending = "timed out" if result.timed_out else f"exit code {result.exit_code}"
     hidden = " Other checks failed." if result.ok else ""
-    return f"Check: {command}\n{output}\n{told}{hidden}".replace("\n\n", "\n"), result.exit_code
+    return f"Check: {command}\n{output}\n{ending}{hidden}".replace("\n\n", "\n"), result.exit_code

@@ -1,4 +1,4 @@
-"""Replay of a logged run: its actions executed again, or its samples fed through today's runtime."""
+"""Replay of a logged run: execute its actions again, or feed its samples through today's runtime."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from nano_coder.agent.loop import Agent, spill_path
 from nano_coder.agent.observation import shorten
-from nano_coder.agent.profiles import PROFILES
+from nano_coder.agent.profiles import PROFILES, missing_tools
 from nano_coder.agent.prompt import first_messages, offered_tools
 from nano_coder.agent.workspace import Workspace
 from nano_coder.grading.command_run import workspace_jail
-from nano_coder.models.replayed import Prompt, Reader, ReplayedPolicy
+from nano_coder.models.replayed import Prompt, PromptRenderer, ReplayedPolicy
 from nano_coder.run.replay_differences import Cause, Drift, cause_of, excerpts, explained
 from nano_coder.sandbox import Jail, Sandbox
 from nano_coder.sandbox.protocol import LazyJail
@@ -24,11 +24,11 @@ from nano_shared.errors import SandboxError, UsageError
 from nano_shared.policy import Conversation
 from nano_shared.profile import InterfaceProfile
 from nano_shared.redact import is_redacted
-from nano_shared.snapshot import Kind
+from nano_shared.snapshot import EntryKind
 from nano_shared.types import Observation, Sampling, Trajectory, Turn
 
 _EXECUTIONS = 3
-"""of a run whose drift the texts do not explain: what differs among them is random"""
+"""executions of a run with unexplained drift: what differs among them is random"""
 
 
 # ---------------------------------------------------------------------------------------- execute
@@ -36,7 +36,7 @@ _EXECUTIONS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executed:
-    """A run whose recorded actions were executed again from the workspace that it started with."""
+    """A run whose recorded actions were executed again from its starting workspace."""
 
     run: str
     actions: int
@@ -44,15 +44,15 @@ class Executed:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing drifted but by time and randomness."""
+        """Whether all drift is explained by time and randomness."""
         return all(drift.cause.expected for drift in self.drifts)
 
 
 def execute(run: Trajectory, sandbox: Sandbox, blobs: BlobStore) -> Executed:
-    """Execute the recorded actions of a run again through the same tools; nothing is logged.
+    """Execute the recorded actions of a run again with the same tools; logs nothing.
 
-    Raises UsageError for a run without a workspace or of a profile that this nano lacks, SandboxError where
-    the sandbox fails.
+    Raises UsageError for a run without a workspace or with an unknown profile, SandboxError if the sandbox
+    fails.
     """
     if run.snapshot is None:
         raise UsageError(f"run {run.id} has no snapshot of its start, so there is nothing to execute it on")
@@ -67,17 +67,17 @@ def execute(run: Trajectory, sandbox: Sandbox, blobs: BlobStore) -> Executed:
 
 
 _Key = tuple[int, int | None, str]
-"""turn, call, what"""
+"""(turn, call, what)"""
 
 
 @dataclass(slots=True)
 class _Execution:
-    """What was logged and what came now, by place."""
+    """Logged and new values by key, for one execution."""
 
     logged: dict[_Key, str] = field(default_factory=dict)
     now: dict[_Key, str] = field(default_factory=dict)
     files: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """path -> what a file that drifted was last, logged and now: it drifts once, not in every later turn"""
+    """path -> (logged, new) contents of drifted files: a file drifts once, not in every later turn"""
 
 
 def _seen(key: _Key, execution: _Execution) -> bool:
@@ -96,7 +96,7 @@ def _drift(run: Trajectory, key: _Key, executions: list[_Execution]) -> Drift:
 
 
 def _late(turn: int, call: int | None, execution: _Execution) -> bool:
-    """Whether a call ran out of time in one of log and today, which explains whatever else it gave."""
+    """Whether a call timed out in only one of log and execution, which explains other differences."""
     key = (turn, call, "timed out")
     return execution.logged.get(key) != execution.now.get(key)
 
@@ -113,7 +113,9 @@ def _execution(run: Trajectory, sandbox: Sandbox, blobs: BlobStore) -> _Executio
                 again = agent.execute(number, call)
                 if number < len(turn.observations):
                     _compare(found, turn, number, again, blobs)
-                    if turn.observations[number].blob is not None:  # the agent was told that it lies there
+                    if (
+                        turn.observations[number].blob is not None
+                    ):  # the observation says that the output lies there
                         jail.write(spill_path(turn.index, number), again.text.encode())
             _restore_others(turn, jail, blobs)
             if turn.calls and turn.snapshot is not None:
@@ -140,7 +142,7 @@ def _whole(observation: Observation, blobs: BlobStore) -> str:
 
 
 def _restore_others(turn: Turn, jail: Jail, blobs: BlobStore) -> None:
-    """What lies in the workspace of observations that answer no call: what a reflection reads."""
+    """Restore outputs of observations that answer no call: those of a reflection."""
     for number in range(len(turn.calls), len(turn.observations)):
         blob = turn.observations[number].blob
         if blob is not None:
@@ -162,13 +164,13 @@ def _content(tree: snapshot.Snapshot, path: str, blobs: BlobStore) -> str:
     entry = tree.by_path.get(path)
     if entry is None:
         return "(no such file)"
-    if entry.kind is not Kind.FILE:
+    if entry.kind is not EntryKind.FILE:
         return f"({entry.kind}) {entry.content or ''}"
     return blobs.get(str(entry.content)).decode("utf-8", "backslashreplace") + f"\n(mode {entry.mode:o})"
 
 
 class _Layered(MemoryBlobs):
-    """The log's blobs to read; what is put is held in memory, so that a replay leaves the log as it was."""
+    """Reads from the log's blobs and writes to memory, so that a replay does not change the log."""
 
     def __init__(self, below: BlobStore) -> None:
         super().__init__()
@@ -185,8 +187,8 @@ class _Layered(MemoryBlobs):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """Something beside a prompt that today's runtime makes otherwise of the same log."""
+class ReplayDifference:
+    """A difference, other than in a prompt, that today's runtime makes of the same log."""
 
     turn: int
     what: str
@@ -198,12 +200,12 @@ class Refed:
 
     run: str
     prompts: tuple[Prompt, ...]
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[ReplayDifference, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def proved(self) -> int:
-        """Turns whose prompt is token-identical."""
+        """Number of turns whose prompt is token-identical."""
         return sum(prompt.identical for prompt in self.prompts)
 
     @property
@@ -212,15 +214,15 @@ class Refed:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing differs; what could not be compared is in `prompts`, and holds nothing up."""
+        """Whether nothing differs; prompts that could not be compared do not count."""
         return self.first_difference is None and not self.differences
 
 
-def refeed(run: Trajectory, reader: Reader | None, blobs: BlobStore) -> Refed:
-    """Feed the samples of a run through today's runtime, and hold every prompt against the log.
+def refeed(run: Trajectory, reader: PromptRenderer | None, blobs: BlobStore) -> Refed:
+    """Feed the samples of a run through today's runtime, and compare every prompt with the log.
 
-    `reader` renders for the model that sampled; None, for a text-only run, proves no prompt. Raises
-    UsageError for a run of a profile that this nano lacks, and for one whose tokens are hidden.
+    `reader` renders prompts for the model that sampled; None, for a text-only run, compares none. Raises
+    UsageError for a run with an unknown profile or with redacted tokens.
     """
     if is_redacted(run):
         raise UsageError(
@@ -232,7 +234,7 @@ def refeed(run: Trajectory, reader: Reader | None, blobs: BlobStore) -> Refed:
     for turn in run.turns:
         completion = agent.complete()
         if agent.parse(completion).calls != turn.calls:
-            differences.append(Difference(turn=turn.index, what="its text is read as other calls"))
+            differences.append(ReplayDifference(turn=turn.index, what="its text is read as other calls"))
         differences += _cut_otherwise(turn, reader, agent.profile, blobs)
         agent.inherit(turn)
     return Refed(
@@ -244,19 +246,19 @@ def refeed(run: Trajectory, reader: Reader | None, blobs: BlobStore) -> Refed:
 
 
 def _cut_otherwise(
-    turn: Turn, reader: Reader | None, profile: InterfaceProfile, blobs: BlobStore
-) -> Iterator[Difference]:
-    """Observations that today would be shortened to another text."""
+    turn: Turn, reader: PromptRenderer | None, profile: InterfaceProfile, blobs: BlobStore
+) -> Iterator[ReplayDifference]:
+    """Observations that would be shortened differently today."""
     for number, observation in enumerate(turn.observations):
         if observation.blob is None or reader is None:
             continue
         full = blobs.get(observation.blob).decode()
         spill = spill_path(turn.index, number)
         if shorten(full, reader.count, profile.observation, full_output=spill)[0] != observation.text:
-            yield Difference(turn=turn.index, what=f"observation {number} would be cut otherwise")
+            yield ReplayDifference(turn=turn.index, what=f"observation {number} would be cut otherwise")
 
 
-def _notes(run: Trajectory, reader: Reader | None, profile: InterfaceProfile) -> Iterator[str]:
+def _notes(run: Trajectory, reader: PromptRenderer | None, profile: InterfaceProfile) -> Iterator[str]:
     if (profile.hash, profile.tools_hash) != (run.profile_hash, run.tools_hash):
         yield f"profile {profile.name} was another one when the run was made"
     if reader is not None and reader.template_hash != run.template_hash:
@@ -271,6 +273,8 @@ def _notes(run: Trajectory, reader: Reader | None, profile: InterfaceProfile) ->
 def _agent(
     run: Trajectory, policy: ReplayedPolicy, jail: Jail, workspace: Workspace | None, blobs: BlobStore
 ) -> Agent:
+    if missing := missing_tools(run.profile):
+        raise UsageError(f"run {run.id} was given {missing}. --view shows it all the same")
     if run.profile not in PROFILES:
         raise UsageError(
             f"run {run.id} was made under profile {run.profile!r}, which this nano does not have; it has"

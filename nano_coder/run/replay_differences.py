@@ -1,8 +1,8 @@
-"""Drift: how what an action gives today differs from what is logged, and by what it is explained.
+"""Drift: differences between a logged action and its new execution, and their causes.
 
-Text that is the same once clocks are blotted out drifted by time; once process ids, addresses and temporary
-names are, by path or pid. What differs between two executions made now drifted by randomness. The rest is
-`other`: something about the machine, the tools or nano has changed.
+A text that is equal after removing clock times drifted by time; after removing process ids, addresses and
+temporary names, by path or pid. What differs between two new executions drifted by randomness. The rest is
+`other`: the machine, the tools or nano have changed.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ class Cause(StrEnum):
 
     @property
     def expected(self) -> bool:
-        """Whether a faithful execution may drift by it."""
+        """Whether a faithful execution may drift for this cause."""
         return self in (Cause.TIME, Cause.RANDOMNESS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """One difference between the log and today."""
+    """One difference between log and execution."""
 
     turn: int
     call: int | None
-    """within the turn; None where it is about the files that the whole turn left"""
+    """index within the turn; None for files that the whole turn left"""
     what: str
-    """text, exit code, signal, timed out, ok, or the path of a file"""
+    """text, exit code, signal, timed out, ok, or a file's path"""
     cause: Cause
     logged: str
-    """excerpt from where the two begin to differ"""
+    """excerpt around the first difference"""
     now: str
 
     def as_dict(self) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class Drift:
 
 
 _EXCERPT, _BEFORE = 200, 20
-"""characters of a text that a drift quotes, and how many of them before the difference"""
+"""characters of an excerpt, and how many of them before the difference"""
 _DAYS = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*"
 _MONTHS = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
 _TIME = re.compile(
@@ -77,7 +77,7 @@ _CLOCK_WORDS = re.compile(r"\b(?:time|date|datetime|clock|perf_counter|monotonic
 
 
 def explained(logged: str, now: str) -> Cause | None:
-    """The cause that can be seen in the two texts themselves, or None."""
+    """The cause that the two texts themselves show, or None."""
     if _TIME.sub("<time>", logged) == _TIME.sub("<time>", now):
         return Cause.TIME
     if _blotted(logged) == _blotted(now):
@@ -86,7 +86,7 @@ def explained(logged: str, now: str) -> Cause | None:
 
 
 def excerpts(logged: str, now: str) -> tuple[str, str]:
-    """The two texts from a little before their first difference on."""
+    """Excerpts of the two texts around their first difference."""
     pairs = zip(logged, now, strict=False)
     first = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(logged), len(now)))
     start = max(0, first - _BEFORE)
@@ -94,7 +94,7 @@ def excerpts(logged: str, now: str) -> tuple[str, str]:
 
 
 def cause_of(logged: str, now: Sequence[str], action: str) -> Cause:
-    """Why a text differs from the log: `now` is what it was in one or more executions made today."""
+    """The cause of a difference; `now` are the texts of one or more new executions."""
     seen = explained(logged, now[0])
     if seen is not None:
         return seen

@@ -1,17 +1,16 @@
-"""Which sampled tokens a piece of feedback speaks of: a span of text as a range of the turn's token ids."""
+"""Maps feedback on a span of a turn's text to the range of sampled tokens."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from nano_shared.feedback import Feedback
+from nano_shared.policy import DecodeIds
 from nano_shared.types import Trajectory, TurnTokens
 
-Decode = Callable[[Sequence[int]], str]
 """ids -> text, special tokens included"""
 _UNFINISHED = "\ufffd"
 
@@ -29,12 +28,12 @@ class TokenRange:
 
 
 def token_ranges(
-    trajectory: Trajectory, feedback: Feedback, decode: Decode | None = None
+    trajectory: Trajectory, feedback: Feedback, decode: DecodeIds | None = None
 ) -> tuple[TokenRange, ...] | None:
-    """The tokens that a row speaks of: of the whole run, of a turn, or of a span of a turn's text.
+    """The sampled tokens that a feedback row is about: of the whole run, a turn, or a span of its text.
 
-    None where a turn has no tokens (a text-only run), and for a span without `decode`, or where `decode` is
-    of another vocabulary than the run's. Raises IndexError for a turn that the run does not have.
+    None if a turn has no tokens (a text-only run), and for a span if `decode` is missing or belongs to
+    another vocabulary. Raises IndexError for a turn that the run does not have.
     """
     turns = trajectory.turns if feedback.turn is None else (trajectory.turns[feedback.turn],)
     found = []
@@ -55,12 +54,12 @@ def token_ranges(
 
 
 def token_range(
-    tokens: TurnTokens, text: str, span: tuple[int, int], decode: Decode
+    tokens: TurnTokens, text: str, span: tuple[int, int], decode: DecodeIds
 ) -> tuple[int, int] | None:
     """[start, end) of the sampled tokens that wrote the characters [start, end) of `text`.
 
-    A token that wrote any part of a character of the span is in it, also one that wrote a part of its bytes;
-    an empty span is an empty range. None where the tokens do not spell the text.
+    Includes tokens that wrote only a part of a character's bytes; an empty span is an empty range. None if
+    the tokens do not spell the text.
     """
     ids = tokens.sampled_ids
     if not decode(ids).startswith(text):
@@ -70,7 +69,7 @@ def token_range(
     for place in range(len(ids)):
         so_far = decode(ids[: place + 1])
         low, high = high, _common(so_far, text)
-        # a token that ends within a character has begun it
+        # a token that ends within a character has started it
         begun = high + (len(so_far) > high and so_far[high] == _UNFINISHED)
         if low < span[1] and begun > span[0]:
             touching.append(place)
@@ -78,15 +77,15 @@ def token_range(
 
 
 def _common(one: str, other: str) -> int:
-    """Characters that both begin with."""
+    """Number of leading characters in common."""
     bound = min(len(one), len(other))
     return next((i for i in range(bound) if one[i] != other[i]), bound)
 
 
-def load_decode(policy: str) -> Decode | None:
-    """The decoder of a policy as the log names it; None where its tokenizer is not at hand.
+def load_decode(policy: str) -> DecodeIds | None:
+    """The decoder of a logged policy; None if its tokenizer is not available here.
 
-    Reads tokenizer.json of a checkpoint, of a folder or of the base model, and loads no weights.
+    Reads tokenizer.json of a checkpoint, a folder or the base model; loads no weights.
     """
     file = _tokenizer_file(policy)
     if file is None:

@@ -1,4 +1,4 @@
-"""Isolation for everything a model runs."""
+"""The sandbox: isolation for every program that a model runs."""
 
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox

@@ -1,4 +1,4 @@
-"""Chooses a backend by name and proves, once per process, that it holds on this machine."""
+"""Opens a sandbox backend by name and proves, once per process, that it isolates on this machine."""
 
 from __future__ import annotations
 
@@ -12,43 +12,52 @@ from nano_coder.sandbox.bubblewrap import BwrapSandbox
 from nano_coder.sandbox.namespaces import NsSandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_coder.sandbox.unavailable import cannot_isolate
-from nano_coder.sandbox.unisolated import NoSandbox
-from nano_shared.errors import SandboxError, UsageError
+from nano_shared.errors import ConfigError, SandboxError, UsageError
+from nano_shared.extensions import Extensions, call_extension, described, is_file_reference, takes
 from nano_shared.scratch import scratch_folder
 from nano_shared.types import Limits
 
+SANDBOXES: Extensions[Callable[[str | None], Sandbox]] = Extensions(
+    "nano.sandboxes", check=lambda value: takes(value, "python")
+)
+"""what opens each kind, with the interpreter or None"""
 _proved: set[tuple[str, str]] = set()
 _lock = threading.Lock()
 
 
 def open_sandbox(kind: str = "ns", *, python: str | None = None) -> Sandbox:
-    """A backend that holds. `python` is the interpreter's path on the host; None is the one that runs this.
+    """A sandbox that isolates, by its name in `nano.sandboxes` or by `path.py:function`.
 
-    Where "ns" cannot isolate, it is "bwrap" that does, and stderr says so. Raises UsageError for an unknown
-    kind and for an interpreter that is not there; SandboxError, naming the layer that failed and the command
-    that mends it, where this machine cannot isolate. It never falls back to less.
+    `python` is the path of the interpreter on the host; None: the running one. Where "ns" does not work,
+    "bwrap" is tried, and stderr says so. Raises UsageError for an unknown kind and for a missing interpreter,
+    ConfigError for an extension that fails, SandboxError, with the failed layer and the command that fixes
+    it, where this machine cannot isolate. It never falls back to less isolation.
     """
-    backends: dict[str, Callable[[str | None], Sandbox]] = {"ns": _best, "bwrap": _bwrap, "none": NoSandbox}
-    if kind not in backends:
-        raise UsageError(f"unknown sandbox {kind!r}; known: {', '.join(backends)}")
+    if kind not in SANDBOXES and not is_file_reference(kind):
+        raise UsageError(f"unknown sandbox {kind!r}; known: {', '.join(SANDBOXES)}, or path.py:function")
     if python is not None and shutil.which(python) is None:
         raise UsageError(f"no interpreter at {python!r}; name another with --python, or leave it out")
-    return backends[kind](python)
+    sandbox = call_extension(SANDBOXES.find(kind), python, name=f"sandbox {kind}")
+    if lacks := [name for name in ("name", "layers", "python", "open") if not hasattr(sandbox, name)]:
+        raise ConfigError(f"sandbox {kind} is {described(sandbox)} without {', '.join(lacks)}")
+    return sandbox
 
 
-def _best(python: str | None) -> Sandbox:
+def open_ns(python: str | None) -> Sandbox:
+    """Namespaces; bubblewrap where they do not isolate. Raises SandboxError where neither does."""
     try:
         return _proven(NsSandbox(python))
     except SandboxError as refusal:
         try:
-            sandbox = _bwrap(python)
+            sandbox = open_bwrap(python)
         except SandboxError:
             raise refusal from None
         print(f"sandbox: bwrap instead of ns, since {refusal}", file=sys.stderr)
         return sandbox
 
 
-def _bwrap(python: str | None) -> Sandbox:
+def open_bwrap(python: str | None) -> Sandbox:
+    """Raises SandboxError where it does not isolate."""
     return _proven(BwrapSandbox(python))
 
 
@@ -61,7 +70,7 @@ def _proven(sandbox: NsSandbox | BwrapSandbox) -> Sandbox:
 
 
 def prove(sandbox: NsSandbox | BwrapSandbox) -> None:
-    """Try to escape from a jail, and run its interpreter. Raises SandboxError naming what did not hold."""
+    """Try to escape from a jail, and run its interpreter. Raises SandboxError with the layer that failed."""
     with (
         scratch_folder("canary") as outside,
         closing(sandbox.open(None, Limits())) as jail,

@@ -1,4 +1,4 @@
-"""What a program writes: pipes drained without growing, head and tail kept, sizes counted."""
+"""Captured output: reads pipes into bounded buffers that keep head and tail, and counts bytes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Mapping
 
 FLOOD_BYTES = 64 << 20
-"""of both streams together: a program that writes more is killed"""
+"""bytes of both streams together, beyond which the program is killed"""
 
 _CHUNK = 1 << 16
 _SHORT_MS = 3
-"""a program that is done sooner has its output read once, at its end"""
+"""milliseconds; the output of a program that ends sooner is read in one pass at its end"""
 
 
 class Output:
-    """The first and the last half of a stream of bytes, and its true size."""
+    """First and last half of a byte stream, and its true size."""
 
     def __init__(self, limit: int) -> None:
         self._head_limit = limit // 2
@@ -33,7 +33,7 @@ class Output:
         room = self._head_limit - len(self._head)
         self._head += chunk[:room]
         self._tail += chunk[room:]
-        # twice the limit before cutting: cutting at each chunk would move the tail each time
+        # cut only beyond twice the limit: cutting at each chunk would move the tail each time
         if len(self._tail) > 2 * self._tail_limit:
             self._cut()
 
@@ -46,10 +46,11 @@ class Output:
 
 
 class Drain:
-    """Reads pipes until `done` becomes readable; kills at the deadline or when output floods."""
+    """Reads pipes until `done` becomes readable; calls `kill` at the deadline or when there is too much
+    output."""
 
     PATIENCE_S = 10.0
-    """for `done` to come after a kill"""
+    """seconds that `done` may take after a kill"""
 
     def __init__(self, outputs: Mapping[int, Output], done: int, flood: int = FLOOD_BYTES) -> None:
         self._outputs = dict(outputs)
@@ -59,12 +60,12 @@ class Drain:
         self.timed_out = False
         self.flooded = False
 
-    def or_early(self, fd: int, announced: Callable[[], bool]) -> None:
-        """End sooner too: when `fd` is readable, and what is there says so."""
+    def stop_early_on(self, fd: int, announced: Callable[[], bool]) -> None:
+        """Also stop when `fd` is readable and `announced()` is true."""
         self._early = fd, announced
 
     def run(self, timeout: float | None, kill: Callable[[], None]) -> bool:
-        """True when `done` came; False when it did not come even after the kill."""
+        """True if `done` became readable; False if it did not, even after the kill."""
         poll = select.poll()
         poll.register(self._done, select.POLLIN)
         if self._early is not None:
@@ -93,7 +94,7 @@ class Drain:
                     poll.unregister(fd)
 
     def _over(self, poll: select.poll, events: list[tuple[int, int]]) -> bool:
-        """Whether the end is among what happened; then all output is taken."""
+        """Whether one of the events is the end; if so, takes all remaining output."""
         ready = {fd for fd, _ in events}
         if self._early is not None and self._early[0] in ready:
             if self._early[1]():
@@ -107,14 +108,15 @@ class Drain:
         return False
 
     def finish(self) -> None:
-        """Take what is left in the pipes; their writers are dead."""
+        """Read what is left in the pipes; their writers are dead."""
         for fd in list(self._outputs):
             os.set_blocking(fd, False)
             while self._read(fd):
                 pass
 
     def take_written(self) -> None:
-        """Take what a program wrote before it said that it was done; what it started may write for ever."""
+        """Read what the pipes hold now, and no more: background processes of the program may write for
+        ever."""
         waiting = array.array("i", [0])
         for fd, output in self._outputs.items():
             fcntl.ioctl(fd, termios.FIONREAD, waiting)

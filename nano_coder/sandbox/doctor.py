@@ -1,4 +1,4 @@
-"""Proves what a sandbox holds on this machine: tries to escape, abuses it, and names what got through."""
+"""The doctor: runs escape attempts and abuse in a jail, and reports which of them got through."""
 
 from __future__ import annotations
 
@@ -93,33 +93,33 @@ _NOT_PROMISED = {
         "see_folders_of_the_host_in_lists_of_mounts", "watch_files_without_end", "make_files_without_end",
     ),
 }  # fmt: skip
-"""sandbox -> what it does not stop, as its documentation says"""
+"""sandbox -> attempts that it does not stop, as its documentation says"""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class EscapeFinding:
     attempt: str
     layer: str
-    """what is to stop it"""
+    """the layer that should stop it"""
     through: str | None
-    """what was achieved; None where it held"""
+    """what was achieved; None if it was stopped"""
 
     @property
     def held(self) -> bool:
         return self.through is None
 
 
-def examine(sandbox: Sandbox) -> list[Finding]:
-    """Every attempt and what became of it, in a warm jail's interpreter and in one that was started there.
+def examine(sandbox: Sandbox) -> list[EscapeFinding]:
+    """Run every attempt, in a warm jail's interpreter and in one that is started in the jail.
 
-    Raises SandboxError where no jail can be had.
+    Raises SandboxError if no jail can be opened.
     """
     with host_bait() as outside, closing(sandbox.open(None, _LIMITS)) as jail:
         cold = _reported(jail.run([sandbox.python, "-I", "-c", _PROGRAM], stdin=json.dumps(outside).encode()))
         found = try_to_escape(jail, outside) | _abuses(jail)
     unknown = "the attempt did not report"
     return [
-        Finding(
+        EscapeFinding(
             name, layer, found.get(name, unknown) or (cold.get(name, unknown) if name in _TRIED else None)
         )
         for name, layer in _LAYERS.items()
@@ -129,7 +129,8 @@ def examine(sandbox: Sandbox) -> list[Finding]:
 
 @contextmanager
 def host_bait() -> Iterator[dict[str, str]]:
-    """Things of the host that a jail must not reach: a file, a key in an environment, a server, a socket."""
+    """Resources of the host that a jail must not reach: a file, a key in an environment, a server, a
+    socket."""
     with ExitStack() as stack:
         canary = stack.enter_context(scratch_folder("canary")) / "canary"
         canary.write_bytes(b"secret")
@@ -151,7 +152,7 @@ def host_bait() -> Iterator[dict[str, str]]:
 
 
 def try_to_escape(jail: Jail, outside: Mapping[str, str]) -> dict[str, str | None]:
-    """Attempt -> None where it was stopped, else what it achieved; empty where the program did not run."""
+    """Attempt -> None if it was stopped, else what it achieved; empty if the program did not run."""
     return _reported(jail.run_python(_PROGRAM, isolated=True, stdin=json.dumps(dict(outside)).encode()))
 
 

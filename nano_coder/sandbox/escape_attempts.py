@@ -1,8 +1,8 @@
-"""Runs inside a jail: tries to get out, and reports what got through.
+"""Escape attempts: the program that runs in a jail and reports which of them got through.
 
-Standard library only: the text of this file is the program that the jail runs. Its input is JSON with what
-there is to reach outside; the answer is JSON: attempt -> null, or what was achieved. An attempt
-that raises OSError was stopped; one that succeeds leaves no trace.
+Standard library only: the text of this file is the program that the jail runs. Its input is JSON with the
+host's resources to reach for; its output is JSON, attempt -> null or what was achieved. An attempt that
+raises OSError was stopped; one that succeeds leaves no trace.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ _NEWUSER, _ATTACH = 0x1000_0000, 16
 
 
 def _allowed(call: str | int, *arguments: object) -> bool:
-    """Whether the kernel let a system call through, even if it then found fault with it."""
+    """Whether the kernel executed a system call, even if it rejected the arguments."""
     result = _libc.syscall(_NUMBERS[call] if isinstance(call, str) else call, *arguments)
     refusals = (errno.EPERM, errno.ENOSYS, errno.EACCES, errno.EOPNOTSUPP)
     return bool(result != -1 or ctypes.get_errno() not in refusals)
 
 
 def _in_a_child(attempt: Callable[[], object]) -> bool:
-    """Whether it succeeds in a process of its own: it neither raises OSError, nor returns False, nor dies."""
+    """Whether `attempt` succeeds in a child process: it neither raises OSError, nor returns False, nor
+    dies."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -386,7 +387,7 @@ def call_as_another_machine(outside: dict[str, str]) -> str | None:
 def filter_system_calls_itself(outside: dict[str, str]) -> str | None:
     set_seccomp, filter_mode = 22, 2
     _libc.prctl(set_seccomp, filter_mode, None, 0, 0)
-    # the kernel would miss the program
+    # a kernel that executes the call fails for want of the program
     return "seccomp" if ctypes.get_errno() == errno.EFAULT or _allowed("seccomp", 1, 0, None) else None
 
 
@@ -487,7 +488,7 @@ def lock_in_the_name_of_nobody(outside: dict[str, str]) -> str | None:
 
 
 def wait_for_the_disks_of_the_host(outside: dict[str, str]) -> str | None:
-    # the kernel would miss the file
+    # a kernel that executes the call fails for want of the file
     return (
         "syncfs"
         if _libc.syscall(_NUMBERS["syncfs"], -1) == -1 and ctypes.get_errno() == errno.EBADF

@@ -1,7 +1,8 @@
-"""A workspace in a private directory of the host: what jails have in common that begin anew with each run.
+"""Jails with the workspace in a private directory of the host: the common part of bubblewrap and `none`.
 
-The host never opens by path what a program may have put there: file operations resolve beneath the directory,
-one at a time with the runs, and as the user who owns it.
+A program may have replaced anything in the directory, so the host opens nothing in it by path: file
+operations are confined beneath the directory, run one at a time with the programs, and act as the user who
+owns it.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from nano_coder.sandbox.captured_output import Output
 from nano_coder.sandbox.launcher import files, kernel
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
 from nano_coder.sandbox.request import check_run, minimal_environment, python_program, seal
-from nano_coder.sandbox.workspace_archive import MOST_ENTRIES, WORK_MB, pack_workspace, unkept
+from nano_coder.sandbox.workspace_archive import MOST_ENTRIES, WORK_MB, pack_workspace, snapshot_error
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.scratch import ScratchFolder
 from nano_shared.types import Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """One program to run, and where what it reads and writes goes."""
+class ProgramSpec:
+    """A program to run, with its streams."""
 
     argv: list[str]
     env: dict[str, str]
@@ -44,8 +45,8 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How a program ended, in the terms of ExecResult."""
+class ProgramResult:
+    """How a program ended, with the fields of ExecResult."""
 
     exit_code: int | None
     signal: int | None = None
@@ -56,12 +57,12 @@ class Ending:
 
 
 class FolderJail(abc.ABC):
-    """Requests are served one at a time; `close` may come from any thread."""
+    """A jail over a directory. Requests are served one at a time; `close` may be called from any thread."""
 
     def __init__(self, limits: Limits, python: str, search_path: str, owner: int | None = None) -> None:
-        """`owner` is the uid and gid that programs run as on the host, where it is not ours.
+        """`owner` is the uid and gid that programs run as on the host, if it is not ours.
 
-        Raises SandboxError where that user cannot reach the directory for temporary files.
+        Raises SandboxError if that user cannot reach the directory for temporary files.
         """
         self._limits = limits
         self._python = python
@@ -74,7 +75,7 @@ class FolderJail(abc.ABC):
         self._most = _most()
         scratch = ScratchFolder("jail")
         self._folder = scratch.path
-        # at the latest when we end; not when a fork of us does
+        # removed at the latest when this process ends, but not when a fork of it does
         self._remove = weakref.finalize(self, scratch.remove)
         self._work = os.path.join(self._folder, "work")
         os.mkdir(self._work, 0o755)
@@ -95,11 +96,12 @@ class FolderJail(abc.ABC):
             ) from error
 
     @abc.abstractmethod
-    def _execute(self, program: Program) -> Ending:
-        """Run it to its end, and end whatever it started."""
+    def _execute(self, program: ProgramSpec) -> ProgramResult:
+        """Run the program to its end, then kill everything it started."""
 
     def filled(self, workspace: Path | None) -> Self:
-        """Itself with a copy of the workspace; closed, with UsageError, where that cannot be read."""
+        """This jail, with a copy of the workspace; closed, with UsageError, if the workspace cannot be
+        read."""
         if workspace is not None:
             with contextlib.ExitStack() as stack:
                 stack.callback(self.close)
@@ -129,7 +131,7 @@ class FolderJail(abc.ABC):
         started = time.monotonic()
         with self._one_request(), _open(options.get("stdin", b"")) as stdin:
             ending = self._execute(
-                Program(
+                ProgramSpec(
                     argv=list(argv),
                     env={**minimal_environment(self._search_path), **env},
                     stdin=stdin,
@@ -165,7 +167,7 @@ class FolderJail(abc.ABC):
 
     @contextlib.contextmanager
     def _ended_by(self, kill: Callable[[], None]) -> Iterator[None]:
-        """While the block runs, closing the jail calls `kill`."""
+        """While the block runs, `close` calls `kill`."""
         with self._state:
             self._kill = kill
             if self._closed:
@@ -193,11 +195,11 @@ class FolderJail(abc.ABC):
                 files.survey(self._work, *self._most)
                 files.pack(self._work, out)
             except OSError as error:
-                raise unkept(error, self._work) from error
+                raise snapshot_error(error, self._work) from error
         return out.getvalue()
 
     def restore(self, snapshot: bytes) -> None:
-        """Replace the workspace by what a snapshot holds."""
+        """Replace the workspace by the contents of a snapshot."""
         self._fill(BytesIO(snapshot))
 
     def _fill(self, stream: IO[bytes]) -> None:
@@ -211,7 +213,8 @@ class FolderJail(abc.ABC):
 
     @contextlib.contextmanager
     def _root(self) -> Iterator[int]:
-        """The workspace to open files beneath; the block touches files as its owner."""
+        """A descriptor of the workspace to open files beneath; inside the block, files are accessed as its
+        owner."""
         with contextlib.ExitStack() as stack:
             if self._owner is not None:
                 stack.enter_context(kernel.as_file_user(self._owner, self._owner))
@@ -229,7 +232,7 @@ class FolderJail(abc.ABC):
 
 
 def _most(size: int = 0, entries: int = 0) -> tuple[int, int]:
-    """Bytes and entries of a workspace that began with so many."""
+    """Largest size (bytes) and number of entries that a workspace of this initial size may reach."""
     return (WORK_MB << 20) + 2 * size, MOST_ENTRIES + entries
 
 

@@ -1,6 +1,7 @@
-"""A Python interpreter of the host, and what must be mounted so that it runs in a jail.
+"""The jail's Python interpreter: what must be mounted so that an interpreter of the host runs in a jail.
 
-Found from files alone: the interpreter may belong to a stranger's repository, so the host never runs it.
+Found by looking at files only: the interpreter may belong to an untrusted repository, so the host never runs
+it.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from nano_shared.durable import NotReadable, read_regular
 from nano_shared.errors import SandboxError
-from nano_shared.regular_file import NotReadable, read_regular
 
 HIDDEN_BY_JAIL = ("/work", "/tmp", "/proc", "/dev", "/sys", "/etc")
-"""places that are the jail's own: what the host keeps there cannot keep its path"""
+"""paths that the jail provides itself: an interpreter below one of them cannot keep its path"""
 
 _RELOCATED = "/opt/venv"
 _SHIMS = "/opt/bin"
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 _PARTS = ("bin", "lib", "lib64", "include", "pyvenv.cfg")
-"""of a prefix; not the whole of it, which may be somebody's ~/.local"""
+"""folders of an installation prefix; not the whole of it, which may be somebody's ~/.local"""
 _LONGEST_CHAIN = 16
 _LONGEST_CONFIG = 1 << 16
 _WORKSPACE = "/work"
@@ -40,13 +41,13 @@ class Interpreter:
     links: tuple[tuple[str, str], ...]
     """(target, path) of symlinks"""
     shims: tuple[tuple[str, str, int], ...]
-    """(path, text, mode) of small programs that stand in for missing names"""
+    """(path, text, mode) of small programs for names that do not exist"""
 
 
 def find_interpreter(python: str) -> Interpreter:
     """What to mount for `python`, a path on the host.
 
-    Raises SandboxError where it does not exist, is no CPython installation, or cannot keep its place.
+    Raises SandboxError if it does not exist, is no CPython installation, or cannot keep its path.
     """
     program = Path(os.path.abspath(python))
     if not os.access(program, os.X_OK):
@@ -76,7 +77,7 @@ def _described(program: Path, path: str, mounts: _Mounts) -> Interpreter:
         if not beside.exists() or beside.resolve() != program.resolve():
             shims.append((f"{_SHIMS}/{name}", f'#!/bin/sh\nexec {path} "$@"\n', 0o755))
     if path != str(program) and (program.parent / "pytest").exists():
-        # moved: its first line names the path on the host
+        # its shebang line names the path on the host
         shims.append((f"{_SHIMS}/pytest", f'#!/bin/sh\nexec {path} -m pytest "$@"\n', 0o755))
     folders = [_SHIMS] if shims else []
     folders += [os.path.dirname(path), *_SYSTEM_PATH.split(":")]
@@ -90,14 +91,14 @@ def _described(program: Path, path: str, mounts: _Mounts) -> Interpreter:
 
 
 class _Mounts:
-    """Binds and symlinks by their place inside the jail."""
+    """Bind mounts and symlinks, by their path inside the jail."""
 
     def __init__(self) -> None:
         self.binds: dict[str, str] = {}
         self.links: dict[str, str] = {}
 
     def add_installation(self, prefix: Path) -> None:
-        """A base installation at its own path, and nothing that only pretends to be one."""
+        """Add a base installation at its own path. Raises SandboxError for what only looks like one."""
         if _under(prefix, ("/usr",)):
             return
         if not _is_installation(prefix):
@@ -110,7 +111,7 @@ class _Mounts:
         self.add_parts(prefix, str(prefix))
 
     def add_chain(self, program: Path, prefix: Path) -> None:
-        """Whatever the interpreter of a virtual environment is a symlink to."""
+        """Add the chain of symlinks from a virtual environment's interpreter to its target."""
         hop = program
         for _ in range(_LONGEST_CHAIN):
             if not _under(hop, (str(prefix), "/usr")):
@@ -127,7 +128,7 @@ class _Mounts:
         for name in _PARTS:
             source = prefix / name
             if source.is_symlink():
-                # only lib64 -> lib is known to occur; a link to elsewhere would mount a stranger's choice
+                # lib64 -> lib is the only link that occurs; another could mount any folder of the host
                 if (link := os.readlink(source)) in _PARTS:
                     self.links[f"{target}/{name}"] = link
             elif source.exists():
@@ -135,10 +136,10 @@ class _Mounts:
 
 
 def _editable(prefix: Path) -> Iterator[str]:
-    """Entries of the project around a virtual environment that an editable install in it imports from.
+    """Entries of the project that an editable install in a virtual environment imports from.
 
-    In the jail the project is the workspace: what names it by its path on the host (a line of a .pth file, a
-    table of setuptools' finder) is to find it there.
+    In the jail the project is mounted as the workspace; its path on the host, as .pth files and setuptools'
+    finders name it, must lead there.
     """
     for project in {prefix.parent, prefix.parent.resolve()}:
         if _under(project, HIDDEN_BY_JAIL):
@@ -166,7 +167,7 @@ def _under(path: Path, folders: tuple[str, ...]) -> bool:
 
 
 def _venv_home(prefix: Path) -> Path | None:
-    """The `home` of a virtual environment: the folder of the interpreter it was made from."""
+    """The `home` of a virtual environment: the folder of the interpreter that created it."""
     try:
         text = read_regular(prefix / "pyvenv.cfg", _LONGEST_CONFIG).decode(errors="replace")
     except OSError:

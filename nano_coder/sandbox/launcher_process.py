@@ -1,4 +1,4 @@
-"""The agent's side of a launcher and of its jails: starts, asks, collects, ends."""
+"""Launcher and jail processes as the agent sees them: start, send requests, collect results, kill."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from nano_coder.sandbox.captured_output import Drain, Output
-from nano_coder.sandbox.launcher import group, message, outcome_record
-from nano_coder.sandbox.launcher.outcome_record import Outcome
-from nano_coder.sandbox.request_process import Runner
+from nano_coder.sandbox.launcher import cgroup, message
+from nano_coder.sandbox.launcher.message import RequestOutcome
+from nano_coder.sandbox.request import RunnerClient
 from nano_coder.sandbox.unavailable import cannot_isolate
 from nano_shared.errors import SandboxError
 
@@ -27,18 +27,18 @@ _PATIENCE_S = 30.0
 
 
 class Launcher:
-    """One launcher process, which makes jails: apart from the agent, with an empty environment."""
+    """One launcher process, which creates jails: separate from the agent, with an empty environment."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
-        """`spec` says what the root shows. Raises SandboxError, naming the layer and the remedy, where
-        the root cannot be built."""
+        """`spec` describes the root. Raises SandboxError, with the layer and the remedy, if the root cannot
+        be built."""
         self._lock = threading.Lock()
         self._closed = False
-        # of our own: other processes, of other pid namespaces too, may have theirs beside it
-        name = f"{group.PREFIX}{secrets.token_hex(8)}"
+        # a name of our own: other processes, also of other pid namespaces, may have groups beside ours
+        name = f"{cgroup.PREFIX}{secrets.token_hex(8)}"
         self._group = spec["group"] and {**spec["group"], "name": name}
         self.made = 0
-        """jails so far"""
+        """number of jails created so far"""
         self._control, theirs = socket.socketpair()
         self._errors = os.memfd_create("launcher-errors")
         with theirs:
@@ -55,14 +55,14 @@ class Launcher:
             self._control.settimeout(_PATIENCE_S)
             message.send(self._control, {**spec, "agent": os.getpid(), "group": self._group})
             self.grouped = self._answer()[0]["grouped"]
-            """whether its jails have control groups"""
+            """whether its jails have a control group"""
         except (SandboxError, OSError) as error:
-            lost = error if isinstance(error, SandboxError) else self._lost()
+            lost = error if isinstance(error, SandboxError) else self._ended_error()
             self.close()
             raise lost from error
 
     def make(self, room: dict[str, int]) -> JailProcess:
-        """A new jail with a workspace of this size. Raises SandboxError where a layer fails."""
+        """A new jail with a workspace of this size. Raises SandboxError if a layer fails."""
         with self._lock:
             if self._closed:
                 raise SandboxError("the sandbox launcher is closed")
@@ -70,7 +70,7 @@ class Launcher:
                 message.send(self._control, room)
                 connection, init = self._answer()[1]
             except OSError as error:
-                raise self._lost() from error
+                raise self._ended_error() from error
             self.made += 1
         jail = JailProcess(socket.socket(fileno=connection), init, self.last_words)
         jail.grouped = self.grouped
@@ -84,37 +84,37 @@ class Launcher:
     def _answer(self) -> tuple[dict[str, Any], list[int]]:
         received = message.receive(self._control)
         if received is None:
-            raise self._lost()
+            raise self._ended_error()
         return checked(received)
 
-    def _lost(self) -> SandboxError:
+    def _ended_error(self) -> SandboxError:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
         return SandboxError(f"the sandbox launcher ended ({self.last_words()}); try again")
 
     def last_words(self) -> str:
-        """The last line that the launcher or a jail's init wrote to its own stderr."""
+        """The last line that the launcher or a jail's init wrote to stderr."""
         if self._closed:
             return "it is closed"
-        said = os.pread(self._errors, 1 << 16, 0).decode(errors="backslashreplace").strip()
-        return said.splitlines()[-1] if said else "it said nothing"
+        record = os.pread(self._errors, 1 << 16, 0).decode(errors="backslashreplace").strip()
+        return record.splitlines()[-1] if record else "it said nothing"
 
     @property
     def alive(self) -> bool:
         return not self._closed and self._process.poll() is None
 
     def retire(self) -> None:
-        """Make no more jails; the process ends with the last of them."""
+        """Create no more jails; the process ends with its last jail."""
         with self._lock, contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End the launcher and with it every process and mount of its jails. Idempotent."""
+        """Kill the launcher, and with it every process and mount of its jails. Idempotent."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            # before closing: a forked copy of this process would keep the connection alive
+            # shutdown before close: a forked copy of this process would keep the connection open
             with contextlib.suppress(OSError):
                 self._control.shutdown(socket.SHUT_RDWR)
             self._control.close()
@@ -122,12 +122,13 @@ class Launcher:
             self._process.wait()
             if self._group is not None:
                 with contextlib.suppress(OSError):
-                    group.Group(self._group).remove()
+                    cgroup.ControlGroup(self._group).remove()
             os.close(self._errors)
 
 
 class JailProcess:
-    """The connection to one jail. Requests are served one at a time; `close` may come from any thread."""
+    """The connection to one jail. Requests are served one at a time; `close` may be called from any
+    thread."""
 
     def __init__(self, control: socket.socket, init: int, last_words: Any) -> None:
         """`init` is a pidfd of the jail's pid 1."""
@@ -136,29 +137,29 @@ class JailProcess:
         self._last_words = last_words
         self._lock = threading.Lock()
         self._closed = False
-        self._runner: Runner | None = None
-        """that waits for a request, or has served one that init has not told the end of"""
-        self._owed = False
-        """whether init still has to tell the end of a request that was over early"""
+        self._runner: RunnerClient | None = None
+        """the runner that waits for the next request, or has served one whose end init has not reported"""
+        self._outcome_due = False
+        """whether init still has to report the end of a request whose result the runner announced"""
         self._served = 0
         self.listener: socket.socket | None = None
-        """of a jail that was made to listen: its socket, to accept on"""
+        """listening socket inside the jail, for jails created with a port"""
         self.on_close: Callable[[], None] | None = None
         self.grouped = False
         """whether it has a control group of its own"""
 
     def begin(self, patience: float) -> None:
-        """Wait until every layer is up. Raises SandboxError where one is not."""
+        """Wait until every layer is up. Raises SandboxError if one fails."""
         self._control.settimeout(patience)
         try:
             received = message.receive(self._control)
             self._control.settimeout(None)
         except OSError as error:
-            raise self._lost() from error
+            raise self._ended_error() from error
         if received is None:
-            raise self._lost()
+            raise self._ended_error()
         fds = checked(received)[1]
-        self._runner = Runner(fds[:5], 0)
+        self._runner = RunnerClient(fds[:5], 0)
         if fds[5:]:
             self.listener = socket.socket(fileno=fds[5])
 
@@ -170,27 +171,28 @@ class JailProcess:
         given: Sequence[int],
         timeout: float | None,
         flood: int,
-    ) -> tuple[Outcome, Drain]:
-        """Run one request and collect what it writes to stdout and stderr.
+    ) -> tuple[RequestOutcome, Drain]:
+        """Run one request and collect its stdout and stderr.
 
-        `given` are descriptors of what it reads: a packed workspace where it says so, then standard input.
+        `given` are descriptors that it reads: a packed workspace if the request says so, then standard input.
         """
-        with self._exchange():
-            runner = self._waiting()
+        with self._one_request():
+            runner = self._ready_runner()
             try:
-                runner.ask(request, given)
+                runner.send(request, given)
             except OSError as error:
-                raise self._lost() from error
+                raise self._ended_error() from error
             drain = Drain({runner.out: outputs[0], runner.err: outputs[1]}, self._control.fileno(), flood)
             if request["op"] == "python":
-                drain.or_early(runner.done, runner.says_done)
+                drain.stop_early_on(runner.done, runner.read_announcement)
             if not drain.run(timeout, self._stop):
                 raise SandboxError(f"a jail did not end a program within {drain.PATIENCE_S:g} s")
             return self._outcome(runner), drain
 
     @contextlib.contextmanager
-    def _exchange(self) -> Iterator[None]:
-        """One request: what interrupts it half-way ends the jail, whose next word would answer another."""
+    def _one_request(self) -> Iterator[None]:
+        """One request at a time. An interrupted request kills the jail, since its reply would answer the next
+        one."""
         with self._lock:
             if self._closed:
                 raise SandboxError("the jail is closed: open another")
@@ -202,95 +204,96 @@ class JailProcess:
                 if not finished:
                     self._end()
 
-    def _outcome(self, runner: Runner) -> Outcome:
+    def _outcome(self, runner: RunnerClient) -> RequestOutcome:
         if runner.exit_code is None:
-            return self._ended()
-        self._owed = True
+            return self._receive_outcome()
+        self._outcome_due = True
         if (early := runner.outcome()) is None:
-            return self._settled()._replace(exit_code=runner.exit_code, signal=None, oom=False)
+            return self._finish_early_request()._replace(exit_code=runner.exit_code, signal=None, oom=False)
         if runner.number:
-            # a jail that is used more than once: let init prepare it for the next request
+            # this jail is used more than once: let init prepare the next runner now
             self._stop()
         else:
             runner.dismiss()
         return early
 
-    def _waiting(self) -> Runner:
-        """The runner of the next request, once init has one."""
-        if self._owed:
-            self._settled()
+    def _ready_runner(self) -> RunnerClient:
+        """The runner for the next request; waits until init has one."""
+        if self._outcome_due:
+            self._finish_early_request()
         if self._runner is None:
             if not self._readable(0):
-                self._tell({"op": "next"})
-            self._take_runner(*self._frame())
+                self._send({"op": "next"})
+            self._take_runner(*self._receive_record())
         assert self._runner is not None
         return self._runner
 
-    def _settled(self) -> Outcome:
-        """Make init end a request that was over early, and hear what it tells of it."""
+    def _finish_early_request(self) -> RequestOutcome:
+        """Make init finish a request whose result was announced early, and return init's report."""
         self._stop()
-        return self._ended()
+        return self._receive_outcome()
 
-    def _ended(self) -> Outcome:
-        """Hear how the request ended."""
-        said = _decoded(self._said())
-        self._over()
-        return said
+    def _receive_outcome(self) -> RequestOutcome:
+        """Wait for init's report of the end of the request."""
+        record = _decoded(self._next_record())
+        self._forget_request()
+        return record
 
     def pack(self, most: float) -> bytes | None:
-        """The workspace as a tar stream; None for one that is too long to be sent at once.
+        """The workspace as a tar stream; None if it is too long to be sent in one piece.
 
-        Init writes it: no process is made for it. Raises SandboxError, also where it takes `most` seconds.
+        Init itself writes it: no process is started. Raises SandboxError, also after `most` seconds.
         """
-        with self._exchange(), contextlib.ExitStack() as stack:
+        with self._one_request(), contextlib.ExitStack() as stack:
             packed = os.memfd_create("packed", os.MFD_CLOEXEC)
             stack.callback(os.close, packed)
-            # a request that was over early is ended first
-            over = self._served if self._owed else None
-            self._tell({"op": "pack", "run": over}, [packed])
-            while (said := self._said(most)) not in (outcome_record.PACKED, outcome_record.TOO_LONG):
-                # init had ended it already
-                self._expect(self._owed)
-                _decoded(said)
-                self._over()
-            if self._owed:
-                self._over()
-            return os.pread(packed, os.fstat(packed).st_size, 0) if said == outcome_record.PACKED else None
+            # finish a request whose result was announced early
+            over = self._served if self._outcome_due else None
+            self._send({"op": "pack", "run": over}, [packed])
+            while (record := self._next_record(most)) not in (message.PACKED, message.TOO_LONG):
+                # init had already ended that request
+                self._check_protocol(self._outcome_due)
+                _decoded(record)
+                self._forget_request()
+            if self._outcome_due:
+                self._forget_request()
+            return os.pread(packed, os.fstat(packed).st_size, 0) if record == message.PACKED else None
 
-    def _over(self) -> None:
-        """Init has told the end of the request, or knows that it need not."""
-        self._owed = False
+    def _forget_request(self) -> None:
+        """Forget the runner: init has reported the end of its request, or need not."""
+        self._outcome_due = False
         self._drop_runner()
 
-    def _said(self, most: float | None = None) -> bytes:
-        """What init says next, in the time that is given; a runner that it announces before is kept."""
+    def _next_record(self, most: float | None = None) -> bytes:
+        """The next record from init, within `most` seconds; a runner that init announces before it is
+        kept."""
         while True:
             if most is not None and not self._readable(most):
                 raise SandboxError(f"a jail did not answer within {most:g} s")
-            data, fds = self._frame()
-            if data != outcome_record.READY:
-                self._expect(not fds)
+            data, fds = self._receive_record()
+            if data != message.READY:
+                self._check_protocol(not fds)
                 return data
             self._take_runner(data, fds)
 
     def _take_runner(self, data: bytes, fds: list[int]) -> None:
-        self._expect(data == outcome_record.READY and len(fds) == 5 and self._runner is None)
+        self._check_protocol(data == message.READY and len(fds) == 5 and self._runner is None)
         self._served += 1
-        self._runner = Runner(fds, self._served)
+        self._runner = RunnerClient(fds, self._served)
 
-    def _frame(self) -> tuple[bytes, list[int]]:
-        """What init says next: as many bytes as a word has, and descriptors."""
+    def _receive_record(self) -> tuple[bytes, list[int]]:
+        """The next record from init, of `OUTCOME_SIZE` bytes, and its descriptors."""
         try:
             data, fds, _, _ = socket.recv_fds(
-                self._control, outcome_record.SIZE, 8, socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC
+                self._control, message.OUTCOME_SIZE, 8, socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC
             )
         except OSError as error:
-            raise self._lost() from error
+            raise self._ended_error() from error
         if not data:
-            raise self._lost()
+            raise self._ended_error()
         return data, fds
 
-    def _expect(self, holds: bool) -> None:
+    def _check_protocol(self, holds: bool) -> None:
         if not holds:
             raise SandboxError("a jail answered nonsense (it said what it was not asked for)")
 
@@ -301,25 +304,25 @@ class JailProcess:
 
     @property
     def alive(self) -> bool:
-        # the pidfd of a process that ended is readable
+        # the pidfd of a dead process is readable
         return not self._closed and not select.select([self._init], [], [], 0)[0]
 
-    def _lost(self) -> SandboxError:
+    def _ended_error(self) -> SandboxError:
         return SandboxError(f"the jail ended ({self._last_words()}); open another, or is memory short?")
 
-    def _tell(self, request: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    def _send(self, request: dict[str, Any], fds: Sequence[int] = ()) -> None:
         try:
             message.send(self._control, request, fds)
         except OSError as error:
-            raise self._lost() from error
+            raise self._ended_error() from error
 
     def _stop(self) -> None:
-        """Have init end the request that is under way."""
+        """Ask init to kill the current request."""
         with contextlib.suppress(OSError):
             message.send(self._control, {"op": "kill", "run": self._served})
 
     def close(self) -> None:
-        """Kill every process of the jail, and with the last its mounts. Idempotent."""
+        """Kill every process of the jail, which removes its mounts. Idempotent."""
         if not self._lock.acquire(blocking=False):
             with contextlib.suppress(OSError):
                 # wakes the thread that waits in `call`
@@ -352,15 +355,15 @@ class JailProcess:
         self._runner = None
 
 
-def _decoded(data: bytes) -> Outcome:
+def _decoded(data: bytes) -> RequestOutcome:
     try:
-        return outcome_record.decode(data)
+        return message.decode_outcome(data)
     except ValueError as problem:
         raise SandboxError(f"a jail answered nonsense ({problem})") from problem
 
 
 def checked(received: tuple[dict[str, Any], list[int]]) -> tuple[dict[str, Any], list[int]]:
-    """The answer, unless it names a layer that failed: then SandboxError."""
+    """The answer. Raises SandboxError if it reports a failed layer."""
     reply, _ = received
     if "layer" in reply:
         raise cannot_isolate(reply["layer"], reply["errno"], reply["detail"])

@@ -1,8 +1,8 @@
-"""The default backend: Linux namespaces, no daemon, no privileges, no dependency.
+"""The default backend: Linux namespaces, without daemon, privileges or dependencies.
 
-A jail has namespaces and a workspace on a tmpfs of its own, and comes from a pool of warm ones. Between runs
-the workspace stays, and nothing else: no process, no /tmp. Nothing is ever on a disk of the host, so closing
-a jail is killing its first process.
+A jail has its own namespaces and a workspace on its own tmpfs, and comes from a pool of warm jails. Between
+runs only the workspace stays; processes and /tmp do not. Nothing is written to a disk of the host, so closing
+a jail means killing its first process.
 """
 
 from __future__ import annotations
@@ -18,27 +18,34 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from nano_coder.sandbox import cgroups as control_group
+from nano_coder.sandbox import cgroup_plan
 from nano_coder.sandbox import overlay_bases as bases
 from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain, Output
 from nano_coder.sandbox.interpreter import find_interpreter
-from nano_coder.sandbox.launcher import outcome_record, overlay
-from nano_coder.sandbox.launcher.outcome_record import Outcome
+from nano_coder.sandbox.launcher import message
+from nano_coder.sandbox.launcher.message import RequestOutcome
+from nano_coder.sandbox.launcher.root import BASES
 from nano_coder.sandbox.launcher_process import JailProcess
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
-from nano_coder.sandbox.proxy import PORT, VARIABLES, Call, Proxy, Resolve, resolve
+from nano_coder.sandbox.proxy import PORT, VARIABLES, Proxy, ProxyCall, Resolve, resolve
 from nano_coder.sandbox.request import check_limits, check_run, minimal_environment, python_program, seal
 from nano_coder.sandbox.root_plan import ALWAYS, FILE_MB, layers, of_request, own_uids, plan_root, unused_uid
 from nano_coder.sandbox.warm_pool import shared_pool
-from nano_coder.sandbox.workspace_archive import WORK_MB, Ahead, Packed, pack_workspace, unkept
+from nano_coder.sandbox.workspace_archive import (
+    WORK_MB,
+    PackedWorkspace,
+    PendingFiles,
+    pack_workspace,
+    snapshot_error,
+)
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Denials, Limits
 
 TMP_MB = 256
 WORK_INODES = 20_000
-"""files, directories and links that may be added to a workspace: each takes memory of the kernel's"""
+"""files, directories and links that may be added to a workspace; each takes kernel memory"""
 USUAL_MB = 64
-"""a larger workspace gets a jail made for it"""
+"""size of a warm jail's workspace; a larger workspace gets a jail of its own"""
 
 _NONE_DENIED = Denials()
 _MB = 1 << 20
@@ -48,10 +55,10 @@ _OPERATION_S = 120.0
 
 
 def _place(python: str) -> tuple[str, str]:
-    """The program, and the environment that it runs in.
+    """Real path of the program, and of the environment's folder.
 
-    Only our own program in our own environment may run as the launcher, outside a jail: a stranger's
-    environment around the same program brings a sitecustomize along.
+    Only our own interpreter in our own environment may run as the launcher, outside a jail: another
+    environment could bring a sitecustomize.
     """
     return os.path.realpath(python), os.path.realpath(os.path.dirname(os.path.abspath(python)))
 
@@ -60,9 +67,9 @@ class NsSandbox:
     name = "ns"
 
     def __init__(self, python: str | None = None) -> None:
-        """`python` is the interpreter's path on the host; None is the one that runs this.
+        """`python` is the path of the interpreter on the host; None: the running one.
 
-        Raises SandboxError where the interpreter cannot be mounted.
+        Raises SandboxError if the interpreter cannot be mounted.
         """
         self._interpreter = find_interpreter(python or sys.executable)
         self.python = self._interpreter.path
@@ -72,7 +79,7 @@ class NsSandbox:
             "root": plan_root(self._interpreter),
             "unused_uid": unused_uid(),
             "own_uids": own_uids(),
-            "group": control_group.plan(),
+            "group": cgroup_plan.plan(),
             "warm_python": self.python if warm else None,
             "environment": environment,
         }
@@ -86,25 +93,25 @@ class NsSandbox:
         )
         self._spec = spec
 
-    def showing(self, source: Path, target: str) -> NsSandbox:
-        # a launcher of its own, so that no other jail has it in its mounts
+    def with_mount(self, source: Path, target: str) -> NsSandbox:
+        # a launcher of its own, so that no other jail has the folder in its mounts
         other, root = copy.copy(self), self._spec["root"]
         other._spec = {**self._spec, "root": {**root, "binds": [*root["binds"], (str(source), target)]}}
         other.pool = shared_pool(other._spec, _room(USUAL_MB * _MB))
         return other
 
     def open(self, workspace: Path | None, limits: Limits) -> NsJail:
-        """Raises UsageError for a workspace that cannot be read, SandboxError where isolation fails."""
+        """Raises UsageError for a workspace that cannot be read, SandboxError if isolation fails."""
         return self._open(workspace, limits, self.pool.take)
 
     def open_new(self, workspace: Path | None, limits: Limits) -> NsJail:
-        """As `open`, but with a jail made for the purpose, though one may be waiting."""
+        """As `open`, but always with a newly created jail."""
         return self._open(workspace, limits, lambda: self.pool.make(_room(USUAL_MB * _MB)))
 
     def open_connected(
         self, workspace: Path | None, limits: Limits, allowed: frozenset[str], resolve: Resolve = resolve
     ) -> NsJail:
-        """As `open`, with a way out to the `allowed` hosts, through a proxy in this process."""
+        """As `open`, with network access to the `allowed` hosts through a proxy in this process."""
 
         def usual() -> JailProcess:
             return self.pool.make(_room(USUAL_MB * _MB, listen=PORT))
@@ -114,7 +121,7 @@ class NsSandbox:
         return jail
 
     def open_traceable(self, workspace: Path, limits: Limits) -> NsJail:
-        """As `open`, with a jail in which a tracer of ours may watch a program's system calls."""
+        """As `open`, with a jail in which our tracer may watch the system calls of a program."""
         check_limits(limits)
         packed = pack_workspace(Path(workspace))
         with packed.stream:
@@ -156,15 +163,15 @@ class NsSandbox:
                 raise
         return jail
 
-    def _overlaid(self, packed: Packed, limits: Limits, listen: int) -> NsJail | None:
-        """A jail that sees a large workspace as an overlay; None for a small one, or where that fails."""
+    def _overlaid(self, packed: PackedWorkspace, limits: Limits, listen: int) -> NsJail | None:
+        """A jail that mounts a large workspace as an overlay; None for a small one, or if overlays fail."""
         if packed.entries < bases.ENTRIES or not self.layers["overlay_workspaces"]:
             return None
         owner = self._spec["unused_uid"] if os.geteuid() == 0 else None
         root = self._spec["root"]
-        shown = (str(bases.folder()), overlay.BASES)
-        # a launcher of its own, so that no other jail has the bases in its mounts
-        # all of one user, who owns what is in the bases
+        shown = (str(bases.folder()), BASES)
+        # a launcher of its own, so that no other jail has the bases in its mounts; all its jails run as one
+        # user, who owns the files of the bases
         spec = {**self._spec, "own_uids": False, "root": {**root, "binds": [*root["binds"], shown]}}
         try:
             room = {
@@ -173,7 +180,7 @@ class NsSandbox:
             }
             process = shared_pool(spec, _room(USUAL_MB * _MB)).make(room)
         except (OSError, SandboxError):
-            # no isolation is lost by streaming; the layers and `doctor` say that it is so
+            # streaming the workspace instead loses no isolation; `layers` and `doctor` report it
             self.layers = {**self.layers, "overlay_workspaces": False}
             packed.stream.seek(0)
             return None
@@ -181,14 +188,15 @@ class NsSandbox:
 
     def _jail(self, process: JailProcess, limits: Limits, size: int) -> NsJail:
         if not process.grouped:
-            # its memory is watched still; the layers and `doctor` say that it is so
+            # the memory watch still works without a control group; `layers` and `doctor` report it
             self.layers = {**self.layers, "cgroup": False}
         room = _room(size)["work_bytes"]
         return NsJail(process, limits, self._environment, room, None if self._warm else self.python)
 
 
 def _room(size: int, entries: int = 0, *, listen: int = 0) -> dict[str, Any]:
-    """What a workspace of `size` bytes and so many entries may grow to, and the port to listen on."""
+    """Limits for a workspace that starts with `size` bytes and `entries` entries, and the port to listen
+    on."""
     return {
         "listen": listen,
         "base": "",
@@ -209,7 +217,7 @@ class NsJail:
         room: int,
         cold_python: str | None,
     ) -> None:
-        """`cold_python`: the interpreter to start for Python source, where no warm one may run it."""
+        """`cold_python`: the interpreter to start for Python source, if no warm one may run it."""
         self._process = process
         self._limits = limits
         self._environment = environment
@@ -217,17 +225,17 @@ class NsJail:
         self.cold_python = cold_python
         self._proxy: Proxy | None = None
         self._first: bytes | None = None
-        """a packed workspace that goes in with the next request"""
-        self._ahead: Ahead | None = None
+        """a packed workspace to be unpacked by the next request"""
+        self._ahead: PendingFiles | None = None
 
     def connect(self, allowed: frozenset[str], resolve: Resolve) -> None:
-        """Serve what the jail's listening socket is asked for."""
+        """Start the proxy on the jail's listening socket."""
         assert self._process.listener is not None
         self._proxy = Proxy(self._process.listener, allowed, resolve)
 
     @property
-    def calls(self) -> list[Call]:
-        """The attempts so far to reach a host, through the proxy."""
+    def calls(self) -> list[ProxyCall]:
+        """The attempts so far to reach a host through the proxy."""
         return self._proxy.calls if self._proxy else []
 
     def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> ExecResult:
@@ -263,7 +271,7 @@ class NsJail:
         return ExecResult(
             exit_code=reply.exit_code,
             signal=reply.signal,
-            # a program that ended by itself while the kill was on its way was not stopped by it
+            # a program that ended by itself before the kill reached it did not time out
             timed_out=drain.timed_out and reply.exit_code is None,
             oom=reply.oom,
             stdout=out.value(),
@@ -277,13 +285,14 @@ class NsJail:
         )
 
     def _refused(self) -> int:
-        """Calls so far that went to no allowed host."""
+        """Number of calls so far to hosts that are not allowed."""
         return self._proxy.refused if self._proxy else 0
 
-    def occupy(self, source: str, channel: int) -> Outcome:
-        """Run trusted Python that serves the socket `channel`, its standard input, until it ends: a session.
+    def occupy(self, source: str, channel: int) -> RequestOutcome:
+        """Run trusted Python that serves the socket `channel` on its standard input, until it ends: a
+        session.
 
-        Nothing else can be asked of the jail meanwhile. Raises SandboxError when the jail is closed.
+        No other request is possible meanwhile. Raises SandboxError when the jail is closed.
         """
         request: dict[str, Any] = {"op": "python", "source": source, "argv": [], "isolated": False}
         if self.cold_python is not None:
@@ -304,9 +313,9 @@ class NsJail:
             self._operate({"op": "write", "path": path}, Output(_SMALL), stdin=data)
 
     def snapshot(self) -> bytes:
-        """Files, directories and symlinks with their permissions; no caches of Python or pytest.
+        """Files, directories and symlinks with their permissions, without caches of Python and pytest.
 
-        The stream depends on nothing else, so that equal workspaces have equal snapshots.
+        The stream depends on nothing else, so equal workspaces have equal snapshots.
         """
         if (
             self._first is None
@@ -319,18 +328,18 @@ class NsJail:
         try:
             drain = self._operate({"op": "pack", "size": self._room}, out, flood=longest)
         except OSError as error:
-            raise unkept(error) from error
+            raise snapshot_error(error) from error
         if drain.flooded:
-            raise unkept(OSError(errno.EFBIG, f"it is longer than {longest >> 20} MB when packed"))
+            raise snapshot_error(OSError(errno.EFBIG, f"it is longer than {longest >> 20} MB when packed"))
         return out.value()
 
     def restore(self, snapshot: bytes) -> None:
-        """Replace the workspace by what a snapshot holds, inside the jail."""
+        """Replace the workspace by the contents of a snapshot, inside the jail."""
         with _opened(snapshot) as stream:
             self.fill(stream)
 
     def fill(self, stream: int) -> None:
-        """Replace the workspace by the tar stream that an open file holds."""
+        """Replace the workspace by the contents of a tar stream, read from an open file."""
         self._first = self._ahead = None
         try:
             self._operate({"op": "unpack"}, Output(_SMALL), packed=stream)
@@ -338,11 +347,11 @@ class NsJail:
             raise _does_not_fit(error) from error
 
     def begin_empty(self) -> None:
-        """There is nothing in the workspace yet: what is written waits for the first request."""
-        self._ahead = Ahead()
+        """Start with an empty workspace; files written now are sent with the first request."""
+        self._ahead = PendingFiles()
 
     def fill_first(self, packed: bytes) -> None:
-        """Let the next request begin with this workspace, whatever there was before."""
+        """Let the next request start with this workspace, instead of what is there."""
         self._first = packed
 
     def _operate(
@@ -354,7 +363,7 @@ class NsJail:
         packed: int | None = None,
         flood: int = _SMALL,
     ) -> Drain:
-        """A file operation by trusted code. Raises OSError as the operation inside did."""
+        """Run a file operation by trusted code in the jail. Raises OSError as the operation does."""
         outputs = (out, Output(_SMALL))
         reply, drain = self._call(
             request, outputs, stdin=stdin, packed=packed, timeout=_OPERATION_S, flood=flood
@@ -376,7 +385,7 @@ class NsJail:
         packed: int | None = None,
         timeout: float | None,
         flood: int,
-    ) -> tuple[Outcome, Drain]:
+    ) -> tuple[RequestOutcome, Drain]:
         if self._ahead:
             self._first = self._ahead.packed()
         self._ahead = None
@@ -389,13 +398,14 @@ class NsJail:
                 given.append(stack.enter_context(_opened(stdin)))
             reply, drain = self._process.call(whole, outputs, given=given, timeout=timeout, flood=flood)
         if self._first is not None:
-            if reply.refused is not None and reply.exit_code == outcome_record.UNFIT:
+            if reply.refused is not None and reply.exit_code == message.UNFIT:
                 raise _does_not_fit(OSError(*reply.refused))
             self._first = None
         return reply, drain
 
     def probe(self, secret: Path) -> dict[str, bool]:
-        """Try to escape from inside: layer -> whether it held. `secret` must not be readable."""
+        """Try to escape from inside. Returns layer -> whether it held. `secret` is a file that must not be
+        readable."""
         out = Output(_SMALL)
         self._operate({"op": "probe", "secret": str(secret)}, out)
         held: dict[str, bool] = json.loads(out.value())
@@ -413,7 +423,7 @@ def _does_not_fit(error: OSError) -> UsageError:
 
 @contextlib.contextmanager
 def _opened(data: bytes | int) -> Iterator[int]:
-    """A file descriptor to read `data` from; itself where it is one."""
+    """A file descriptor to read `data` from; `data` itself if it is one."""
     if isinstance(data, int):
         yield data
         return

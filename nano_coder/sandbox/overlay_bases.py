@@ -1,8 +1,8 @@
-"""Large workspaces, unpacked once: the lower, read-only half of the overlays that jails see.
+"""Overlay bases: large workspaces, unpacked once as the read-only lower layer of jails' overlays.
 
-A base is a folder of NANO_HOME/bases named by the hash of its stream. Whoever needs one builds it beside its
-place under a lock and renames it there, so that builders may race and be killed: a folder of that name is
-whole.
+A base is a folder of NANO_HOME/bases, named by the hash of its tar stream. It is built under a lock in a
+temporary folder and renamed, so builders may race or be killed, and a folder with that name is always
+complete.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from nano_coder.sandbox.launcher import files, kernel
 from nano_shared.scratch import nano_home
 
 ENTRIES = 400
-"""from this many files and directories on, an overlay is quicker than a stream"""
+"""number of entries from which an overlay is faster than streaming the workspace"""
 KEPT = 20
-"""bases that stay when a new one is built, the latest used first"""
+"""number of bases that survive when a new one is built, most recently used first"""
 _TREE = "tree"
 _CHUNK = 1 << 20
 _in_use: dict[str, int] = {}
@@ -32,7 +32,7 @@ def folder() -> Path:
 
 
 def supported() -> bool:
-    """Whether the kernel has overlays at all; a jail finds out whether it may mount one."""
+    """Whether the kernel has overlayfs; whether a jail may mount one shows when it tries."""
     try:
         return "\toverlay\n" in Path("/proc/filesystems").read_text()
     except OSError:
@@ -40,10 +40,10 @@ def supported() -> bool:
 
 
 def base_of(stream: IO[bytes], owner: int | None) -> str:
-    """The name of the base with what the stream holds, built where it is not there yet.
+    """The name of the base with the contents of the stream, built if it does not exist yet.
 
-    `owner` is the uid and gid whose files they are to be, where it is not ours. From now on until this
-    process ends nobody removes the base. Raises OSError where it cannot be built.
+    `owner` is the uid and gid that own the files, if not ours. Until this process ends the base is not
+    pruned. Raises OSError if it cannot be built.
     """
     stream.seek(0)
     digest = hashlib.sha256()
@@ -59,7 +59,7 @@ def base_of(stream: IO[bytes], owner: int | None) -> str:
 
 
 def _hold(name: str, stream: IO[bytes], owner: int | None) -> int:
-    """A shared lock on a base that is whole."""
+    """Take a shared lock on a base, building it if needed. Returns the lock's descriptor."""
     lock = os.open(folder() / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_SH)
@@ -77,7 +77,7 @@ def _hold(name: str, stream: IO[bytes], owner: int | None) -> int:
 
 def _build(place: Path, stream: IO[bytes], owner: int | None) -> None:
     building = place.with_name(f"{place.name}.building")
-    _remove(building)  # of a builder that was killed
+    _remove(building)  # left by a builder that was killed
     tree = building / _TREE
     tree.mkdir(parents=True, mode=0o755)
     if owner is not None:
@@ -97,7 +97,7 @@ def _build(place: Path, stream: IO[bytes], owner: int | None) -> None:
 
 
 def _prune() -> None:
-    """Remove what killed builders left, and the bases that were used longest ago, if nobody uses them."""
+    """Remove leftovers of killed builders, and the least recently used bases that no process uses."""
     locks = sorted(folder().glob("*.lock"), key=lambda path: path.stat().st_mtime, reverse=True)
     for number, path in enumerate(locks):
         building = path.with_name(f"{path.stem}.building")
@@ -112,7 +112,7 @@ def _prune() -> None:
 
 @contextlib.contextmanager
 def _unused(path: Path) -> Iterator[bool]:
-    """Whether nobody builds or uses it; nobody does in the block."""
+    """Whether no process builds or uses the base; it stays locked inside the block."""
     lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         try:
@@ -126,7 +126,7 @@ def _unused(path: Path) -> Iterator[bool]:
 
 
 def _remove(path: Path) -> None:
-    """Whatever its permissions and however deep; nothing where there is nothing."""
+    """Remove a tree whatever its permissions and depth; does nothing if it does not exist."""
     with contextlib.suppress(OSError):
         files.clear(os.fspath(path))
         path.rmdir()

@@ -12,10 +12,10 @@ from nano_shared.types import Denials, Limits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
-    """What one program did. Output beyond the cap is cut in the middle: head and tail are kept."""
+    """The result of one program. Output beyond the cap is cut in the middle: head and tail are kept."""
 
     exit_code: int | None
-    """None when a signal ended it"""
+    """None if a signal ended it"""
     signal: int | None
     timed_out: bool
     oom: bool
@@ -26,9 +26,9 @@ class ExecResult:
     stderr_bytes: int
     wall_s: float
     cpu_s: float = 0.0
-    """seconds of processor time of the program and what it started"""
+    """seconds of processor time, of the program and its descendants"""
     peak_bytes: int = 0
-    """largest resident set of one of its processes"""
+    """largest resident set of one process"""
     denials: Denials = Denials()  # noqa: RUF009 (frozen, so one is enough)
 
     @property
@@ -40,7 +40,7 @@ class ExecResult:
         return self.exit_code == 0 and not self.timed_out
 
     def as_json(self) -> dict[str, object]:
-        """What became of the run, with its output as text."""
+        """The fields that are shown to users, with the output as text."""
         return {
             "exit_code": self.exit_code,
             "signal": self.signal,
@@ -54,26 +54,26 @@ class ExecResult:
 
 
 class RunOptions(TypedDict, total=False):
-    """What may be said of a run beside the program itself."""
+    """Options of one run."""
 
     stdin: bytes | int
-    """what it reads; a number is an open descriptor, which stays the caller's: a socket, to talk with it"""
+    """standard input; a number is an open descriptor, which the caller keeps: a socket, say"""
     timeout: float
     """seconds of wall time; the jail's limit if left out"""
     env: Mapping[str, str]
     """added to the minimal environment"""
     output_bytes: int
-    """kept of each stream; the jail's limit if left out"""
+    """bytes kept of each stream; the jail's limit if left out"""
 
 
 class Jail(Protocol):
-    """One private workspace, mounted at /work. Files stay between runs, processes do not."""
+    """A private workspace mounted at /work. Files stay between runs, processes do not."""
 
     def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> ExecResult:
         """Run a program in /work.
 
-        Raises UsageError for arguments that no program can be given, SandboxError when the jail itself fails;
-        the program's failure is a result.
+        Raises UsageError for arguments that no program can be given, SandboxError when the jail itself fails.
+        A failure of the program is a result, not an error.
         """
         ...
 
@@ -85,41 +85,41 @@ class Jail(Protocol):
         isolated: bool = False,
         **options: Unpack[RunOptions],
     ) -> ExecResult:
-        """Run Python source as `python -c source *argv` does, in a warm interpreter where there is one.
+        """Run Python source as `python -c source *argv` does, in a warm interpreter if there is one.
 
-        `isolated` keeps the workspace off the path, as `python -I` does. Raises as `run` does.
+        `isolated` keeps the workspace off sys.path, as `python -I` does. Raises as `run` does.
         """
         ...
 
     def read(self, path: str) -> bytes:
-        """A regular file of the workspace, read inside the jail.
+        """Contents of a regular file of the workspace, read inside the jail.
 
-        Raises FileNotFoundError, IsADirectoryError, PermissionError as the program inside would see them.
+        Raises FileNotFoundError, IsADirectoryError, PermissionError as a program in the jail would get them.
         """
         ...
 
     def write(self, path: str, data: bytes) -> None:
-        """Create or replace a file of the workspace inside the jail, making parent directories."""
+        """Create or replace a file of the workspace inside the jail, with its parent directories."""
         ...
 
     def snapshot(self) -> bytes:
         """The workspace as an uncompressed tar stream, written inside the jail.
 
-        Raises SnapshotError for a workspace that a program made too large, too deep or unreadable.
+        Raises SnapshotError if a program made the workspace too large, too deep or unreadable.
         """
         ...
 
     def restore(self, snapshot: bytes) -> None:
-        """Replace the workspace by what a snapshot holds, inside the jail."""
+        """Replace the workspace by the contents of a snapshot, inside the jail."""
         ...
 
     def close(self) -> None:
-        """Kill what is left and remove the private workspace. Idempotent."""
+        """Kill all processes and remove the private workspace. Idempotent."""
         ...
 
 
 class Sandbox(Protocol):
-    """A backend. `layers` says which layer of isolation is on, for the execution log."""
+    """A backend. `layers` tells which layers of isolation are on; it is logged with runs."""
 
     name: str
     layers: Mapping[str, bool]
@@ -129,23 +129,23 @@ class Sandbox(Protocol):
     def open(self, workspace: Path | None, limits: Limits) -> Jail:
         """A jail on a private copy of `workspace` (None: empty). The original is never written to.
 
-        Raises SandboxError with the reason and the remedy where this machine cannot isolate.
+        Raises SandboxError with the reason and the remedy if this machine cannot isolate.
         """
         ...
 
 
 @runtime_checkable
-class Showing(Protocol):
-    """A sandbox whose jails can be shown another folder of the host, read-only."""
+class SupportsMounts(Protocol):
+    """A sandbox that can mount another folder of the host into its jails, read-only."""
 
-    def showing(self, source: Path, target: str) -> Sandbox:
-        """The same sandbox with `source` at `target`; this one's jails do not see it."""
+    def with_mount(self, source: Path, target: str) -> Sandbox:
+        """This sandbox with `source` mounted at `target`; jails of the original do not see it."""
         ...
 
 
 @runtime_checkable
 class Traceable(Protocol):
-    """A sandbox in whose jails a tracer of ours may watch the system calls of a program."""
+    """A sandbox in whose jails our tracer may watch the system calls of a program."""
 
     def open_traceable(self, workspace: Path, limits: Limits) -> Jail:
         """As `Sandbox.open`."""
@@ -153,7 +153,7 @@ class Traceable(Protocol):
 
 
 class LazyJail:
-    """The Jail that `opener` makes, made on first use. Raises what the opener raises, then."""
+    """A Jail that `opener` opens on first use. Raises then what `opener` raises."""
 
     def __init__(self, opener: Callable[[], Jail]) -> None:
         self._opener = opener

@@ -1,10 +1,10 @@
-"""The only way out of a jail that was given one: an HTTP proxy of ours, in the agent, for named hosts.
+"""The egress proxy: an HTTP proxy in the agent's process, a jail's only way to named hosts.
 
-The jail's network namespace holds nothing but its loopback. Its init opens a listening socket there and hands
-it to the agent; whoever connects inside speaks to this proxy. It reads one request of a connection, writes it
-anew for the host that was checked (RFC 9112), and passes the answer back. A tunnel (CONNECT, RFC 9110,
-section 9.3.6) carries TLS, into which nobody looks. Names are resolved here, connections go to the address
-that was checked, and calls are kept.
+The jail's network namespace has only loopback. Its init opens a listening socket there and hands it to the
+agent; programs inside connect to this proxy. The proxy reads one request of each connection, writes it anew
+for the host that it checked (RFC 9112), and returns the answer. A CONNECT tunnel (RFC 9110, section 9.3.6)
+carries TLS, which is not inspected. Names are resolved here, connections go to the checked address, and calls
+are recorded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import h11
 from nano_shared.errors import UsageError
 
 PORT = 3128
-"""inside the jail"""
+"""port inside the jail"""
 _URL = f"http://127.0.0.1:{PORT}"
 VARIABLES = {name: _URL for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")}
 _PLAIN_PORTS = frozenset({80, 443})
@@ -43,7 +43,7 @@ _OF_THE_CONNECTION = frozenset({
     b"connection", b"host", b"keep-alive", b"proxy-connection", b"proxy-authenticate",
     b"proxy-authorization", b"te", b"trailer", b"upgrade", b"expect",
 })  # fmt: skip
-"""headers that say nothing to the next server, and the one that is written anew"""
+"""hop-by-hop headers, and `host`, which is written anew"""
 _LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
 _log = logging.getLogger(__name__)
 
@@ -51,21 +51,21 @@ Resolve = Callable[[str, int], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ProxyCall:
     """One attempt to reach a host."""
 
     host: str
     port: int
     refused: str | None
-    """why, or None where it went through"""
+    """reason of the refusal; None if it went through"""
 
 
 class _Refused(Exception):
-    """With the status line that the program inside is given."""
+    """A refusal, with the status line that the program inside gets."""
 
 
 def parse_allowed(text: str) -> frozenset[str]:
-    """The hosts of `allow=HOST,...`; `*.example.org` stands for every host below. Raises UsageError."""
+    """The hosts of `allow=HOST,...`; `*.example.org` allows every host below. Raises UsageError."""
     hosts = frozenset(host.strip().lower() for host in text.removeprefix("allow=").split(","))
     for host in hosts:
         if not text.startswith("allow=") or len(host) > _LONGEST_NAME or not _HOST.fullmatch(host):
@@ -79,7 +79,7 @@ def parse_allowed(text: str) -> frozenset[str]:
 
 
 def resolve(host: str, port: int) -> list[str]:
-    """Addresses of a name that anybody may reach: no private, local or reserved range. Raises OSError."""
+    """Public addresses of a name: no private, local or reserved range. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
     return [a for a in addresses if _public(ipaddress.ip_address(a.partition("%")[0]))]
@@ -87,11 +87,11 @@ def resolve(host: str, port: int) -> list[str]:
 
 _V4, _V6 = ipaddress.IPv4Network, ipaddress.IPv6Network
 _LOW_32_BITS = tuple(_V6(text) for text in ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96"))
-"""whose addresses stand for one of version 4: compatible, mapped, translated, behind NAT64"""
+"""networks whose addresses embed an IPv4 address: compatible, mapped, translated, NAT64"""
 _GLOBAL = _V6("2000::/3")
 _NOT_PUBLIC_4 = tuple(_V4(text) for text in ("192.0.0.0/24", "192.88.99.0/24"))
 _NOT_PUBLIC_6 = tuple(_V6(text) for text in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"))
-"""Teredo and other assignments, documentation, 6to4: some lead to any address of version 4"""
+"""Teredo and other special assignments, documentation, 6to4: some reach any IPv4 address"""
 
 
 def _public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
@@ -101,7 +101,7 @@ def _public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     if any(address in network for network in _LOW_32_BITS):
         return _public(_low(int(address)))
     special = address not in _GLOBAL or any(address in network for network in _NOT_PUBLIC_6)
-    # ISATAP, RFC 5214: it leads to an address of version 4 as well
+    # ISATAP, RFC 5214: embeds an IPv4 address as well
     leads_on = int(address) >> 32 & 0xFCFF_FFFF == 0x0000_5EFE
     return address.is_global and not special and (not leads_on or _public(_low(int(address))))
 
@@ -114,7 +114,7 @@ def _low(bits: int) -> ipaddress.IPv4Address:
 
 
 class Proxy:
-    """Serves one listening socket of a jail until it is closed, some connections at a time."""
+    """Serves a jail's listening socket until it is closed; the number of connections at once is bounded."""
 
     def __init__(self, listener: socket.socket, allowed: frozenset[str], resolve: Resolve = resolve) -> None:
         self._listener = listener
@@ -123,22 +123,22 @@ class Proxy:
         self._room = threading.Semaphore(_MOST_CONNECTIONS)
         self._lock = threading.Lock()
         self._clients: set[socket.socket] = set()
-        self._calls: list[Call] = []
+        self._calls: list[ProxyCall] = []
         self._unrecorded = 0
         self.refused = 0
-        """calls so far"""
+        """number of refused calls so far"""
         threading.Thread(target=self._accept, name="proxy", daemon=True).start()
 
     @property
-    def calls(self) -> list[Call]:
-        """The first so many attempts to reach a host; the number of further ones as the last."""
+    def calls(self) -> list[ProxyCall]:
+        """The first attempts to reach a host; the last entry counts the further ones."""
         with self._lock:
-            more = [Call("", 0, f"{self._unrecorded} more, not recorded")] if self._unrecorded else []
+            more = [ProxyCall("", 0, f"{self._unrecorded} more, not recorded")] if self._unrecorded else []
             return [*self._calls, *more]
 
     def _accept(self) -> None:
         while True:
-            # before the next is accepted: who is too many waits in the kernel's queue
+            # before accepting the next: surplus connections wait in the kernel's queue
             self._room.acquire()
             try:
                 client, _ = self._listener.accept()
@@ -164,23 +164,25 @@ class Proxy:
             self._room.release()
 
     def _pass_on(self, client: socket.socket) -> None:
-        asked = _Asked(client)
-        with self._connect(asked.host, asked.port, _TUNNEL_PORTS if asked.tunnel else _PLAIN_PORTS) as server:
-            if asked.tunnel:
+        request = _ClientRequest(client)
+        with self._connect(
+            request.host, request.port, _TUNNEL_PORTS if request.tunnel else _PLAIN_PORTS
+        ) as server:
+            if request.tunnel:
                 client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
-                server.sendall(asked.rest())
+                server.sendall(request.rest())
                 _relay({client: server, server: client})
             else:
-                asked.send(server)
+                request.send(server)
                 _relay({server: client})
 
     def _connect(self, host: str, port: int, ports: frozenset[int]) -> socket.socket:
         try:
             server = self._reach(host, port, ports)
         except (_Refused, OSError) as problem:
-            self._note(Call(host, port, str(problem)[:_LONGEST_REASON]))
+            self._note(ProxyCall(host, port, str(problem)[:_LONGEST_REASON]))
             raise problem if isinstance(problem, _Refused) else _Refused(f"502 {problem}") from problem
-        self._note(Call(host, port, None))
+        self._note(ProxyCall(host, port, None))
         return server
 
     def _reach(self, host: str, port: int, ports: frozenset[int]) -> socket.socket:
@@ -192,10 +194,10 @@ class Proxy:
         addresses = self._resolve(host, port)
         if not addresses:
             raise _Refused(f"403 {host} has no public address")
-        # to the address that was looked at: asking again might answer otherwise
+        # to the address that was checked: a second lookup could answer differently
         return socket.create_connection((addresses[0], port), timeout=_PATIENCE_S)
 
-    def _note(self, call: Call) -> None:
+    def _note(self, call: ProxyCall) -> None:
         with self._lock:
             self.refused += call.refused is not None
             if len(self._calls) < _MOST_CALLS:
@@ -205,7 +207,7 @@ class Proxy:
         _log.info("network call from a jail: %s:%s %s", call.host, call.port, call.refused or "allowed")
 
     def close(self) -> None:
-        """End it with every connection under way."""
+        """Close the socket and every open connection."""
         with self._lock:
             sockets = [self._listener, *self._clients]
         for one in sockets:
@@ -215,11 +217,11 @@ class Proxy:
         self._listener.close()
 
 
-class _Asked:
-    """The one request that is read from a connection. Whatever follows it stays unread."""
+class _ClientRequest:
+    """The one request that is read from a connection. Bytes after it are not read."""
 
     def __init__(self, client: socket.socket) -> None:
-        """Raises _Refused and h11.RemoteProtocolError for what is no request to a proxy."""
+        """Raises _Refused and h11.RemoteProtocolError for anything but a request to a proxy."""
         self._client = client
         self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=_LONGEST_HEAD)
         request = self._next()
@@ -241,7 +243,7 @@ class _Asked:
         self._path = url._replace(scheme="", netloc="", fragment="").geturl() or "/"
 
     def _next(self) -> h11.Event | None:
-        """What comes next of the request; None after its end."""
+        """The next event of the request; None after its end."""
         while (event := self._parser.next_event()) is h11.NEED_DATA:
             if self._parser.they_are_waiting_for_100_continue:
                 answer = h11.InformationalResponse(status_code=100, headers=[])
@@ -250,11 +252,11 @@ class _Asked:
         return event if isinstance(event, h11.Event) else None
 
     def rest(self) -> bytes:
-        """What came after the request for a tunnel."""
+        """Bytes that came after a CONNECT request."""
         return self._parser.trailing_data[0]
 
     def send(self, server: socket.socket) -> None:
-        """Write it anew: to the host that was checked, with a body as long as it was read."""
+        """Write the request anew, to the checked host, with a body of the length that was read."""
         options = [value for name, value in self._request.headers if name == b"connection"]
         named = {token.strip().lower() for value in options for token in value.split(b",")}
         dropped = _OF_THE_CONNECTION | named - _LENGTHS
@@ -276,7 +278,7 @@ class _Asked:
 
 def _refuse(client: socket.socket, status: str) -> None:
     client.sendall(f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n{status}\n".encode())
-    # what is left unread would take the answer back
+    # unread bytes would make the kernel reset the connection and lose the answer
     client.shutdown(socket.SHUT_WR)
     client.settimeout(_LINGER_S)
     for _ in range(_LINGER_CHUNKS):
@@ -285,7 +287,7 @@ def _refuse(client: socket.socket, status: str) -> None:
 
 
 def _relay(ways: dict[socket.socket, socket.socket]) -> None:
-    """Copy each of these to the other until all have ended or none speaks."""
+    """Copy each socket's bytes to the other until both have ended or neither sends."""
     while ways:
         ready, _, _ = select.select(list(ways), [], [], _PATIENCE_S)
         if not ready:

@@ -1,12 +1,18 @@
-"""What a caller may ask of a run, checked before anything starts, and the environment it gets."""
+"""Requests to a jail: checks of arguments and limits, the environment, and the agent's side of a runner."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import math
 import os
+import socket
+import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from nano_coder.sandbox.launcher import message
+from nano_coder.sandbox.launcher.message import RequestOutcome
 from nano_shared.errors import UsageError
 from nano_shared.types import Limits
 
@@ -17,7 +23,7 @@ TERABYTE_MB = 1 << 20
 
 
 def seal(data: bytes) -> int:
-    """A file descriptor at the beginning of `data`; the caller closes it."""
+    """A sealed memory file with `data`, positioned at its start; the caller closes it."""
     fd = os.memfd_create("sealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(fd, "wb", closefd=False) as file:
         file.write(data)
@@ -27,7 +33,7 @@ def seal(data: bytes) -> int:
 
 
 def check_run(argv: Sequence[str], env: Mapping[str, str], timeout: float, output_bytes: int) -> None:
-    """Raises UsageError for what no program can be given."""
+    """Raises UsageError for arguments that no program can be given."""
     if isinstance(argv, str) or not argv or not argv[0]:
         raise UsageError(f"argv must be a list with a program first, not {argv!r}")
     for text in (*argv, *env, *env.values()):
@@ -48,7 +54,7 @@ def python_program(python: str, source: str, argv: Sequence[str], *, isolated: b
 
 
 def check_limits(limits: Limits) -> Limits:
-    """Raises UsageError for limits that were built around their own validation."""
+    """Raises UsageError for limits that bypassed their own validation."""
     for name in ("tool_seconds", "memory_mb", "output_bytes"):
         value = getattr(limits, name, None)
         if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
@@ -57,7 +63,7 @@ def check_limits(limits: Limits) -> Limits:
 
 
 def minimal_environment(search_path: str) -> dict[str, str]:
-    """The whole environment of a program, before what the caller adds."""
+    """The environment of a program, before the caller's additions."""
     return {
         "PATH": search_path,
         "HOME": "/tmp",
@@ -67,3 +73,123 @@ def minimal_environment(search_path: str) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0",
     }
+
+
+class RunnerClient:
+    """The agent's connection to a runner, which waits in the jail for one request."""
+
+    def __init__(self, fds: Sequence[int], number: int) -> None:
+        """`fds`, which it then owns: stdout, stderr, announcement pipe, request socket, pidfd.
+
+        `number` counts the runners of the jail.
+        """
+        self.out, self.err, self.done, requests, handle = fds
+        self.number = number
+        self._requests = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, requests)
+        self._code: int | None = None
+        self._before = 0.0
+        self._usage: ProcessUsage | None = None
+        for fd in (self.out, self.err):
+            os.set_blocking(fd, False)
+        # impossible where /proc belongs to another pid namespace or hides processes: then init reports the
+        # usage
+        with contextlib.suppress(OSError):
+            self._usage = ProcessUsage(pid_of(handle))
+        os.close(handle)
+
+    def send(self, request: dict[str, Any], given: Sequence[int]) -> None:
+        """Send the request. Raises OSError if the runner is gone."""
+        if self._usage is not None:
+            self._before = self._usage.cpu_seconds() or 0.0
+        message.send(self._requests, request, given)
+
+    def read_announcement(self) -> bool:
+        """Whether `done` holds an announcement: one byte, the exit code.
+
+        The program may forge it, which claims no more than an exit code of its own choice would.
+        """
+        said = os.read(self.done, 2)
+        self._code = said[0] if len(said) == 1 else None
+        return self._code is not None
+
+    @property
+    def exit_code(self) -> int | None:
+        """The announced exit code."""
+        return self._code
+
+    def outcome(self) -> RequestOutcome | None:
+        """The outcome, with usage counted by the kernel; None if only init can report it."""
+        used = self._usage.used() if self._usage is not None and self._code is not None else None
+        if used is None:
+            return None
+        return RequestOutcome(
+            exit_code=self._code, cpu_s=max(0.0, used[0] - self._before), peak_bytes=used[1]
+        )
+
+    def dismiss(self) -> None:
+        """Tell init, without waking it, that the request is over: waking it now would cost a wait."""
+        with contextlib.suppress(OSError):
+            self._requests.send(b"\0")
+
+    def close(self) -> None:
+        for fd in (self.out, self.err, self.done):
+            os.close(fd)
+        self._requests.close()
+        if self._usage is not None:
+            self._usage.close()
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process and its threads, without its children; seconds."""
+    # clock id of another process's CPU clock, as clock_getcpuclockid computes it
+    return time.clock_gettime(~pid << 3 | 2)
+
+
+class ProcessUsage:
+    """CPU time and memory of one process, read from /proc; opened while the pid is known to be right."""
+
+    def __init__(self, pid: int) -> None:
+        """Raises OSError if /proc cannot be read."""
+        self._pid = pid
+        # stays bound to this process, even if its pid is reused
+        self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+
+    def cpu_seconds(self) -> float | None:
+        """Processor time so far, seconds; None once the process is gone."""
+        try:
+            return cpu_seconds(self._pid)
+        except OSError:
+            return None
+
+    def used(self) -> tuple[float, int] | None:
+        """Processor time in seconds and peak resident set in bytes; None if only its end will tell.
+
+        None once it has waited for children: their usage is counted exactly at the end of the request.
+        """
+        try:
+            fd = os.open(f"/proc/{self._pid}/status", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                status = os.read(fd, 4096)
+            finally:
+                os.close(fd)
+            seconds = cpu_seconds(self._pid)
+            # read last: if this still works, the pid was still that process's
+            fields = os.pread(self._stat, 1024, 0).rpartition(b")")[2].split()
+            children_faults = int(fields[8])
+            peak = status.partition(b"VmHWM:")[2].split(None, 1)
+        except (OSError, IndexError, ValueError):
+            return None  # it ended meanwhile
+        return None if children_faults or not peak else (seconds, int(peak[0]) * 1024)
+
+    def close(self) -> None:
+        os.close(self._stat)
+
+
+def pid_of(handle: int) -> int:
+    """The pid of a pidfd's process in the pid namespace of /proc. Raises OSError if it has none there."""
+    with open(f"/proc/self/fdinfo/{handle}", "rb", buffering=0) as file:
+        fields = (file.read(1024) or b"").partition(b"Pid:")[2].split(None, 1)
+    pid = int(fields[0]) if fields else -1
+    if pid <= 0:
+        raise ProcessLookupError(f"descriptor {handle} has no process here")
+    return pid

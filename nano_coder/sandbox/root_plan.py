@@ -1,4 +1,4 @@
-"""The root file system of a jail as a plan: which parts of the host it shows, and what it makes up."""
+"""The root plan: which parts of the host a jail's root file system shows, and which files are made up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nano_coder.sandbox.launcher import landlock, root, seccomp, zygote
 from nano_shared.types import Limits
 
 FILE_MB = 256
-"""longest single file"""
+"""largest file, MB"""
 PROCESSES = 64
 _MB = 1 << 20
 
@@ -25,16 +25,16 @@ ALWAYS = {
     "RLIMIT_MSGQUEUE": 0,
     "RLIMIT_SIGPENDING": 256,
 }
-"""what no request decides, nor hinders the trusted code that serves it: set before one comes"""
+"""rlimits that are the same for every request and do not hinder trusted code: set before a request comes"""
 
 
 def rlimits(limits: Limits) -> dict[str, int]:
-    """Name of the resource -> soft and hard limit."""
+    """Resource name -> soft and hard limit."""
     return {**of_request(limits), **ALWAYS}
 
 
 def of_request(limits: Limits) -> dict[str, int]:
-    """Those beside `ALWAYS`."""
+    """The rlimits that depend on the request."""
     return {"RLIMIT_AS": limits.memory_mb * _MB, "RLIMIT_FSIZE": FILE_MB * _MB}
 
 
@@ -78,7 +78,7 @@ _MADE_UP = (
 
 
 def plan_root(interpreter: Interpreter) -> dict[str, Any]:
-    """The plan as plain JSON for the launcher; it holds no name of the user, the machine or the workspace."""
+    """The plan as plain JSON for the launcher; contains no name of the user, the machine or the workspace."""
     links = list(interpreter.links)
     binds = [("/usr", "/usr"), *interpreter.binds]
     for name in _MERGED:
@@ -104,7 +104,8 @@ def unused_uid(wanted: int = 65533) -> int:
 
 
 def own_uids() -> bool:
-    """Whether each jail can be a user of its own on the host, and take what the kernel gives each user."""
+    """Whether each jail can run as a user of its own on the host, with that user's kernel limits for
+    itself."""
     with open("/proc/self/uid_map") as file:
         extents = [tuple(map(int, line.split())) for line in file]
     reached = any(

@@ -1,8 +1,8 @@
-"""A stateful session: Python or a shell that owns one jail until it is closed, and keeps its state there.
+"""Stateful sessions: Python or a shell that keeps its state between requests, in a jail of its own.
 
-What comes back is length-prefixed JSON with the nonce of the request, read by the agent within a cap. The
-session's own code shares a process (Python) or a user (shell) with the side that answers, so it can lie about
-itself as any program can about its exit code; an answer out of turn ends the session and says so.
+Answers are length-prefixed JSON with the nonce of the request, read within a size cap. The session's code
+shares a process (Python) or a user (shell) with the code that answers, so it can lie about itself, as any
+program can about its exit code; an unexpected answer ends the session with an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain, Output
 from nano_coder.sandbox.launcher import message
-from nano_coder.sandbox.launcher.outcome_record import Outcome
+from nano_coder.sandbox.launcher.message import RequestOutcome
 from nano_coder.sandbox.launcher.root import LAUNCHER_INSIDE
 from nano_coder.sandbox.namespaces import NsJail
 from nano_coder.sandbox.protocol import ExecResult
@@ -32,18 +32,18 @@ from nano_coder.sandbox.request import check_run, seal
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Limits
 
-Kind = Literal["python", "shell"]
+SessionKind = Literal["python", "shell"]
 _SOURCE = (
     f"import sys; sys.path.insert(0, {LAUNCHER_INSIDE!r}); from launcher.session import serve; "
     f"sys.path.remove({LAUNCHER_INSIDE!r}); serve({{kind!r}})"
 )
 LONGEST_ANSWER = 4096
-"""bytes of JSON"""
+"""bytes of JSON in one answer"""
 _PATIENCE_S = 10.0
 
 
 class Answer(BaseModel):
-    """What the inside says of a request's end; checked, since the session's own code may have said it."""
+    """The inside's report of the end of a request; validated, since the session's code may have forged it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -55,23 +55,23 @@ class Answer(BaseModel):
     cpu_s: float = Field(0.0, ge=0, allow_inf_nan=False)
     peak_bytes: int = Field(0, ge=0)
     refused: list[str] | None = Field(None, min_length=2, max_length=2)
-    """path and reason of a file that could not be written"""
+    """path and reason of a file that could not be written; None if all were"""
 
 
 class Session:
-    """Requests are served one at a time; `close` may come from any thread."""
+    """A session. Requests are served one at a time; `close` may be called from any thread."""
 
-    def __init__(self, jail: NsJail, kind: Kind, limits: Limits) -> None:
-        """Owns `jail` from now on. Raises SandboxError where the jail is gone."""
+    def __init__(self, jail: NsJail, kind: SessionKind, limits: Limits) -> None:
+        """Takes over `jail`. Raises SandboxError if the jail is gone."""
         self.kind = kind
         self.lost: str | None = None
-        """why the state is gone, once it is"""
+        """why the state was lost; None while the session lives"""
         self._jail = jail
         self._limits = limits
         self._lock = threading.Lock()
         self._channel, theirs = socket.socketpair()
         (self._out, out), (self._err, err) = os.pipe(), os.pipe()
-        self._over: Future[Outcome] = Future()
+        self._over: Future[RequestOutcome] = Future()
         threading.Thread(target=self._live, args=(theirs,), name="session", daemon=True).start()
         try:
             message.send(self._channel, {}, [out, err])
@@ -99,11 +99,11 @@ class Session:
         files: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> ExecResult:
-        """Run source with the state that earlier requests left. `files` are written to the workspace first.
+        """Run source with the state of earlier requests. `files` are written to the workspace first.
 
-        After a request that ended the session (its own exit, a deadline, memory, a flood) `lost` says why.
-        Raises SandboxError for a session that is lost or answers out of turn, OSError for a file that cannot
-        be written, UsageError for source that no shell can be given.
+        After a request that ended the session (exit, deadline, memory, too much output) `lost` says why.
+        Raises SandboxError for a lost session or an unexpected answer, OSError for a file that cannot be
+        written, UsageError for source that no shell can be given.
         """
         wall = self._limits.tool_seconds if timeout is None else timeout
         check_run([self.kind], {}, wall, self._limits.output_bytes)
@@ -151,7 +151,7 @@ class Session:
         )
 
     def _ask(self, request: dict[str, Any], stdin: bytes, wall: float) -> bool:
-        """False where the session does not take the request in time."""
+        """Send the request. False if the session does not take it in time."""
         given = seal(stdin) if stdin else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._channel.settimeout(wall)
         try:
@@ -159,20 +159,20 @@ class Session:
         except TimeoutError:
             return False
         except OSError:
-            pass  # it ended: the answer that does not come tells
+            pass  # it ended: the missing answer shows that
         finally:
             self._channel.settimeout(None)
             os.close(given)
         return True
 
     def _answer(self, nonce: str) -> Answer | None:
-        """The answer to the request, or None where the program has ended."""
+        """The answer to the request; None if the program has ended."""
         data = bytearray()
         while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big") <= 4 + LONGEST_ANSWER:
             if not select.select([self._channel], [], [], _PATIENCE_S)[0]:
                 raise self._broken()
             try:
-                # a plain receive: descriptors that somebody sends along are dropped by the kernel
+                # recv and not recvmsg: the kernel then drops descriptors that come with the data
                 chunk = self._channel.recv(LONGEST_ANSWER + 5)
             except ConnectionResetError:
                 chunk = b""
@@ -187,7 +187,7 @@ class Session:
         return answer
 
     def _ending(self, drain: Drain, answer: Answer | None) -> dict[str, Any]:
-        """How the request ended, in the terms of ExecResult; sets `lost` where the session did too."""
+        """How the request ended, as ExecResult fields; sets `lost` if the session ended too."""
         killed = {"exit_code": None, "signal": 9, "timed_out": drain.timed_out, "oom": False}
         if drain.timed_out:
             self.lost = "the session was ended at the deadline of its last request"
@@ -207,7 +207,7 @@ class Session:
             "exit_code": answer.exit_code, "signal": answer.signal, "timed_out": False, "oom": False, **used
         }  # fmt: skip
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> RequestOutcome:
         try:
             return self._over.result(_PATIENCE_S)
         except (SandboxError, NotYet) as error:
@@ -218,7 +218,7 @@ class Session:
         return bool(select.select([self._channel], [], [], 0)[0])
 
     def _hung_up(self) -> bool:
-        """Whether the other side is gone, without a word that nobody asked for."""
+        """Whether the other side has closed the socket without sending anything unexpected."""
         with contextlib.suppress(ConnectionResetError):
             return self._channel.recv(1, socket.MSG_PEEK) == b""
         return True
@@ -228,8 +228,8 @@ class Session:
         return SandboxError(f"{self.lost}: its own code wrote on our connection; its state is gone")
 
     def close(self) -> None:
-        """End the program and its jail. Idempotent."""
-        # wakes a request under way
+        """End the program and close its jail. Idempotent."""
+        # wakes a request in progress
         self._jail.close()
         with self._lock:
             self.lost = self.lost or "the session is closed"
@@ -246,24 +246,24 @@ class Session:
 
 
 class _SessionDrain(Drain):
-    """Ends at what is in the pipes when the answer comes: a process in the background may write for ever."""
+    """Stops at what the pipes hold when the answer comes: background processes may write for ever."""
 
     def finish(self) -> None:
         self.take_written()
 
 
 def parse_answer(data: bytes) -> Answer | None:
-    """One whole message and nothing else, or None."""
+    """The message if `data` is exactly one, else None."""
     size = int.from_bytes(data[:4], "big")
     if size > LONGEST_ANSWER or len(data) != 4 + size:
         return None
     try:
-        # parsed apart: a validator of JSON would take numbers for strings nowhere, but NaN for a number
+        # parsed before validation: pydantic's JSON parser is strict about numbers, but accepts NaN
         return Answer.model_validate(json.loads(data[4:]))
     except (ValueError, ValidationError, RecursionError):
         return None
 
 
-def _ended(over: Outcome | Answer) -> str:
+def _ended(over: RequestOutcome | Answer) -> str:
     how = f"signal {over.signal}" if over.signal is not None else f"exit code {over.exit_code}"
     return f"the session's program ended ({how})"

@@ -1,4 +1,4 @@
-"""Why this machine cannot isolate, and the one command that mends it."""
+"""Why this machine cannot isolate, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONTAINER = (
 
 
 def read_setting(name: str) -> str | None:
-    """A kernel setting by its dotted name, or None where this kernel does not have it."""
+    """A kernel setting by its dotted name; None if this kernel does not have it."""
     try:
         with open(os.path.join("/proc/sys", *name.split("."))) as file:
             return file.read().strip()
@@ -26,7 +26,7 @@ def read_setting(name: str) -> str | None:
 def remedy(
     layer: str, error: int | None, *, is_root: bool, setting: Callable[[str], str | None] = read_setting
 ) -> str:
-    """The command that makes `layer` work, from what the kernel says about itself."""
+    """The command that makes `layer` work, chosen by the kernel's settings."""
     if setting("user.max_user_namespaces") == "0" or error in (errno.ENOSPC, errno.EUSERS):
         return "sudo sysctl -w user.max_user_namespaces=15000"
     if setting("kernel.unprivileged_userns_clone") == "0":
@@ -39,6 +39,6 @@ def remedy(
 
 
 def cannot_isolate(layer: str, error: int | None, detail: str) -> SandboxError:
-    """The refusal to run unconfined, as an exception to raise."""
+    """The SandboxError to raise where a layer fails: sandboxes never run programs unconfined instead."""
     command = remedy(layer, error, is_root=os.geteuid() == 0)
     return SandboxError(f"the sandbox cannot put up its layer {layer!r} ({detail}); to mend it: {command}")

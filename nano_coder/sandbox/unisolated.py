@@ -1,7 +1,7 @@
-"""No isolation at all: a subprocess in a private copy, for machines that cannot isolate and say so.
+"""The backend `none`: a subprocess in a private copy of the workspace, without isolation.
 
-It keeps the contract of the other backends (private copy, time limit, output cap) but a program can read
-and write whatever the user can. Refused unless NANO_ALLOW_NO_SANDBOX=1.
+It keeps the contract of the other backends (private copy, time limit, output cap), but a program can read and
+write whatever the user can. Refused unless NANO_ALLOW_NO_SANDBOX=1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain
-from nano_coder.sandbox.folder_jail import Ending, FolderJail, Program
+from nano_coder.sandbox.folder_jail import FolderJail, ProgramResult, ProgramSpec
 from nano_coder.sandbox.request import check_limits
 from nano_shared.errors import SandboxError
 from nano_shared.types import Limits
@@ -28,7 +28,7 @@ class NoSandbox:
     name = "none"
 
     def __init__(self, python: str | None = None) -> None:
-        """Raises SandboxError unless the environment allows to run unconfined."""
+        """Raises SandboxError unless the environment variable allows it."""
         if os.environ.get(PERMISSION) != "1":
             raise SandboxError(
                 f"the sandbox 'none' lets programs do whatever you can; set {PERMISSION}=1 to allow that"
@@ -44,7 +44,7 @@ class NoSandbox:
 
 
 class NoJail(FolderJail):
-    def _execute(self, program: Program) -> Ending:
+    def _execute(self, program: ProgramSpec) -> ProgramResult:
         try:
             process = subprocess.Popen(
                 program.argv,
@@ -60,15 +60,15 @@ class NoJail(FolderJail):
         with self._ended_by(lambda: _kill_group(process.pid)):
             drain = _collect(process, program)
         code = process.wait()
-        return Ending(
+        return ProgramResult(
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
             timed_out=drain.timed_out and code < 0,
         )
 
 
-def _collect(process: subprocess.Popen[bytes], program: Program) -> Drain:
-    """Take output until the process ends; then end whatever is left of its process group."""
+def _collect(process: subprocess.Popen[bytes], program: ProgramSpec) -> Drain:
+    """Collect output until the process ends; then kill the rest of its process group."""
     assert process.stdout is not None
     assert process.stderr is not None
     ended = os.pidfd_open(process.pid)
@@ -87,8 +87,8 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _never_started(program: Program, error: OSError) -> Ending:
-    """What a shell says and returns for a program that cannot be run."""
+def _never_started(program: ProgramSpec, error: OSError) -> ProgramResult:
+    """The message and exit code of a shell for a program that cannot be run."""
     said = f"cannot run {program.argv[0]!r}: {error.strerror}\n"
     program.err.feed(said.encode(errors="backslashreplace"))
-    return Ending(exit_code=127 if error.errno == errno.ENOENT else 126)
+    return ProgramResult(exit_code=127 if error.errno == errno.ENOENT else 126)

@@ -1,7 +1,7 @@
-"""Warm jails: single-use, made ahead of need by a launcher that holds no secret.
+"""The pool of warm jails: single-use jails, created in advance by a launcher process without secrets.
 
-Nothing of a task enters a jail before it is taken, and none comes back. One pool serves every caller of the
-process that shows jails the same root.
+Nothing of a task enters a jail before it is taken, and a used jail is not returned. All callers of this
+process with the same root plan share one pool.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nano_shared.errors import SandboxError
 
 SIZE = min(2 * (os.cpu_count() or 1), 16)
 JAILS_A_LAUNCHER = 10_000
-"""after which a fresh launcher takes over, so that no flaw of one lives for ever"""
+"""jails after which a launcher is replaced"""
 _NICE = 10
 _CALM_S = 0.01
 
@@ -27,7 +27,7 @@ _pools_lock = threading.Lock()
 
 
 class Pool:
-    """Jails of one root, `size` of them ready from the second on that is asked for."""
+    """Keeps `size` jails of one root ready, from the second request on."""
 
     def __init__(self, spec: dict[str, Any], room: dict[str, int], size: int = SIZE) -> None:
         self._spec = spec
@@ -46,15 +46,15 @@ class Pool:
         return len(self._ready)
 
     def ready(self) -> list[JailProcess]:
-        """Those that wait."""
+        """The jails that wait."""
         return list(self._ready)
 
     def take(self) -> JailProcess:
-        """A jail of the usual room: one that waits, or a new one. Raises SandboxError."""
+        """A jail of the usual size: a waiting one if there is one, else a new one. Raises SandboxError."""
         with self._changed:
             jail = self._waiting()
             self._taken += 1
-            # who asks once may never ask again
+            # the first request may be the only one
             if self._refill is None and self._taken > 1 and not self._closed:
                 self._refill = threading.Thread(target=self._keep_filled, name="jails", daemon=True)
                 self._refill.start()
@@ -62,7 +62,8 @@ class Pool:
                 self._changed.notify()
         if jail is None:
             return self.make(self._room)
-        # else the thread that refills is woken when this one is done: until then it would only be in the way
+        # else the refilling thread is woken when this jail is closed: until then it would compete for the
+        # processor
         jail.on_close = self._refill_soon
         return jail
 
@@ -71,9 +72,10 @@ class Pool:
             self._changed.notify()
 
     def make(self, room: dict[str, int], *, rehearse: bool = False) -> JailProcess:
-        """A new jail with a workspace of another size.
+        """A new jail with a workspace of this size.
 
-        One that has rehearsed answers its first request a millisecond sooner, for two of processor time.
+        `rehearse`: the jail runs a request's steps in advance, which takes two milliseconds of processor time
+        and makes its first answer a millisecond faster.
         """
         request, launcher = {**room, "rehearse": rehearse}, self._alive()
         try:
@@ -84,7 +86,7 @@ class Pool:
         return self._alive().make(request)
 
     def _waiting(self) -> JailProcess | None:
-        """A ready jail; those that died while they waited are dropped."""
+        """A waiting jail, or None; dead ones are dropped."""
         while self._ready:
             jail = self._ready.popleft()
             if jail.alive:
@@ -93,7 +95,7 @@ class Pool:
         return None
 
     def _alive(self) -> Launcher:
-        """The launcher, started anew where it has died or served its time."""
+        """A live launcher; starts a new one if it died or has created enough jails."""
         with self._launcher_lock:
             if self._closed:
                 raise SandboxError("the sandbox is closed")
@@ -110,13 +112,14 @@ class Pool:
             return self._launcher
 
     def _keep_filled(self) -> None:
-        # at most: an ordinary user may not take back what `nice` has given up
+        # an ordinary user may raise its niceness but not lower it again
         calmer = max(_NICE, os.getpriority(os.PRIO_PROCESS, 0))
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), calmer)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or len(self._ready) < self.size)
-                # building takes a core: not while the one that was just taken is at work, unless few are left
+                # creating a jail takes a core: wait while the jail that was just taken works, unless few are
+                # left
                 while len(self._ready) > self.size // 2 and self._changed.wait(_CALM_S):
                     pass
                 if self._closed:
@@ -125,7 +128,7 @@ class Pool:
             try:
                 jail = self.make(self._room, rehearse=calm)
             except SandboxError:
-                # who takes the next jail will see why; do not try again before that
+                # the next caller of `take` gets the error; do not retry before that
                 with self._changed:
                     self._refill = None
                 return
@@ -136,7 +139,7 @@ class Pool:
             jail.close()
 
     def close(self) -> None:
-        """End the launcher with all its jails, those in use too. Idempotent."""
+        """Kill the launchers with all their jails, also those in use. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -148,7 +151,7 @@ class Pool:
 
 
 def shared_pool(spec: dict[str, Any], room: dict[str, int]) -> Pool:
-    """The pool of this process for jails of this kind."""
+    """The pool of this process for this spec and size."""
     key = json.dumps([spec, room], sort_keys=True)
     with _pools_lock:
         return _pools.setdefault(key, Pool(spec, room))
@@ -156,12 +159,12 @@ def shared_pool(spec: dict[str, Any], room: dict[str, int]) -> Pool:
 
 @atexit.register
 def close_pools() -> None:
-    """End every launcher of this process. A later jail starts another."""
+    """Kill every launcher of this process. A later jail starts a new one."""
     with _pools_lock:
         for pool in _pools.values():
             pool.close()
         _pools.clear()
 
 
-# a fork has none of the threads, and must not speak on its parent's connections
+# a fork has none of the threads, and must not use its parent's connections
 os.register_at_fork(after_in_child=_pools.clear)

@@ -1,4 +1,4 @@
-"""The workspace on its way in: checked, and packed as a stream without caches and repositories."""
+"""Packs a workspace for a jail: checked, and as a tar stream without caches and repositories."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from nano_shared.errors import UsageError
 from nano_shared.snapshot import SnapshotError
 
 _LONGEST_NAME = 255
-"""bytes of one part of a path, in any file system"""
+"""bytes of one path component, in every file system"""
 _LONGEST_PATH = 2000
 
 
-class Ahead:
-    """What an empty workspace will begin with. Every write that might fail inside is left to the inside."""
+class PendingFiles:
+    """Files to be sent with the first request of an empty workspace. What could fail is left to the jail."""
 
     def __init__(self) -> None:
         self._files: dict[str, bytes] = {}
         self._folders: set[str] = set()
         self._room = files.SMALL_BYTES // 2
-        """bytes, so that the archive is certainly a small one"""
+        """bytes, such that the archive stays below SMALL_BYTES"""
 
     def __bool__(self) -> bool:
         return bool(self._files)
 
     def keep(self, path: str, data: bytes) -> bool:
-        """Whether it waits now. Raises PermissionError and FileNotFoundError as `files.write` would."""
+        """Queue a file; False if it must be written in the jail. Raises the errors of `files.write`."""
         name = files.check_path(path)
         parts = name.split("/")
         parents = {"/".join(parts[:end]) for end in range(1, len(parts))}
@@ -46,10 +46,10 @@ class Ahead:
         return True
 
     def packed(self) -> bytes:
-        """The files as a tar stream."""
+        """The queued files as a tar stream."""
         out = BytesIO()
         for name, data in self._files.items():
-            archive.write_member(out, archive.Member(name, archive.FILE, 0o644, len(data)))
+            archive.write_member(out, archive.TarMember(name, archive.FILE, 0o644, len(data)))
             out.write(data)
             archive.write_padding(out, len(data))
         archive.write_end(out)
@@ -67,31 +67,31 @@ EXCLUDED = frozenset(
     {".git", ".hg", ".svn", ".venv", "__pycache__", "node_modules", ".tox", ".pytest_cache", ".mypy_cache",
      ".ruff_cache"}
 )  # fmt: skip
-"""names that are not copied into a jail: what tools can make again, and histories that hold secrets"""
+"""names that are not copied into a jail: regenerable files, and repositories, which may hold secrets"""
 WORK_MB = 512
-"""room of a workspace, beside twice what it started with"""
+"""MB that may be added to a workspace, besides twice its initial size"""
 MOST_ENTRIES = 20_000
-"""files, folders and links that may be added to one"""
+"""files, folders and links that may be added to a workspace"""
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """A workspace as a tar stream, in memory or in an unnamed temporary file; the caller closes it."""
+class PackedWorkspace:
+    """A workspace as a tar stream, in memory or in a temporary file; the caller closes it."""
 
     stream: IO[bytes]
     size: int
-    """bytes of the stream"""
+    """of the stream, bytes"""
     entries: int
-    """files, directories and symlinks"""
+    """number of files, directories and symlinks"""
 
     @property
     def small(self) -> bool:
-        """Certain to fit any jail, so that it may travel with a request."""
+        """Whether it fits every jail, so that it can be sent with a request."""
         return self.size <= files.SMALL_BYTES
 
 
-def unkept(error: OSError, top: str = "/work") -> SnapshotError:
-    """What is told of the workspace `top`, of which no snapshot can be taken."""
+def snapshot_error(error: OSError, top: str = "/work") -> SnapshotError:
+    """The error for a workspace below `top` of which no snapshot can be taken."""
     name = str(error.filename or "").removeprefix(top).strip("/")
     place = f" ({name[:100]!r})" if name else ""
     return SnapshotError(
@@ -100,8 +100,8 @@ def unkept(error: OSError, top: str = "/work") -> SnapshotError:
     )
 
 
-def pack_workspace(folder: Path) -> Packed:
-    """Raises UsageError where the folder, or a file in it, is missing or cannot be read."""
+def pack_workspace(folder: Path) -> PackedWorkspace:
+    """Pack a folder. Raises UsageError if it, or a file in it, is missing or cannot be read."""
     if not folder.exists():
         raise UsageError(f"no workspace at {str(folder)!r}: name an existing directory")
     if not folder.is_dir():
@@ -116,4 +116,4 @@ def pack_workspace(folder: Path) -> Packed:
         ) from error
     size = stream.tell()
     stream.seek(0)
-    return Packed(cast(IO[bytes], stream), size, entries)
+    return PackedWorkspace(cast(IO[bytes], stream), size, entries)

@@ -1,4 +1,4 @@
-"""The tool `calculate`: exact arithmetic, by walking the expression's syntax tree."""
+"""The tool `calculate`: exact arithmetic on the expression's syntax tree."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_LENGTH, _MAX_EXPONENT, _MAX_BITS = 500, 1000, 10_000
 
 def _round(number: Any, digits: Any = None) -> Any:
     if digits is not None and abs(digits) > _MAX_EXPONENT:
-        # it would calculate a power of ten of that size
+        # it would compute a power of ten of that size
         raise ValueError(f"round takes up to {_MAX_EXPONENT} digits")
     return round(number, digits)
 

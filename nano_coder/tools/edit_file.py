@@ -1,4 +1,4 @@
-"""The tool `edit_file`: replace one line by its number, or one exact passage."""
+"""The tool `edit_file`: replaces one line by number, or one exact passage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def edit_file(
 
 
 def _replace_line(path: str, text: str, line: int, new: str) -> str:
-    lines = text.split("\n")  # as read_file numbers them: a form feed, say, ends no line
+    lines = text.split("\n")  # the same line ends as in read_file: a form feed, for one, ends no line
     last = len(lines) - (lines[-1] == "")
     if not 1 <= line <= last:
         raise ToolFailure(f"{path} has lines 1 to {last}, not {line}")

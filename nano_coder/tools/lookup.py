@@ -1,4 +1,4 @@
-"""The tool `lookup`: what the knowledge base given with the task says about a subject."""
+"""The tool `lookup`: reads the knowledge base that is given with the task."""
 
 from __future__ import annotations
 

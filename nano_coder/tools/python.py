@@ -1,4 +1,4 @@
-"""The tool `python`: a Python program in the workspace."""
+"""The tool `python`: runs a Python program in the workspace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tool `read_file`: a text file of the workspace with line numbers."""
+"""The tool `read_file`: shows a text file of the workspace with line numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from nano_coder.sandbox import Jail
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 
 LARGEST_TEXT = 8 << 20
-"""bytes of a file that a tool takes apart: a line takes ten times the memory of its newline"""
+"""bytes of a file that tools split into lines: an empty line takes ten times its size in memory"""
 
 
 @tool()
@@ -26,7 +26,7 @@ def read_file(context: ToolContext, path: str, start: int = 1, end: int | None =
 
 
 def read_text(jail: Jail, path: str) -> str:
-    """A file of the workspace as text. Raises ToolFailure in words that name the path."""
+    """A file of the workspace as text. Raises ToolFailure with a message that names the path."""
     try:
         data = jail.read(path)
         if len(data) > LARGEST_TEXT:

@@ -1,7 +1,4 @@
-"""Records: what the tools of the workplace and `lookup` keep, as JSON objects in files of the workspace.
-
-The end state of a task is in these files, so whoever grades reads them and trusts no tool.
-"""
+"""Records: a JSON object of records by id, kept in a file of the workspace."""
 
 from __future__ import annotations
 
@@ -15,18 +12,18 @@ from nano_coder.tools.read_file import read_text
 from nano_coder.tools.tool import ToolContext, ToolFailure
 from nano_coder.tools.write_file import write_text
 
-Kind = TypeVar("Kind")
+RecordType = TypeVar("RecordType")
 
 
 @dataclass(frozen=True, slots=True)
-class Records(Generic[Kind]):
-    """One file that holds an object of records of one kind, by their id."""
+class Records(Generic[RecordType]):
+    """A file with a JSON object of records of one type, by id."""
 
     path: str
-    kind: TypeAdapter[dict[str, Kind]]
+    kind: TypeAdapter[dict[str, RecordType]]
 
-    def load(self, context: ToolContext) -> dict[str, Kind]:
-        """Raises ToolFailure where the file is missing or holds something else."""
+    def load(self, context: ToolContext) -> dict[str, RecordType]:
+        """The records by id. Raises ToolFailure if the file is missing or invalid."""
         try:
             return self.kind.validate_json(read_text(context.jail, self.path), strict=True)
         except ValidationError as problem:
@@ -34,18 +31,10 @@ class Records(Generic[Kind]):
             where = ".".join(map(str, first["loc"])) or "the file"
             raise ToolFailure(f"{self.path} is damaged: {where}: {first['msg'].lower()}") from None
 
-    def save(self, context: ToolContext, records: dict[str, Kind]) -> None:
+    def save(self, context: ToolContext, records: dict[str, RecordType]) -> None:
         write_text(context.jail, self.path, written(self.kind.dump_python(records, mode="json")))
 
 
 def written(records: dict[str, Any]) -> str:
-    """The text of a file of records: the same records are the same text."""
+    """The text of a file of records; equal records give equal text."""
     return json.dumps(records, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
-
-
-def pick(records: dict[str, Kind], key: str, noun: str) -> Kind:
-    """The record under a key. Raises ToolFailure with the keys there are."""
-    if key not in records:
-        some = ", ".join(sorted(records)[:20]) or "none"
-        raise ToolFailure(f"no {noun} {key!r}; there are: {some}")
-    return records[key]

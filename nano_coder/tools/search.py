@@ -1,4 +1,4 @@
-"""The tool `search`: lines that match a regular expression, in one file or a tree."""
+"""The tool `search`: finds lines that match a regular expression, in one file or a tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tool `shell`: a command line in the workspace."""
+"""The tool `shell`: runs a command line in the workspace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def shell(context: ToolContext, command: str) -> ToolResult:
 
 
 def execution_result(execution: ExecResult) -> ToolResult:
-    """Standard output, then standard error, then how it ended where that was not exit code 0."""
+    """The result of a command: stdout, stderr, and how it ended if not with exit code 0."""
     parts = [_text(execution.stdout), _text(execution.stderr)]
     if execution.timed_out:
         parts.append("[timed out]")

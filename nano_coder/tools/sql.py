@@ -1,11 +1,11 @@
-"""The tool `sql`: statements on a SQLite database of the workspace, run inside the jail."""
+"""The tool `sql`: runs statements on a SQLite database of the workspace, inside the jail."""
 
 from __future__ import annotations
 
 from nano_coder.tools.shell import execution_result
 from nano_coder.tools.tool import ToolContext, ToolResult, tool
 
-# A task's files are text, so a database arrives as the SQL that makes it.
+# a task's files are text, so a database arrives as the SQL that creates it
 _PROGRAM = """
 import os, sqlite3, sys
 

@@ -1,4 +1,4 @@
-"""The tool `submit`: declare the task done, with an answer where one was asked for."""
+"""The tool `submit`: ends the run, with an answer if the task asks for one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tool is: a typed function, its schema read from the signature, run against a jail."""
+"""The Tool type: a typed function on a jail, with its schema read from the signature."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
 
 from nano_coder.sandbox import ExecResult, Jail
-from nano_shared.errors import UsageError
+from nano_shared.errors import ConfigError, NanoError, UsageError
+from nano_shared.extensions import is_ours
 from nano_shared.types import Limits, ToolSpec
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _PER_CORE = 4
 _at_once = threading.BoundedSemaphore(_PER_CORE * len(os.sched_getaffinity(0)))
-"""The commands of this process that run at once; others wait before their clock starts. A group's agents
-begin alike: forty test suites at once on two cores take 20 s each, and some the 30 s of a call."""
+"""limits the commands of this process that run at once; waiting does not count as their time. A group's
+agents start alike: forty test suites at once on two cores take 20 s each, and some reach the 30 s limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """What a tool may touch: the jail and its limits, nothing of the host."""
+    """What a tool may use: the jail and its limits, nothing of the host."""
 
     jail: Jail
     limits: Limits
@@ -52,7 +53,7 @@ def _failing() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What a tool did: the text for the model before truncation, and the truth behind it."""
+    """A tool's result: the text for the model before truncation, and the facts."""
 
     text: str
     ok: bool = True
@@ -68,14 +69,17 @@ class ToolFailure(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
+    """A typed function that the agent may call. `tool` makes one; `nano.tools` registers it."""
+
     spec: ToolSpec
     arguments: type[BaseModel]
-    function: Callable[..., ToolResult]
+    function: Callable[..., ToolResult | str]
     mutates: bool
     """may change the workspace, so a snapshot follows"""
 
     def __call__(self, context: ToolContext, arguments: dict[str, Any]) -> ToolResult:
-        """Validate the arguments and run. Raises ToolFailure with what was wrong and what is right."""
+        """Validate the arguments and run. Raises ToolFailure with the error and the right usage, and for any
+        exception or result of a wrong type of a tool that is not ours."""
         try:
             values = self.arguments.model_validate(arguments)
         except ValidationError as problem:
@@ -84,7 +88,22 @@ class Tool:
         for key, value in given.items():
             if isinstance(value, str) and _SURROGATE.search(value):
                 raise ToolFailure(f"{key} holds half of a surrogate pair, which is no text")
-        return self.function(context, **given)
+        result = self._call(context, given)
+        if isinstance(result, str):
+            return ToolResult(text=result)
+        if not isinstance(result, ToolResult):
+            raise ToolFailure(f"{self.spec.name} returned a {type(result).__name__}, which is no text")
+        return result
+
+    def _call(self, context: ToolContext, given: dict[str, Any]) -> object:
+        try:
+            return self.function(context, **given)
+        except (ToolFailure, NanoError):
+            raise
+        except Exception as problem:
+            if is_ours(self.function.__module__):
+                raise
+            raise ToolFailure(f"{self.spec.name} raised {type(problem).__name__}: {problem}") from problem
 
     def _explain(self, problem: ValidationError) -> str:
         known = self.arguments.model_fields
@@ -101,18 +120,22 @@ class Tool:
         return f"{'; '.join(wrong)}. Usage: {self.spec.name}({usage})"
 
 
-def tool(*, body: str | None = None, mutates: bool = False) -> Callable[[Callable[..., ToolResult]], Tool]:
-    """Make a Tool of a function `f(context, **arguments)`: name, schema and description are its own."""
+def tool(
+    *, body: str | None = None, mutates: bool = False
+) -> Callable[[Callable[..., ToolResult | str]], Tool]:
+    """Makes a Tool of a function `f(context, **arguments)`, with its name, schema and description.
 
-    def build(function: Callable[..., ToolResult]) -> Tool:
-        hints = get_type_hints(function)
-        parameters = list(inspect.signature(function).parameters.values())[1:]
-        fields: dict[str, Any] = {
-            p.name: (hints[p.name], ... if p.default is p.empty else p.default) for p in parameters
-        }
-        model = create_model(function.__name__, __config__=ConfigDict(extra="forbid"), **fields)
+    It returns a ToolResult, or text where there is no more to say. `body` is the argument that the compact
+    dialect writes below the call. Raises ConfigError for a function whose arguments give no schema.
+    """
+
+    def build(function: Callable[..., ToolResult | str]) -> Tool:
+        name = function.__name__
+        model = _arguments(name, function)
+        if body is not None and body not in model.model_fields:
+            raise ConfigError(f"tool {name!r} has no argument {body!r} to be its body")
         spec = ToolSpec(
-            name=function.__name__,
+            name=name,
             description=(inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " "),
             parameters=_plain_schema(model),
             body=body,
@@ -122,8 +145,33 @@ def tool(*, body: str | None = None, mutates: bool = False) -> Callable[[Callabl
     return build
 
 
+def _arguments(name: str, function: Callable[..., ToolResult | str]) -> type[BaseModel]:
+    """The arguments after the context as a model. Raises ConfigError."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters:
+        raise ConfigError(f"tool {name!r} takes nothing: its first argument is the ToolContext")
+    try:
+        hints = get_type_hints(function)
+    except NameError as problem:
+        raise ConfigError(f"tool {name!r}: an annotation cannot be read: {problem}") from None
+    fields: dict[str, Any] = {}
+    for p in parameters[1:]:
+        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY):
+            raise ConfigError(f"tool {name!r}: {p} cannot be given by name; list the arguments one by one")
+        if p.name not in hints:
+            raise ConfigError(f"tool {name!r}: its argument {p.name!r} has no type annotation")
+        fields[p.name] = (hints[p.name], ... if p.default is p.empty else p.default)
+    try:
+        model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+        model.model_json_schema()
+    except (PydanticUserError, NameError) as problem:
+        reason = str(problem).splitlines()[0]
+        raise ConfigError(f"tool {name!r}: its arguments have no JSON schema: {reason}") from None
+    return model
+
+
 def _plain_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema without the titles that pydantic adds, which would cost a model tokens."""
+    """The JSON schema without pydantic's titles, which would cost tokens."""
     schema = model.model_json_schema()
     properties = {
         key: {k: v for k, v in value.items() if k != "title"}

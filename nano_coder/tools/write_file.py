@@ -1,4 +1,4 @@
-"""The tool `write_file`: create or replace a file of the workspace."""
+"""The tool `write_file`: creates or replaces a file of the workspace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def write_file(context: ToolContext, path: str, content: str) -> ToolResult:
 
 
 def write_text(jail: Jail, path: str, text: str) -> None:
-    """Write a file of the workspace. Raises ToolFailure in words that name the path."""
+    """Write a file of the workspace. Raises ToolFailure with a message that names the path."""
     try:
         jail.write(path, text.encode("utf-8", "surrogatepass"))
     except OSError as problem:

@@ -1,1 +1,1 @@
-"""Whether a logged run may train a policy gradient: by its columns, its tokens and its weights."""
+"""Verification: whether a logged run may train a policy gradient, by its columns, tokens and log-probs."""

@@ -1,4 +1,4 @@
-"""Whether logged log-probs are those of a policy: recomputed in one forward pass over each token row."""
+"""Whether logged log-probs are a policy's: recomputes them with one forward pass over each token row."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from nano_coder.models.local.engine import Engine
 
 MAX_GAP = 1e-4
-"""nats, of any token, where the policy sampled in float32"""
+"""nats; bound for any token, if the policy sampled in float32"""
 MEAN_GAP = 0.05
-"""nats, in the mean over a run, where it sampled in bfloat16 or may have: of 384 runs of the shipped policy
-the mean is 0.002 and the largest 0.036, since where two tokens are nearly alike a rounding moves both"""
+"""nats; bound for the mean over a run, if the policy sampled in bfloat16: over 384 runs of the shipped policy
+the mean is 0.002 and the largest 0.036"""
 TURN_GAP = 0.1
-"""nats, in the mean over one turn, whatever it sampled in: a turn that another wrote is nats away, and is not
-to hide in a long run"""
+"""nats; bound for the mean over one turn, for any dtype: a turn that another policy wrote is nats away, which
+a long run must not hide"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,23 +32,23 @@ class Gap:
     mean: float
     max: float
     worst_turn: int
-    """the turn of the largest mean"""
+    """the turn with the largest mean"""
     worst_turn_mean: float
 
     @property
     def exact(self) -> bool:
-        """As float32 has it."""
+        """Whether the gap is within the bound for float32."""
         return self.max <= MAX_GAP
 
     @property
     def close(self) -> bool:
-        """As bfloat16 may have it. Not a number is not close."""
+        """Whether the gap is within the bounds for bfloat16; False for NaN."""
         return self.mean <= MEAN_GAP and self.worst_turn_mean <= TURN_GAP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """A sampled token: which turn sampled it, and its log-prob as recorded and as recomputed, nats."""
+    """A sampled token: its turn, and its log-prob as recorded and as recomputed, nats."""
 
     turn: int
     recorded: float
@@ -56,7 +56,7 @@ class Scored:
 
 
 def logprob_gap(run: Trajectory, engine: Engine) -> Gap:
-    """How far the recorded log-probs are from those of the engine's weights.
+    """The gap between the recorded log-probs and those of the engine's weights.
 
     Raises ValueError for a run without tokens.
     """
@@ -64,7 +64,7 @@ def logprob_gap(run: Trajectory, engine: Engine) -> Gap:
 
 
 def gap_of(tokens: Sequence[Scored]) -> Gap:
-    """The same of tokens that have been scored. Raises ValueError where there are none."""
+    """The gap of tokens that have been scored. Raises ValueError if there are none."""
     if not tokens:
         raise ValueError("no token was sampled, so no log-prob can differ")
     far = [(token.turn, abs(token.recomputed - token.recorded)) for token in tokens]

@@ -1,8 +1,7 @@
-"""Whether the logged tokens of a run are what happened: its ids, its mask and its verdict, held against the
-texts, the template and the workspace that were logged beside them.
+"""Checks the logged tokens of a run: ids, mask and verdict against texts, template and workspace.
 
-What `verify.py` cannot see without the policy's tokenizer. The template renders the conversation again, turn
-by turn as the runtime did, and every id must come out where it lies.
+These checks need the policy's tokenizer, unlike those of `trainable.py`. The template renders the
+conversation again, turn by turn, and every id must be equal.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from nano_coder.grading.command_check import laid_over, restored
 from nano_coder.grading.command_run import tree_hash
 from nano_coder.grading.grade import graded_files, graded_hash
 from nano_coder.grading.submission import Delivery
-from nano_coder.verify.refusal import Refusal
-from nano_coder.verify.trainable import Finding, by_us
+from nano_coder.verify.refusal_codes import RefusalCode
+from nano_coder.verify.trainable import RunFinding, by_us
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError, PolicyError
@@ -30,10 +29,10 @@ from nano_shared.types import Finish, Trajectory, Turn, TurnTokens
 
 
 def expected_hash(run: Trajectory, blobs: BlobStore) -> str | None:
-    """The hash of what the run left to be graded; None where that cannot be told from the log alone.
+    """The hash of what the run left for grading; None if it cannot be computed from the log.
 
-    That is: a task without any check, a reward file (whose tree the grader rewrites), a workspace whose
-    blobs are not at hand.
+    That is the case for a task without a check, a reward file (whose tree the grader changes), and a
+    workspace whose blobs are missing.
     """
     task = run.task
     hidden = task.hidden
@@ -69,24 +68,24 @@ def _of_tree(run: Trajectory, delivery: Delivery) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCheck:
-    """Checks runs that have tokens under this template; others were refused before."""
+    """Checks runs that have tokens under this template."""
 
     template: ChatTemplate
     eos_ids: Collection[int]
-    """tokens that end a turn"""
+    """ids that end a turn"""
     blobs: BlobStore
-    """of the log that the runs are from"""
+    """blobs of the runs' log"""
 
-    def findings(self, run: Trajectory) -> list[Finding]:
-        """What is wrong, worst first; empty where all holds."""
+    def findings(self, run: Trajectory) -> list[RunFinding]:
+        """What is wrong, worst first; empty if everything is right."""
         found = (self._spelling(run), self._rendering(run), self._verdict(run))
         return [finding for finding in found if finding is not None]
 
-    def refusal(self, run: Trajectory) -> Refusal | None:
-        return next((Refusal(finding.kind) for finding in self.findings(run)), None)
+    def refusal(self, run: Trajectory) -> RefusalCode | None:
+        return next((RefusalCode(finding.kind) for finding in self.findings(run)), None)
 
-    def _spelling(self, run: Trajectory) -> Finding | None:
-        """What was sampled must spell the text, and end the way it says."""
+    def _spelling(self, run: Trajectory) -> RunFinding | None:
+        """Sampled ids must spell the text, and end as `finish` says."""
         for turn in run.turns:
             tokens, name = tokens_of(turn), f"turn {turn.index}"
             if self._decode(tokens) != turn.completion.text:
@@ -94,24 +93,24 @@ class TokenCheck:
             ended = tokens.sampled_ids[-1] in self.eos_ids
             stopped = ended or any(text in turn.completion.text for text in turn.completion.sampling.stop)
             if turn.completion.finish is Finish.STOP and not stopped:
-                return _no(Refusal.CUT_TURN, f"{name} ended by itself, and no token of it says so")
+                return _no(RefusalCode.CUT_TURN, f"{name} ended by itself, and no token of it says so")
         return None
 
-    def _misspelt(self, turn: Turn) -> Finding:
+    def _misspelt(self, turn: Turn) -> RunFinding:
         tokens, text, name = tokens_of(turn), turn.completion.text, f"turn {turn.index}"
         if MARKER.search(text):
             return _no(
-                Refusal.MISALIGNED, f"{name}: its tokens do not spell the text that redaction left of it"
+                RefusalCode.MISALIGNED, f"{name}: its tokens do not spell the text that redaction left of it"
             )
         if self._shifted(tokens, text):
-            return _no(Refusal.SHIFTED_MASK, f"{name}: its text begins elsewhere than its mask")
+            return _no(RefusalCode.SHIFTED_MASK, f"{name}: its text begins elsewhere than its mask")
         whole = self._decode(tokens)
         if whole and text.startswith(whole) and turn.completion.finish is Finish.STOP:
-            return _no(Refusal.CUT_TURN, f"{name}: its ids spell only the beginning of its text")
-        return _no(Refusal.OTHER_IDS, f"{name}: its sampled ids do not spell its text")
+            return _no(RefusalCode.CUT_TURN, f"{name}: its ids spell only the beginning of its text")
+        return _no(RefusalCode.OTHER_IDS, f"{name}: its sampled ids do not spell its text")
 
     def _shifted(self, tokens: TurnTokens, text: str) -> bool:
-        """Whether another border between context and sample would spell the text."""
+        """Whether moving the border between context and sample would make the ids spell the text."""
         row, border = (*tokens.context_ids, *tokens.sampled_ids), len(tokens.context_ids)
         body = row[:-1] if row[-1] in self.eos_ids else row
         near = range(max(0, border - 8), min(len(row), border + 9))
@@ -126,21 +125,21 @@ class TokenCheck:
         ids = tokens.sampled_ids
         return self.template.encoder.decode(ids[:-1] if ids[-1] in self.eos_ids else ids)
 
-    def _rendering(self, run: Trajectory) -> Finding | None:
-        """What was read must be what the template renders; a row that was begun anew is its own beginning."""
+    def _rendering(self, run: Trajectory) -> RunFinding | None:
+        """Context ids must be what the template renders; the beginning of a rewritten row is not checked."""
         profile = PROFILES.get(run.profile)
         if profile is None:
-            return _no(Refusal.OTHER_PROFILE, f"profile {run.profile} is not one of this nano")
+            return _no(RefusalCode.OTHER_PROFILE, f"profile {run.profile} is not one of this nano")
         files = self._files(run)
         conversation = Conversation(first_messages(profile, run.task, files or ()))
         for turn in run.turns:
             tokens = tokens_of(turn)
-            told = turn.index > 0 or (files is not None and run.parent is None)
-            if told and tokens.row == conversation.row:
+            listed = turn.index > 0 or (files is not None and run.parent is None)
+            if listed and tokens.row == conversation.row:
                 try:
                     expected = self.template.delta(conversation)
                 except PolicyError as problem:
-                    return _no(Refusal.BROKEN_PREFIX, f"turn {turn.index}: {problem}")
+                    return _no(RefusalCode.BROKEN_PREFIX, f"turn {turn.index}: {problem}")
                 if expected != tokens.context_ids:
                     return self._differs(turn, expected)
             conversation.record(turn.completion)
@@ -148,46 +147,47 @@ class TokenCheck:
                 conversation.append(message)
         return None
 
-    def _differs(self, turn: Turn, expected: tuple[int, ...]) -> Finding:
+    def _differs(self, turn: Turn, expected: tuple[int, ...]) -> RunFinding:
         tokens, name = tokens_of(turn), f"turn {turn.index}"
         context = tokens.context_ids
         texts = [observation.text for observation in turn.observations]
         if any(MARKER.search(text) for text in texts) or MARKER.search(turn.completion.text):
-            return _no(Refusal.MISALIGNED, f"{name}: its context is not what redaction left of it")
+            return _no(RefusalCode.MISALIGNED, f"{name}: its context is not what redaction left of it")
         row = (*context, *tokens.sampled_ids)
         if len(context) != len(expected) and row[: len(expected)] == expected:
-            return _no(Refusal.SHIFTED_MASK, f"{name}: its context ends {len(expected)} tokens in")
+            return _no(RefusalCode.SHIFTED_MASK, f"{name}: its context ends {len(expected)} tokens in")
         if self._assistants(context) > self._assistants(expected):
             return _no(
-                Refusal.FABRICATED_TURN, f"{name}: its context holds an assistant turn that was not sampled"
+                RefusalCode.FABRICATED_TURN,
+                f"{name}: its context holds an assistant turn that was not sampled",
             )
         return _no(
-            Refusal.BROKEN_PREFIX,
+            RefusalCode.BROKEN_PREFIX,
             f"{name}: its {len(context)} context ids are not the {len(expected)} that the template renders",
         )
 
     def _assistants(self, ids: tuple[int, ...]) -> int:
-        """How often a turn of the assistant begins, in the words of the template."""
+        """How often an assistant turn begins, by the template's own markers."""
         return self.template.encoder.decode(ids).count("assistant")
 
     def _files(self, run: Trajectory) -> list[str] | None:
-        """The files that the first message listed; None where the log cannot tell."""
+        """The files that the first message listed; None if the log cannot tell."""
         if run.snapshot is None:
             return None if run.task.snapshot else sorted(run.task.files)
         try:
             entries = snapshot.load(run.snapshot, self.blobs).entries
         except (LogError, snapshot.SnapshotError):
             return None if run.task.snapshot else sorted(run.task.files)
-        return [entry.shown for entry in entries if entry.kind is snapshot.Kind.FILE]
+        return [entry.shown for entry in entries if entry.kind is snapshot.EntryKind.FILE]
 
-    def _verdict(self, run: Trajectory) -> Finding | None:
+    def _verdict(self, run: Trajectory) -> RunFinding | None:
         verdict = run.verdict
         if verdict is None or verdict.reward is None or not by_us(verdict.grader):
             return None
         expected = expected_hash(run, self.blobs)
         if expected in (None, verdict.graded_hash):
             return None
-        return _no(Refusal.FOREIGN_VERDICT, "the verdict was computed from other files than this run's")
+        return _no(RefusalCode.FOREIGN_VERDICT, "the verdict was computed from other files than this run's")
 
 
 def tokens_of(turn: Turn) -> TurnTokens:
@@ -197,5 +197,5 @@ def tokens_of(turn: Turn) -> TurnTokens:
     return tokens
 
 
-def _no(code: Refusal, text: str) -> Finding:
-    return Finding(True, code.value, text)
+def _no(code: RefusalCode, text: str) -> RunFinding:
+    return RunFinding(True, code.value, text)

@@ -1,7 +1,7 @@
-"""Whether a logged run may train a policy gradient, and each reason why not.
+"""Whether a logged run may train a policy gradient, with each reason why not.
 
-Everything here is read off the facts of a run (`nano_shared/facts.py`): of one in memory, or of a hundred
-thousand as their columns are streamed. What needs the policy's tokens is in `token_check.py`.
+All checks use the facts of a run (`nano_shared/facts.py`), in memory or streamed from a log's columns. Checks
+that need the policy's tokenizer are in `tokens.py`.
 """
 
 from __future__ import annotations
@@ -13,93 +13,93 @@ from itertools import pairwise
 from typing import Any
 
 from nano_coder.agent.dialects import DIALECTS
-from nano_coder.agent.profiles import PROFILES
-from nano_coder.grading.version import GRADER
-from nano_coder.verify.refusal import Refusal
+from nano_coder.agent.profiles import PROFILES, missing_tools
+from nano_coder.grading.graders import GRADER
+from nano_coder.verify.refusal_codes import RefusalCode
 from nano_shared.facts import RunFacts, TurnFacts, facts_of
 from nano_shared.hashing import content_hash
 from nano_shared.profile import InterfaceProfile
 from nano_shared.types import StopReason, ToolSpec, Trajectory, Trust
 
 TRUSTED = (Trust.HIDDEN, Trust.USER_CHECK)
-"""verdicts that a policy gradient may rely on"""
+"""trust levels that a policy gradient may rely on"""
 _ABOVE_ZERO = 1e-6
-"""what rounding may add to a log-prob of 0"""
+"""largest log-prob that rounding may produce"""
 _HASHES: dict[str, tuple[InterfaceProfile, tuple[str, str]]] = {}
 _OUR_FAILURES = ("verifier_error", *(reason.value for reason in StopReason if reason.ours))
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RunFinding:
     blocks: bool
-    """the run may not train because of it"""
+    """whether the run may not train because of it"""
     kind: str
-    """the check in a few words, the same for every run; of what blocks, a Refusal"""
+    """the check's name, equal for every run; a RefusalCode if it blocks"""
     text: str
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def verify(trajectory: Trajectory) -> list[Finding]:
-    """Every check, passed or not, in the order a reader would ask."""
+def verify(trajectory: Trajectory) -> list[RunFinding]:
+    """Every check, passed or not, in a fixed order."""
     return list(findings(facts_of(trajectory)))
 
 
-def findings(run: RunFacts) -> Iterator[Finding]:
-    """The same of facts from anywhere."""
+def findings(run: RunFacts) -> Iterator[RunFinding]:
+    """As `verify`, from facts."""
     yield from _finished(run)
     yield from _tokens(run)
     yield from _interface(run)
     yield from _verdict(run)
 
 
-def blocking(run: RunFacts) -> Iterator[Refusal]:
-    """What keeps a run from training under any policy."""
-    return (Refusal(finding.kind) for finding in findings(run) if finding.blocks)
+def blocking(run: RunFacts) -> Iterator[RefusalCode]:
+    """The findings that keep a run from training under any policy."""
+    return (RefusalCode(finding.kind) for finding in findings(run) if finding.blocks)
 
 
-def _finished(run: RunFacts) -> Iterator[Finding]:
+def _finished(run: RunFacts) -> Iterator[RunFinding]:
     if run.stop is None:
-        yield _no(Refusal.UNFINISHED, f"the run never ended; nano-coder resume {run.id} goes on with it")
+        yield _no(RefusalCode.UNFINISHED, f"the run never ended; nano-coder resume {run.id} goes on with it")
     elif run.stop.ours:
         if run.reward is not None:
             yield _no(
-                Refusal.OURS_SCORED,
+                RefusalCode.OURS_SCORED,
                 f"it ended in a failure that the policy could not cause ({run.stop}), and was scored"
                 f" {run.reward:g} for it",
             )
         else:
-            yield _no(Refusal.OURS, f"it ended in a failure that the policy could not cause ({run.stop})")
+            yield _no(RefusalCode.OURS, f"it ended in a failure that the policy could not cause ({run.stop})")
     else:
-        yield Finding(False, "ended", f"it ended by itself ({run.stop})")
+        yield RunFinding(False, "ended", f"it ended by itself ({run.stop})")
 
 
-def _tokens(run: RunFacts) -> Iterator[Finding]:
+def _tokens(run: RunFacts) -> Iterator[RunFinding]:
     if not run.own_turns:
-        yield _no(Refusal.NO_TURNS, "no turn was logged")
+        yield _no(RefusalCode.NO_TURNS, "no turn was logged")
         return
     gap = next((at for at, turn in enumerate(run.turns) if turn.index != at), None)
     if gap is not None:
-        yield _no(Refusal.MISSING_TURN, f"turn {gap} is not there, and turn {run.turns[gap].index} is")
+        yield _no(RefusalCode.MISSING_TURN, f"turn {gap} is not there, and turn {run.turns[gap].index} is")
         return
     bare = [turn.index for turn in run.turns if turn.row is None]
     if bare:
         yield _no(
-            Refusal.TEXT_ONLY,
+            RefusalCode.TEXT_ONLY,
             f"text-only: no token ids and log-probs for turn {bare[0]} (it can still imitate)",
         )
         return
     if any(turn.redacted for turn in run.turns):
         yield _no(
-            Refusal.REDACTED,
+            RefusalCode.REDACTED,
             "some of its tokens were hidden, and what follows them was sampled after the true ones (its text"
             " can still imitate)",
         )
         return
     rows = [turn.row or 0 for turn in run.turns]
     if rows[0] != 0 or any(after < before or after > before + 1 for before, after in pairwise(rows)):
-        yield _no(Refusal.BROKEN_ROWS, f"the token rows are out of order: {rows}")
+        yield _no(RefusalCode.BROKEN_ROWS, f"the token rows are out of order: {rows}")
         return
     found = (_mixed(run), *map(_of_turn, run.turns), *map(_how_sampled, run.own_turns))
     for problem in found:
@@ -107,78 +107,85 @@ def _tokens(run: RunFacts) -> Iterator[Finding]:
             yield problem
             return
     sampled = sum(turn.sampled for turn in run.own_turns)
-    yield Finding(
+    yield RunFinding(
         False, "tokens", f"{sampled} sampled tokens in {len(run.own_turns)} turns, each with its log-prob"
     )
 
 
-def _mixed(run: RunFacts) -> Finding | None:
-    """A fork goes on from another policy's turns; any other run is sampled by one."""
+def _mixed(run: RunFacts) -> RunFinding | None:
+    """Whether turns come from several policies, other than the turns that a fork took over."""
     policies = list(dict.fromkeys(turn.policy_id for turn in run.turns))
     if len(policies) > 1 and run.parent is None:
         return _no(
-            Refusal.MIXED_POLICIES, f"its turns name {len(policies)} policies: {', '.join(policies[:3])}"
+            RefusalCode.MIXED_POLICIES, f"its turns name {len(policies)} policies: {', '.join(policies[:3])}"
         )
     versions = [turn.policy_version for turn in run.turns]
     if versions != sorted(versions) and run.parent is None:
-        return _no(Refusal.MIXED_POLICIES, f"the versions of its policy go back: {versions}")
+        return _no(RefusalCode.MIXED_POLICIES, f"the versions of its policy go back: {versions}")
     return None
 
 
-def _of_turn(turn: TurnFacts) -> Finding | None:
-    """The first thing wrong with the tokens of one turn."""
+def _of_turn(turn: TurnFacts) -> RunFinding | None:
+    """The first problem with the tokens of one turn."""
     name = f"turn {turn.index}"
     if not turn.context or not turn.sampled:
-        return _no(Refusal.MISSING_IDS, f"{name} has no {'context' if turn.sampled else 'sampled'} ids")
+        return _no(RefusalCode.MISSING_IDS, f"{name} has no {'context' if turn.sampled else 'sampled'} ids")
     if not turn.whole or (turn.context, turn.sampled) != turn.claimed:
         return _no(
-            Refusal.TORN_TURN,
+            RefusalCode.TORN_TURN,
             f"{name} holds {turn.context} context and {turn.sampled} sampled ids, and was logged with"
             f" {turn.claimed[0]} and {turn.claimed[1]}",
         )
     if len(turn.logprobs) != turn.sampled:
         return _no(
-            Refusal.MISSING_LOGPROBS,
+            RefusalCode.MISSING_LOGPROBS,
             f"{name} has {turn.sampled} sampled ids and {len(turn.logprobs)} log-probs",
         )
     if not math.isfinite(sum(turn.logprobs)):
-        return _no(Refusal.NAN_LOGPROB, f"{name} has a log-prob that is not a finite number")
+        return _no(RefusalCode.NAN_LOGPROB, f"{name} has a log-prob that is not a finite number")
     if max(turn.logprobs) > _ABOVE_ZERO:
-        return _no(Refusal.POSITIVE_LOGPROB, f"{name} has a log-prob of {max(turn.logprobs):g}, above 0")
+        return _no(RefusalCode.POSITIVE_LOGPROB, f"{name} has a log-prob of {max(turn.logprobs):g}, above 0")
     return None
 
 
-def _how_sampled(turn: TurnFacts) -> Finding | None:
-    """What is asked of turns that are trained; those that a fork takes over are context."""
+def _how_sampled(turn: TurnFacts) -> RunFinding | None:
+    """Checks of sampling for turns that are trained; turns that a fork took over are context."""
     name = f"turn {turn.index}"
     if turn.filtered:
         return _no(
-            Refusal.TRUNCATED_SAMPLING,
+            RefusalCode.TRUNCATED_SAMPLING,
             f"{name} was sampled with top-p or top-k: its support is not the policy's",
         )
     if turn.temperature == 0:
-        return _no(Refusal.GREEDY, f"{name} was decoded greedily: its log-probs are not those of a sample")
+        return _no(
+            RefusalCode.GREEDY, f"{name} was decoded greedily: its log-probs are not those of a sample"
+        )
     return None
 
 
-def _interface(run: RunFacts) -> Iterator[Finding]:
+def _interface(run: RunFacts) -> Iterator[RunFinding]:
+    if missing := missing_tools(run.profile):
+        yield _no(RefusalCode.OTHER_PROFILE, f"the run was given {missing}")
+        return
     profile = PROFILES.get(run.profile)
     if profile is None or hashes(profile)[0] != run.profile_hash:
         yield _no(
-            Refusal.OTHER_PROFILE,
+            RefusalCode.OTHER_PROFILE,
             f"profile {run.profile} was another one when the run was made (its hash differs)",
         )
         return
     if hashes(profile)[1] != run.tools_hash:
-        yield _no(Refusal.OTHER_TOOLS, f"the hash of its tools is not that of profile {run.profile}")
+        yield _no(RefusalCode.OTHER_TOOLS, f"the hash of its tools is not that of profile {run.profile}")
         return
     tools = _offered(profile, run.task.tools)
     for turn in run.turns:
-        parsed = DIALECTS[profile.dialect].parse(turn.text, tools)
+        parsed = DIALECTS.find(profile.dialect).parse(turn.text, tools)
         if tuple((call.name, call.arguments) for call in parsed.calls) != turn.calls:
-            yield _no(Refusal.CALLS_DIFFER, f"turn {turn.index}: the logged calls are not what its text says")
+            yield _no(
+                RefusalCode.CALLS_DIFFER, f"turn {turn.index}: the logged calls are not what its text says"
+            )
             return
-    yield Finding(
+    yield RunFinding(
         False,
         "interface",
         f"profile {profile.name}: hashes match, and each turn's calls are what its text says",
@@ -186,7 +193,7 @@ def _interface(run: RunFacts) -> Iterator[Finding]:
 
 
 def hashes(profile: InterfaceProfile) -> tuple[str, str]:
-    """Of a profile and of its tools; each costs a millisecond, and a log asks for them at every run."""
+    """Hashes of a profile and of its tools; cached, since each takes a millisecond."""
     known = _HASHES.get(profile.name)
     if known is None or known[0] is not profile:
         known = _HASHES[profile.name] = (profile, (profile.hash, profile.tools_hash))
@@ -194,34 +201,34 @@ def hashes(profile: InterfaceProfile) -> tuple[str, str]:
 
 
 def _offered(profile: InterfaceProfile, names: tuple[str, ...] | None) -> tuple[ToolSpec, ...]:
-    """The tools that were offered; one that the profile lacks was not, whatever the task names."""
+    """Hash of the tools that were offered; tools that the profile lacks were not."""
     return profile.tools if names is None else tuple(tool for tool in profile.tools if tool.name in names)
 
 
-def _verdict(run: RunFacts) -> Iterator[Finding]:
+def _verdict(run: RunFacts) -> Iterator[RunFinding]:
     verdict = run.verdict
     if verdict is None:
-        yield _no(Refusal.NO_VERDICT, "no verdict: give a --check, or grade it with nano-rl")
+        yield _no(RefusalCode.NO_VERDICT, "no verdict: give a --check, or grade it with nano-rl")
     elif verdict.reward is None:
-        yield _no(Refusal.NO_REWARD, f"the verdict has no reward ({verdict.failure_kind})")
+        yield _no(RefusalCode.NO_REWARD, f"the verdict has no reward ({verdict.failure_kind})")
     elif (verdict.failure_kind or "").partition(":")[0] in _OUR_FAILURES:
         yield _no(
-            Refusal.OURS_SCORED,
+            RefusalCode.OURS_SCORED,
             f"the verdict tells a failure of ours ({verdict.failure_kind}) and still has the reward"
             f" {verdict.reward:g}",
         )
     elif run.task.answer_only and by_us(verdict.grader) and verdict.graded_hash != _answer_hash(run):
-        yield _no(Refusal.FOREIGN_VERDICT, "the verdict was computed from another answer than this run's")
+        yield _no(RefusalCode.FOREIGN_VERDICT, "the verdict was computed from another answer than this run's")
     elif verdict.trust not in TRUSTED:
-        yield _no(Refusal.LOW_TRUST, f"the verdict's trust is too low ({verdict.trust})")
+        yield _no(RefusalCode.LOW_TRUST, f"the verdict's trust is too low ({verdict.trust})")
     else:
-        yield Finding(
+        yield RunFinding(
             False, "verdict", f"reward {verdict.reward:g} from {verdict.grader}, trust {verdict.trust}"
         )
 
 
 def by_us(grader: str) -> bool:
-    """Whether `graded_hash` is of our grader's making, alone or under composed rewards."""
+    """Whether our grader made `graded_hash`, alone or with composed rewards."""
     return grader == GRADER or grader.startswith(f"{GRADER} ")
 
 
@@ -229,5 +236,5 @@ def _answer_hash(run: RunFacts) -> str:
     return content_hash(["answer", run.answer])
 
 
-def _no(code: Refusal, text: str) -> Finding:
-    return Finding(True, code.value, text)
+def _no(code: RefusalCode, text: str) -> RunFinding:
+    return RunFinding(True, code.value, text)

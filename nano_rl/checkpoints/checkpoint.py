@@ -1,7 +1,10 @@
-"""Writing checkpoints: weights or adapter in the ecosystem's own format, and the manifest last."""
+"""Checkpoints: written in Hugging Face or PEFT format with a manifest, their ancestry, and export without
+nano."""
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,10 +14,10 @@ from typing import Any
 import torch
 
 from nano_coder import __version__ as runtime_version
-from nano_coder.models.opening import OpenedWeights
+from nano_coder.models.opening import OpenedWeights, open_weights
 from nano_coder.models.weights import BASE, quiet_transformers
 from nano_rl.checkpoints.evaluations import checkpoint_folder
-from nano_rl.learn.config.objective import Config
+from nano_rl.learn.config import Config
 from nano_shared.checkpoint import (
     Listed,
     Manifest,
@@ -23,13 +26,60 @@ from nano_shared.checkpoint import (
     read_checkpoint,
     write_manifest,
 )
-from nano_shared.errors import CheckpointError
+from nano_shared.durable import durable_folder
+from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.hashing import content_hash
+
+BASE_FOLDER = "base"
+ADAPTER_FOLDER = "adapter"
+
+
+def export_checkpoint(name: str, target: Path, *, adapter: bool, dtype: str) -> None:
+    """Write weights, tokenizer and chat template of a model to the new folder `target`.
+
+    By default one merged model in Hugging Face format. With `adapter` two folders: `base/`, the base model,
+    and `adapter/`, whose `base_model_name_or_path` is the absolute path of `base/`. `dtype` is float32,
+    bfloat16 or auto. Raises UsageError for an unknown model, for `adapter` with a model that has none, and if
+    `target` exists; CheckpointError for a damaged model or a full disk.
+    """
+    if target.exists():
+        raise UsageError(f"{target} exists; name a new folder with --to")
+    opened = open_weights(name, dtype=dtype, merge=not adapter)  # type: ignore[arg-type]
+    model: Any = opened.loaded.model
+    if adapter and not hasattr(model, "peft_config"):
+        raise UsageError(f"{name} is a full model, not an adapter; export it without --adapter")
+    with durable_folder(target, CheckpointError) as folder, quiet_transformers():
+        if adapter:
+            _copy_adapter(opened, folder / ADAPTER_FOLDER, base=target.absolute() / BASE_FOLDER)
+            model = model.unload()
+        whole = folder / BASE_FOLDER if adapter else folder
+        model.save_pretrained(whole)
+        _save_text_side(opened, whole)
+
+
+def _copy_adapter(opened: OpenedWeights, folder: Path, base: Path) -> None:
+    """Copy the adapter's files and set the path of its base: PEFT resolves no relative path."""
+    source = opened.loaded.path
+    assert source is not None  # an adapter is always read from a folder
+    folder.mkdir()
+    shutil.copy(source / "adapter_model.safetensors", folder)
+    settings = json.loads((source / "adapter_config.json").read_text())
+    settings["base_model_name_or_path"] = str(base)
+    (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2, sort_keys=True))
+    _save_text_side(opened, folder)
+
+
+def _save_text_side(opened: OpenedWeights, folder: Path) -> None:
+    """Write the tokenizer and the chat template that the policy was trained with."""
+    tokenizer = opened.loaded.tokenizer
+    tokenizer.save_pretrained(folder)
+    template = opened.profile.chat_template or opened.loaded.chat_template
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ancestor:
-    """One step up. `manifest` is None where the lineage ends, and `remark` says what stands there."""
+    """One entry of an ancestry. `manifest` is None at its end; `remark` then says why, if it is broken."""
 
     name: str
     manifest: Manifest | None
@@ -37,14 +87,14 @@ class Ancestor:
 
     @property
     def broken(self) -> bool:
-        """Whether something is missing here that should be at hand."""
+        """True if the ancestry ends here because something is missing."""
         return self.manifest is None and self.remark is not None
 
 
 def ancestry(folder: Path) -> list[Ancestor]:
-    """The checkpoint itself, its parents, and last the base; where the chain breaks, the last says how.
+    """The checkpoint, its parents, and the base model last; if a parent is missing, the last entry says so.
 
-    Only the checkpoint itself has its files verified. Raises CheckpointError where it is damaged itself.
+    Only the files of the checkpoint itself are verified. Raises CheckpointError if it is damaged.
     """
     manifest = read_checkpoint(folder)
     chain = [Ancestor(name=manifest.name, manifest=manifest)]
@@ -69,7 +119,7 @@ def ancestry(folder: Path) -> list[Ancestor]:
 
 
 def _not_a_checkpoint(child: Manifest) -> Ancestor:
-    """The base that training began from, or a checkpoint that is gone."""
+    """The last entry of an ancestry: the base model, or a missing checkpoint."""
     parent = str(child.parent)
     if parent in (BASE, child.base_model) or (Path(parent) / "config.json").is_file():
         return Ancestor(name=parent, manifest=None)
@@ -92,10 +142,10 @@ def save_checkpoint(
     tasks: Iterable[Listed],
     metrics: dict[str, float],
 ) -> Manifest:
-    """Write a checkpoint that plain transformers and PEFT load, whole or not at all.
+    """Write a checkpoint that transformers and PEFT load without nano, atomically.
 
-    `parent` is the model's name as training was given it. An adapter trained on a bfloat16 base is stored
-    in bfloat16. Raises CheckpointError where the target exists or the disk is full.
+    `parent` is the name of the model that training started from. An adapter of a bfloat16 base is stored in
+    bfloat16. Raises CheckpointError if the target exists or the disk is full.
     """
     adapter = hasattr(model, "peft_config")
     profile = opened.profile
@@ -135,7 +185,7 @@ def _save_adapter(model: Any, folder: Path, opened: OpenedWeights) -> None:
 
     dtype = next(p.dtype for n, p in model.named_parameters() if "lora_" not in n)
     kept = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
-    # the vocabulary is the base's: without this PEFT looks for the base on the hub, to compare
+    # without this PEFT looks up the base on the hub to compare its vocabulary
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
     save_file(
         {name: value.detach().to(kept).contiguous() for name, value in state.items()},
@@ -149,7 +199,7 @@ def _save_adapter(model: Any, folder: Path, opened: OpenedWeights) -> None:
 
 
 def _base(model: Any, opened: OpenedWeights) -> str:
-    """What the adapter sits on, as a name that the next user's machine resolves too where there is one."""
+    """The base of the adapter, as a name that resolves on other machines if there is one."""
     from nano_coder.models.weights import BASE
 
     if opened.loaded.kind == "base":

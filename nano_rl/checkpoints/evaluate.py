@@ -12,8 +12,8 @@ from nano_shared.types import Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """Success on one part of the tasks. Runs without a reward (failures of ours) are counted apart."""
+class SuccessRow:
+    """The success rate on one part of the tasks. Runs that could not be graded are counted separately."""
 
     name: str
     successes: int
@@ -28,8 +28,8 @@ class Row:
         return self.successes / self.graded if self.graded else 0.0
 
 
-def table(trajectories: Sequence[Trajectory]) -> list[Row]:
-    """A row for all tasks, one a suite where there are several, then one a level and view."""
+def table(trajectories: Sequence[Trajectory]) -> list[SuccessRow]:
+    """A row for all tasks, one per suite if there are several, and one per level and view."""
     suites: dict[str, list[Trajectory]] = defaultdict(list)
     parts: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
@@ -40,24 +40,24 @@ def table(trajectories: Sequence[Trajectory]) -> list[Row]:
 
 
 def suite_of(task: Task) -> str:
-    """What a task came from: the suite and version that generated it, or the source it was imported from."""
+    """The suite and version that generated a task, or the source that it was imported from."""
     if task.provenance.source == "generated":
         return task.key.partition(":")[0]
     return task.provenance.source
 
 
 def cluster_of(task: Task) -> str:
-    """What a task rises and falls with: its program, which others may ask for too; else itself alone."""
+    """The cluster of a task, whose results are correlated: its program, or else the task alone."""
     return task.program_hash or task.key
 
 
 def paired(
     new: Sequence[Trajectory], old: Sequence[Trajectory], *, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Mean difference in success on the tasks that both were graded on, with a 95 % bootstrap interval over
+    """Mean difference in success (new - old) on common graded tasks, with a 95 % bootstrap interval over
     programs.
 
-    A task that was run several times counts once, with the mean of its runs: those are not independent.
+    A task with several runs counts once, with the mean of its runs, which are not independent.
     """
     after, before = _task_means(new), _task_means(old)
     both = [key for key in after if key in before]
@@ -69,7 +69,7 @@ def paired(
 
 
 def component_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The mean of each component over the runs in which it was scored, and of the composed reward."""
+    """The mean of each reward component over the runs with a score of it, and of the reward."""
     values: dict[str, list[float]] = defaultdict(list)
     for trajectory in trajectories:
         if trajectory.verdict is None:
@@ -95,7 +95,7 @@ def _task_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return {key: sum(values) / len(values) for key, values in outcomes.items()}
 
 
-def row_of(name: str, trajectories: Sequence[Trajectory]) -> Row:
+def row_of(name: str, trajectories: Sequence[Trajectory]) -> SuccessRow:
     passed: dict[tuple[str, str], list[bool]] = defaultdict(list)
     for trajectory in trajectories:
         value = outcome(trajectory.verdict)
@@ -103,9 +103,9 @@ def row_of(name: str, trajectories: Sequence[Trajectory]) -> Row:
             passed[cluster_of(trajectory.task), trajectory.task.key].append(value >= 1)
     graded, successes = sum(map(len, passed.values())), sum(map(sum, passed.values()))
     clusters = by_cluster((cluster, sum(runs) / len(runs)) for (cluster, _), runs in passed.items())
-    # of a single program nothing is told but by its runs
+    # with a single program the interval is over its runs
     low, high = success_interval(clusters) if len(clusters) != 1 else wilson(successes, graded)
-    return Row(
+    return SuccessRow(
         name=name,
         successes=successes,
         graded=graded,
@@ -116,11 +116,11 @@ def row_of(name: str, trajectories: Sequence[Trajectory]) -> Row:
 
 
 def success_interval(clusters: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """95 % interval of the success rate of tasks, each with the mean of its graded runs, by cluster.
+    """95 % interval of the success rate; `clusters` hold the mean success of each task.
 
-    Wilson's where each task is a cluster of its own that passed or failed. Runs of one task and tasks of one
-    program are not independent, so otherwise the clusters are resampled; where they all agree resampling
-    sees no spread, and Wilson's interval of as many tasks stands in.
+    Wilson's interval if each cluster is one task that passed or failed in all runs. Otherwise clusters are
+    resampled, since tasks of one program are not independent; if all clusters agree, resampling has no
+    spread, and Wilson's interval over the clusters is used.
     """
     means = [sum(tasks) / len(tasks) for tasks in clusters]
     alone = all(len(tasks) == 1 for tasks in clusters)

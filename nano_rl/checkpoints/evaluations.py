@@ -1,7 +1,7 @@
-"""Evaluations that are kept: what a model did on each task of a file, as evidence for a promotion.
+"""Stored evaluations: the outcome of a model on each task of a file, as evidence for a promotion.
 
-One JSON file each, in `evaluations/` of NANO_HOME beside the checkpoints, which never change themselves. What
-was measured is found by the hash of the checkpoint's manifest, so a checkpoint may be renamed or copied.
+Each is one JSON file in `evaluations/` of NANO_HOME. They refer to a checkpoint by the hash of its manifest,
+so that it may be renamed or copied.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ from nano_rl.rewards import outcome
 from nano_shared.checkpoint import MANIFEST, checkpoints_dir
 from nano_shared.durable import file_hash, write_text
 from nano_shared.errors import CheckpointError
-from nano_shared.hashing import content_hash
-from nano_shared.run_id import new_run_id
+from nano_shared.hashing import content_hash, new_run_id
 from nano_shared.scratch import nano_home
 from nano_shared.types import Split, Task, Trajectory, Value
 
 
 class TaskOutcome(Value):
-    """What the runs of one task came to."""
+    """The outcomes of the runs of one task."""
 
     id: str
     key: str
     cluster: str | None = None
-    """what it rises and falls with (`cluster_of`); None in evaluations of before that was kept"""
+    """`cluster_of` the task; None in evaluations of older versions"""
     suite: str
     level: int | None = None
     view: str | None = None
@@ -43,7 +42,7 @@ class TaskOutcome(Value):
     """ids in the log"""
     seeds: tuple[int | None, ...]
     outcomes: tuple[float | None, ...]
-    """of each run; None where nothing was graded, by a failure of ours"""
+    """outcome of each run; None if it could not be graded"""
 
     @property
     def mean(self) -> float | None:
@@ -52,7 +51,7 @@ class TaskOutcome(Value):
 
 
 class Conditions(Value):
-    """How a model was run. Two evaluations compare only where these are the same."""
+    """The settings of an evaluation. Evaluations are comparable only if these are equal."""
 
     tasks_hash: str
     """content hash of the task ids, sorted"""
@@ -65,7 +64,7 @@ class Conditions(Value):
     code_version: str = runtime_version
 
 
-class Interval(Value):
+class SuccessInterval(Value):
     mean: float
     low: float
     high: float
@@ -77,13 +76,13 @@ class Evaluation(Value):
     created: float
     """unix seconds"""
     model: str
-    """as the user named it"""
+    """name given by the user"""
     manifest_hash: str | None
-    """`sha256:` of the checkpoint's manifest; None for what is no checkpoint"""
+    """`sha256:` of the checkpoint's manifest; None for other models"""
     log: str
-    """where the runs are"""
+    """address of the log with the runs"""
     conditions: Conditions
-    success: Interval
+    success: SuccessInterval
     """share of runs that passed, with its 95 % interval"""
     tasks: tuple[TaskOutcome, ...]
 
@@ -91,7 +90,7 @@ class Evaluation(Value):
 def make_evaluation(
     model: str, tasks: Sequence[Task], runs: Sequence[Trajectory], runtime: Runtime, conditions: Conditions
 ) -> Evaluation:
-    """The evaluation that `runs`, of those tasks under those conditions, are."""
+    """The evaluation of `model` from its runs of the tasks."""
     of_task: dict[str, list[Trajectory]] = defaultdict(list)
     for run in runs:
         of_task[run.task.id].append(run)
@@ -103,7 +102,7 @@ def make_evaluation(
         manifest_hash=manifest_hash(model),
         log=runtime.store.url,
         conditions=conditions,
-        success=Interval(mean=whole.rate, low=whole.low, high=whole.high),
+        success=SuccessInterval(mean=whole.rate, low=whole.low, high=whole.high),
         tasks=tuple(_task_outcome(task, of_task[task.id]) for task in tasks),
     )
 
@@ -117,7 +116,7 @@ def evaluations_dir() -> Path:
 
 
 def store_evaluation(evaluation: Evaluation) -> Path:
-    """Write it, whole or not at all. Raises CheckpointError where the disk is full."""
+    """Write the evaluation atomically. Raises CheckpointError if the disk is full."""
     folder = evaluations_dir()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{evaluation.id}.json"
@@ -126,7 +125,7 @@ def store_evaluation(evaluation: Evaluation) -> Path:
 
 
 def stored_evaluations(hash_of_manifest: str | None = None) -> Iterator[Evaluation]:
-    """All that are kept, or those of one checkpoint, the newest first. Raises CheckpointError."""
+    """All stored evaluations, or those of one checkpoint, newest first. Raises CheckpointError if damaged."""
     for path in sorted(evaluations_dir().glob("[!.]*.json"), reverse=True):
         try:
             found = Evaluation.model_validate_json(path.read_bytes())
@@ -141,7 +140,7 @@ def stored_evaluations(hash_of_manifest: str | None = None) -> Iterator[Evaluati
 
 
 def checkpoint_folder(model: str) -> Path | None:
-    """The folder of a model that is a checkpoint of ours; None for any other model."""
+    """The folder of a checkpoint of nano; None for any other model."""
     candidates = [SHIPPED] if model == "shipped" else [checkpoints_dir() / model, Path(model).expanduser()]
     return next((folder for folder in candidates if (folder / MANIFEST).is_file()), None)
 

@@ -1,4 +1,5 @@
-"""Whether a checkpoint may be promoted: better than the promoted one beyond noise, and worse in no suite."""
+"""The promotion criterion: significantly better than the promoted checkpoint, and significantly worse on no
+suite."""
 
 from __future__ import annotations
 
@@ -12,26 +13,26 @@ from nano_shared.errors import UsageError
 from nano_shared.types import Split, Value
 
 ALPHA = 0.025
-"""one-sided, beside a 95 % interval"""
+"""significance level of the one-sided tests"""
 
 
-class Difference(Value):
-    """Candidate minus baseline on the tasks that both were graded on; a task counts once."""
+class SuccessDifference(Value):
+    """Success of candidate minus baseline on common graded tasks; each task counts once."""
 
     name: str
     tasks: int
     clusters: int | None = None
-    """programs, or whatever else tasks rise and fall with; None in what was stored before that was kept"""
+    """number of clusters (`cluster_of`); None in evidence of older versions"""
     changed: int
-    """tasks whose success differs"""
+    """number of tasks with different success"""
     mean: float
     low: float
     high: float
     """95 % bootstrap interval over clusters"""
     p_better: float
     p_worse: float
-    """one-sided sign-flip tests over clusters: the bootstrap alone believes four that changed, which are not
-    enough"""
+    """p-values of one-sided sign-flip tests over clusters; the bootstrap alone accepts differences in as few
+    as four clusters"""
 
     @property
     def better(self) -> bool:
@@ -48,7 +49,7 @@ class Difference(Value):
 
 
 class Evidence(Value):
-    """A comparison of two stored evaluations, with everything needed to look at it again."""
+    """A comparison of two stored evaluations, with everything needed to repeat it."""
 
     candidate: str
     """id of its evaluation"""
@@ -57,14 +58,14 @@ class Evidence(Value):
     baseline_manifest_hash: str | None
     conditions: Conditions
     log: str
-    overall: Difference
-    suites: tuple[Difference, ...]
+    overall: SuccessDifference
+    suites: tuple[SuccessDifference, ...]
     earlier: int
-    """other comparisons of these two that are stored: whoever tries often enough is lucky once"""
+    """number of other stored comparisons of the two, since repeated tests find a difference by chance"""
 
 
 def compare(candidate: Evaluation, baseline: Evaluation, *, earlier: int = 0) -> Evidence:
-    """Raises UsageError where the two were not made under the same conditions or share no graded task."""
+    """Compare two evaluations. Raises UsageError if their conditions differ or they share no graded task."""
     if candidate.conditions != baseline.conditions:
         raise UsageError(
             f"evaluations {candidate.id} and {baseline.id} were made under different conditions;"
@@ -95,11 +96,11 @@ def compare(candidate: Evaluation, baseline: Evaluation, *, earlier: int = 0) ->
     )
 
 
-def difference(name: str, values: Sequence[tuple[str, float]]) -> Difference:
-    """Of the tasks of a suite, each with its cluster and what the candidate gains on it."""
+def difference(name: str, values: Sequence[tuple[str, float]]) -> SuccessDifference:
+    """The difference on a suite; `values` are (cluster, difference) of its tasks."""
     clusters = by_cluster(values)
     mean, low, high = bootstrap(clusters, seed=0)
-    return Difference(
+    return SuccessDifference(
         name=name,
         tasks=len(values),
         clusters=len(clusters),
@@ -115,10 +116,9 @@ def difference(name: str, values: Sequence[tuple[str, float]]) -> Difference:
 def stored_evidence(
     candidate_hash: str, baseline_hash: str, ancestors: Sequence[Manifest]
 ) -> Evidence | None:
-    """The newest stored comparison of two checkpoints, by the hashes of their manifests.
+    """The newest stored comparison of two checkpoints, given by the hashes of their manifests.
 
-    One on tasks that training has not seen, by the candidate's `ancestors`, goes before a newer one that
-    could not count.
+    Comparisons on tasks that the candidate and its `ancestors` were not trained on are preferred.
     """
     of_candidate = list(stored_evaluations(candidate_hash))
     of_baseline = list(stored_evaluations(baseline_hash))
@@ -132,7 +132,7 @@ def stored_evidence(
 
 
 def objections(evidence: Evidence) -> list[str]:
-    """Why the evidence does not carry a promotion; empty where it does."""
+    """The reasons against a promotion by this evidence; empty if there are none."""
     found = []
     overall = evidence.overall
     if not overall.better:
@@ -145,7 +145,7 @@ def objections(evidence: Evidence) -> list[str]:
 
 
 def not_held_out(evaluation: Evaluation, ancestors: Iterable[Manifest]) -> Iterator[str]:
-    """What says that training has seen the tasks: their split, or a manifest of the lineage."""
+    """The reasons why the tasks were trained on: their split, or the manifest of an ancestor."""
     train = sum(task.split is Split.TRAIN for task in evaluation.tasks)
     if train:
         yield f"{train} of the {len(evaluation.tasks)} tasks are of the split train"

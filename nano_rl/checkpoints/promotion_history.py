@@ -1,8 +1,8 @@
-"""The history of promotions: which checkpoint was promoted when, on what evidence, and the way back.
+"""The history of promotions: which checkpoint was promoted when and on what evidence; promotion and rollback.
 
-`promotions.json` lies beside the pointer `latest`, which alone says what nano-coder runs. A promotion writes
-the history first and moves the pointer then, each whole or not at all: killed between the two, the old
-checkpoint is still the promoted one, and the next promotion drops the record that came to nothing.
+The pointer `latest` alone determines the checkpoint that nano-coder runs; `promotions.json` beside it is the
+history. A promotion writes the history first and then moves the pointer, each atomically. If it is killed in
+between, the old checkpoint stays promoted, and the next promotion drops the incomplete record.
 """
 
 from __future__ import annotations
@@ -38,19 +38,21 @@ class Promotion(Value):
 
     kind: Literal["promoted", "forced", "rolled_back"]
     name: str | None
-    """what `latest` was made to name; None: nothing, so that the shipped policy runs"""
+    """the new target of `latest`; None: no target, so that the shipped policy runs"""
     previous: str | None
-    """what it named before"""
+    """the previous target"""
     manifest_hash: str | None
     created: float
     """unix seconds"""
     code_version: str = runtime_version
     evidence: Evidence | None = None
     objections: tuple[str, ...] = ()
-    """what spoke against it, and was overruled by force"""
+    """objections that --force overruled"""
 
 
-class History(Value):
+class PromotionHistory(Value):
+    """The content of `promotions.json`."""
+
     version: Literal[1] = 1
     promotions: tuple[Promotion, ...] = ()
 
@@ -58,9 +60,9 @@ class History(Value):
 def promote(
     folder: Path, *, evidence: Evidence | None = None, objections: tuple[str, ...] = (), forced: bool = False
 ) -> Promotion:
-    """Make the checkpoint in `folder` the promoted one, and keep why.
+    """Promote the checkpoint in `folder` and record the evidence.
 
-    Raises CheckpointError for a damaged one and for a reward model.
+    Raises CheckpointError for a damaged checkpoint and for a reward model.
     """
     manifest = read_checkpoint(folder)
     if manifest.kind == "reward_model":
@@ -76,10 +78,10 @@ def promote(
 
 
 def roll_back(to: str | None = None) -> Promotion:
-    """Promote again what was promoted before the present one, or, with `to`, one that was promoted earlier.
+    """Promote the checkpoint that was promoted before the present one, or `to`, one of those before it.
 
-    Repeated, it goes further back; before the first promotion nothing is promoted. Raises UsageError where
-    there is nothing to go back to, CheckpointError where that checkpoint is gone or damaged.
+    Repeated calls go further back, finally to no promoted checkpoint. Raises UsageError if there is no
+    earlier promotion, CheckpointError if that checkpoint is missing or damaged.
     """
     with _locked():
         stack = _stack(_carried_out())
@@ -101,12 +103,12 @@ def roll_back(to: str | None = None) -> Promotion:
 
 
 def read_history() -> tuple[Promotion, ...]:
-    """Every promotion that was carried out, the oldest first. Raises CheckpointError for a damaged file."""
+    """All completed promotions, oldest first. Raises CheckpointError for a damaged file."""
     return _carried_out()
 
 
 def promotions_of(folder: Path) -> list[Promotion]:
-    """Every time that this very checkpoint was promoted, whatever it was called then."""
+    """The promotions of this checkpoint, under any name."""
     hashed = file_hash(folder / MANIFEST)
     return [record for record in read_history() if record.manifest_hash == hashed]
 
@@ -128,7 +130,7 @@ def _move(
         evidence=evidence,
         objections=objections,
     )
-    history = History(promotions=(*_carried_out(), record))
+    history = PromotionHistory(promotions=(*_carried_out(), record))
     write_text(checkpoints_dir() / HISTORY, history.model_dump_json(indent=1) + "\n", CheckpointError)
     point_latest(name)
     return record
@@ -143,7 +145,7 @@ def _carried_out() -> tuple[Promotion, ...]:
 def _read() -> tuple[Promotion, ...]:
     path = checkpoints_dir() / HISTORY
     try:
-        return History.model_validate_json(path.read_bytes()).promotions
+        return PromotionHistory.model_validate_json(path.read_bytes()).promotions
     except FileNotFoundError:
         return ()
     except ValidationError as error:
@@ -154,7 +156,7 @@ def _read() -> tuple[Promotion, ...]:
 
 
 def _stack(records: tuple[Promotion, ...]) -> list[str]:
-    """What is promoted now, on top of what was before it; what was rolled back is off the stack."""
+    """The promoted checkpoints, the present one last, without those that were rolled back."""
     stack: list[str] = []
     for record in records:
         if record.kind != "rolled_back":

@@ -1,7 +1,7 @@
-"""Intervals for tables of results: Wilson's for a rate, the paired bootstrap for a difference.
+"""Statistics of results: Wilson intervals, cluster bootstrap, and sign-flip tests.
 
-Values that rise and fall together, as tasks of one program do, are one cluster, and clusters are drawn whole:
-otherwise an interval is too narrow (Miller 2024, arXiv 2411.00640, section 2.2).
+Correlated values, such as tasks of one program, form a cluster, and whole clusters are resampled; otherwise
+intervals are too narrow (Miller 2024, arXiv 2411.00640, section 2.2).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Z95 = 1.959963984540054
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:
-    """95 % score interval of a success rate (Wilson 1927); (0, 1) where nothing was tried.
+    """95 % score interval of a success rate (Wilson 1927); (0, 1) for n = 0.
 
     Raises ValueError unless 0 <= successes <= n.
     """
@@ -26,7 +26,7 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
     rate, z2 = successes / n, Z95**2
     centre = (rate + z2 / (2 * n)) / (1 + z2 / n)
     half = Z95 * math.sqrt(rate * (1 - rate) / n + z2 / (4 * n * n)) / (1 + z2 / n)
-    # at the ends the bound is exactly 0 or 1, and rounding must not move it past the rate
+    # exact at 0 and n: rounding must not move the bound past the rate
     low = 0.0 if successes == 0 else centre - half
     high = 1.0 if successes == n else centre + half
     return low, high
@@ -35,10 +35,10 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
 def bootstrap(
     clusters: Sequence[Sequence[float]], seed: int, *, resamples: int = 4000
 ) -> tuple[float, float, float]:
-    """The mean of all values and its 95 % percentile interval (Efron and Tibshirani 1993, ch. 13), with whole
-    clusters drawn; deterministic in `seed`.
+    """(mean of all values, low, high): the 95 % percentile interval (Efron and Tibshirani 1993, ch. 13) by
+    resampling whole clusters; deterministic in `seed`.
 
-    Raises ValueError where there are no values.
+    Raises ValueError if there are no values.
     """
     sized = [(math.fsum(values), len(values)) for values in clusters if values]
     if not sized:
@@ -61,10 +61,10 @@ def paired_bootstrap(
     clusters: Sequence[str] | None = None,
     resamples: int = 4000,
 ) -> tuple[float, float, float]:
-    """Mean of a - b over paired tasks, and its 95 % percentile interval; `clusters` names that of each task,
-    None makes each its own.
+    """(mean of a - b over paired tasks, low, high), a 95 % percentile interval.
 
-    Deterministic in `seed`. Raises ValueError when the sequences are empty or of different lengths.
+    `clusters` names the cluster of each task; None makes each task its own. Deterministic in `seed`. Raises
+    ValueError if the sequences are empty or differ in length.
     """
     if not a or len(a) != len(b):
         raise ValueError(f"a and b must pair up and not be empty, but have lengths {len(a)} and {len(b)}")
@@ -74,7 +74,7 @@ def paired_bootstrap(
 
 
 def by_cluster(named: Iterable[tuple[str, float]]) -> list[list[float]]:
-    """The values of each cluster, in the order in which they are first met."""
+    """The values of each cluster, in the order of first appearance."""
     clusters: dict[str, list[float]] = {}
     for name, value in named:
         clusters.setdefault(name, []).append(value)
@@ -82,9 +82,8 @@ def by_cluster(named: Iterable[tuple[str, float]]) -> list[list[float]]:
 
 
 def sign_flip(clusters: Sequence[Sequence[float]], seed: int, *, flips: int = 10_000) -> float:
-    """One-sided p-value of a mean this far above 0 if the differences of each cluster were as likely to have
-    the other sign (Fisher's randomisation test), by `flips` draws; deterministic in `seed`. 1 where nothing
-    differs.
+    """One-sided p-value of a mean above 0 by Fisher's randomisation test: the signs of the cluster sums are
+    flipped at random, `flips` times. Deterministic in `seed`; 1 if all values are 0.
     """
     changed = [total for values in clusters if (total := math.fsum(values))]
     if not changed:

@@ -70,13 +70,13 @@ def command(
     began = None if since is None else parse_when(since, now=time.time())
     chosen = RunFilter(task=task, since=began, policy=policy)
     with LogStore.open(log, create=False) as store:
-        from nano_rl.logs.admission import Bench
-        from nano_rl.logs.survey import Survey
+        from nano_rl.logs.admission import TargetPolicy as Bench
+        from nano_rl.logs.survey import LogSurvey as Survey
 
         opened, note = _opened(model)
         look, bench = None, Bench(max_staleness=max_staleness)
         if opened is not None:
-            from nano_rl.logs.token_verification import SecondLook
+            from nano_rl.logs.admission import RunVerifier as SecondLook
 
             look = SecondLook(opened, store)
             bench = Bench(
@@ -84,7 +84,7 @@ def command(
                 max_staleness=max_staleness,
             )  # fmt: skip
         report = Survey(
-            store=store, chosen=chosen, bench=bench, look=look, fresh=fresh, exact=exact, seed=seed
+            store=store, chosen=chosen, target=bench, verifier=look, fresh=fresh, exact=exact, seed=seed
         ).report()
         report.notes += _notes(note, exact=exact, bounded=max_staleness is not None)
         if not report.runs:

@@ -41,6 +41,8 @@ class Asked:
     curriculum: bool
     logs: tuple[str, ...]
     """the first is written to; none: the default one"""
+    tools: tuple[str, ...] = ()
+    """further tools of the agents, as --tool takes them"""
 
     @property
     def group_size(self) -> int:
@@ -119,7 +121,7 @@ def open_sources(
         contents.refuse_nothing(stores, fresh=config.group_size > 0)
     return Sources(
         logged=contents.groups,
-        born=contents.born,
+        policy_versions=contents.policy_versions,
         learned_from=way.learned_from,
         rest=contents.rest,
         pairs=pairs,

@@ -116,7 +116,7 @@ def history(as_json: bool) -> int:
 @log_option
 def best(training: str, name: str, log: str | None) -> int:
     """Make a checkpoint of the best state that TRAINING has saved, also when it was stopped short."""
-    from nano_rl.resume.best import save_best
+    from nano_rl.resume.progress import save_best
     from nano_shared.store import LogStore
 
     target = checkpoint_target(name)
@@ -139,7 +139,7 @@ def best(training: str, name: str, log: str | None) -> int:
 def export(name: str, target: Path, adapter: bool, dtype: str) -> int:
     """Write NAME for programs without nano: a model that transformers and vLLM load, or with --adapter a PEFT
     adapter beside its base."""
-    from nano_rl.checkpoints.export import ADAPTER_FOLDER, BASE_FOLDER, export_checkpoint
+    from nano_rl.checkpoints.checkpoint import ADAPTER_FOLDER, BASE_FOLDER, export_checkpoint
 
     export_checkpoint(name, target, adapter=adapter, dtype=dtype)
     print(printable(str(target / ADAPTER_FOLDER if adapter else target)))

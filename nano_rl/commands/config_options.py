@@ -27,7 +27,7 @@ from nano_rl.config.toml_file import (
     to_toml,
 )
 from nano_rl.config.training import parse_config
-from nano_rl.learn.config.objective import Config
+from nano_rl.learn.config import Config
 from nano_shared.errors import ConfigError, UsageError
 
 C = TypeVar("C", bound=Config)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from nano_rl.conformance.adapter import Subject
-    from nano_rl.conformance.case import Result
+    from nano_rl.conformance.case import CheckResult as Result
 
 
 @click.command("conformance")

@@ -11,8 +11,9 @@ import click
 
 from nano_coder.config import load_config
 from nano_coder.models.opening import default_model
-from nano_coder.run.execution import limited
-from nano_rl.checkpoints.evaluate import Row, component_means, table
+from nano_coder.run.execution import with_limits
+from nano_rl.checkpoints.evaluate import SuccessRow as Row
+from nano_rl.checkpoints.evaluate import component_means, table
 from nano_rl.checkpoints.evaluations import (
     Conditions,
     Evaluation,
@@ -20,7 +21,8 @@ from nano_rl.checkpoints.evaluations import (
     store_evaluation,
     tasks_hash,
 )
-from nano_rl.checkpoints.promotion import Difference, compare
+from nano_rl.checkpoints.promotion import SuccessDifference as Difference
+from nano_rl.checkpoints.promotion import compare
 from nano_rl.commands.progress import bar, print_components, print_rows, tell_ungraded
 from nano_rl.commands.session import (
     chosen_reward,
@@ -89,7 +91,7 @@ class How:
             name, self.log, base_url=base_url, dtype=self.dtype, temperature=self.temperature,
             max_tokens=self.max_tokens, limit=self.limit,
         )  # fmt: skip
-        tasks = [limited(task, runtime.limits) for task in self.tasks]
+        tasks = [with_limits(task, runtime.limits) for task in self.tasks]
         with bar(f"eval {name}", len(self.tasks) * self.repeat) as progress:
             runs = collect(
                 tasks, runtime, group_size=self.repeat, seed=self.seed, reward=composed,

@@ -22,6 +22,10 @@ seed_option = click.option("--seed", type=int, default=0, show_default=True)
 tasks_option = click.option(
     "--tasks", "tasks_file", type=click.Path(path_type=Path), help="JSON lines file of tasks."
 )
+tool_option = click.option(
+    "--tool", "tools", multiple=True, metavar="NAME|FILE.py:NAME",
+    help="One more tool for the agents, installed or in a file; repeatable.",
+)  # fmt: skip
 reward_option = click.option(
     "--reward",
     help="Parts and weights, tests=1,process=0.2,safety=0.1, or a file of settings (docs/rewards.md).",

@@ -14,7 +14,9 @@ from nano_shared.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nano_rl.preferences.log_pairs import Asked, Groups, Source
+    from nano_rl.preferences.log_pairs import Groups
+    from nano_rl.preferences.log_pairs import PairSource as Source
+    from nano_rl.preferences.log_pairs import RunScorer as Asked
     from nano_shared.store import LogStore
 from collections.abc import Mapping, Sequence
 

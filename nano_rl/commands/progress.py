@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from nano_rl.checkpoints.evaluate import Row
+from nano_rl.checkpoints.evaluate import SuccessRow as Row
 from nano_rl.formats import Refusal
 from nano_rl.gather.rollouts import none_graded, why_ungraded
 from nano_shared.console import Console

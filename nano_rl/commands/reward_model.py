@@ -13,7 +13,7 @@ from nano_rl.commands.pairs import PAIR_OPTIONS, pair_options
 from nano_rl.preferences.config import RewardModelConfig
 
 if TYPE_CHECKING:
-    from nano_rl.preferences.reward_model import Report
+    from nano_rl.preferences.reward_model import RewardModelReport as Report
 
 HEADINGS = {
     "What to train on": ("name", "model", *PAIR_OPTIONS, "held_out"),
@@ -40,7 +40,7 @@ def command(
     """Train a reward model on the backbone of --model; --reward preference:NAME=1 then uses it."""
     config = settings.config()
     from nano_rl.preferences.reward_checkpoint import CALIBRATION
-    from nano_rl.report.calibration import calibration_page
+    from nano_rl.report.page import calibration_page
     from nano_rl.report.plot import Plotter
 
     plotter = Plotter()  # it refuses before the training, not after

@@ -22,6 +22,7 @@ from nano_rl.commands.session import (
     policy_runtime,
     reward_option,
     seed_option,
+    tool_option,
 )  # fmt: skip
 from nano_rl.gather.rollouts import collect, execute
 from nano_rl.rewards import outcome
@@ -74,6 +75,7 @@ def _mean(values: Sequence[float]) -> float:
 @click.option("--group-size", type=click.IntRange(1), default=1, show_default=True, help="Runs of each task.")
 @click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True)
 @max_tokens_option
+@tool_option
 @limit_option
 @click.option(
     "--reflect", type=click.IntRange(0), is_flag=False, flag_value=1, default=0, metavar="[N]",
@@ -85,7 +87,7 @@ def _mean(values: Sequence[float]) -> float:
 @log_option
 def command(
     tasks_file: Path, model: str | None, base_url: str | None, oracle: bool, group_size: int,
-    temperature: float, max_tokens: int | None, limit: dict[str, Any], reflect: int,
+    temperature: float, max_tokens: int | None, tools: tuple[str, ...], limit: dict[str, Any], reflect: int,
     reward: str | None, seed: int, dtype: str, log: str | None,
 ) -> int:  # fmt: skip
     """Run each task of a file GROUP_SIZE times; the runs and their verdicts are in the log."""
@@ -108,7 +110,7 @@ def command(
         else:
             runtime = policy_runtime(
                 model, log, base_url=base_url, dtype=dtype, temperature=temperature, max_tokens=max_tokens,
-                limit=limit,
+                limit=limit, tools=tools,
             )  # fmt: skip
             runs = collect(
                 tasks, runtime, group_size=group_size, seed=seed, on_run=done, reward=composed,

@@ -5,19 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from nano_coder.agent.profiles import COMPACT_1
+from nano_coder.agent.profiles import COMPACT_1, with_tools
 from nano_coder.config import load_config, said_limits
+from nano_coder.models.opener import find_opener
 from nano_coder.models.opening import OpenedWeights, default_model, open_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
-from nano_coder.run.log import guarded
+from nano_coder.run.redacting_log import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.tools import TOOLS
 from nano_rl.commands.options import (
     dtype_option,
     log_option,
@@ -27,9 +30,10 @@ from nano_rl.commands.options import (
     reward_option,
     seed_option,
     tasks_option,
+    tool_option,
 )  # fmt: skip
 from nano_rl.commands.progress import bar
-from nano_rl.imitation import oracle_runs as oracle
+from nano_rl.imitation import demonstrations as oracle
 from nano_rl.rewards import Reward, open_reward, parse_reward
 from nano_rl.tasks.oracle import ORACLE
 from nano_shared.checkpoint import checkpoints_dir
@@ -42,7 +46,7 @@ def oracle_runtime(log: str | None) -> Runtime:
     return Runtime(
         policy=ScriptedPolicy([]),
         sandbox=open_sandbox(),
-        store=guarded(LogStore.open(log)),
+        store=redacting_store(LogStore.open(log)),
         profile=COMPACT_1,
         policy_name=ORACLE,
     )
@@ -67,6 +71,7 @@ __all__ = [
     "reward_option",
     "seed_option",
     "tasks_option",
+    "tool_option",
     "training_folder",
     "training_runtime",
     "trainings_dir",
@@ -87,22 +92,32 @@ def policy_runtime(
     temperature: float,
     max_tokens: int | None = None,
     limit: Mapping[str, Any] | None = None,
+    tools: Sequence[str] = (),
 ) -> Runtime:
     """The runtime of a policy by name. The sandbox refuses first, since that takes milliseconds.
 
     What is not given is what the environment and the configuration files say; `max_tokens` is of one
     completion.
     """
-    flags = {"model": model, "log": log, "base_url": base_url, "max_completion_tokens": max_tokens}
+    flags = {
+        "model": model,
+        "log": log,
+        "base_url": base_url,
+        "max_completion_tokens": max_tokens,
+        "tools": tuple(tools),
+    }
     config, sources = load_config({**flags, "limit": limit}, Path())
     sandbox = open_sandbox(config.sandbox, python=config.python)
     store = LogStore.open(config.log)
-    opened = open_policy(config.model, base_url=config.base_url, api_key=config.api_key, dtype=dtype)
+    more = [TOOLS.give(tool).spec.name for tool in config.tools]
+    opened = open_policy(
+        config.model, base_url=config.base_url, api_key=config.api_key, dtype=dtype, profile=config.profile
+    )
     return Runtime(
         policy=opened.policy,
         sandbox=sandbox,
-        store=guarded(store, getattr(opened.policy, "decode", None)),
-        profile=opened.profile,
+        store=redacting_store(store, getattr(opened.policy, "decode", None)),
+        profile=with_tools(opened.profile, more),
         sampling=Sampling(temperature=temperature, max_tokens=config.max_completion_tokens),
         policy_name=opened.name,
         limits=said_limits(config, sources),
@@ -116,21 +131,26 @@ def training_runtime(
     dtype: str,
     temperature: float,
     limit: Mapping[str, Any] | None = None,
+    tools: Sequence[str] = (),
 ) -> tuple[OpenedWeights, str, Runtime]:
     """Trainable weights, their name, and a runtime whose policy each step replaces by the live module."""
     from nano_rl.imitation.demonstrations import reader_of
 
-    config, sources = load_config({"model": model, "log": log, "limit": limit}, Path())
+    config, sources = load_config({"model": model, "log": log, "limit": limit, "tools": tuple(tools)}, Path())
+    more = [TOOLS.give(tool).spec.name for tool in config.tools]
     sandbox = open_sandbox(config.sandbox, python=config.python)
     store = LogStore.open(config.log)
     name = config.model or default_model()
-    if name.startswith("openai:"):
+    if find_opener(name):
         raise UsageError(f"{name} is trained where its weights are; name a local model with --model")
-    opened = open_weights(name, dtype="bfloat16" if dtype == "bfloat16" else "float32", merge=False)
+    opened = open_weights(
+        name, dtype="bfloat16" if dtype == "bfloat16" else "float32", profile=config.profile, merge=False
+    )
+    opened = replace(opened, profile=with_tools(opened.profile, more))
     runtime = Runtime(
         policy=ScriptedPolicy([]),
         sandbox=sandbox,
-        store=guarded(store, reader_of(opened).template.encoder.decode),
+        store=redacting_store(store, reader_of(opened).template.encoder.decode),
         profile=opened.profile,
         sampling=Sampling(temperature=temperature, max_tokens=config.max_completion_tokens),
         policy_name=name,

@@ -17,7 +17,7 @@ from nano_shared.console import Console
 from nano_shared.store import LogStore
 
 if TYPE_CHECKING:
-    from nano_rl.tasks.check import Finding
+    from nano_rl.tasks.check import TaskFinding as Finding
 
 SHOWN = 20
 """refused tasks that the report names"""

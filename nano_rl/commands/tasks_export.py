@@ -14,7 +14,9 @@ from nano_shared.refusal import first_problem
 
 @click.command("export")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--to", "name", type=click.Choice(list(FORMATS)), required=True, help="Format.")
+@click.option(
+    "--to", "name", metavar="FORMAT", required=True, help=f"{', '.join(FORMATS)}, or path.py:name."
+)  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="File, or folder of folders.")
 @click.option("--keep-going", is_flag=True, help="List every refusal and write the rest; exits with 2.")
 def command(file: Path, name: str, out: Path, keep_going: bool) -> int:

@@ -18,7 +18,10 @@ from nano_shared.store import LogStore
 
 @click.command("import")
 @click.argument("source", type=click.Path(path_type=Path))
-@click.option("--from", "name", type=click.Choice(list(FORMATS)), help="Format; default: by what is there.")
+@click.option(
+    "--from", "name", metavar="FORMAT",
+    help=f"{', '.join(FORMATS)}, or path.py:name; default: by what is there.",
+)  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), help="Default: SOURCE.tasks.jsonl.")
 @click.option("--repo", type=click.Path(path_type=Path), help="Of swe-bench rows: a git repository.")
 @log_option

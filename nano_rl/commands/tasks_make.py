@@ -11,15 +11,18 @@ import click
 
 from nano_rl.commands.options import jobs_option
 from nano_rl.tasks.make import draw_tasks, refuse_unwritable, write_tasks
+from nano_rl.tasks.suite import TaskSuite, find_suite
 from nano_shared.errors import UsageError
+from nano_shared.extensions import is_file_reference
 from nano_shared.types import Split, Task
 
 
 @click.command("make")
-@click.option("--suite", default="functions", show_default=True, help="See nano-rl tasks list --suites.")
 @click.option(
-    "--level", "levels", default="0-3", show_default=True, help="One level, or a range such as 0-3."
-)
+    "--suite", default="functions", show_default=True, metavar="NAME|FILE.py:NAME",
+    help="See nano-rl tasks list --suites.",
+)  # fmt: skip
+@click.option("--level", "levels", help="One level, or a range such as 0-3; default the suite's up to 3.")
 @click.option(
     "--view",
     "views",
@@ -36,7 +39,7 @@ from nano_shared.types import Split, Task
 @jobs_option
 def command(
     suite: str,
-    levels: str,
+    levels: str | None,
     views: tuple[str, ...],
     n: int,
     seed: int,
@@ -46,14 +49,18 @@ def command(
     jobs: int,
 ) -> int:
     """Make N tasks into a JSON lines file. Train and test share no program family."""
+    supply = find_suite(suite)
+    chosen = parse_levels(levels) if levels else _usual_levels(supply)
+    levels = levels or f"{chosen[0]}-{chosen[-1]}"
     drawn = draw_tasks(
         suite=suite,
-        levels=parse_levels(levels),
+        levels=chosen,
         seed=seed,
         split=Split(split),
         views=tuple(view for named in views for view in named.split(",")),
     )
-    target = out or Path(f"{suite}-{levels}-{split}-{seed}.jsonl")
+    name = supply.name if is_file_reference(suite) else suite
+    target = out or Path(f"{name}-{levels}-{split}-{seed}.jsonl")
     refuse_unwritable(target)
     tasks = _admitted(drawn, n, jobs) if check else list(itertools.islice(drawn, n))
     write_tasks(target, tasks)
@@ -72,6 +79,11 @@ def _admitted(drawn: Iterator[Task], n: int, jobs: int) -> list[Task]:
         )
     print_findings(findings)
     return tasks
+
+
+def _usual_levels(suite: TaskSuite) -> tuple[int, ...]:
+    known = sorted({view.level for view in suite.views})
+    return tuple(level for level in known if level <= 3) or tuple(known)
 
 
 def parse_levels(text: str) -> tuple[int, ...]:

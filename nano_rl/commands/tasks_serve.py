@@ -25,15 +25,16 @@ def command(file: Path, host: str, port: int, sessions: int, idle: float, log: s
     try:
         import uvicorn
 
-        from nano_rl.formats.gym_server import Sessions, gym_app
+        from nano_rl.formats.gym_server import GymSessions as Sessions
+        from nano_rl.formats.gym_server import gym_app
     except ModuleNotFoundError as problem:
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[gym]'") from None
-    from nano_coder.run.log import guarded
+    from nano_coder.run.redacting_log import redacting_store
     from nano_coder.sandbox.backend import open_sandbox
     from nano_rl.formats.episode import Episode
     from nano_shared.store import LogStore
 
-    sandbox, store = open_sandbox(), guarded(LogStore.open(log))
+    sandbox, store = open_sandbox(), redacting_store(LogStore.open(log))
     held = Sessions(lambda task: Episode(task, sandbox, store), most=sessions, idle_seconds=idle)
     print(f"{len(tasks)} tasks on http://{host}:{port}", file=sys.stderr)
     uvicorn.run(gym_app(tasks, held), host=host, port=port, log_level="warning")

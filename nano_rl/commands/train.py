@@ -12,7 +12,7 @@ import click
 
 from nano_rl.commands.asked import FRESH, Asked, further_logs, open_sources
 from nano_rl.commands.config_options import ConfigCommand, Settings, config_options
-from nano_rl.commands.options import LogName, model_option, name_option, reward_option
+from nano_rl.commands.options import LogName, model_option, name_option, reward_option, tool_option
 from nano_rl.config.training import TrainConfig
 from nano_shared.command_line import limit_option
 from nano_shared.errors import UsageError
@@ -20,12 +20,21 @@ from nano_shared.errors import UsageError
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights
     from nano_coder.run.execution import Runtime
-    from nano_rl.report.watcher import Watcher
+    from nano_rl.report.live import Watcher
     from nano_shared.store import LogStore
 
 HEADINGS = {
     "What to train on": ("name", "model", "tasks_file", "held_out", "from_logs", "fresh", "logs_given"),
-    "Rollouts": ("steps", "prompts_per_step", "group_size", "temperature", "scheduler", "seed", "limit"),
+    "Rollouts": (
+        "steps",
+        "prompts_per_step",
+        "group_size",
+        "temperature",
+        "scheduler",
+        "seed",
+        "limit",
+        "tools",
+    ),
     "Rollouts ahead of time (docs/training.md)": ("overlap", "heartbeat_seconds"),
     "Objective": ("objective", "updates_per_step", "minibatches"),
     "Logs (docs/training.md)": ("logs", "objective__max_staleness"),
@@ -90,13 +99,14 @@ _FROM_LOGS_SFT = 0.1
     help="Where metrics go beside metrics.jsonl: tensorboard, wandb, trackio.",
 )
 @limit_option
+@tool_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON at the end, and nothing else.")
 @config_options(TrainConfig, aliases={"prompts_per_step": ("--prompts",)}, apart=("reward",))
 def command(
     name: str, model: str | None, tasks_file: Path | None, held_out: Path | None, from_logs: bool,
     fresh: int | None, curriculum: bool, reward: str | None, logs_given: tuple[str, ...], log_to: str,
     as_json: bool,
-    limit: dict[str, Any], settings: Settings[TrainConfig],
+    limit: dict[str, Any], tools: tuple[str, ...], settings: Settings[TrainConfig],
 ) -> int:  # fmt: skip
     """Train and write checkpoint NAME: --tasks FILE rolls out afresh, --from-logs learns from the log.
 
@@ -104,7 +114,7 @@ def command(
     """
     asked = Asked(
         name=name, model=model, tasks=tasks_file, held_out=held_out, from_logs=from_logs, fresh=fresh,
-        curriculum=curriculum, logs=logs_given,
+        curriculum=curriculum, logs=logs_given, tools=tools,
     )  # fmt: skip
     sections = {k: v for k, v in settings.values.items() if isinstance(v, dict)}
     given = [f"{section}.{setting}" for section, of in sections.items() for setting in of]
@@ -135,7 +145,10 @@ def _resumed(
         if asked.tasks is None and not asked.from_logs:
             raise UsageError(f"there is no training {asked.name} to resume; leave --resume out to start one")
         return asked, settings, limit
-    filled = replace(asked, model=asked.model or record.model, logs=asked.logs or record.reachable_logs)
+    filled = replace(
+        asked, model=asked.model or record.model, logs=asked.logs or record.reachable_logs,
+        tools=asked.tools or record.tools,
+    )  # fmt: skip
     if asked.held_out is None and record.held_out:
         filled = replace(filled, held_out=Path(record.held_out))
     if asked.tasks is None and not asked.from_logs:
@@ -192,16 +205,15 @@ def _train(
     sinks = open_sinks(log_to, name=asked.name, folder=folder, settings=config.model_dump(mode="json"))
     opened, parent, runtime = training_runtime(
         asked.model, asked.logs[0] if asked.logs else None, dtype=config.dtype,
-        temperature=config.temperature, limit=limit,
+        temperature=config.temperature, limit=limit, tools=asked.tools,
     )  # fmt: skip
 
     from nano_coder.models.weights import quiet_transformers
     from nano_rl.checkpoints.checkpoint import save_checkpoint
-    from nano_rl.gather.held_out import HeldOut
+    from nano_rl.gather.success import HeldOut
     from nano_rl.learn.metrics import METRICS, read_metrics
     from nano_rl.learn.model.learner import prepare
-    from nano_rl.report.live import NoView, open_view
-    from nano_rl.report.watcher import Watcher
+    from nano_rl.report.live import NoView, Watcher, open_view
     from nano_rl.train import train
 
     sources = open_sources(asked, tasks, config, opened, runtime, stores, composed, quiet=quiet)
@@ -248,6 +260,7 @@ def _record(
         log=runtime.store.url,
         more_logs=tuple(store.url for store in further),
         limit=limit,
+        tools=asked.tools,
         config=config.model_dump(mode="json"),
         nano=runtime_version,
         started=time.time(),

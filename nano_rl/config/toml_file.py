@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from nano_rl.config.training import parse_config
-from nano_rl.learn.config.objective import Config
+from nano_rl.learn.config import Config
 from nano_shared.errors import ConfigError, UsageError
 
 NONE = "none"

@@ -8,8 +8,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 
-from nano_rl.learn.config.objective import Config
-from nano_rl.learn.config.training import CriticConfig, OptimizerConfig, UpdateConfig
+from nano_rl.learn.config import Config, CriticConfig, OptimizerConfig, UpdateConfig
 from nano_shared.errors import ConfigError
 
 Scheduler = Literal["lockstep", "free"]

@@ -1,4 +1,4 @@
-"""The adapter: the one function that the suite asks of a loss, and ours as an example of it.
+"""The adapter: the signature of the loss function that the conformance suite checks, and nano's own loss.
 
     # my_loss.py, for `nano-rl conformance --against my_loss.py`
     def loss(logprobs, old, behaviour, reference, advantages, mask, options):
@@ -7,7 +7,7 @@
         ...
         return the scalar to be minimised
 
-An option that a loss does not offer is answered with NotImplementedError, and counts neither for nor against.
+A loss raises NotImplementedError for options that it does not support; such cases are skipped.
 With r = new / old, w = old / behaviour, and rows, means and sums over trained tokens alone, the loss is
 
     sum over rows and tokens of share * ( w * surrogate(r, A) + beta * kl(new, reference) )
@@ -32,11 +32,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from nano_rl.learn.config.objective import Aggregation, ObjectiveConfig
+from nano_rl.learn.config import Aggregation, ObjectiveConfig
 from nano_rl.learn.credit.advantage import group_advantages, turn_advantages
 from nano_rl.learn.credit.gae import gae, whitened
-from nano_rl.learn.objectives.aggregation import token_share, token_weights
-from nano_rl.learn.objectives.loss import policy_loss
+from nano_rl.learn.objectives.loss import policy_loss, token_share, token_weights
 from nano_rl.learn.rows.batch import Batch
 from nano_rl.learn.rows.sample import TrainSample
 
@@ -44,7 +43,7 @@ SETTINGS = (
     "objective", "clip_low", "clip_high", "dual_clip", "ratio", "aggregation", "constant_length", "tis_cap",
     "tis_mode", "tis_floor", "tis_level", "reject_drift", "beta", "kl", "kl_in",
 )  # fmt: skip
-"""fields of `ObjectiveConfig` that are passed in `options`, each with its meaning there"""
+"""fields of `ObjectiveConfig` that are passed in `options`"""
 
 
 class LossFunction(Protocol):
@@ -71,19 +70,19 @@ class LossFunction(Protocol):
 
 
 class Subject:
-    """What is held against the suite: a loss, and the functions beside it that are offered."""
+    """The subject of the suite: a loss, and optional credit functions."""
 
     def __init__(
         self, *, name: str, loss: LossFunction, credit: Mapping[str, Callable[..., Any]] | None = None
     ):
-        """`credit` holds those of `CREDIT`."""
+        """`credit` holds functions of `CREDIT` by name."""
         self.name, self.loss, self._credit = name, loss, dict(credit or {})
 
-    def asked(self, function: str) -> Callable[..., Any]:
-        """Raises NotImplementedError for a function that is not offered."""
-        if function not in self._credit:
+    def function(self, name: str) -> Callable[..., Any]:
+        """A credit function. Raises NotImplementedError if the subject has none of that name."""
+        if name not in self._credit:
             raise NotImplementedError
-        return self._credit[function]
+        return self._credit[name]
 
 
 CREDIT = ("advantages", "turn_advantages", "gae", "whitened", "weights")
@@ -121,7 +120,7 @@ def our_loss(
         )
         for own in options["trajectory_tokens"]
     ]  # fmt: skip
-    # on the first update of a step training has no log-probs of its start
+    # on the first update of a step a training has no old log-probs
     first = torch.equal(old[mask], logprobs.detach()[mask])
     batch = Batch(
         ids_BT=torch.zeros_like(mask, dtype=torch.int64),
@@ -142,7 +141,7 @@ def our_loss(
 def our_weights(
     trajectories: Sequence[str], tokens: Sequence[int], *, aggregation: Aggregation, constant_length: int
 ) -> list[float]:
-    """`nano_rl.learn.objectives.aggregation.token_weights`."""
+    """`nano_rl.learn.objectives.loss.token_weights`."""
     rows = [
         TrainSample(
             run_id=name, ids=(0,) * (count + 1), mask=(0, *[1] * count), logprobs=(0.0,) * (count + 1),

@@ -1,7 +1,7 @@
-"""By hand: the loss of a step and its slope at every token, in plain loops over floats.
+"""A reference implementation: the loss of a step and its derivative by every log-prob, in loops over floats.
 
-No torch, and nothing that the losses are made of. Each rule is written by cases, as one says it in words: "a
-token whose advantage is positive stops at 1 + high", not as a minimum of clamped products.
+It uses no torch and no code of the losses that it checks. Rules are written as case distinctions, such as "a
+token with positive advantage is bounded at 1 + high", and not as a minimum of clamped products.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nano_rl.conformance.case import Case
+from nano_rl.conformance.case import LossCase
 
 Options = Mapping[str, Any]
 
@@ -26,8 +26,8 @@ class Token:
     advantage: float
 
 
-def loss_by_hand(case: Case) -> tuple[float, list[list[float]]]:
-    """The loss of a whole step, and its slope [B][T] along each log-prob; 0 on what is not trained."""
+def loss_by_hand(case: LossCase) -> tuple[float, list[list[float]]]:
+    """(loss of a whole step, [B][T] its derivative by each log-prob), 0 on tokens that are not trained."""
     options, rows = case.options, rows_of(case)
     trained: dict[str, int] = {}
     for name, row in zip(options["trajectory"], rows, strict=True):
@@ -42,7 +42,7 @@ def loss_by_hand(case: Case) -> tuple[float, list[list[float]]]:
     return value, slopes
 
 
-def rows_of(case: Case) -> list[list[Token]]:
+def rows_of(case: LossCase) -> list[list[Token]]:
     """The trained tokens of each row."""
     names = ("new", "old", "behaviour", "reference", "advantage")
     tensors = (case.logprobs, case.old, case.behaviour, case.reference, case.advantages)
@@ -54,8 +54,7 @@ def rows_of(case: Case) -> list[list[Token]]:
 
 
 def _share(options: Options, *, own: int, of: Sequence[int]) -> float:
-    """What a token weighs: one of all tokens; one of its trajectory's, which is one of all trajectories; or
-    one of a constant."""
+    """The share of a token under the aggregation."""
     if own == 0:
         return 0.0
     if options["aggregation"] == "token":
@@ -66,7 +65,7 @@ def _share(options: Options, *, own: int, of: Sequence[int]) -> float:
 
 
 def _row(row: Sequence[Token], options: Options) -> list[tuple[float, list[tuple[Token, float]]]]:
-    """Of each token its loss, and the slopes of that loss along the log-probs it depends on."""
+    """[tokens] (loss, derivatives by the log-probs that it depends on)."""
     weights = _rejected(row, _weights(row, options), options)
     advantages = _charged(row, options)
     found = []
@@ -85,7 +84,7 @@ def _row(row: Sequence[Token], options: Options) -> list[tuple[float, list[tuple
 
 
 def _ratio(token: Token, row: Sequence[Token], options: Options) -> tuple[float, list[tuple[Token, float]]]:
-    """New over old policy, of the token or of its row, and its slope along each log-prob in it."""
+    """The ratio of the token, or of its row, and its derivative by each log-prob."""
     if options["ratio"] == "token":
         ratio = math.exp(token.new - token.old)
         return ratio, [(token, ratio)]
@@ -94,7 +93,7 @@ def _ratio(token: Token, row: Sequence[Token], options: Options) -> tuple[float,
 
 
 def _surrogate(new: float, ratio: float, advantage: float, options: Options) -> tuple[float, float, float]:
-    """(loss, its slope along the ratio, its slope along the token's own log-prob)"""
+    """(loss, derivative by the ratio, derivative by the token's own log-prob)."""
     low, high, dual = 1 - options["clip_low"], 1 + options["clip_high"], options["dual_clip"]
     if options["objective"] in ("reinforce", "rloo"):
         return -advantage * new, 0.0, -advantage
@@ -111,7 +110,7 @@ def _surrogate(new: float, ratio: float, advantage: float, options: Options) -> 
 
 
 def _weights(row: Sequence[Token], options: Options) -> list[float]:
-    """What a token counts for that another policy sampled: that of the step's start over that one."""
+    """[tokens] importance weights, old / behaviour, truncated or masked."""
     cap = options["tis_cap"]
     if cap is None:
         return [1.0] * len(row)
@@ -125,7 +124,7 @@ def _weights(row: Sequence[Token], options: Options) -> list[float]:
 
 
 def _rejected(row: Sequence[Token], weights: list[float], options: Options) -> list[float]:
-    """A row that was worth less than nothing, and that the policy has left behind, counts no more."""
+    """The weights, or zeros for a row with a negative mean advantage and a drift above `reject_drift`."""
     if options["reject_drift"] is None or not row:
         return weights
     drift = sum(t.behaviour - t.new for t in row) / len(row)
@@ -134,7 +133,7 @@ def _rejected(row: Sequence[Token], weights: list[float], options: Options) -> l
 
 
 def _charged(row: Sequence[Token], options: Options) -> list[float]:
-    """The advantages, less the KL of each token and of those after it in its row."""
+    """Advantages minus the KL of each token and of all later ones in its row, under kl_in = reward."""
     charged = [t.advantage for t in row]
     if options["beta"] == 0 or options["kl_in"] != "reward":
         return charged
@@ -146,7 +145,7 @@ def _charged(row: Sequence[Token], options: Options) -> list[float]:
 
 
 def divergence(gap: float, kind: str) -> tuple[float, float]:
-    """An estimate of the KL from one token's log-prob less the reference's, and its slope."""
+    """(estimate of the KL, its derivative) from log-prob minus reference log-prob of one token."""
     if kind == "k1":
         return gap, 1.0
     if kind == "k2":
@@ -156,7 +155,7 @@ def divergence(gap: float, kind: str) -> tuple[float, float]:
 
 
 def advantages_by_hand(rewards: Sequence[float | None], baseline: str, std: str) -> list[float]:
-    """Of one group; a missing reward gets 0 and is nowhere counted."""
+    """Advantages of one group; a missing reward gets 0 and is not counted."""
     scored = [r for r in rewards if r is not None]
     if baseline == "none":
         return [0.0 if r is None else r for r in rewards]
@@ -165,6 +164,6 @@ def advantages_by_hand(rewards: Sequence[float | None], baseline: str, std: str)
     mean = sum(scored) / len(scored)
     spread = sum((r - mean) ** 2 for r in scored) / (len(scored) - (1 if std == "sample" else 0))
     scale = 1.0 if std == "none" else math.sqrt(spread)
-    # the mean of the others lies that much farther away
+    # the mean of the others is farther away by this factor
     farther = len(scored) / (len(scored) - 1) if baseline == "rloo" else 1.0
     return [0.0 if r is None else farther * (r - mean) / scale for r in rewards]

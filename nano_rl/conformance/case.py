@@ -1,4 +1,4 @@
-"""A case: rows of log-probs and advantages with their options, as a loss is asked about them."""
+"""Cases (rows of log-probs and advantages with options) and checks, which run a loss on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nano_rl.conformance.adapter import SETTINGS, LossFunction, Subject
-from nano_rl.learn.config.objective import ObjectiveConfig
+from nano_rl.learn.config import ObjectiveConfig
 
 
 class Status(StrEnum):
@@ -24,27 +24,27 @@ class Status(StrEnum):
 
 Numbers = Tensor | Sequence[float]
 Compared = tuple[Numbers, Numbers]
-"""what must come out, and what did"""
+"""expected and actual numbers"""
 Run = Callable[[Subject], Compared]
 RAISED = (
     ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
 )  # fmt: skip
-"""what a loss may raise that counts as its failure"""
+"""exceptions of a loss that count as a failure"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class ConformanceCheck:
     criterion: str
     """of docs/correctness.md"""
     name: str
     run: Run | Sequence[tuple[str, Run]]
-    """one case, or several, each with what it is called"""
+    """one case, or several with their names"""
     tolerance: float = 1e-9
     """largest absolute difference"""
     note: str = ""
-    """what the numbers mean, where they are a bias that the definition has"""
+    """explanation of the numbers, where the definition has a bias"""
     where: Callable[[list[int]], str] = "at {}".format
-    """what stands at a place of what is compared"""
+    """names a position in the compared numbers"""
 
     @property
     def cases(self) -> Sequence[tuple[str, Run]]:
@@ -52,21 +52,21 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class CheckResult:
     criterion: str
     name: str
     status: Status
     error: float | None
-    """largest absolute difference; None where nothing came out"""
+    """largest absolute difference; None if the loss raised"""
     tolerance: float
     note: str
-    """where it failed: the case, what was expected and what came out, in one line"""
+    """if it failed: the case with expected and actual number, in one line"""
     compared: int
-    """cases that the loss offers, up to the first that failed"""
+    """number of supported cases, up to the first failure"""
 
 
-def run_check(check: Check, subject: Subject) -> Result:
-    """Every case that the loss offers, up to the first failure; one that raises fails in its own words."""
+def run_check(check: ConformanceCheck, subject: Subject) -> CheckResult:
+    """Run every case that the loss supports, up to the first failure."""
     status, note, compared = Status.NOT_OFFERED, check.note, 0
     worst: float | None = None
     for case, run in check.cases:
@@ -84,14 +84,14 @@ def run_check(check: Check, subject: Subject) -> Result:
             status, worst = Status.FAILED, error
             break
         status, worst = Status.PASSED, max(worst or 0.0, error or 0.0)
-    return Result(
+    return CheckResult(
         criterion=check.criterion, name=check.name, status=status, error=worst, tolerance=check.tolerance,
         note=note, compared=compared,
     )  # fmt: skip
 
 
-def _compare(expected: Tensor, actual: Tensor, check: Check) -> tuple[float, str]:
-    """The largest difference, and where it is above the tolerance a sentence that shows it."""
+def _compare(expected: Tensor, actual: Tensor, check: ConformanceCheck) -> tuple[float, str]:
+    """(largest difference, a sentence about it if it exceeds the tolerance, else empty)."""
     if expected.shape != actual.shape:
         return math.inf, f"expected shape {tuple(expected.shape)}, got {tuple(actual.shape)}"
     gap = (expected - actual).abs()
@@ -109,7 +109,7 @@ Rows = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Case:
+class LossCase:
     logprobs: Tensor
     """[B, T], as all tensors here"""
     old: Tensor
@@ -129,7 +129,7 @@ class Case:
         return self.loss(function).detach()
 
     def gradient(self, function: LossFunction) -> Tensor:
-        """[B, T] of the loss with respect to the log-probs."""
+        """[B, T] gradient of the loss by the log-probs."""
         return self.both(function)[1]
 
     def both(self, function: LossFunction) -> tuple[Tensor, Tensor]:
@@ -141,13 +141,13 @@ class Case:
         (gradient,) = torch.autograd.grad(loss, x, allow_unused=True)
         return loss.detach(), torch.zeros_like(x) if gradient is None else gradient
 
-    def under(self, **settings: Any) -> Case:
-        """The same rows under other settings; importance weights are off where nothing is said of them."""
+    def under(self, **settings: Any) -> LossCase:
+        """The same rows under other settings; without importance weights by default."""
         config = ObjectiveConfig(**{"tis_cap": None, **settings}).model_dump(include=set(SETTINGS))
         return replace(self, options={**self.options, **config})
 
-    def rows(self, *indices: int) -> Case:
-        """Some of the rows, with the step's own totals: a micro-batch."""
+    def rows(self, *indices: int) -> LossCase:
+        """A micro-batch: some of the rows, with the totals of the step."""
         of = list(indices)
         options = {
             **self.options,
@@ -155,10 +155,10 @@ class Case:
             "trajectory_tokens": [self.options["trajectory_tokens"][i] for i in of],
         }
         tensors = {n: getattr(self, n)[of] for n in TENSORS}
-        return Case(**tensors, options=options)
+        return LossCase(**tensors, options=options)
 
-    def padded(self, columns: int, *, with_value: float) -> Case:
-        """The same rows with untrained columns at their ends; these and their holes hold that value."""
+    def padded(self, columns: int, *, with_value: float) -> LossCase:
+        """The same rows padded with untrained columns; all untrained positions hold `with_value`."""
 
         def pad(values: Tensor) -> Tensor:
             if values.dtype == torch.bool:
@@ -167,11 +167,11 @@ class Case:
                 values.masked_fill(~self.mask, with_value), (0, columns), value=with_value
             )
 
-        return Case(**{n: pad(getattr(self, n)) for n in TENSORS}, options=self.options)
+        return LossCase(**{n: pad(getattr(self, n)) for n in TENSORS}, options=self.options)
 
 
 UNTRAINED = 3.7
-"""stands where nothing is trained: no log-prob"""
+"""value of untrained positions, which is no log-prob"""
 TENSORS = ("logprobs", "old", "behaviour", "reference", "advantages", "mask")
 
 
@@ -185,14 +185,17 @@ def make_case(
     trajectory: Sequence[str] | None = None,
     holes: Sequence[Collection[int]] | None = None,
     **settings: Any,
-) -> Case:
-    """A whole step from the trained tokens of ragged rows. `old` is by default the policy itself, `behaviour`
-    is `old`, and importance weights are off. `holes` are columns of each row that are not trained, and hold
-    anything."""
+) -> LossCase:
+    """A whole step from the trained tokens of ragged rows.
+
+    By default `old` equals the policy, `behaviour` equals `old`, and importance weights are off. `holes` are
+    the untrained columns of each row.
+    """
     old = logprobs if old is None else old
     names = list(trajectory or map(str, range(len(logprobs))))
     columns = [
-        _columns(len(row), gone) for row, gone in zip(logprobs, holes or [()] * len(names), strict=True)
+        _columns(len(row), untrained)
+        for row, untrained in zip(logprobs, holes or [()] * len(names), strict=True)
     ]
     width = max((row[-1] + 1 for row in columns if row), default=0)
 
@@ -205,7 +208,7 @@ def make_case(
     tokens: Counter[str] = Counter()
     for name, row in zip(names, logprobs, strict=True):
         tokens[name] += len(row)
-    case = Case(
+    case = LossCase(
         logprobs=pad(logprobs),
         old=pad(old),
         behaviour=pad(old if behaviour is None else behaviour),
@@ -223,5 +226,5 @@ def make_case(
 
 
 def _columns(length: int, holes: Collection[int]) -> list[int]:
-    """The first so many columns that are no holes."""
+    """The first `length` columns that are no holes."""
     return [t for t in range(length + len(holes)) if t not in holes][:length]

@@ -1,4 +1,4 @@
-"""Closed forms: small cases whose loss is worked out by hand."""
+"""Closed forms: small cases with losses and gradients computed by hand."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 import torch
 
 from nano_rl.conformance.adapter import Subject
-from nano_rl.conformance.case import Case, Check, Compared, make_case
+from nano_rl.conformance.case import Compared, ConformanceCheck, LossCase, make_case
 
 THREE = ([0.5, 1.0, 1.5], [1.0, -1.0, 2.0])
 """ratios and advantages"""
 CLIPPED = {"recipe": "token", "grpo": "sequence", "dr_grpo": "constant", "dapo": "token", "ppo": "token"}
-"""and what each is a mean over"""
+"""objective -> its aggregation"""
 LENGTH = 10
 TABLE = [
     [(0.5, 1.0, -0.5, -0.5), (0.5, -1.0, 0.8, 0.0), (1.1, -2.0, 2.2, 2.2), (1.5, 1.0, -1.28, 0.0)],
     [(4.0, -1.0, 4.0, 4.0), (4.0, 1.0, -1.28, 0.0), (1.5, -1.0, 1.5, 1.5), (1.0, 2.0, -2.0, -2.0),
      (0.9, 1.0, -0.9, -0.9)],
 ]  # fmt: skip
-"""two rows of (ratio, advantage, loss under clip 0.2 and 0.28, its slope along the log-prob)"""
+"""two rows of (ratio, advantage, loss with clip 0.2 and 0.28, derivative by the log-prob)"""
 DUAL_TABLE = [TABLE[0], [(4.0, -1.0, 3.0, 0.0), *TABLE[1][1:]]]
-"""the same under a dual clip of 3"""
+"""the same with a dual clip of 3"""
 
 
-def closed_forms(draw: int = 0) -> Iterator[Check]:
+def closed_forms(draw: int = 0) -> Iterator[ConformanceCheck]:
     for objective in CLIPPED:
         yield _clip_table(f"{objective}: clip", objective, TABLE)
         yield _clip_table(f"{objective}: dual clip", objective, DUAL_TABLE, dual_clip=3.0)
@@ -38,21 +38,23 @@ def closed_forms(draw: int = 0) -> Iterator[Check]:
 
 def at_ratios(
     ratios: Sequence[float], advantages: Sequence[float], new: Sequence[float], **more: Any
-) -> Case:
-    """One row whose policy has these ratios to the old one."""
+) -> LossCase:
+    """One row with these ratios of new to old policy."""
     old = [n - math.log(r) for n, r in zip(new, ratios, strict=True)]
     return make_case([new], [advantages], old=[old], **more)
 
 
-def _value(criterion: str, name: str, expected: float, case: Case, tolerance: float = 1e-9) -> Check:
-    return Check(
+def _value(
+    criterion: str, name: str, expected: float, case: LossCase, tolerance: float = 1e-9
+) -> ConformanceCheck:
+    return ConformanceCheck(
         criterion=criterion, name=name, tolerance=tolerance,
         run=lambda subject: ([expected], case.value(subject.loss).reshape(1)),
     )  # fmt: skip
 
 
-def _gradient(criterion: str, name: str, expected: Sequence[float], case: Case) -> Check:
-    return Check(
+def _gradient(criterion: str, name: str, expected: Sequence[float], case: LossCase) -> ConformanceCheck:
+    return ConformanceCheck(
         criterion=criterion,
         name=name,
         run=lambda subject: (
@@ -64,8 +66,8 @@ def _gradient(criterion: str, name: str, expected: Sequence[float], case: Case) 
 
 def _clip_table(
     name: str, objective: str, table: Sequence[Sequence[tuple[float, ...]]], **settings: Any
-) -> Check:
-    """Each cell of ratio and advantage in two rows, under a named objective and weighed as it weighs."""
+) -> ConformanceCheck:
+    """A check of the cells of a table, under an objective with its aggregation."""
     ratios, advantages, losses, slopes = ([[cell[i] for cell in row] for row in table] for i in range(4))
     mean = CLIPPED[objective]
     how: dict[str, Any] = {"aggregation": mean, "beta": 0.0, "clip_low": 0.2, "clip_high": 0.28, **settings}
@@ -91,12 +93,12 @@ def _clip_table(
         ratio, advantage, *_ = [cell for row in table for cell in row][at[0] - 1]
         return f"slope of ratio {ratio:g} at advantage {advantage:g}"
 
-    return Check(
+    return ConformanceCheck(
         criterion="AC-16", name=name, run=run, where=lambda at: where(at) if at[0] else "the loss"
     )  # fmt: skip
 
 
-def _surrogates() -> Iterator[Check]:
+def _surrogates() -> Iterator[ConformanceCheck]:
     new = [-0.5, -1.0, -1.5]
     yield _value("AC-16", "clip", (-0.5 + 1 - 2.4) / 3, at_ratios(*THREE, new))
     yield _value("AC-15", "ratio one", -2 / 3, make_case([new], [THREE[1]]))
@@ -122,13 +124,13 @@ def _surrogates() -> Iterator[Check]:
     yield _gradient("AC-16", "gspo: each token moves the one ratio", [-s * 2 / 9] * 3, gspo)
 
 
-def _weights() -> Iterator[Check]:
+def _weights() -> Iterator[ConformanceCheck]:
     old, behaviour = [-1.0] * 3, [-0.5, -1.5, -0.8]
     new = [o + math.log(r) for o, r in zip(old, THREE[0], strict=True)]
     weights = [math.exp(o - b) for o, b in zip(old, behaviour, strict=True)]
     losses = [-0.5, 1.0, -2.4]
 
-    def case(**settings: Any) -> Case:
+    def case(**settings: Any) -> LossCase:
         return make_case([new], [THREE[1]], old=[old], behaviour=[behaviour], **settings)
 
     def mean(of: Sequence[float]) -> float:
@@ -162,17 +164,17 @@ def _weights() -> Iterator[Check]:
     yield _gradient("AC-19", "a sequence is rejected whole", [0.0] * 3, drifted)
 
 
-def _finite(name: str, case: Case) -> Check:
+def _finite(name: str, case: LossCase) -> ConformanceCheck:
     def run(subject: Subject) -> Compared:
         value, gradient = case.both(subject.loss)
         answered = torch.cat([value.reshape(1), gradient.flatten()])
         return torch.ones(len(answered)), answered.isfinite()
 
-    return Check(criterion="AC-18", name=name, run=run)
+    return ConformanceCheck(criterion="AC-18", name=name, run=run)
 
 
-def _far_apart() -> Iterator[Check]:
-    """Six nats a token: log-ratios may be bounded at 20, and nowhere before."""
+def _far_apart() -> Iterator[ConformanceCheck]:
+    """Log-ratios of six nats per token: they may be bounded at 20 nats, not below."""
     new, far = [[-1.0] * 4, [-2.0] * 5], [[-7.0] * 4, [-2.0] * 5]
     worse, big = [[-1.0] * 4, [0.0] * 5], math.exp(6.0)
     plain: dict[str, Any] = {"aggregation": "constant", "constant_length": 1}
@@ -188,7 +190,7 @@ def _far_apart() -> Iterator[Check]:
     yield _value("AC-24", "a KL of six nats", 4 * (big - 1 - 6) / 2, kl, tolerance=1e-8)
 
 
-def _kl() -> Iterator[Check]:
+def _kl() -> Iterator[ConformanceCheck]:
     values: dict[str, list[float]] = {
         "k1": [-1, 14, 29],
         "k2": [0.5, 98, 420.5],
@@ -210,7 +212,7 @@ def _kl() -> Iterator[Check]:
     yield _gradient("AC-24", "k1 in the reward, charged to what led to it", [0.5, 0.25], paid)
 
 
-def _aggregation() -> Iterator[Check]:
+def _aggregation() -> Iterator[ConformanceCheck]:
     ragged, advantages = [[-1.0] * 2, [-1.0] * 6], [[1.0] * 2, [-1.0] * 6]
     for aggregation, expected in (("sequence", 0.0), ("token", 0.5), ("constant", 0.25)):
         length: dict[str, Any] = {"constant_length": 8} if aggregation == "constant" else {}

@@ -1,4 +1,4 @@
-"""Credit: advantages of groups, turns and tokens, and what a row weighs, each against plain loops."""
+"""Checks of credit: advantages of groups, turns and tokens, and token weights, against plain loops."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from random import Random
 
 from nano_rl.conformance.adapter import Subject
 from nano_rl.conformance.by_hand import advantages_by_hand
-from nano_rl.conformance.case import Check, Compared, Run
+from nano_rl.conformance.case import Compared, ConformanceCheck, Run
 
 Rewards = Sequence[float | None]
 COMPARISONS = [("mean", s) for s in ("none", "sample", "population")]
 COMPARISONS += [("rloo", s) for s in ("none", "sample", "population")] + [("none", "none")]
 LARGE = 1e4
-"""rewards of this size do not feel what is added to their deviation"""
+"""size of rewards at which the epsilon added to the deviation does not matter"""
 RAGGED: dict[str, list[int]] = {"a": [5, 3], "b": [9], "c": [0], "d": [4, 0, 7]}
 """trained tokens in each row of four trajectories"""
 
 
-def credit(draw: int = 0) -> Iterator[Check]:
+def credit(draw: int = 0) -> Iterator[ConformanceCheck]:
     yield from _known_groups()
     for baseline, std in COMPARISONS:
         groups = _groups(Random(f"groups {draw} {baseline} {std}"))
-        yield Check(
+        yield ConformanceCheck(
             criterion="AC-5", name=f"groups of any size, missing rewards: {baseline}, std {std}",
             run=[(f"rewards {_shown(g)}", partial(_advantages, g, baseline, std)) for g in groups],
             tolerance=1e-5,
@@ -37,11 +37,11 @@ def credit(draw: int = 0) -> Iterator[Check]:
 
 def _drawn(
     criterion: str, name: str, make: Callable[[Random], Iterator[tuple[str, Run]]], draw: int
-) -> Check:
-    return Check(criterion=criterion, name=name, run=list(make(Random(f"{name} {draw}"))))
+) -> ConformanceCheck:
+    return ConformanceCheck(criterion=criterion, name=name, run=list(make(Random(f"{name} {draw}"))))
 
 
-def _known_groups() -> Iterator[Check]:
+def _known_groups() -> Iterator[ConformanceCheck]:
     one, third, root = [1.0, 0.0, 0.0, 0.0], -1 / 3, math.sqrt(3)
     known: list[tuple[str, Rewards, str, str, list[float]]] = [
         ("AC-4", one, "mean", "none", [0.75, -0.25, -0.25, -0.25]),
@@ -54,8 +54,8 @@ def _known_groups() -> Iterator[Check]:
         *(("AC-1", [0.95] * 8, baseline, std, [0.0] * 8) for baseline, std in COMPARISONS[:-1]),
     ]
     for criterion, rewards, baseline, std, expected in known:
-        # what is added to the deviation is a matter of taste up to 1e-4
-        yield Check(
+        # an epsilon of up to 1e-4 may be added to the deviation
+        yield ConformanceCheck(
             criterion=criterion, name=f"advantages of {_shown(rewards)}: {baseline}, std {std}",
             run=partial(_known, rewards, baseline, std, expected),
             tolerance=1e-3 if std != "none" else 1e-9,
@@ -65,12 +65,12 @@ def _known_groups() -> Iterator[Check]:
 def _known(
     rewards: Rewards, baseline: str, std: str, expected: Sequence[float], subject: Subject
 ) -> Compared:
-    return expected, list(subject.asked("advantages")(rewards, baseline=baseline, std=std))
+    return expected, list(subject.function("advantages")(rewards, baseline=baseline, std=std))
 
 
 def _groups(random: Random) -> list[Rewards]:
-    """Sizes from 1 to 9; a third of the rewards missing, and all but one or none; few values, so that some
-    are alike."""
+    """Groups of 1 to 9 rewards: with a third, all but one, or all missing; with few values, so that some are
+    equal."""
     groups: list[Rewards] = [[LARGE], [None, LARGE], [None] * 3, [None, LARGE, 0.0], [LARGE, LARGE, None]]
     for size in range(2, 10):
         values = [LARGE * random.choice((0.0, 1.0, random.uniform(-1, 1))) for _ in range(size)]
@@ -80,7 +80,7 @@ def _groups(random: Random) -> list[Rewards]:
 
 
 def _advantages(rewards: Rewards, baseline: str, std: str, subject: Subject) -> Compared:
-    made = subject.asked("advantages")(rewards, baseline=baseline, std=std)
+    made = subject.function("advantages")(rewards, baseline=baseline, std=std)
     return advantages_by_hand(rewards, baseline, std), list(made)
 
 
@@ -99,7 +99,7 @@ def _turns(random: Random) -> Iterator[tuple[str, Run]]:
 def _turns_of(
     group: Sequence[Sequence[float] | None], baseline: str, discount: float, subject: Subject
 ) -> Compared:
-    made = subject.asked("turn_advantages")(group, discount=discount, baseline=baseline)
+    made = subject.function("turn_advantages")(group, discount=discount, baseline=baseline)
     returns = [
         [sum(discount ** (k - t) * r[k] for k in range(t, len(r))) for t in range(len(r))] if r else None
         for r in group
@@ -126,7 +126,7 @@ def _gae(random: Random) -> Iterator[tuple[str, Run]]:
 def _gae_of(
     rewards: list[float], values: list[float], discount: float, lam: float, subject: Subject
 ) -> Compared:
-    made, returns = subject.asked("gae")(rewards, values, discount=discount, lam=lam)
+    made, returns = subject.function("gae")(rewards, values, discount=discount, lam=lam)
     following = [*values[1:], 0.0]
     surprise = [r + discount * v_next - v for r, v_next, v in zip(rewards, following, values, strict=True)]
     places = range(len(rewards))
@@ -144,7 +144,7 @@ def _whitened(random: Random) -> Iterator[tuple[str, Run]]:
 
 
 def _whitened_of(rows: list[list[float]], masks: list[list[int]], subject: Subject) -> Compared:
-    made = subject.asked("whitened")(rows, masks)
+    made = subject.function("whitened")(rows, masks)
     pairs = [(a, m) for row, mask in zip(rows, masks, strict=True) for a, m in zip(row, mask, strict=True)]
     sampled = [a for a, m in pairs if m]
     mean = sum(sampled) / len(sampled)
@@ -162,7 +162,7 @@ def _weights(random: Random) -> Iterator[tuple[str, Run]]:
 
 def _weights_of(rows: list[tuple[str, int]], aggregation: str, length: int, subject: Subject) -> Compared:
     names, tokens = [name for name, _ in rows], [count for _, count in rows]
-    made = subject.asked("weights")(names, tokens, aggregation=aggregation, constant_length=length)
+    made = subject.function("weights")(names, tokens, aggregation=aggregation, constant_length=length)
     expected = []
     for name in names:
         own = sum(RAGGED[name])

@@ -1,33 +1,207 @@
-"""Exact gradients: on-policy, the expected gradient of each objective, unbiased or with its bias stated.
+"""Exact gradients: the expected gradient of each objective, on-policy, over all sequences of a small
+language.
 
-The expectation of the loss's own gradient is compared with sums over scores that use no loss at all. The
-gradient of the expected reward is called exact; a bias is given as its size along it and as a cosine.
+The expectation of the loss's gradient, without sampling noise, is compared with sums over score functions
+that use no loss. Some objectives are unbiased; for the others the bias is given by its size along the
+gradient of the expected reward and a cosine. Also the gradients of the KL to the reference, for each
+estimator.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nano_rl.conformance.adapter import SETTINGS, Subject
 from nano_rl.conformance.by_hand import advantages_by_hand
-from nano_rl.conformance.case import Check
-from nano_rl.conformance.expectation import Language, beside, expected_ascent
+from nano_rl.conformance.case import ConformanceCheck, LossCase
+from nano_rl.learn.config import ObjectiveConfig
+
+END = 0
+
+
+class Language:
+    """A tabular policy: a logit for every token after every prefix; sequences end at END or at the length."""
+
+    def __init__(self, vocabulary: int, length: int, *, rewards: int = 3, seed: int = 0) -> None:
+        """`rewards` is the number of distinct rewards; few, so that groups of equal rewards occur."""
+        full = itertools.product(range(vocabulary), repeat=length)
+        self.sequences = sorted({s[: s.index(END) + 1] if END in s else s for s in full})
+        prefixes = sorted({s[:i] for s in self.sequences for i in range(len(s))})
+        place = {prefix: i for i, prefix in enumerate(prefixes)}
+        random = torch.Generator().manual_seed(seed)
+
+        def logits() -> Tensor:
+            return torch.randn(len(prefixes), vocabulary, dtype=torch.float64, generator=random)
+
+        self.logits = logits().requires_grad_()
+        self.reference = logits()
+        self.stale = self.logits.detach() + logits()
+        """a policy some updates older"""
+        self.rewards_S = torch.randint(0, rewards, (len(self.sequences),), generator=random).double()
+        self.lengths_S = torch.tensor([len(s) for s in self.sequences])
+        self.mask_ST = torch.arange(length) < self.lengths_S[:, None]
+        padded = [[*s, *[END] * (length - len(s))] for s in self.sequences]
+        self.tokens_ST = torch.tensor(padded)
+        self.prefix_ST = torch.tensor([[place.get(s[:i], 0) for i in range(length)] for s in self.sequences])
+
+    def logprobs_ST(self, logits: Tensor) -> Tensor:
+        """[S, T] log-prob of each token of each sequence; 0 after its end."""
+        return logits.log_softmax(-1)[self.prefix_ST, self.tokens_ST] * self.mask_ST
+
+    def probabilities_S(self, logits: Tensor) -> Tensor:
+        return self.logprobs_ST(logits).sum(-1).exp()
+
+    @property
+    def expected_reward(self) -> Tensor:
+        return (self.probabilities_S(self.logits) * self.rewards_S).sum()
+
+    def divergence(self) -> Tensor:
+        """KL(policy || reference) of whole sequences."""
+        ratio_S = (self.logprobs_ST(self.logits) - self.logprobs_ST(self.reference)).sum(-1)
+        return (self.probabilities_S(self.logits) * ratio_S).sum()
+
+    def gradient(self, value: Tensor) -> Tensor:
+        """[P] with respect to all logits of the policy."""
+        (gradient,) = torch.autograd.grad(value, self.logits, retain_graph=True)
+        return gradient.flatten()
+
+    def scores_STP(self) -> Tensor:
+        """[S, T, P] the gradient of every token's log-prob."""
+        jacobian: Tensor = torch.autograd.functional.jacobian(  # type: ignore[no-untyped-call]
+            self.logprobs_ST, self.logits.detach()
+        )
+        return jacobian.flatten(2)
+
+    def groups(self, size: int, logits: Tensor | None = None) -> Iterator[tuple[tuple[int, ...], float]]:
+        """Every ordered group of sequences, with its probability."""
+        p = self.probabilities_S(self.logits if logits is None else logits).tolist()
+        for members in itertools.product(range(len(p)), repeat=size):
+            yield members, math.prod(p[i] for i in members)
+
+
+Advantages = Callable[[Sequence[int]], Tensor]
+"""members of a group -> [G] or [G, T] advantages"""
+
+
+def expected_ascent(
+    language: Language,
+    subject: Subject,
+    *,
+    size: int,
+    advantages: Advantages,
+    sampler: Tensor | None = None,
+    start: Tensor | None = None,
+    **settings: Any,
+) -> Tensor:
+    """[P] minus the expected gradient of the loss over all groups, each a step of its own.
+
+    `sampler` holds the logits that sequences are drawn from, `start` those of the policy at the start of the
+    step; both are the policy itself by default.
+    """
+    new_ST = language.logprobs_ST(language.logits)
+    reference_ST = language.logprobs_ST(language.reference)
+    drawn = language.logits.detach() if sampler is None else sampler
+    old_ST = new_ST.detach() if start is None else language.logprobs_ST(start)
+    behaviour_ST = language.logprobs_ST(drawn)
+    config = ObjectiveConfig(**{"tis_cap": None, **settings}).model_dump(include=set(SETTINGS))
+    objective = torch.zeros((), dtype=torch.float64)
+    for members, probability in language.groups(size, drawn):
+        rows = list(members)
+        mask, of = language.mask_ST[rows], advantages(members)
+        lengths = language.lengths_S[rows].tolist()
+        case = LossCase(
+            logprobs=new_ST[rows], old=old_ST[rows], behaviour=behaviour_ST[rows],
+            reference=reference_ST[rows], advantages=(of if of.dim() == 2 else of[:, None]) * mask, mask=mask,
+            options={
+                **config, "num_tokens": sum(lengths), "num_sequences": size,
+                "trajectory": [str(i) for i in range(size)], "trajectory_tokens": lengths,
+            },
+        )  # fmt: skip
+        objective = objective - probability * case.loss(subject.loss)
+    return language.gradient(objective)
+
+
+def beside(biased: Tensor, exact: Tensor) -> str:
+    """Size of an expected gradient along the exact one, and the cosine between them, as text."""
+    along = float((biased * exact).sum() / exact.square().sum())
+    cosine = float((biased * exact).sum() / (biased.norm() * exact.norm()))
+    return f"{along:.3f} of the exact gradient along it, cosine {cosine:.4f}"
+
+
+def exact_kl(draw: int = 0) -> Iterator[ConformanceCheck]:
+    yield from _one_token(Language(5, 1))
+    yield from _sequences(Language(3, 3))
+
+
+def _nothing(members: Sequence[int]) -> Tensor:
+    return torch.zeros(len(members), dtype=torch.float64)
+
+
+def _kl_check(name: str, language: Language, expected: Tensor, note: str, **how: Any) -> ConformanceCheck:
+    how = {"beta": 1.0, "aggregation": "constant", "constant_length": 1, **how}
+    return ConformanceCheck(
+        criterion="AC-24", name=name, note=note,
+        run=lambda subject: (
+            -expected, expected_ascent(language, subject, size=1, advantages=_nothing, **how)
+        ),
+    )  # fmt: skip
+
+
+def _one_token(language: Language) -> Iterator[ConformanceCheck]:
+    new, reference = (
+        language.logprobs_ST(language.logits)[:, 0],
+        language.logprobs_ST(language.reference)[:, 0],
+    )
+    reverse = language.gradient(language.divergence())
+    forward = language.gradient((reference.exp() * (reference - new)).sum())
+    squared = language.gradient((new.exp() * (new - reference).square() / 2).sum())
+    yield _kl_check("k1 in the loss", language, 0 * reverse, "nothing: the KL is not felt", kl="k1")
+    yield _kl_check("k2 in the loss", language, reverse, "the gradient of KL(policy || reference)", kl="k2")
+    yield _kl_check("k3+ in the loss", language, reverse, "the gradient of KL(policy || reference)", kl="k3+")
+    away = f"that of KL(reference || policy): {beside(forward, reverse)}"
+    yield _kl_check("k3 in the loss", language, forward, away, kl="k3")
+    yield _kl_check(
+        "k1 in the reward", language, reverse, "the gradient of KL(policy || reference)", kl="k1",
+        kl_in="reward",
+    )  # fmt: skip
+    for kind, paid in (("k2", squared - reverse), ("k3", reverse - forward)):
+        note = f"without the gradient of {kind} itself: {beside(paid, reverse)}"
+        yield _kl_check(f"{kind} in the reward", language, paid, note, kl=kind, kl_in="reward")
+
+
+def _sequences(language: Language) -> Iterator[ConformanceCheck]:
+    whole = language.gradient(language.divergence())
+    yield _kl_check(
+        "k1 in the reward, sequences", language, whole, "the gradient of the KL of whole sequences", kl="k1",
+        kl_in="reward",
+    )  # fmt: skip
+    new, reference = language.logits.log_softmax(-1), language.reference.log_softmax(-1)
+    p_S = language.probabilities_S(language.logits).detach()
+    reached = (language.prefix_ST[None] == torch.arange(len(new))[:, None, None]) & language.mask_ST
+    mass_X = (reached.any(-1) * p_S).sum(-1)
+    nearby = language.gradient((mass_X * (new.exp() * (new - reference)).sum(-1)).sum())
+    note = f"the KL after each prefix, not what a token does to later prefixes: {beside(nearby, whole)}"
+    for kind in ("k2", "k3+"):
+        yield _kl_check(f"{kind} in the loss, sequences", language, nearby, note, kl=kind)
+
 
 UNBIASED = {"reinforce": "none", "rloo": "rloo"}
 
 
-def exact_gradients(draw: int = 0) -> Iterator[Check]:
+def exact_gradients(draw: int = 0) -> Iterator[ConformanceCheck]:
     yield from _unbiased(Language(3, 3))
     yield from _deviation(Language(3, 2, rewards=2))
     yield from _means(Language(3, 2))
 
 
 def compared(language: Language, baseline: str, std: str = "none") -> Any:
-    """Group advantages, with nothing beside the deviation."""
+    """Group advantages, without an epsilon added to the deviation."""
 
     def advantages(members: Sequence[int]) -> Tensor:
         rewards = language.rewards_S[list(members)].tolist()
@@ -36,14 +210,16 @@ def compared(language: Language, baseline: str, std: str = "none") -> Any:
     return advantages
 
 
-def _check(name: str, language: Language, expected: Tensor, note: str, size: int = 2, **how: Any) -> Check:
-    return Check(
+def _check(
+    name: str, language: Language, expected: Tensor, note: str, size: int = 2, **how: Any
+) -> ConformanceCheck:
+    return ConformanceCheck(
         criterion="exact", name=name, note=note,
         run=lambda subject: (expected, expected_ascent(language, subject, size=size, **how)),
     )  # fmt: skip
 
 
-def _unbiased(language: Language) -> Iterator[Check]:
+def _unbiased(language: Language) -> Iterator[ConformanceCheck]:
     exact = language.gradient(language.expected_reward)
     for objective, baseline in UNBIASED.items():
         advantages = compared(language, baseline)
@@ -71,7 +247,7 @@ def _unbiased(language: Language) -> Iterator[Check]:
 
 
 def _prefix_values(language: Language) -> Tensor:
-    """[S, T] the expected reward after the prefix before each token: what a perfect critic says."""
+    """[S, T] the expected reward after the prefix before each token, the values of a perfect critic."""
     p_S = language.probabilities_S(language.logits).detach()
     reached = (
         language.prefix_ST[None] == torch.arange(len(language.logits))[:, None, None]
@@ -81,8 +257,8 @@ def _prefix_values(language: Language) -> Tensor:
     return value_X[language.prefix_ST]
 
 
-def _deviation(language: Language) -> Iterator[Check]:
-    """With two rewards the division changes the size alone, by a factor of the success rate."""
+def _deviation(language: Language) -> Iterator[ConformanceCheck]:
+    """With two rewards the division scales the gradient by a factor that depends on the success rate."""
     size, exact = 3, language.gradient(language.expected_reward)
     p = float(language.expected_reward.detach())
     spread = sum(
@@ -97,7 +273,7 @@ def _deviation(language: Language) -> Iterator[Check]:
     )  # fmt: skip
 
 
-def _means(language: Language) -> Iterator[Check]:
+def _means(language: Language) -> Iterator[ConformanceCheck]:
     exact = language.gradient(language.expected_reward)
     scores_SP = language.scores_STP().sum(1)
     p_S = language.probabilities_S(language.logits).detach()

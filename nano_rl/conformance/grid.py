@@ -1,7 +1,7 @@
-"""The grid: every objective under every setting, value and slopes, against the same by hand.
+"""The grid: loss and gradient of every objective under every setting, against the reference implementation.
 
-Objective x importance weights x KL x clip x rejection x aggregation, on rows of a moved policy whose sampler
-was older still; fewer of them on a first update, on a later one, and on a first one from an older sampler.
+Objective x importance weights x KL x clip x rejection x aggregation, on a later update with a stale sampler;
+a subset on a first update, on a later update, and on a first update with a stale sampler.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import torch
 
 from nano_rl.conformance.adapter import Subject
 from nano_rl.conformance.by_hand import loss_by_hand
-from nano_rl.conformance.case import Case, Check, Compared, Run, make_case
+from nano_rl.conformance.case import Compared, ConformanceCheck, LossCase, Run, make_case
 
 Since = Literal["first update", "later update", "stale sampler", "stale first"]
-"""what has moved since the rows were sampled: nothing; the policy since the step began; that, and the sampler
-was older; the sampler was older, and the policy is that of the step's start"""
+"""what differs between sampler and policy: nothing; the policy was updated in this step; also, the sampler
+was older; the sampler was older, and the policy was not updated in this step"""
 
 LOW, HIGH, DUAL, FLOOR, CAP, DRIFT = 0.15, 0.3, 1.8, 0.6, 1.6, 0.15
-"""settings that the rows are drawn around"""
+"""settings near which the rows are drawn"""
 
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
     length: int
-    """tokens that are trained"""
+    """number of trained tokens"""
     sign: int
     """of the mean advantage"""
     moved: float
@@ -53,18 +53,18 @@ PLANS = (
     RowPlan(4, -1, -0.305, 0.9),
 )
 NAMES = ("a", "b", "c", "a", "d", "e", "f", "g", "h")
-"""trajectories; the first one has two rows, which are no neighbours"""
+"""trajectories of the rows; the first has two rows, which are not adjacent"""
 SPREAD = (-0.5, 0.5, -0.08, 0.08, 0.85, -0.85, 0.25, -0.25)
 STALE = (0.8, -0.8, 0.1, -0.1, -0.7, 0.7, -0.3, 0.3)
 
 
-def drawn_step(draw: int | str, *, since: Since = "stale sampler", **settings: Any) -> Case:
+def drawn_step(draw: int | str, *, since: Since = "stale sampler", **settings: Any) -> LossCase:
     """All rows of a step under these settings."""
     return _rows(draw, since).under(**settings)
 
 
 @lru_cache(maxsize=64)
-def _rows(draw: int | str, since: Since) -> Case:
+def _rows(draw: int | str, since: Since) -> LossCase:
     random = Random(f"step {draw}")
     rows: dict[str, list[list[float]]] = {
         name: [] for name in ("logprobs", "advantages", "old", "behaviour", "reference")
@@ -87,22 +87,22 @@ def _rows(draw: int | str, since: Since) -> Case:
 
 
 def _around(mean: float, spread: Sequence[float], length: int, random: Random) -> list[float]:
-    """Numbers of that mean, to a percent, which lie apart by `spread`."""
+    """Numbers with about this mean and this spread."""
     apart = [s * random.uniform(0.97, 1.03) for s in spread[:length]]
     return [mean * random.uniform(0.99, 1.01) + s - sum(apart) / length for s in apart]
 
 
 def _advantages(plan: RowPlan, random: Random) -> list[float]:
-    """One a token, as a critic gives them: every third one is of the other sign."""
+    """One advantage per token; every third one has the other sign."""
     return [
         plan.sign * random.uniform(0.4, 0.9) * (-0.5 if place % 3 == 1 else 2.0)
         for place in range(plan.length)
     ]
 
 
-Settings = Mapping[str, Any]
+SettingValues = Mapping[str, Any]
 ALL = ("token", "sequence", "constant")
-OBJECTIVES: dict[str, tuple[Settings, tuple[str, ...]]] = {
+OBJECTIVES: dict[str, tuple[SettingValues, tuple[str, ...]]] = {
     "recipe": ({}, ALL),
     "recipe, ratio of sequences": ({"objective": "recipe", "ratio": "sequence"}, ALL),
     "grpo": ({}, ALL),
@@ -114,9 +114,9 @@ OBJECTIVES: dict[str, tuple[Settings, tuple[str, ...]]] = {
     "reinforce": ({}, ALL),
     "ppo": ({}, ALL),
 }
-"""what each one fixes, and its aggregations"""
+"""objective -> its fixed settings, and its aggregations"""
 UNCLIPPED = ("rloo", "reinforce")
-IMPORTANCE: dict[str, Settings] = {
+IMPORTANCE: dict[str, SettingValues] = {
     "no weights": {"tis_cap": None},
     "weights that no cap reaches": {"tis_cap": 100.0},
     "truncated weights": {"tis_cap": CAP},
@@ -126,16 +126,16 @@ IMPORTANCE: dict[str, Settings] = {
         "tis_cap": CAP, "tis_mode": "mask", "tis_floor": FLOOR, "tis_level": "sequence"
     },
 }  # fmt: skip
-KL: dict[str, Settings] = {
+KL: dict[str, SettingValues] = {
     "no KL": {"beta": 0.0},
     **{f"{kl} in the loss": {"beta": 0.3, "kl": kl, "kl_in": "loss"} for kl in ("k1", "k2", "k3", "k3+")},
     **{f"{kl} in the reward": {"beta": 0.3, "kl": kl, "kl_in": "reward"} for kl in ("k1", "k2", "k3")},
 }
-REJECTION: dict[str, Settings] = {"": {}, "rejection": {"reject_drift": DRIFT}}
-CLIP: Settings = {"clip_low": LOW, "clip_high": HIGH}
+REJECTION: dict[str, SettingValues] = {"": {}, "rejection": {"reject_drift": DRIFT}}
+CLIP: SettingValues = {"clip_low": LOW, "clip_high": HIGH}
 
 
-def grid(draw: int = 0) -> Iterator[Check]:
+def grid(draw: int = 0) -> Iterator[ConformanceCheck]:
     for objective in OBJECTIVES:
         for importance in IMPORTANCE:
             cases = [(importance, *of) for of in _every_other(objective)]
@@ -149,7 +149,7 @@ def grid(draw: int = 0) -> Iterator[Check]:
 
 
 def _every_other(objective: str) -> Iterator[tuple[str, str, str, str]]:
-    """Every KL with every pair of the other settings; with each three of them where there are few."""
+    """Every KL with every pair of the other settings; all combinations if there is one aggregation."""
     axes = tuple(KL), _clips(objective), tuple(REJECTION), OBJECTIVES[objective][1]
     for of in product(*axes):
         if len(axes[-1]) == 1 or sum(axis.index(name) for axis, name in zip(axes, of, strict=True)) % 2 == 0:
@@ -158,11 +158,11 @@ def _every_other(objective: str) -> Iterator[tuple[str, str, str, str]]:
 
 def _check(
     name: str, objective: str, since: Since, draw: int, cases: list[tuple[str, str, str, str, str]]
-) -> Check:
+) -> ConformanceCheck:
     runs: list[tuple[str, Run]] = [
         (", ".join(filter(None, (since, *of))), partial(_compare, objective, since, draw, of)) for of in cases
     ]
-    return Check(criterion=_criterion(cases), name=name, run=runs, where=_where)
+    return ConformanceCheck(criterion=_criterion(cases), name=name, run=runs, where=_where)
 
 
 def _where(at: list[int]) -> str:
@@ -182,7 +182,7 @@ def _clips(objective: str) -> tuple[str, ...]:
 
 
 def settings_of(objective: str, of: tuple[str, str, str, str, str], random: Random) -> dict[str, Any]:
-    """By the names of the axes; numbers moved a little, so that none can be known beforehand."""
+    """The settings of one combination, with numbers changed at random by up to 3 %."""
     importance, kl, clip, rejection, aggregation = of
     settings: dict[str, Any] = {
         "objective": objective,
@@ -209,12 +209,12 @@ def _compare(
     return by_hand(case), answered
 
 
-def by_hand(case: Case) -> torch.Tensor:
+def by_hand(case: LossCase) -> torch.Tensor:
     value, slopes = loss_by_hand(case)
     return torch.tensor([[value, *row] for row in slopes], dtype=torch.float64)
 
 
-def beside(case: Case, subject: Subject) -> torch.Tensor:
-    """[B, 1 + T] the loss, and its slope along each log-prob."""
+def beside(case: LossCase, subject: Subject) -> torch.Tensor:
+    """[B, 1 + T] the loss, and its derivative by each log-prob."""
     value, slopes = case.both(subject.loss)
     return torch.cat([value.reshape(1, 1).expand(len(slopes), 1), slopes], 1)

@@ -1,6 +1,88 @@
-"""Tasks in the formats of others: one module a format, registered in one dictionary."""
+"""Task formats of other projects by name (`nano.task_formats`), and which one a file or folder is in."""
 
-from nano_rl.formats.formats import FORMATS, find_format, guess_format
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from nano_rl.formats.case_table import CASES_CSV
+from nano_rl.formats.folder_format import FolderFormat
+from nano_rl.formats.row_format import ReadOptions, RowFormat
+from nano_shared.errors import UsageError
+from nano_shared.extensions import Extensions, is_file_reference
 from nano_shared.refusal import Refusal, Refused
+from nano_shared.types import Task
 
 __all__ = ["FORMATS", "Refusal", "Refused", "find_format", "guess_format"]
+
+
+class TaskFormat(Protocol):
+    """Tasks in the format of another project; `nano.task_formats` registers one."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def summary(self) -> str: ...
+
+    def read(self, path: Path, options: ReadOptions) -> Iterator[Task | Refusal]:
+        """Every task, and every refusal in its place. Raises UsageError where nothing can be read."""
+        ...
+
+    def refusals(self, tasks: Sequence[Task]) -> list[Refusal]:
+        """The tasks that cannot be written, each with its reason."""
+        ...
+
+    def write(self, tasks: Sequence[Task], path: Path) -> None:
+        """Raises Refused for the first task that cannot be written; nothing is written then."""
+        ...
+
+
+FORMATS: Extensions[TaskFormat] = Extensions("nano.task_formats", check=lambda value: _no_format(value))
+_TOLD_FIRST = (
+    "harbor", "exercism", "nemo-gym", "swe-bench", "evalplus", "humaneval", "mbpp", "rows", "verifiers",
+    "trl",
+)  # fmt: skip
+"""in the order in which a folder or a row is tried: the most telling ones first"""
+
+
+def find_format(name: str) -> TaskFormat:
+    """The format of that name, or of `path.py:name`. Raises UsageError with the names there are, and
+    ConfigError for one that cannot be loaded."""
+    if name not in FORMATS and not is_file_reference(name):
+        raise UsageError(f"unknown format {name!r}; the formats are {', '.join(FORMATS)}, or path.py:name")
+    return FORMATS.find(name)
+
+
+def guess_format(path: Path) -> TaskFormat:
+    """The format that a folder's files or a file's first row speak for. Raises UsageError."""
+    names = ", ".join(FORMATS)
+    if not path.exists():
+        raise UsageError(f"no such file or folder: {path}")
+    known = [FORMATS.find(name) for name in _tried()]
+    if path.is_dir():
+        for folder in known:
+            if isinstance(folder, FolderFormat) and folder.recognises(path):
+                return folder
+        raise UsageError(f"{path}: no folder in it looks like a task; name the format with --from ({names})")
+    if path.suffix == ".csv":
+        return CASES_CSV
+    for rows in known:
+        if not isinstance(rows, RowFormat):
+            continue
+        first = next((row for _, row in rows.rows(path) if not isinstance(row, Refusal)), None)
+        if first is not None and rows.recognises(first):
+            return rows
+    raise UsageError(f"{path}: its first row looks like no known format; name it with --from ({names})")
+
+
+def _tried() -> list[str]:
+    """The formats, ours in their order and then those of other packages."""
+    return [*_TOLD_FIRST, *(name for name in FORMATS if name not in _TOLD_FIRST)]
+
+
+def _no_format(value: object) -> str | None:
+    lacks = [name for name in ("name", "summary") if not isinstance(getattr(value, name, None), str)]
+    lacks += [name for name in ("read", "refusals", "write") if not callable(getattr(value, name, None))]
+    return f"is no format of tasks: it has no {lacks[0]}" if lacks else None

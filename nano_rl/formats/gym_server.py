@@ -33,7 +33,7 @@ class TooMany(UsageError):
     """The server holds as many sessions as it may."""
 
 
-class Sessions:
+class GymSessions:
     """Thread-safe. `opener` makes an episode of a task."""
 
     def __init__(self, opener: Callable[[Task], Episode], *, most: int, idle_seconds: float) -> None:
@@ -110,7 +110,7 @@ class Problem(Exception):
         self.detail = detail
 
 
-def gym_app(tasks: Sequence[Task], sessions: Sessions) -> Starlette:
+def gym_app(tasks: Sequence[Task], sessions: GymSessions) -> Starlette:
     """The application. Every session is closed when it shuts down."""
     from starlette.applications import Starlette
     from starlette.routing import Route
@@ -135,7 +135,7 @@ def gym_app(tasks: Sequence[Task], sessions: Sessions) -> Starlette:
 
 
 class _Server:
-    def __init__(self, tasks: Mapping[str, Task], sessions: Sessions) -> None:
+    def __init__(self, tasks: Mapping[str, Task], sessions: GymSessions) -> None:
         self._tasks = tasks
         self._sessions = sessions
 

@@ -21,18 +21,18 @@ _PROMPTS = ("problem_statement", "question", "problem", "instruction", "prompt")
 """where rows whose server writes the first message itself keep what is asked"""
 
 
-class _Open(BaseModel):
+class _ExtensibleRow(BaseModel):
     """Fields beyond the declared ones stay in the row, which is kept whole."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
 
-class TextPart(_Open):
+class TextPart(_ExtensibleRow):
     type: Literal["input_text", "output_text", "text"]
     text: str
 
 
-class InputItem(_Open):
+class InputItem(_ExtensibleRow):
     """One item of the conversation before the task starts: a message, or an earlier call and its output."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
@@ -55,12 +55,12 @@ class InputItem(_Open):
         return "".join(part.text for part in self.content or ())
 
 
-class FunctionTool(_Open):
+class FunctionTool(_ExtensibleRow):
     type: Literal["function"]
     name: str = Field(min_length=1)
 
 
-class CreateParams(_Open):
+class CreateParams(_ExtensibleRow):
     input: list[InputItem]
     tools: list[FunctionTool] = []
     metadata: dict[str, Any] | None = None
@@ -71,7 +71,7 @@ class CreateParams(_Open):
         return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-class OutputItem(_Open):
+class OutputItem(_ExtensibleRow):
     """An item that a model produced. Token ids and log-probs come together or not at all."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"]
@@ -92,7 +92,7 @@ class OutputItem(_Open):
         return self
 
 
-class Response(_Open):
+class Response(_ExtensibleRow):
     id: str
     output: list[OutputItem]
 
@@ -105,7 +105,7 @@ class Response(_Open):
         return [item for step in output for item in (step if isinstance(step, list) else [step])]
 
 
-class InputRow(_Open):
+class InputRow(_ExtensibleRow):
     responses_create_params: CreateParams
 
 

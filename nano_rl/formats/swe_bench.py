@@ -19,7 +19,7 @@ from nano_rl.formats.row_format import ReadOptions, RowFormat, original_rows
 from nano_rl.tasks.jsonl import Row, parse_json, text_field
 from nano_shared.refusal import Refusal, Refused
 from nano_shared.scratch import scratch_folder
-from nano_shared.snapshot import Entry, Kind
+from nano_shared.snapshot import Entry, EntryKind
 from nano_shared.snapshot.tree import make_snapshot, save
 from nano_shared.types import HiddenChecks, OracleAction, Provenance, Task
 
@@ -177,9 +177,9 @@ def _start(tree: dict[str, Blob], options: ReadOptions) -> dict[str, Any]:
             raise Refused("base_commit", f"needs the log's blob store: {problem}") from None
     link = 0o120000
     entries = [
-        Entry(path, Kind.SYMLINK, 0, blob.data.decode("utf-8", "surrogateescape"))
+        Entry(path, EntryKind.SYMLINK, 0, blob.data.decode("utf-8", "surrogateescape"))
         if blob.mode == link
-        else Entry(path, Kind.FILE, blob.mode & 0o777, options.blobs.put(blob.data))
+        else Entry(path, EntryKind.FILE, blob.mode & 0o777, options.blobs.put(blob.data))
         for path, blob in tree.items()
     ]
     return {"snapshot": save(make_snapshot(entries), options.blobs)}

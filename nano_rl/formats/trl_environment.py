@@ -13,17 +13,45 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nano_coder.agent.profiles import find_profile
-from nano_coder.run.log import guarded
+from nano_coder.run.redacting_log import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.formats.episode import PROFILE, Episode, EpisodeOver
-from nano_rl.formats.row_format import WHOLE, embedded
+from nano_rl.formats.row_format import WHOLE, RowFormat, embedded
+from nano_rl.formats.verifiers import messages_text
+from nano_rl.tasks.jsonl import Row
 from nano_shared.errors import UsageError
+from nano_shared.hashing import content_hash
+from nano_shared.refusal import Refused
 from nano_shared.store import LogStore
-from nano_shared.types import ToolSpec
+from nano_shared.types import Provenance, Task, ToolSpec
 
-WIDEST = find_profile("hermes-2")
-"""has the tools of every domain"""
+NAME = "trl"
+
+
+def read_row(row: Row) -> Task:
+    """A prompt without a check: TRL's reward functions are code, which no row carries."""
+    if "prompt" not in row:
+        raise Refused("prompt", "is missing")
+    key = f"{NAME}/{content_hash(row).removeprefix('sha256:')[:16]}"
+    return Task(key=key, prompt=messages_text(row["prompt"], "prompt"), provenance=Provenance(source=NAME))
+
+
+def write_row(task: Task) -> Row:
+    """For `GRPOTrainer(environment_factory=environment_factory())`, which finds the task in `nano_task`."""
+    return {"prompt": [{"role": "user", "content": task.prompt}], "task_key": task.key}
+
+
+TRL = RowFormat(
+    name=NAME,
+    summary="TRL datasets for the environment class nano_rl.formats.trl_environment",
+    recognises=lambda row: "prompt" in row,
+    read_row=read_row,
+    write_row=write_row,
+    understood=frozenset({"prompt", "task_key"}),
+)
+
+
 _TYPES: dict[str, type] = {"string": str, "integer": int, "number": float, "boolean": bool}
 
 
@@ -34,12 +62,13 @@ def environment_class(
 
     Raises UsageError for a tool that there is not.
     """
-    known = {tool.name: tool for tool in WIDEST.tools}
+    widest = find_profile("hermes-2")  # has the tools of every domain
+    known = {tool.name: tool for tool in widest.tools}
     names = [tool.name for tool in PROFILE.tools] if tools is None else list(tools)
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"no tool {unknown[0]!r}; the tools are {', '.join(known)}")
     methods = {name: _method(known[name]) for name in names}
-    places = {"_sandbox": sandbox or open_sandbox(), "_store": store or guarded(LogStore.open())}
+    places = {"_sandbox": sandbox or open_sandbox(), "_store": store or redacting_store(LogStore.open())}
     return type("NanoEnvironment", (_Environment,), methods | places)
 
 

@@ -1,10 +1,10 @@
-"""The difficulty controller: which level and view the next tasks come from, so that groups have a signal.
+"""The curriculum: draws tasks by level and view so that the groups of a step have a signal.
 
-A group teaches where some of its rollouts succeed and some fail. Each cell (a level and a view) keeps a
-decaying estimate of its success; cells between `low` and `high` are drawn most, by p(1 - p), the variance
-of a rollout's reward. Levels open from the lowest up: the next one when the open cells of the highest are
-mastered or well under way, and the highest closes again where nothing succeeds. Pure and seeded: the same
-state and step draw the same tasks, and the state is plain JSON.
+A group has a signal if some of its rollouts succeed and some fail. Each cell (a level and a view) has a
+decaying estimate p of its success; cells with p between `low` and `high` are drawn most, in proportion to
+p(1 - p), the variance of a rollout's reward. Levels open from the lowest up: the next level opens when the
+mean success of the highest open level exceeds the middle of the band, and the highest level closes again when
+its success falls below `low` / 2. The same state, seed and step draw the same tasks; the state is plain JSON.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ Cell = tuple[int, str]
 
 
 class CurriculumConfig(BaseModel):
-    """What the controller aims at."""
+    """The target band of success, and how estimates of it are formed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     low: float = Field(0.2, ge=0, le=1)
     high: float = Field(0.8, ge=0, le=1)
-    """the success of groups is held between the two"""
+    """target band of the success of groups"""
     decay: float = Field(0.8, gt=0, lt=1)
-    """weight of all earlier groups against the newest"""
+    """factor by which each new group reduces the weight of earlier groups"""
     floor: float = Field(0.02, gt=0, le=1)
-    """weight of a cell outside the band, against 1 at a success of one half: it is looked at now and then"""
+    """weight of a cell outside the band, relative to 1 at p = 0.5: such cells are still sampled now and
+    then"""
     tries: int = Field(3, ge=1)
-    """groups before an estimate of a cell is trusted"""
+    """number of groups before the estimate of a cell is used"""
 
     @model_validator(mode="after")
     def _band(self) -> CurriculumConfig:
@@ -48,17 +49,17 @@ class CurriculumConfig(BaseModel):
 
 
 @dataclass(slots=True)
-class _Record:
-    """What is known about a cell."""
+class _CellRecord:
+    """The results of one cell."""
 
     groups: int = 0
-    """seen so far"""
+    """number of groups recorded"""
     success: float = 0.0
-    """decayed sum of the groups' mean rewards"""
+    """decayed sum of the mean rewards of the groups"""
     weight: float = 0.0
     """decayed number of groups"""
     drawn: int = 0
-    """tasks taken from the cell"""
+    """number of tasks drawn from the cell"""
 
     @property
     def rate(self) -> float | None:
@@ -67,9 +68,9 @@ class _Record:
 
 @dataclass(slots=True)
 class Curriculum:
-    """Draws tasks of a pool, and learns from the groups that came of them.
+    """Draws tasks from a pool, by the recorded results of earlier groups.
 
-    Raises UsageError for a pool without levels and views.
+    Raises UsageError for an empty pool, and for a task without a level.
     """
 
     tasks: Sequence[Task]
@@ -78,7 +79,7 @@ class Curriculum:
     open_level: int = field(init=False)
     """highest level that is drawn from"""
     _cells: dict[Cell, list[Task]] = field(init=False)
-    _records: dict[Cell, _Record] = field(init=False)
+    _records: dict[Cell, _CellRecord] = field(init=False)
 
     def __post_init__(self) -> None:
         cells: dict[Cell, list[Task]] = {}
@@ -89,7 +90,7 @@ class Curriculum:
         if not cells:
             raise UsageError("a curriculum needs at least one task")
         self._cells = dict(sorted(cells.items()))
-        self._records = {cell: _Record() for cell in self._cells}
+        self._records = {cell: _CellRecord() for cell in self._cells}
         self.open_level = self.levels[0]
 
     @property
@@ -101,10 +102,11 @@ class Curriculum:
         return [cell for cell in self._cells if cell[0] <= self.open_level]
 
     def weights(self) -> dict[Cell, float]:
-        """Of each open cell: 1 where nothing is known yet, 4p(1 - p) within the band, little outside it."""
+        """Sampling weight of each open cell: 1 without an estimate, 4p(1 - p) in the band, `floor`
+        outside."""
         return {cell: self._weight(self._records[cell]) for cell in self.open_cells}
 
-    def _weight(self, record: _Record) -> float:
+    def _weight(self, record: _CellRecord) -> float:
         rate = record.rate
         if rate is None or record.groups < self.config.tries:
             return 1.0
@@ -113,8 +115,8 @@ class Curriculum:
         return max(self.config.floor, 4 * rate * (1 - rate))
 
     def draw(self, step: int, count: int, *, taken: Collection[str] = ()) -> list[Task]:
-        """`count` tasks for one step, none twice and none of the keys `taken` before in that step; fewer
-        where the open cells hold no more."""
+        """`count` different tasks for one step, none with a key in `taken`; fewer if the open cells have no
+        more."""
         rng = Random(f"curriculum {self.seed} {step}" + (f" {len(taken)}" if taken else ""))
         weights = self.weights()
         seen = set(taken)
@@ -131,7 +133,7 @@ class Curriculum:
         return chosen
 
     def _next(self, cell: Cell) -> Task:
-        """The next task of a cell: its pool in an endless sequence of seeded permutations."""
+        """The next task of a cell: seeded permutations of its pool, one after the other."""
         record, pool = self._records[cell], self._cells[cell]
         epoch, place = divmod(record.drawn, len(pool))
         order = list(range(len(pool)))
@@ -140,7 +142,7 @@ class Curriculum:
         return pool[order[place]]
 
     def record(self, groups: Sequence[Group]) -> None:
-        """Learn from the groups of a step. Rollouts without a reward count for nothing."""
+        """Record the groups of a step. Rollouts without a reward are ignored."""
         for group in groups:
             task = group.trajectories[0].task
             scored = [r for r in group.rewards_G if not math.isnan(r)]
@@ -154,7 +156,7 @@ class Curriculum:
         self._move()
 
     def _move(self) -> None:
-        """Open the next level or close the highest one, by the mean success of the highest."""
+        """Open the next level or close the highest open one, by its mean success."""
         top = [self._records[cell] for cell in self._cells if cell[0] == self.open_level]
         known = [r.rate for r in top if r.rate is not None and r.groups >= self.config.tries]
         if len(known) < len(top):
@@ -164,12 +166,13 @@ class Curriculum:
         if mean > (self.config.low + self.config.high) / 2 and at + 1 < len(self.levels):
             self.open_level = self.levels[at + 1]
         elif mean < self.config.low / 2 and at > 0:
-            for record in top:  # whoever comes back later is judged anew
+            for record in top:  # estimates start afresh when the level opens again
                 record.groups, record.success, record.weight = 0, 0.0, 0.0
             self.open_level = self.levels[at - 1]
 
     def metrics(self) -> dict[str, float]:
-        """The open level, and the success of the cells that are in the band."""
+        """`curriculum_level`: the highest open level; `curriculum_in_band`: share of open cells in the
+        band."""
         rates = [r for cell in self.open_cells if (r := self._records[cell].rate) is not None]
         inside = [r for r in rates if self.config.low <= r <= self.config.high]
         return {
@@ -178,7 +181,7 @@ class Curriculum:
         }
 
     def state(self) -> dict[str, Any]:
-        """Everything that going on needs, as plain JSON; floats come back as they were."""
+        """The state as plain JSON, for `restore`; floats are restored exactly."""
         return {
             "open_level": self.open_level,
             "cells": [
@@ -188,11 +191,11 @@ class Curriculum:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`. Raises UsageError where the pool has other levels and views than then."""
-        told = {(level, view): _Record(*rest) for level, view, *rest in state["cells"]}
-        if set(told) != set(self._cells):
+        """Continue from `state()`. Raises UsageError if the pool has other levels and views."""
+        saved = {(level, view): _CellRecord(*rest) for level, view, *rest in state["cells"]}
+        if set(saved) != set(self._cells):
             raise UsageError(
                 "the curriculum was saved for tasks of other levels and views; use the same file"
             )
-        self._records = {cell: told[cell] for cell in self._cells}
+        self._records = {cell: saved[cell] for cell in self._cells}
         self.open_level = int(state["open_level"])

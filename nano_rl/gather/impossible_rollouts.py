@@ -1,4 +1,4 @@
-"""Impossible rollouts beside the ordinary ones of a step, and what a step's metrics say about hacking."""
+"""Control rollouts of impossible tasks, and the metrics of reward hacking in a training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nano_coder.run.execution import Runtime
 from nano_rl.checkpoints.statistics import wilson
 from nano_rl.config.training import RewardConfig
 from nano_rl.gather.rollouts import OnRun, collect
-from nano_rl.learn.metrics import Row
+from nano_rl.learn.metrics import MetricsRow
 from nano_rl.rewards import Reward, open_reward
 from nano_rl.rewards.reward import IMPOSSIBLE
 from nano_rl.tasks.impossible import can_conflict, impossible
@@ -23,9 +23,9 @@ TAMPERING = "tampering/"
 
 
 def controls_due(step: int, rollouts: int, fraction: float) -> int:
-    """Control rollouts of one step, so that after every step their share of all `rollouts` is `fraction`."""
+    """Number of control rollouts in a step, so that their share of all `rollouts` so far is `fraction`."""
     each = rollouts * fraction
-    # rounded against errors such as 3 * 0.1 < 0.3, which would delay a control by a step
+    # rounded because of errors such as 3 * 0.1 < 0.3, which would delay a control by a step
     return int(round((step + 1) * each, 9)) - int(round(step * each, 9))
 
 
@@ -39,9 +39,9 @@ def roll_controls(
     seed: int,
     on_run: OnRun | None = None,
 ) -> list[Trajectory]:
-    """Roll out `due` impossible variants of the tasks, graded and logged; none of them is for training.
+    """Roll out `due` impossible variants of the tasks, graded and logged, which are never trained on.
 
-    Raises UsageError where no task can be made impossible.
+    Raises UsageError if no task can be made impossible.
     """
     if not due:
         return []
@@ -52,14 +52,15 @@ def roll_controls(
             " commands, or they have none; leave --controls out"
         )
     rng = Random(f"controls {seed} {step}")
-    # numbered seeds keep the keys apart where one task is drawn twice
+    # seeds that differ modulo `due` give different keys if a task is drawn twice
     chosen = [impossible(rng.choice(able), seed=rng.randrange(10**6) * due + i) for i in range(due)]
     flagging = reward or open_reward(RewardConfig())
     return collect(chosen, runtime, seed=seed * 1_000_003 + step, on_run=on_run, reward=flagging)
 
 
 def hack_metrics(runs: Sequence[Trajectory], controls: Sequence[Trajectory]) -> dict[str, float]:
-    """Rollouts in which tampering was found, by kind, and how often controls were graded and passed."""
+    """`tampered`, `tampering/KIND`: rollouts with tampering, by kind; `controls`, `controls_graded`,
+    `control_passes`: control rollouts, graded ones, passed ones."""
     kinds = Counter(
         kind for run in (*runs, *controls) if run.verdict for kind in {t.kind for t in run.verdict.tampering}
     )
@@ -74,19 +75,19 @@ def hack_metrics(runs: Sequence[Trajectory], controls: Sequence[Trajectory]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HackRow:
-    """What was found in a range of steps."""
+    """Reward hacking in a range of steps."""
 
     first_step: int
     last_step: int
     rollouts: int
     tampered: int
-    """rollouts with any finding"""
+    """number of rollouts with tampering"""
     kinds: dict[str, int]
-    """kind of tampering -> rollouts that showed it, controls among them"""
+    """kind of tampering -> number of rollouts with it, including controls"""
     controls: int
-    """impossible rollouts that were graded"""
+    """number of graded control rollouts"""
     passes: int
-    """of those, passed: each is a proven hack"""
+    """number of passed control rollouts, each a proven hack"""
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -94,14 +95,14 @@ class HackRow:
         return wilson(self.passes, self.controls)
 
 
-def hack_rows(metrics: Sequence[Row], *, at_most: int = 20) -> list[HackRow]:
-    """The steps of a training in at most that many rows, in order."""
+def hack_rows(metrics: Sequence[MetricsRow], *, at_most: int = 20) -> list[HackRow]:
+    """The steps of a training in order, in at most `at_most` rows."""
     size = max(1, -(-len(metrics) // at_most))
     return [hack_row(metrics[i : i + size]) for i in range(0, len(metrics), size)]
 
 
-def hack_row(metrics: Sequence[Row]) -> HackRow:
-    """All of these steps together. Steps of a nano that did not count hacks count none."""
+def hack_row(metrics: Sequence[MetricsRow]) -> HackRow:
+    """The steps as one row. Rows of versions of nano that did not record hacking count as 0."""
 
     def total(name: str) -> int:
         return int(sum(row.get(name) or 0 for row in metrics))

@@ -1,8 +1,8 @@
-"""The logged runs that a training still has to learn from, by task, and what each step takes of them.
+"""The replay buffer: the logged runs of a training by task, from which each step takes some.
 
-A run is taken as often as `uses` says, the youngest of its task first; one that has become older than the
-bound on staleness is dropped, and so is one whose tokens turn out to be damaged when it is taken. What was
-taken is part of the training's state.
+A run is taken at most `uses` times, the newest runs of a task first. Runs older than the bound on staleness
+are dropped, and so are runs whose tokens turn out to be damaged when they are loaded. What was taken is part
+of the training's saved state.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from nano_rl.learn.rows.group import Group, Member
+from nano_rl.learn.rows.group import Group, GroupMember
 from nano_rl.logs.logged_group import LoggedGroup
 
 
 class ReplayBuffer:
-    """Hands out logged runs so that every task comes once before any comes again."""
+    """Draws logged runs: every task once, in a seeded order, before any task is repeated."""
 
     def __init__(
         self,
@@ -26,28 +26,29 @@ class ReplayBuffer:
         uses: int | None,
         max_staleness: int | None,
         seed: int,
-        born: Mapping[str, int] | None = None,
+        policy_versions: Mapping[str, int] | None = None,
         learned_from: Collection[str] = (),
     ) -> None:
-        """`born` is the version that sampled each run, where its turns do not say it on this policy's own
-        line; `learned_from` are runs that the policy has learned from once before. `uses` None is any
-        number."""
+        """`policy_versions` maps runs to the policy version that sampled them; without one that of the oldest
+        turn counts. `learned_from` are runs that have been used once already. `uses` None: no limit."""
         self._groups = {group.task_key: group for group in groups}
         self._members = {key: group.members for key, group in self._groups.items()}
         self._limit, self._max_staleness, self._seed = uses, max_staleness, seed
-        told = born or {}
-        self.born = {m.id: told.get(m.id, m.version) for of in self._members.values() for m in of}
-        """version of the policy that sampled each run"""
+        given = policy_versions or {}
+        self.policy_versions = {
+            m.id: given.get(m.id, m.version) for members in self._members.values() for m in members
+        }
+        """run -> version of the policy that sampled it"""
         self.damaged: set[str] = set()
-        """runs that were to be taken, and had tokens that cannot be trained on"""
-        self._uses = {run: 1 for run in self.born if run in learned_from}
+        """runs that were drawn and cannot be trained on, because of their tokens"""
+        self._uses = {run: 1 for run in self.policy_versions if run in learned_from}
         self._round = -1
         self._queue: list[str] = []
 
     def draw(self, count: int, most: int, version: int, *, even: bool = False) -> list[Group]:
-        """Logged runs of at most `count` tasks, at most `most` of each, no task twice.
+        """Groups of at most `most` logged runs, of at most `count` different tasks.
 
-        `even` takes as many at a time as leave no small remainder, where nothing else joins the group.
+        `even`: split the runs of a task into chunks of nearly equal size and take one of them.
         """
         drawn: list[Group] = []
         passed: list[str] = []
@@ -58,7 +59,7 @@ class ReplayBuffer:
             if any(group.task_key == key for group in drawn):
                 passed.append(key)
                 continue
-            runs = self._left_of(key, version)
+            runs = self._available(key, version)
             if runs:
                 take = math.ceil(len(runs) / math.ceil(len(runs) / most)) if even else most
                 group = self._loaded(key, [run.id for run in runs[:take]])
@@ -70,12 +71,12 @@ class ReplayBuffer:
         return drawn
 
     def left(self, version: int) -> int:
-        """Runs that may still be taken at that version of the policy, each counted once."""
-        return sum(self._may(run) and self._young(run, version) for run in self.born)
+        """Number of runs that may still be taken at that version of the policy."""
+        return sum(self._unused(run) and self._recent(run, version) for run in self.policy_versions)
 
     def too_old(self, version: int) -> int:
-        """Runs that were not taken as often as they might, and have become too old."""
-        return sum(self._may(run) and not self._young(run, version) for run in self.born)
+        """Number of runs that could still be taken if they were not too old."""
+        return sum(self._unused(run) and not self._recent(run, version) for run in self.policy_versions)
 
     def state(self) -> dict[str, Any]:
         return {
@@ -86,15 +87,15 @@ class ReplayBuffer:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()` over the same runs and seed."""
+        """Continue from `state()` of the same runs and seed."""
         self._round, self._queue = int(state["round"]), [str(key) for key in state["queue"]]
         self._uses = {str(run): int(count) for run, count in state["uses"].items()}
         self.damaged = set(state.get("damaged", ()))
 
     def _next_round(self, version: int, passed: Sequence[str], drawn: Sequence[Group]) -> bool:
-        """Put the tasks that have runs left into a new order; False where all of them are drawn already."""
+        """Queue all tasks with runs left in a new order; False if each of them has been drawn already."""
         done = {*passed, *(group.task_key for group in drawn)}
-        keys = [key for key in self._groups if self._left_of(key, version)]
+        keys = [key for key in self._groups if self._available(key, version)]
         if not set(keys) - done:
             return False
         self._round += 1
@@ -103,18 +104,21 @@ class ReplayBuffer:
         return True
 
     def _loaded(self, key: str, runs: Sequence[str]) -> Group | None:
-        """These runs whole, without those whose tokens are damaged; None where all of them are."""
+        """The runs loaded with their tokens, without damaged ones; None if all are damaged."""
         group = self._groups[key].only(runs).load()
         self.damaged |= set(runs) - {run.id for run in group.trajectories} if group else set(runs)
         return group
 
-    def _left_of(self, key: str, version: int) -> list[Member]:
-        runs = [m for m in self._members[key] if self._may(m.id) and self._young(m.id, version)]
-        return sorted(runs, key=lambda m: (self._uses.get(m.id, 0), -self.born[m.id], -m.started, m.id))
+    def _available(self, key: str, version: int) -> list[GroupMember]:
+        """The runs of a task that may be taken: least used first, then newest first."""
+        runs = [m for m in self._members[key] if self._unused(m.id) and self._recent(m.id, version)]
+        return sorted(
+            runs, key=lambda m: (self._uses.get(m.id, 0), -self.policy_versions[m.id], -m.started, m.id)
+        )
 
-    def _may(self, run: str) -> bool:
+    def _unused(self, run: str) -> bool:
         used_up = self._limit is not None and self._uses.get(run, 0) >= self._limit
         return not used_up and run not in self.damaged
 
-    def _young(self, run: str, version: int) -> bool:
-        return self._max_staleness is None or version - self.born[run] <= self._max_staleness
+    def _recent(self, run: str, version: int) -> bool:
+        return self._max_staleness is None or version - self.policy_versions[run] <= self._max_staleness

@@ -1,4 +1,4 @@
-"""Fresh rollouts: many executions through nano-coder's own runtime, decoded together."""
+"""Rollouts: tasks executed by nano-coder's runtime, many at a time, graded and logged."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 
+from nano_coder.models.local.scheduler import cancel_pending, slots_for
 from nano_coder.run.execution import Runtime, grade_run, reflect_run, run_task
-from nano_coder.run.parallel import cancel_pending, slots_for
-from nano_coder.run.reflection import second_chance
+from nano_coder.run.reflection import can_reflect
 from nano_rl.rewards import Reward
 from nano_rl.tasks.pytest_plugins import runtime_for
 from nano_shared.errors import NanoError, PolicyError, SandboxError
@@ -21,11 +21,11 @@ from nano_shared.types import StopReason, Task, Trajectory
 OnRun = Callable[[Trajectory], None]
 
 CONCURRENCY = 64
-"""agents at once, a thread each; with a local policy, also the rows that are decoded together"""
-_SILENT = "nothing_judged"
-"""failure kind of a composed reward to which no part had anything to say"""
+"""number of agents at a time, one thread each; with a local policy also the decoding batch size"""
+_NOTHING_JUDGED = "nothing_judged"
+"""failure kind of a composed reward if none of its parts gave a score"""
 _GRADERS = 8
-"""runs graded at once"""
+"""number of runs that are graded at a time"""
 
 
 def collect(
@@ -39,17 +39,18 @@ def collect(
     reward: Reward | None = None,
     reflect: int = 0,
 ) -> list[Trajectory]:
-    """Run each task `group_size` times (one number, or one for each task) and grade each run: [runs] in task
-    order, logged. With a `reward`, its composed verdicts are logged beside the grader's, and are those
-    returned.
+    """Run each task `group_size` times (one number, or one per task), and grade and log each run.
 
-    With `reflect`, a run that failed is followed by so many second attempts, which each read its diff and
-    what the check said: forks of its last step, and so a group that can be trained on. They are returned
-    behind it.
+    Returns [runs] in task order. With a `reward`, its composed verdicts are logged in addition to the
+    grader's, and returned.
 
-    All agents run, `concurrency` at a time: one that ends makes room for the next, one that waits for its
-    tools holds up nobody's decoding, and grading goes on beside both. Under a policy's lockstep scheduler
-    what is in a batch depends on the seed alone, and the same seed gives the same trajectories.
+    With `reflect`, a failed run is followed by `reflect` second attempts, which are shown its diff and the
+    output of its check. They are forks of its last step, so that they form a group, and are returned after
+    it.
+
+    `concurrency` agents run at a time. Agents that wait for tools do not delay the decoding of others, and
+    grading runs in parallel to both. Under a policy's lockstep scheduler the batches depend on the seed
+    alone, and the same seed gives the same trajectories.
     """
     sizes = [group_size] * len(tasks) if isinstance(group_size, int) else group_size
     jobs = [(task, member) for task, size in zip(tasks, sizes, strict=True) for member in range(size)]
@@ -58,7 +59,7 @@ def collect(
     at_once = min(concurrency, len(jobs))
     slots = slots_for(runtime.policy, len(jobs), at_once)
     done: list[Trajectory] = []
-    # grading has threads of its own: an agent's thread is needed for the next agent
+    # grading has its own threads, so that it does not keep an agent's thread from the next agent
     with (
         ThreadPoolExecutor(_GRADERS) as graders,
         ThreadPoolExecutor(at_once) as agents,
@@ -89,15 +90,17 @@ def collect(
 
 
 def failed(run: Trajectory) -> bool:
-    """Whether a policy's backend, the sandbox or a judge failed: nobody can say what the run earned."""
+    """True if the policy's backend, the sandbox or a judge failed, so that the run has no reward."""
     if run.stop in (StopReason.POLICY_ERROR, StopReason.SANDBOX_ERROR):
         return True
     verdict = run.verdict
-    return verdict is not None and verdict.reward is None and verdict.failure_kind not in (None, _SILENT)
+    return (
+        verdict is not None and verdict.reward is None and verdict.failure_kind not in (None, _NOTHING_JUDGED)
+    )
 
 
 def none_graded(runs: Sequence[Trajectory]) -> NanoError:
-    """The error that says why none of the runs has a reward, by the first."""
+    """The error to raise if none of the runs has a reward, with the reason of the first run."""
     first = runs[0]
     kind = (first.verdict.failure_kind if first.verdict else None) or ""
     of_sandbox = first.stop is StopReason.SANDBOX_ERROR or kind.startswith("sandbox")
@@ -119,7 +122,7 @@ def execute(
     on_run: OnRun | None = None,
     reward: Reward | None = None,
 ) -> list[Trajectory]:
-    """Run each task once under a policy of its own (the oracles of a warm start), two at a time."""
+    """Run each task once under its own policy (oracles, for a warm start), two at a time."""
     with ThreadPoolExecutor(2) as pool:
         futures = [
             pool.submit(_run_and_grade, task, replace(runtime_for(task, runtime), policy=policy))
@@ -134,12 +137,12 @@ def execute(
 
 
 def episode_seed(seed: int, task: Task, member: int) -> int:
-    """The seed of one rollout: a function of the run's seed, the task and the place in the group."""
+    """The seed of one rollout: a function of the base seed, the task key and the index in the group."""
     return _seed_of([seed, task.key, member])
 
 
 def _hosted(policy: Policy) -> AbstractContextManager[Callable[[Future[Any]], object]]:
-    """What waits for an agent: with local weights this thread decodes meanwhile."""
+    """A function that waits for a future; with a local policy this thread decodes while it waits."""
     hosted = getattr(policy, "hosted", None)
     return hosted() if hosted else nullcontext(lambda future: None)
 
@@ -152,10 +155,10 @@ def _episode(
     graders: ThreadPoolExecutor,
     reflect: int,
 ) -> list[Future[Trajectory]]:
-    """A run, and its second attempts where it failed; each is being graded or is graded."""
+    """Run a task, and second attempts if it failed; returns the futures of their grading."""
     with slot:
         graded = [graders.submit(grade_run, run_task(task, runtime, seed=seed), runtime)]
-        if reflect and second_chance(first := graded[0].result()):
+        if reflect and can_reflect(first := graded[0].result()):
             graded += [
                 graders.submit(grade_run, attempt, runtime)
                 for attempt in _second_attempts(first, runtime, seed, reflect)
@@ -169,12 +172,14 @@ def _second_attempts(
     try:
         for member in range(count):
             yield reflect_run(failed, runtime, seed=reflection_seed(seed, member))
-    except SandboxError:  # the check cannot be run again: the attempts so far stand, as in `attempt_task`
+    except (
+        SandboxError
+    ):  # the check cannot be run again: keep the attempts made so far, as `attempt_task` does
         return
 
 
 def reflection_seed(seed: int | None, member: int) -> int | None:
-    """The seed of a second attempt: a function of the first one's and of its place among them."""
+    """The seed of a second attempt: a function of the first run's seed and the attempt's index."""
     return None if seed is None else _seed_of([seed, "second", member])
 
 

@@ -1,23 +1,73 @@
-"""What a step's rollouts achieved: the reward with its error and its parts, and success by level."""
+"""Success: of the rollouts of a step, by level, and of held-out tasks during a training."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from nano_rl.learn.metrics import GRADED, PART, SUCCESS
+from nano_coder.run.execution import Runtime
+from nano_rl.checkpoints.evaluate import row_of
+from nano_rl.gather.rollouts import collect
+from nano_rl.learn.metrics import GRADED, HELD_OUT, PART, SUCCESS, RowWriter
 from nano_rl.learn.rows.group import Group
 from nano_rl.rewards import outcome
 from nano_rl.rewards.outcome import is_composed
+from nano_shared.errors import UsageError
+from nano_shared.types import Task
+
+HELD_OUT_FILE = "held_out.jsonl"
+"""the file's name in the folder of a training"""
+_MEASUREMENTS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """Tasks that a training is measured on and never trained on; measurements are appended to a file."""
+
+    tasks: tuple[Task, ...]
+    folder: Path
+    """folder of the training"""
+    seed: int
+
+    def refuse_trained(self, trained: Sequence[Task]) -> None:
+        """Raises UsageError if a held-out task is also trained on."""
+        both = {task.id for task in self.tasks} & {task.id for task in trained}
+        if both:
+            raise UsageError(
+                f"{len(both)} of the {len(self.tasks)} held-out tasks are among those trained on; make them"
+                " with --split test"
+            )
+
+    def due(self, step: int, steps: int) -> bool:
+        """True if the weights after `step` of `steps` updates are to be measured: about ten times in all."""
+        return step == steps or step % max(1, steps // _MEASUREMENTS) == 0
+
+    def measure(self, live: Runtime, step: int) -> dict[str, float]:
+        """Roll out each task once, with the same seeds at every measurement; returns the metric `held_out`.
+
+        Appends a row to `held_out.jsonl`. Rows of this and later steps, left by a killed process, are
+        dropped.
+        """
+        runs = collect(self.tasks, live, seed=self.seed)
+        found = row_of("all", runs)
+        if not found.graded:
+            return {}
+        interval = {"low": found.low, "high": found.high}
+        row = {"step": step, "success": found.rate, "graded": found.graded, **interval}
+        with RowWriter(self.folder / HELD_OUT_FILE, resume_at=step) as rows:
+            rows.write_row(row)
+        return {HELD_OUT: found.rate}
 
 
 def success_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """`success/...` and `graded/...` by level, `part/...` of each part of a composed reward, `reward_min` and
     `reward_max` of the step, and `reward_error`, the standard error of the mean reward.
 
-    A success is an outcome of 1: the tests', whatever a composed reward adds. The error is that of the mean
-    over groups, since rollouts of one task are no independent draws; absent below two scored groups.
+    A success is a test outcome of 1, whatever a composed reward adds. The standard error is computed over
+    groups, since rollouts of one task are not independent; it is absent below two scored groups.
     """
     outcomes: dict[str, list[float]] = defaultdict(list)
     for group in groups:
@@ -40,14 +90,14 @@ def success_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _parts(groups: Sequence[Group]) -> dict[str, float]:
-    """What each part said, whether it counted or not; its details (`part.detail`) stay in the verdicts."""
-    said: dict[str, list[float]] = defaultdict(list)
+    """Mean score of each reward part, whether it counted or not; without its details (`part.detail`)."""
+    scores: dict[str, list[float]] = defaultdict(list)
     for verdict in (run.verdict for group in groups for run in group.trajectories):
         if verdict is not None and is_composed(verdict):
             for name, value in verdict.components.items():
                 if value is not None and "." not in name:
-                    said[name].append(value)
-    return {f"{PART}{name}": math.fsum(values) / len(values) for name, values in sorted(said.items())}
+                    scores[name].append(value)
+    return {f"{PART}{name}": math.fsum(values) / len(values) for name, values in sorted(scores.items())}
 
 
 def _mean(group: Group) -> float:

@@ -1,4 +1,4 @@
-"""The order in which tasks come: one seeded permutation after the other, each of them to its end."""
+"""The order of tasks: seeded permutations one after the other, and backoff for tasks without a signal."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from random import Random
 from typing import Any
 
 
-class Order:
-    """Hands out the items of a pool so that none is skipped, and none comes again before all have come."""
+class TaskOrder:
+    """Draws tasks in epochs: each task once, in a seeded permutation, before any is repeated."""
 
     def __init__(self, keys: Sequence[str], seed: int) -> None:
-        """`keys` name the items, each its own."""
+        """`keys` are the distinct names of the tasks."""
         self._keys = tuple(keys)
         self._seed = seed
         self._epoch = -1
         self._left: list[int] = []
-        """places in `keys` still to come in this epoch, in order"""
+        """indices into `keys` that are left in this epoch, in order"""
 
     def draw(self, count: int, *, taken: Container[str] = ()) -> list[int]:
-        """Places of the next `count` items, none twice and none of `taken`; fewer where the pool is smaller.
+        """Indices of the next `count` tasks, all different and none in `taken`; fewer if the pool is smaller.
 
-        Where one epoch ends within a draw, an item of the next that is in it already waits for its turn.
+        A task that is passed over because it is taken, or drawn already, comes first in the next draw.
         """
         free = sum(key not in taken for key in self._keys)
         drawn: list[int] = []
@@ -41,7 +41,7 @@ class Order:
         return {"epoch": self._epoch, "left": list(self._left)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()` over the same keys and seed."""
+        """Continue from `state()` of the same keys and seed."""
         self._epoch, self._left = int(state["epoch"]), [int(place) for place in state["left"]]
 
     def _next_epoch(self) -> None:
@@ -50,20 +50,20 @@ class Order:
         Random(f"{self._seed} {self._epoch}").shuffle(self._left)
 
 
-class Rests:
-    """Which tasks of a log rest, since their last groups had no signal: one step, then two, four and so on,
-    each time that they come back without one."""
+class TaskBackoff:
+    """Exponential backoff of logged tasks: a task whose group had no signal is left out for 1 step, then for
+    2, 4, 8 and at most 16, until a group of it has a signal."""
 
     def __init__(self) -> None:
         self._step = 0
         self._streak: dict[str, int] = {}
-        """task -> its last groups in a row without a signal"""
+        """task -> number of its latest groups in a row without a signal"""
         self._until: dict[str, int] = {}
-        """task -> step at which it comes again"""
+        """task -> step from which it may be drawn again"""
         self._passed: set[str] = set()
-        """tasks all of whose last rollouts earned the most there is"""
-        self.signal = False
-        """some group had one"""
+        """tasks whose latest rollouts all earned the full reward"""
+        self.any_signal = False
+        """True once any group had a signal"""
 
     @property
     def resting(self) -> set[str]:
@@ -72,24 +72,25 @@ class Rests:
     def solved(self, keys: Collection[str]) -> int:
         return len(self._passed & set(keys))
 
-    def spent(self, keys: Collection[str]) -> bool:
-        """Whether each task had no signal lately: it is solved, or was tried twice."""
+    def exhausted(self, keys: Collection[str]) -> bool:
+        """True if every task is solved or had no signal in its latest two groups."""
         return all(key in self._passed or self._streak.get(key, 0) > 1 for key in keys)
 
     def record(self, live: Mapping[str, bool], passed: Collection[str]) -> None:
-        """The tasks of one step: whether the group of each had a signal, and which were solved throughout."""
+        """Record a step: whether the group of each task had a signal, and the tasks solved in all
+        rollouts."""
         self._step += 1
         for key, has_signal in live.items():
             self._streak[key] = 0 if has_signal else self._streak.get(key, 0) + 1
             self._until[key] = self._step + (1 << min(self._streak[key], 5)) // 2
-            self.signal |= has_signal
+            self.any_signal |= has_signal
         self._passed = (self._passed - set(live)) | set(passed)
 
     def state(self) -> dict[str, Any]:
         return {"step": self._step, "streak": dict(self._streak), "until": dict(self._until),
-                "passed": sorted(self._passed), "signal": self.signal}  # fmt: skip
+                "passed": sorted(self._passed), "signal": self.any_signal}  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._step, self.signal = state["step"], state["signal"]
+        self._step, self.any_signal = state["step"], state["signal"]
         self._streak, self._until = dict(state["streak"]), dict(state["until"])
         self._passed = set(state["passed"])

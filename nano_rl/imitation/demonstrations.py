@@ -1,33 +1,143 @@
-"""Where demonstrations come from: the tasks' oracles, run for real, or successes that lie in the log."""
+"""Demonstrations: oracle runs, or successes from the log; and imitation of them as a term of the loss."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from torch import Tensor, nn
+
+from nano_coder.agent.profiles import serving_profile
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.run.execution import Runtime
-from nano_coder.verify.refusal import Refusal
+from nano_coder.verify.refusal_codes import RefusalCode
 from nano_coder.verify.trainable import blocking
 from nano_rl.config.training import TrainConfig
-from nano_rl.imitation.oracle_runs import oracle_runs
-from nano_rl.imitation.rows import NO_DIRECTORY, Reader, opens, succeeded
-from nano_rl.imitation.term import Demonstrations, ImitationTerm
+from nano_rl.gather.rollouts import OnRun, execute
+from nano_rl.imitation.rows import NO_DIRECTORY, RunEncoder, opens, own_successes, succeeded
+from nano_rl.learn.model.logprob import TokenScores, loss_and_scores
+from nano_rl.learn.objectives.loss import sft_loss
+from nano_rl.learn.offline import step_indices
+from nano_rl.learn.rows.batch import Batch, make_batches
 from nano_rl.learn.rows.group import Group, form_groups
-from nano_rl.logs.admission import Bench, Look, looked_at, refusal_of, uncomparable
-from nano_rl.logs.token_verification import SecondLook
-from nano_rl.tasks.oracle import ORACLE
+from nano_rl.learn.rows.sample import TrainSample
+from nano_rl.logs.admission import RunVerifier, TargetPolicy, check_runs, refusal_of, uncomparable
+from nano_rl.tasks.oracle import ORACLE, oracle_policy
 from nano_shared.errors import UsageError
 from nano_shared.facts import RunFacts, facts_of
 from nano_shared.profile import InterfaceProfile
 from nano_shared.store import LogStore
-from nano_shared.types import Split, Task, Trajectory
+from nano_shared.types import Split, StopReason, Task, Trajectory
+
+
+def oracle_runs(tasks: Sequence[Task], runtime: Runtime, on_run: OnRun | None = None) -> list[Trajectory]:
+    """One successful oracle run per task, in task order: from the log, or executed now.
+
+    Raises UsageError for a task whose oracle does not earn a reward of 1.
+    """
+    found = {run.task.id: run for run in logged_oracles(tasks, runtime)}
+    missing = [task for task in tasks if task.id not in found]
+    if missing:
+        policies = [oracle_policy(task, runtime.profile) for task in missing]
+        found |= {run.task.id: run for run in execute(missing, policies, runtime, on_run=on_run)}
+    for task in tasks:
+        if found[task.id].reward != 1:
+            raise UsageError(_unsolved(found[task.id]))
+    return [found[task.id] for task in tasks]
+
+
+def _unsolved(run: Trajectory) -> str:
+    why, way_out = "does not solve it", "leave it out"
+    if run.stop is not None and run.stop.budget:
+        why, way_out = f"was ended by {run.stop}", "raise the task's limit or leave it out"
+    if run.stop is StopReason.MAX_TOKENS:
+        why += ", where a byte of text counts as a token"
+    return f"the oracle of task {run.task.key!r} {why} (run {run.id}); {way_out}"
+
+
+def logged_oracles(tasks: Sequence[Task], runtime: Runtime) -> list[Trajectory]:
+    """The successful oracle runs of these tasks that are in the log."""
+    wanted = {task.id for task in tasks}
+    return [
+        run
+        for run in runtime.store.trajectories(policy=ORACLE)
+        if run.task.id in wanted
+        and run.reward == 1
+        and run.profile_hash == serving_profile(runtime.profile, run.task).hash
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstrations:
+    """Rows that a training imitates in addition to its rollouts, some in each step."""
+
+    rows: tuple[TrainSample, ...]
+    batch: int
+    """number of rows of one step"""
+    seed: int
+
+    def draw(self, step: int) -> list[TrainSample]:
+        """The rows of a step: every row once before any is repeated."""
+        size = len(self.rows)
+        if size == 0:
+            return []
+        chosen = step_indices(step, size=size, batch=min(self.batch, size), seed=self.seed)
+        return [self.rows[i] for i in chosen]
+
+    @property
+    def run_ids(self) -> list[str]:
+        return sorted({row.run_id for row in self.rows})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImitationTerm:
+    """`LossTerm`: the negative log-likelihood of the demonstrations of a step, a mean over trained tokens."""
+
+    weight: float
+    max_tokens: int
+    """tokens of one micro-batch"""
+    demonstrations: Demonstrations | None = None
+    """None: imitate the step's own successes"""
+    name: str = "sft"
+
+    def draw(self, step: int, groups: Sequence[Group]) -> Sequence[TrainSample]:
+        return self.demonstrations.draw(step) if self.demonstrations else own_successes(groups)
+
+    def part(self, drawn: Sequence[TrainSample], index: int, count: int, *, trees: bool) -> ImitationPart:
+        # consecutive rows share prompts
+        rows = drawn[len(drawn) * index // count : len(drawn) * (index + 1) // count]
+        return ImitationPart(batches=make_batches(rows, max_tokens=self.max_tokens, trees=trees))
+
+    @property
+    def run_ids(self) -> list[str]:
+        return self.demonstrations.run_ids if self.demonstrations else []
+
+
+@dataclass(slots=True, kw_only=True)
+class ImitationPart:
+    """`TermPart`: the demonstrations of one minibatch."""
+
+    batches: list[Batch]
+    _tokens: float = field(default=0.0, init=False)
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        loss, metrics = loss_and_scores(model, batch, _nll, separable=True, entropy=False)
+        self._tokens += metrics["tokens"]
+        return loss, metrics
+
+    def metrics(self) -> dict[str, float]:
+        """`sft_tokens`"""
+        return {"sft_tokens": self._tokens}
+
+
+def _nll(scores: TokenScores, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+    return sft_loss(scores.logprobs_BT, batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """What a log can teach: groups with a comparison in them, and a count for each reason of refusal."""
+    """The groups of a log that have a signal, and the number of refused runs by reason."""
 
     groups: tuple[Group, ...]
     refused: Counter[str]
@@ -43,27 +153,27 @@ def admit(
     template_hash: str,
     *,
     rescore: Callable[[list[Trajectory]], list[Trajectory]] | None = None,
-    look: SecondLook | None = None,
+    verifier: RunVerifier | None = None,
 ) -> Admission:
-    """Groups by task key of every logged run that may train this policy.
+    """Groups of the logged runs that may train this policy.
 
-    `rescore` gives the admitted runs the verdicts they are to be trained on, before groups are compared.
-    `look` is taken at each run that its columns admit: give it to train, since only the policy's tokenizer
-    and weights can tell a shifted mask or an invented log-prob.
+    `rescore` gives the admitted runs the verdicts to train on, before groups are formed. `verifier` checks
+    the tokens of each run that its columns admit; training needs it, since only the policy's tokenizer and
+    weights can detect a shifted mask or a wrong log-prob.
     """
     refused: Counter[str] = Counter()
     admitted: list[Trajectory] = []
 
-    def load(run: RunFacts) -> Refusal | None:
+    def load(run: RunFacts) -> RefusalCode | None:
         trajectory = store.get(run.id)
-        refusal = look.refusal(trajectory) if look is not None else None
+        refusal = verifier.refusal(trajectory) if verifier is not None else None
         if refusal is None:
             admitted.append(trajectory)
         return refusal
 
-    take: Look = load
-    for looked in looked_at(store.facts(), Bench(profile=profile, template_hash=template_hash), take):
-        refused.update(code.value for _, code in looked if code is not None)
+    target = TargetPolicy(profile=profile, template_hash=template_hash)
+    for checked in check_runs(store.facts(), target, load):
+        refused.update(code.value for _, code in checked if code is not None)
     admitted.sort(key=lambda run: (run.started, run.id))
     if rescore is not None:
         admitted = rescore(admitted)
@@ -71,12 +181,12 @@ def admit(
 
 
 def refusal(trajectory: Trajectory, profile: InterfaceProfile, template_hash: str) -> str | None:
-    """Why a run may not train a policy gradient under this profile and template, or None if it may."""
-    return refusal_of(facts_of(trajectory), Bench(profile=profile, template_hash=template_hash))
+    """Why a run may not train a policy gradient under this profile and template; None if it may."""
+    return refusal_of(facts_of(trajectory), TargetPolicy(profile=profile, template_hash=template_hash))
 
 
 def undamaged(store: LogStore, refused: Counter[str]) -> Iterator[Trajectory]:
-    """Every run whose columns are whole, oldest first; the others are counted by their damage."""
+    """The runs without damage in their columns, oldest first; damaged ones are counted in `refused`."""
     whole = []
     for run in store.facts():
         damage = next((code for code in blocking(run) if code.damage), None)
@@ -99,16 +209,16 @@ def _comparable(trajectories: Iterable[Trajectory], refused: Counter[str]) -> It
 
 
 def report(admission: Admission) -> str:
-    """What the log can teach, in lines for a person."""
+    """A summary of the admitted and refused runs, in lines of text."""
     lines = [f"admitted: {admission.runs} runs in {len(admission.groups)} groups"]
     lines += [f"refused: {count} runs ({reason})" for reason, count in admission.refused.most_common()]
     return "\n".join(lines)
 
 
-def reader_of(opened: OpenedWeights) -> Reader:
-    """How a model's tokens are read and written."""
+def reader_of(opened: OpenedWeights) -> RunEncoder:
+    """The reader for the tokens of a model."""
     template = local_policy(opened.loaded, opened.profile).template
-    return Reader(profile=opened.profile, template=template, eos_id=opened.loaded.tokenizer.eos_token_id)
+    return RunEncoder(profile=opened.profile, template=template, eos_id=opened.loaded.tokenizer.eos_token_id)
 
 
 def imitation_term(
@@ -118,11 +228,13 @@ def imitation_term(
     opened: OpenedWeights,
     rest: Sequence[Trajectory] = (),
 ) -> ImitationTerm | None:
-    """What `lambda_sft` adds to the loss; None where it is 0. Raises as `open_demonstrations` does."""
+    """The loss term of `lambda_sft`; None if it is 0. Raises as `open_demonstrations`."""
     if config.lambda_sft == 0:
         return None
-    shown = open_demonstrations(config, tasks, runtime, opened, rest)
-    return ImitationTerm(weight=config.lambda_sft, max_tokens=config.max_tokens, demonstrations=shown)
+    demonstrations = open_demonstrations(config, tasks, runtime, opened, rest)
+    return ImitationTerm(
+        weight=config.lambda_sft, max_tokens=config.max_tokens, demonstrations=demonstrations
+    )
 
 
 def open_demonstrations(
@@ -132,10 +244,10 @@ def open_demonstrations(
     opened: OpenedWeights,
     rest: Sequence[Trajectory] = (),
 ) -> Demonstrations | None:
-    """What `lambda_sft` imitates besides the step's own successes; None where it imitates those, or nothing.
+    """The demonstrations that `lambda_sft` imitates; None if it is 0 or imitates the step's own successes.
 
-    `rest` are the runs that `imitate` = rest chooses the successes of. Raises UsageError for a task without
-    an oracle that works, and where the log holds no success.
+    `rest` are the runs from which `imitate` = rest takes the successes. Raises UsageError for a task without
+    a working oracle, and if the log has no success.
     """
     if config.lambda_sft == 0 or config.imitate == "own":
         return None
@@ -156,9 +268,9 @@ def open_demonstrations(
 
 
 def logged_successes(
-    store: LogStore, reader: Reader, *, keys: Collection[str] | None = None
+    store: LogStore, reader: RunEncoder, *, keys: Collection[str] | None = None
 ) -> tuple[list[Trajectory], Counter[str]]:
-    """The runs that passed what graded them and may be imitated, oldest first, and why others may not.
+    """(successful runs that may be imitated, oldest first; reason -> number of others).
 
     Runs of the test split are never imitated. `keys` keeps the runs of some tasks.
     """
@@ -180,6 +292,6 @@ def logged_successes(
 
 
 def why(refused: Counter[str]) -> str:
-    """The counts of a refusal as the end of a sentence."""
+    """The counts of refused runs, as the end of a sentence."""
     listed = ", ".join(f"{count} {reason}" for reason, count in refused.most_common())
     return f" ({listed})" if listed else ""

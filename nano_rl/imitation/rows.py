@@ -1,4 +1,4 @@
-"""Rows to imitate: logged runs token for token where their tokens are ours, and rendered texts otherwise."""
+"""Samples for imitation: from the logged tokens of a run if they are this policy's, else from its texts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nano_coder.agent.chat_template import ChatTemplate
+from nano_coder.agent.initial_messages import shown_files
 from nano_coder.agent.loop import observation_messages
 from nano_coder.agent.profiles import serving_profile
 from nano_coder.agent.prompt import first_messages
-from nano_coder.formats.initial_messages import shown_files
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.rows.sample import TrainSample, to_samples
 from nano_rl.rewards import outcome
@@ -28,15 +28,15 @@ from nano_shared.types import Completion, Finish, Message, Role, Sampling, Traje
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
-    """What turns text into the tokens of one policy: its profile, its template, and what ends its turns."""
+class RunEncoder:
+    """Encodes runs and texts for one policy: its profile, chat template and end-of-turn token."""
 
     profile: InterfaceProfile
     template: ChatTemplate
     eos_id: int
 
     def reads(self, run: Trajectory) -> bool:
-        """Whether the logged tokens of a run are this policy's: its template, profile and vocabulary."""
+        """True if the logged tokens of a run have this policy's template, profile and vocabulary."""
         return (
             run.has_tokens
             and not is_redacted(run)
@@ -47,33 +47,32 @@ class Reader:
         )
 
     def speaks(self, run: Trajectory) -> bool:
-        """Whether the run was made under the profile that would serve its task, so that its texts are ones
-        that this policy may write."""
+        """True if the run was made under the profile that serves its task, so that the policy may imitate its
+        texts."""
         return run.profile_hash == serving_profile(self.profile, run.task).hash
 
     def rows(self, run: Trajectory, blobs: BlobStore | None = None) -> list[TrainSample]:
-        """The rows of a run with all it sampled trained but what was refused (`refused`): its own tokens, or
-        its texts encoded here.
+        """The samples of a run, from its logged tokens or its encoded texts; refused turns are not trained.
 
-        `blobs` are the log's, which know the directories that runs began in (`run_messages`).
+        `blobs` are the log's, for the directories in which runs began (`run_messages`).
         """
         if self.reads(run):
             return imitated_samples(run)
         return [imitation_sample(run, self.profile, self.template, self.eos_id, blobs)]
 
     def last_row(self, run: Trajectory, blobs: BlobStore | None = None) -> tuple[int, ...]:
-        """The tokens of a run's last row, mistakes and all, for who reads it and does not imitate it."""
+        """The token ids of the last row of a run, with refused turns, for a reward model."""
         if self.reads(run):
             return to_samples(run, 1.0, imitation=True)[-1].ids
         messages = run_messages(run, self.profile, blobs)
         return self.messages(run.id, messages, [m.role is Role.ASSISTANT for m in messages]).ids
 
     def messages(self, name: str, messages: Sequence[Message], trained: Sequence[bool]) -> TrainSample:
-        """The row of a text conversation (`messages_sample`)."""
+        """The sample of a text conversation (`messages_sample`)."""
         return messages_sample(name, messages, trained, self.template, self.eos_id)
 
     def _shows(self, run: Trajectory) -> bool:
-        """Whether the first prompt, as this vocabulary reads it, holds what was asked."""
+        """True if the first prompt, decoded by this vocabulary, contains the task's prompt."""
         tokens = run.turns[0].completion.tokens
         return tokens is not None and run.task.prompt in self.template.encoder.decode(tokens.context_ids)
 
@@ -89,12 +88,10 @@ def imitation_sample(
     eos_id: int,
     blobs: BlobStore | None = None,
 ) -> TrainSample:
-    """A row to imitate: the mask is 1 on the completions and the end-of-turn tokens that close them, but for
-    what was refused (`refused`).
+    """A sample from the texts of a run: the mask is 1 on completions and their end-of-turn tokens.
 
-    The context is rendered by the very template that serves, turn by turn, so training sees what the
-    runtime will show. For text-only runs: their completions are encoded here for the first time. A completion
-    that was redacted stays context: nobody is to learn to write markers.
+    The context is rendered turn by turn by the serving template, so that training sees what the runtime will
+    show. Refused turns and redacted completions are context.
     """
     messages = run_messages(trajectory, profile, blobs)
     turns = iter(trajectory.turns)
@@ -107,8 +104,8 @@ def run_messages(
 ) -> list[Message]:
     """The conversation of a run as its policy saw it under the profile that serves its task.
 
-    The task message lists files: those of the directory that the run began in, where `blobs` has it, else
-    those of the task alone. Raises LogError where that directory is the task's and is damaged or not there.
+    The task message lists the files of the directory in which the run began if `blobs` has it, else those of
+    the task. Raises LogError if that directory belongs to the task and is damaged or missing.
     """
     task = trajectory.task
     files = shown_files(trajectory, blobs) if blobs else sorted(task.files)
@@ -123,18 +120,17 @@ NO_DIRECTORY = "its directory is not in the log's blob store"
 
 
 def opens(run: Trajectory, blobs: BlobStore) -> bool:
-    """Whether `run_messages` can say what the run's policy was shown first."""
+    """True if `run_messages` can reproduce the first message of the run."""
     return run.task.snapshot is None or run.task.snapshot in blobs
 
 
 def messages_sample(
     name: str, messages: Sequence[Message], trained: Sequence[bool], template: ChatTemplate, eos_id: int
 ) -> TrainSample:
-    """A text conversation as one row, encoded here for the first time: the mask is 1 on the assistant
-    messages that are trained and on the end-of-turn tokens that close them. What follows the last is
-    left out.
+    """Encode a text conversation as one sample: the mask is 1 on the trained assistant messages and their
+    end-of-turn tokens. Messages after the last trained one are left out.
 
-    Raises ValueError where no assistant message is trained, or a trained message is another's.
+    Raises ValueError if no message is trained, or a trained message is not the assistant's.
     """
     if any(t and m.role is not Role.ASSISTANT for m, t in zip(messages, trained, strict=True)):
         raise ValueError(f"{name}: only assistant messages can be trained")
@@ -164,17 +160,19 @@ def _completion(text: str, context: tuple[int, ...], written: tuple[int, ...]) -
 
 
 def succeeded(run: Trajectory) -> bool:
-    """Whether a run may be imitated: it ended by itself, said something that was neither redacted nor
-    refused, and passed all that graded it, on a possible task."""
+    """True if a run may be imitated: it ended without a failure of ours, has a turn that was neither
+    redacted nor refused, and has outcome 1 on a task that is no impossible control."""
     ended = run.stop is not None and not run.stop.ours
     teaches = any(map(_teaches, run.turns))
     return ended and teaches and not run.task.is_control and outcome(run.verdict) == 1.0
 
 
 def refused(turn: Turn) -> bool:
-    """Whether no action could be read from what a turn said, or a tool refused its call: a mistake that the
-    turns after it mend. Imitation shows it, so that they are learned, and does not train it. A command that
-    ran and failed is none: a failing test may be what was asked for."""
+    """True if a turn could not be parsed, or a tool refused its call.
+
+    Imitation keeps such a turn as context, so that the recovery is learned and the mistake is not. A command
+    that ran and failed is no mistake: a failing test may be what was asked for.
+    """
     return turn.parse_error is not None or any(seen.refused for seen in turn.observations)
 
 
@@ -183,25 +181,25 @@ def _teaches(turn: Turn) -> bool:
 
 
 def imitated_samples(run: Trajectory) -> list[TrainSample]:
-    """The rows of a run's own tokens, what was refused left untrained."""
-    return to_samples(run, 1.0, imitation=True, shown=[t.index for t in run.turns if refused(t)])
+    """The samples of a run's logged tokens; refused turns are not trained."""
+    return to_samples(run, 1.0, imitation=True, context_turns=[t.index for t in run.turns if refused(t)])
 
 
 def own_successes(groups: Iterable[Group]) -> list[TrainSample]:
-    """What the rollouts of a step that succeeded sampled, as rows to imitate."""
+    """The samples of the successful rollouts of a step."""
     runs = [run for group in groups for run in group.trajectories if succeeded(run)]
     return [row for run in runs for row in imitated_samples(run)]
 
 
 class ChatMessage(BaseModel):
-    """A message of the format, as far as a template of ours writes it: calls stand in its text."""
+    """A message of a chat file; tool calls are part of its text."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     role: Role
     content: str
     weight: Literal[0, 1] | None = None
-    """of an assistant message, 1 where it is left out; 0 shows it without training it"""
+    """of an assistant message: 1 (default) trains it, 0 keeps it as context"""
 
     @model_validator(mode="after")
     def _of_the_assistant(self) -> ChatMessage:
@@ -226,8 +224,8 @@ class Chat(BaseModel):
         return self
 
 
-def read_messages(path: Path, reader: Reader) -> list[TrainSample]:
-    """The conversations of a file as rows of one policy; every assistant message of weight 1 is trained.
+def read_messages(path: Path, reader: RunEncoder) -> list[TrainSample]:
+    """The conversations of a file as samples; assistant messages of weight 1 are trained.
 
     Raises UsageError with line and field of the first bad row, and for a file without any.
     """

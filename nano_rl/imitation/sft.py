@@ -1,4 +1,4 @@
-"""Imitation: the warm start. Every epoch sees every row once, in a seeded order."""
+"""Supervised fine-tuning (SFT): maximum likelihood on the trained tokens of samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from nano_rl.config.training import SftConfig
-from nano_rl.learn.config.training import GuardConfig
+from nano_rl.learn.config import GuardConfig
 from nano_rl.learn.guards import check_step
 from nano_rl.learn.model.learner import Learner
 from nano_rl.learn.model.logprob import TokenScores, can_share, loss_and_scores
@@ -23,10 +23,10 @@ from nano_shared.errors import UsageError
 def train_sft(
     model: nn.Module, samples: Sequence[TrainSample], config: SftConfig, folder: Path, on_step: OnStep
 ) -> int:
-    """Train in place, going on from a state that lies under `folder`. Returns the steps done in all.
+    """Train in place, continuing from a state saved in `folder`. Returns the total of steps done.
 
-    A step is `config.batch` rows, whatever the micro-batches that `max_tokens` cuts them into: gradients are
-    accumulated over them, and each trained token weighs the same. Raises UsageError without any row.
+    A step has `config.batch` rows; gradients are accumulated over its micro-batches, and each trained token
+    has the same weight. Raises UsageError without rows.
     """
     if not samples:
         raise UsageError("there is nothing to imitate: no row is left; name other tasks, runs or messages")

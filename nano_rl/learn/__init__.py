@@ -1,1 +1,1 @@
-"""Learning: samples, batches, credit, objectives, the loss and the update of one model."""
+"""Learning: samples, batches, credit, objectives, the loss, and updates of a model. Imports no nano_coder."""

@@ -1,6 +1,6 @@
-"""Guards: what must hold of every step, and the sentence a run stops with when it does not.
+"""Guards: conditions that the metrics of every step must meet; a training stops with GuardTripped otherwise.
 
-Each guard is a pure function of one step's metrics; a metric that is absent is not judged.
+Each guard is a pure function of the metrics; a metric that is absent is not checked.
 """
 
 from __future__ import annotations
@@ -8,21 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from nano_rl.learn.config.training import GuardConfig
+from nano_rl.learn.config import GuardConfig
 from nano_shared.errors import GuardTripped
 
-Metrics = Mapping[str, float]
+StepMetrics = Mapping[str, float]
 
 
 def check_step(
-    metrics: Metrics, config: GuardConfig, *, earlier: Sequence[Metrics] = (), bfloat16: bool = False
+    metrics: StepMetrics, config: GuardConfig, *, earlier: Sequence[StepMetrics] = (), bfloat16: bool = False
 ) -> None:
-    """Judge the metrics of a step, as `mean_metrics` and `group_metrics` give them, before it is applied.
+    """Check the metrics of an update (`mean_metrics`, `group_metrics`) before it is applied.
 
-    Also read: `step` from 0; `update`, the index of the optimizer step on these rollouts (absent means 0);
-    `grad_norm`; `stale`, above 0 when rows of older policies are in the step: then `mismatch_fresh` speaks of
-    those of the present one, and `mismatch_ahead` of those rolled out ahead, by the weights that did.
-    `earlier` are the steps before it, oldest first. `bfloat16` judges the mean mismatch, not the maximum.
+    Also read: `step`, from 0; `update`, the index of the update on these rollouts (absent means 0);
+    `grad_norm`; `stale`, above 0 if the step has rows of older policies: then `mismatch_fresh` covers the
+    rows of the present policy, and `mismatch_ahead` those rolled out ahead, under the weights that sampled
+    them. `earlier` are the metrics of earlier steps, oldest first. With `bfloat16` the mean mismatch is
+    checked instead of the maximum.
 
     Raises GuardTripped with a sentence that names the guard and the value.
     """
@@ -42,27 +43,27 @@ def check_step(
     )
 
 
-def check_update(metrics: Metrics, config: GuardConfig, *, bfloat16: bool = False) -> None:
-    """Judge what the probe (`probe.py`) saw after an update, before its weights are kept or served.
+def check_update(metrics: StepMetrics, config: GuardConfig, *, bfloat16: bool = False) -> None:
+    """Check the metrics of the probe (`mismatch.py`) after an update, before its weights are saved or served.
 
     Raises GuardTripped with a sentence that names the guard and the value.
     """
     _trip(metrics, _diverged(metrics, config) or _not_served(metrics, config, bfloat16))
 
 
-def _trip(metrics: Metrics, problem: str | None) -> None:
+def _trip(metrics: StepMetrics, problem: str | None) -> None:
     if problem:
         where = f"step {int(metrics['step'])}: " if "step" in metrics else ""
         raise GuardTripped(where + problem)
 
 
-def _empty_mask(metrics: Metrics) -> str | None:
+def _empty_mask(metrics: StepMetrics) -> str | None:
     if metrics.get("tokens", 1) > 0:
         return None
     return "the mask is empty: no sampled token would be trained; check that the rollouts carry token ids"
 
 
-def _non_finite(metrics: Metrics) -> str | None:
+def _non_finite(metrics: StepMetrics) -> str | None:
     for name in ("loss", "grad_norm"):
         value = metrics.get(name, 0.0)
         if not math.isfinite(value):
@@ -70,7 +71,7 @@ def _non_finite(metrics: Metrics) -> str | None:
     return None
 
 
-def _first_ratio(metrics: Metrics) -> str | None:
+def _first_ratio(metrics: StepMetrics) -> str | None:
     deviation = metrics.get("ratio_deviation_max", 0.0)
     # written as "not equal" so that NaN trips too
     if metrics.get("update", 0) > 0 or deviation == 0:
@@ -81,7 +82,7 @@ def _first_ratio(metrics: Metrics) -> str | None:
     )
 
 
-def _apart(metrics: Metrics, config: GuardConfig, bfloat16: bool) -> str | None:
+def _apart(metrics: StepMetrics, config: GuardConfig, bfloat16: bool) -> str | None:
     name, bound = _bound("ratio_apart", config, bfloat16)
     value = metrics.get(name, 0.0)
     if metrics.get("update", 0) > 0 or value <= bound:
@@ -94,18 +95,18 @@ def _apart(metrics: Metrics, config: GuardConfig, bfloat16: bool) -> str | None:
 
 
 def _bound(name: str, config: GuardConfig, bfloat16: bool) -> tuple[str, float]:
-    """The mean where weights are rounded, else the largest, and how large it may be."""
+    """The metric to check (the mean with bfloat16 weights, else the maximum), and its bound."""
     return (name, config.mismatch_mean) if bfloat16 else (f"{name}_max", config.mismatch_max)
 
 
-def _first_kl(metrics: Metrics) -> str | None:
+def _first_kl(metrics: StepMetrics) -> str | None:
     kl = metrics.get("kl_reference", 0.0)
     if metrics.get("step", 1) > 0 or metrics.get("update", 0) > 0 or abs(kl) <= 1e-6:
         return None
     return f"the KL to the reference is {kl:.3g} before any update, where it must be 0: the reference differs"
 
 
-def _mismatch(metrics: Metrics, config: GuardConfig, bfloat16: bool) -> str | None:
+def _mismatch(metrics: StepMetrics, config: GuardConfig, bfloat16: bool) -> str | None:
     for kind, whose in MISMATCHES.items():
         name, bound = _bound(kind, config, bfloat16)
         value = metrics.get(name, 0.0)
@@ -124,15 +125,15 @@ MISMATCHES = {
     "mismatch_ahead": "tokens that the rollout worker sampled",
     "worker_mismatch": "a probe that the rollout worker scored",
 }
-"""metric -> whose tokens it speaks of, each held against the weights that sampled them"""
+"""metric -> the tokens that it covers, each compared under the weights that sampled them"""
 
 
-def _mixed(metrics: Metrics) -> bool:
-    """Whether `mismatch` speaks of rows of older weights too. Later updates have that of the step's start."""
+def _mixed(metrics: StepMetrics) -> bool:
+    """True if `mismatch` covers rows of older weights too. Later updates keep the value of the first."""
     return metrics.get("stale", 0) > 0
 
 
-def _cut_off(last: Sequence[Metrics], patience: int) -> str | None:
+def _cut_off(last: Sequence[StepMetrics], patience: int) -> str | None:
     if len(last) < patience or any(step.get("frac_truncated", 0.0) < 1 for step in last):
         return None
     return (
@@ -141,7 +142,7 @@ def _cut_off(last: Sequence[Metrics], patience: int) -> str | None:
     )
 
 
-def _too_stale(last: Sequence[Metrics], patience: int) -> str | None:
+def _too_stale(last: Sequence[StepMetrics], patience: int) -> str | None:
     if len(last) < patience or any(step.get("all_dropped", 0.0) < 1 for step in last):
         return None
     return (
@@ -151,7 +152,7 @@ def _too_stale(last: Sequence[Metrics], patience: int) -> str | None:
     )
 
 
-def _no_signal(last: Sequence[Metrics], patience: int) -> str | None:
+def _no_signal(last: Sequence[StepMetrics], patience: int) -> str | None:
     if len(last) < patience:
         return None
     if all(step.get("frac_unscored", 0.0) == 1 for step in last):
@@ -173,7 +174,7 @@ def _no_signal(last: Sequence[Metrics], patience: int) -> str | None:
     return None
 
 
-def _collapsed(last: Sequence[Metrics], config: GuardConfig) -> str | None:
+def _collapsed(last: Sequence[StepMetrics], config: GuardConfig) -> str | None:
     if len(last) < config.patience:
         return None
     entropies = [step.get("entropy", math.inf) for step in last]
@@ -186,7 +187,7 @@ def _collapsed(last: Sequence[Metrics], config: GuardConfig) -> str | None:
     )
 
 
-def _diverged(metrics: Metrics, config: GuardConfig) -> str | None:
+def _diverged(metrics: StepMetrics, config: GuardConfig) -> str | None:
     shift = metrics.get("probe_shift", 0.0)
     if shift <= config.shift_max:  # false for NaN
         return None
@@ -198,7 +199,7 @@ def _diverged(metrics: Metrics, config: GuardConfig) -> str | None:
     )
 
 
-def _not_served(metrics: Metrics, config: GuardConfig, bfloat16: bool) -> str | None:
+def _not_served(metrics: StepMetrics, config: GuardConfig, bfloat16: bool) -> str | None:
     name, bound = _bound("probe_mismatch", config, bfloat16)
     gap = metrics.get(name, 0.0)
     if gap <= bound:

@@ -1,4 +1,4 @@
-"""Metrics of a run: one JSON line a step, appended and flushed, cut back when a run is resumed."""
+"""The metrics file of a training: one JSON line per step, truncated to the saved state on resume."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from typing import Any, Self
 from nano_shared import UsageError
 
 SUCCESS = "success/"
-"""prefix of the share of rollouts that succeed; behind it `all` or `level_N`"""
+"""prefix of success rates, followed by `all` or `level_N`"""
 GRADED = "graded/"
-"""prefix of the number of rollouts that share is of"""
+"""prefix of the number of graded rollouts behind a success rate"""
 HELD_OUT = "held_out"
-"""success on held-out tasks before the step, in the steps that it is measured in"""
+"""success on held-out tasks before the step, in steps with a measurement"""
 PART = "part/"
-"""prefix of the mean of a part of a composed reward, over the rollouts that it spoke of"""
-Row = dict[str, float | None]
+"""prefix of the mean score of a reward part, over the rollouts that it scored"""
+MetricsRow = dict[str, float | None]
+"""the metrics of one step; None for NaN and infinity"""
 METRICS = "metrics.jsonl"
-"""the file's name in the folder of a training"""
+"""file name in the folder of a training"""
 
 
 class RowWriter:
-    """Appends JSON lines, each of one step, to `path`, creating it and its folder.
+    """Appends JSON lines to `path`, one per step; creates the file and its folder.
 
-    `resume_at` is the first step that will be run: rows from that step on, written by a run that was killed
-    after its last checkpoint, are dropped, and so is a torn last line. Without it the file must be new.
-
-    Raises UsageError when the file holds rows and `resume_at` is not given.
+    `resume_at` is the next step: rows of that and later steps, from a run that was killed, are dropped, and
+    so is an incomplete last line. Raises UsageError if the file has rows and `resume_at` is None.
     """
 
     def __init__(self, path: Path, *, resume_at: int | None = None) -> None:
@@ -43,7 +42,7 @@ class RowWriter:
         self._file = path.open("a", encoding="utf-8")
 
     def write_row(self, row: Mapping[str, Any]) -> None:
-        """One line, on disk when this returns."""
+        """Append one line and flush it."""
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
         self._file.flush()
 
@@ -60,28 +59,28 @@ class RowWriter:
 
 
 class MetricsWriter(RowWriter):
-    """The metrics of a run, a row a step."""
+    """Appends the metrics of each step to the metrics file."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One line, on disk when this returns. A number that JSON lacks (NaN, infinity) becomes null."""
-        row: Row = {"step": step}
+        """Append one line and flush it. NaN and infinity become null."""
+        row: MetricsRow = {"step": step}
         row |= {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self.write_row(row)
 
 
-def read_metrics(path: Path) -> list[Row]:
-    """The rows of a metrics file; see `read_rows`."""
+def read_metrics(path: Path) -> list[MetricsRow]:
+    """The rows of a metrics file (`read_rows`)."""
     return read_rows(path)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All complete rows of a file of JSON lines, in order; a torn last line is left out.
+    """The rows of a file of JSON lines, in order, without an incomplete last line.
 
     Raises UsageError for any other line that is not JSON.
     """
     lines = path.read_text(encoding="utf-8").split("\n")
     rows: list[dict[str, Any]] = []
-    # what follows the last newline was never finished
+    # the text after the last newline is an incomplete line
     for number, line in enumerate(lines[:-1], start=1):
         try:
             rows.append(json.loads(line))

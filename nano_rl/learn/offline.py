@@ -1,4 +1,4 @@
-"""The loop of a training on a fixed set of rows: imitation, DPO, reward models. Resumes where it stopped."""
+"""The training loop over a fixed set of rows: imitation, DPO, reward models. Resumes from its saved state."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from nano_rl.learn.model.learner import Learner
 
 
 def step_indices(step: int, *, size: int, batch: int, seed: int) -> list[int]:
-    """[batch] the rows of one step, of `size` rows: every epoch sees each once, in an order of its own.
+    """[batch] indices of the rows of one step: each epoch has each of `size` rows once, shuffled by its
+    number.
 
-    A function of its arguments alone, so that a resumed training goes on where it was.
+    A pure function, so that a resumed training continues with the same rows.
     """
     wanted = range(step * batch, (step + 1) * batch)
     orders: dict[int, list[int]] = {}
@@ -25,18 +26,18 @@ def step_indices(step: int, *, size: int, batch: int, seed: int) -> list[int]:
 
 
 OnStep = Callable[[int, int, dict[str, float]], None]
-"""steps done, steps in all, metrics of the last one"""
+"""called after each step: steps done, total steps, metrics of the step"""
 DoStep = Callable[[int], dict[str, float]]
-"""the update of a step, by its number from 0; its metrics, with `seen`, the tokens that it read"""
+"""updates for a step (from 0); returns metrics, with the number of tokens read as `seen`"""
 STATE = "state.pt"
 
 
 def run_steps(
     learner: Learner, do_step: DoStep, *, end: int, folder: Path, save_every: int, on_step: OnStep
 ) -> int:
-    """Update until `end`, going on from a state that lies under `folder`. Returns the steps done in all.
+    """Run steps up to `end`, continuing from a state saved in `folder`. Returns the total of steps done.
 
-    The metrics of each step get `seconds` and `tokens_per_second`.
+    Adds `seconds` and `tokens_per_second` to the metrics of each step.
     """
     state = folder / STATE
     if state.exists():

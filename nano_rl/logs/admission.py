@@ -1,9 +1,9 @@
-"""Admission: what each logged run may teach, and the one reason why not more.
+"""Admission: the best use of each logged run (policy gradient, preference, imitation), and the reason for it.
 
-Two looks. The first reads the facts of a run off the columns of the log, so that a hundred thousand take
-seconds; the second loads the run and holds its tokens against the policy's tokenizer and template, and its
-log-probs against the weights, where they are the ones that sampled it. `train --from-logs` takes both looks
-at every run; `nano-rl admit` takes the second at a sample, or at all.
+Runs are checked twice. The first check reads the facts of a run from the columns of the log, so that a
+hundred thousand runs take seconds. The second loads the run and compares its tokens with the policy's
+tokenizer and chat template, and its log-probs with the weights if those sampled it (`RunVerifier`). `train
+--from-logs` applies both to every run; `nano-rl admit` applies the second to a sample, or to all.
 """
 
 from __future__ import annotations
@@ -12,21 +12,68 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
+from typing import Any
 
 from nano_coder.agent.profiles import serving_profile
-from nano_coder.verify.refusal import Refusal
+from nano_coder.models.opening import OpenedWeights, local_policy
+from nano_coder.verify.logprobs import Scored, gap_of, rescored
+from nano_coder.verify.refusal_codes import RefusalCode
+from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import blocking
 from nano_coder.verify.trainable import hashes as profile_hashes
 from nano_rl.learn.rows.group import is_dead
 from nano_rl.rewards import outcome
 from nano_shared.facts import RunFacts, TaskFacts
 from nano_shared.profile import InterfaceProfile
-from nano_shared.types import CONTROL_GENERATOR, Split, Task, Trust
+from nano_shared.store import LogStore
+from nano_shared.types import CONTROL_GENERATOR, Split, Task, Trajectory, Trust
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedRun:
+    """The result of `RunVerifier.verify`."""
+
+    refusal: RefusalCode | None
+    tokens: tuple[Scored, ...] = ()
+    """its sampled tokens, scored by the policy; empty if they were not scored"""
+
+
+class RunVerifier:
+    """Checks the tokens of runs of one log against one policy: texts, template, and log-probs."""
+
+    def __init__(self, opened: OpenedWeights, store: LogStore) -> None:
+        policy = local_policy(opened.loaded, opened.profile, version=opened.version)
+        self.template_hash = policy.template_hash
+        self._check = TokenCheck(template=policy.template, eos_ids=opened.loaded.eos_ids, blobs=store.blobs)
+        self._engine: Any = policy.engine
+        self._sampler = (opened.loaded.id, opened.version)
+
+    def refusal(self, run: Trajectory) -> RefusalCode | None:
+        """Why a run is refused, or None. Only runs that this policy sampled cost a forward pass."""
+        return self.verify(run, score=self._sampled(run)).refusal
+
+    def verify(self, run: Trajectory, *, score: bool) -> VerifiedRun:
+        """Why a run is refused, or None; with `score` also its tokens scored by this policy."""
+        refusal = self._check.refusal(run)
+        if refusal is not None or not score:
+            return VerifiedRun(refusal=refusal)
+        tokens = tuple(rescored(run, self._engine))
+        if self._sampled(run) and not gap_of(tokens).close:
+            refusal = RefusalCode.OTHER_LOGPROBS
+        return VerifiedRun(refusal=refusal, tokens=tokens)
+
+    def _sampled(self, run: Trajectory) -> bool:
+        """True if every turn of the run names these weights as its sampler."""
+        turns = ((turn.completion.policy_id, turn.completion.policy_version) for turn in run.turns)
+        return all(sampler == self._sampler for sampler in turns)
+
 
 _UNTRUSTED = (Trust.JUDGE, Trust.NONE)
-"""verdicts that prefer no run to another"""
-Look = Callable[[RunFacts], Refusal | None]
-Looked = tuple[RunFacts, Refusal | None]
+"""trust of verdicts that say nothing about which run is better"""
+RunCheck = Callable[[RunFacts], RefusalCode | None]
+"""why a run is refused, or None"""
+CheckedRun = tuple[RunFacts, RefusalCode | None]
+"""a run, and why it cannot train a policy gradient"""
 
 
 class Use(StrEnum):
@@ -34,158 +81,162 @@ class Use(StrEnum):
 
     POLICY_GRADIENT = "policy gradient"
     PREFERENCE = "preference"
-    """better or worse than another run of its task, though it cannot train a policy gradient"""
+    """in a pair with a better or worse run of its task"""
     IMITATION = "imitation"
     NOTHING = "nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    """The policy that runs are judged for; None is any, where no model is at hand."""
+class TargetPolicy:
+    """The policy that the runs are to train. Fields that are None are not checked."""
 
     profile: InterfaceProfile | None = None
     template_hash: str | None = None
     version: int | None = None
-    """optimizer steps behind its weights"""
+    """number of updates that made its weights"""
     max_staleness: int | None = None
-    """in such steps; None admits runs of any age"""
+    """in updates; None admits runs of any age"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """A run, what it may be used for, and why for no more; `refusal` is None of policy gradients alone."""
+class JudgedRun:
+    """A run with its best use, and why it cannot train a policy gradient (None if it can)."""
 
     run: RunFacts
     use: Use
-    refusal: Refusal | None
+    refusal: RefusalCode | None
 
 
-def refusal_of(run: RunFacts, bench: Bench) -> Refusal | None:
-    """Why a run may not train a policy gradient, whatever the others of its group are; the first reason.
+def refusal_of(run: RunFacts, target: TargetPolicy) -> RefusalCode | None:
+    """The first reason why a run may not train a policy gradient, regardless of its group; None if it may.
 
-    Damage comes first: what the log does not hold right is no reason to look further.
+    Damage is checked first.
     """
     found = list(blocking(run))
     damage = next((code for code in found if code.damage), None)
     if damage:
         return damage
     if run.task.generator == CONTROL_GENERATOR:
-        return Refusal.CONTROL
+        return RefusalCode.CONTROL
     if run.task.split == Split.TEST:
-        return Refusal.TEST_SPLIT
-    if Refusal.OTHER_PROFILE in found:
-        return Refusal.OTHER_PROFILE
-    if bench.profile is not None and _speaks(bench.profile, run.task) != run.profile_hash:
-        return Refusal.ANOTHER_PROFILE
-    if Refusal.TEXT_ONLY in found:
-        return Refusal.TEXT_ONLY
-    if bench.template_hash not in (None, run.template_hash):
-        return Refusal.ANOTHER_TEMPLATE
-    return next(iter(found), None) or _stale(run, bench)
+        return RefusalCode.TEST_SPLIT
+    if RefusalCode.OTHER_PROFILE in found:
+        return RefusalCode.OTHER_PROFILE
+    if target.profile is not None and _profile_hash(target.profile, run.task) != run.profile_hash:
+        return RefusalCode.ANOTHER_PROFILE
+    if RefusalCode.TEXT_ONLY in found:
+        return RefusalCode.TEXT_ONLY
+    if target.template_hash not in (None, run.template_hash):
+        return RefusalCode.ANOTHER_TEMPLATE
+    return next(iter(found), None) or _stale(run, target)
 
 
 def serving(profile: InterfaceProfile, task: TaskFacts) -> InterfaceProfile:
-    """The profile that would serve the task."""
+    """The profile with the tools of the task."""
     return (
         serving_profile(profile, Task(key=task.key, prompt="-", tools=task.tools)) if task.tools else profile
     )
 
 
-def _speaks(profile: InterfaceProfile, task: TaskFacts) -> str:
+def _profile_hash(profile: InterfaceProfile, task: TaskFacts) -> str:
     return profile_hashes(serving(profile, task))[0]
 
 
-def _stale(run: RunFacts, bench: Bench) -> Refusal | None:
-    if bench.version is None or bench.max_staleness is None:
+def _stale(run: RunFacts, target: TargetPolicy) -> RefusalCode | None:
+    if target.version is None or target.max_staleness is None:
         return None
     oldest = min(turn.policy_version for turn in run.turns)
-    return Refusal.STALE if bench.version - oldest > bench.max_staleness else None
+    return RefusalCode.STALE if target.version - oldest > target.max_staleness else None
 
 
-def _refuse_copies(runs: Sequence[Looked]) -> list[Looked]:
-    """Of the runs of one key, oldest first, copies of an earlier one and runs of an earlier task leave."""
+def _refuse_copies(runs: Sequence[CheckedRun]) -> list[CheckedRun]:
+    """Refuse copies of earlier runs, and runs of an earlier content of the task; `runs` of one key, oldest
+    first."""
     current = {run.group_key: run.task.id for run, _ in runs}
     seen: set[bytes] = set()
     judged = []
     for run, refusal in runs:
         if refusal is None or not refusal.damage:
             if run.turns and run.draw in seen:
-                refusal = Refusal.DUPLICATE
+                refusal = RefusalCode.DUPLICATE
             elif refusal is None and run.task.id != current[run.group_key]:
-                refusal = Refusal.OTHER_TASK
+                refusal = RefusalCode.OTHER_TASK
             seen.add(run.draw)
         judged.append((run, refusal))
     return judged
 
 
-def uncomparable(rewards: Sequence[float]) -> Refusal | None:
-    """Why runs of one task with these rewards teach a policy gradient nothing, or None if they do."""
+def uncomparable(rewards: Sequence[float]) -> RefusalCode | None:
+    """Why a group with these rewards has no signal for a policy gradient, or None if it has."""
     if len(rewards) < 2:
-        return Refusal.LONE
-    return Refusal.SAME_REWARD if is_dead(tuple(rewards)) else None
+        return RefusalCode.LONE
+    return RefusalCode.SAME_REWARD if is_dead(tuple(rewards)) else None
 
 
 def by_task(
-    facts: Iterable[RunFacts], bench: Bench, second_look: Look | None = None
-) -> Iterator[list[Judged]]:
-    """The runs of each task, judged; `facts` has the runs of a task side by side, oldest first.
+    facts: Iterable[RunFacts], target: TargetPolicy, verify: RunCheck | None = None
+) -> Iterator[list[JudgedRun]]:
+    """The judged runs of each task. `facts` must be grouped by task, oldest first.
 
-    `second_look` is taken at each run that the first admits.
+    `verify` is applied to the runs that their columns admit.
     """
-    for looked in looked_at(facts, bench, second_look):
-        yield _used(looked)
+    for checked in check_runs(facts, target, verify):
+        yield _judged(checked)
 
 
-def looked_at(
-    facts: Iterable[RunFacts], bench: Bench, second_look: Look | None = None
-) -> Iterator[list[Looked]]:
-    """As `by_task`, before the runs of a task are compared: None of each that may train."""
+def check_runs(
+    facts: Iterable[RunFacts], target: TargetPolicy, verify: RunCheck | None = None
+) -> Iterator[list[CheckedRun]]:
+    """As `by_task`, before the runs of a task are compared with each other."""
     for _, members in groupby(facts, key=lambda run: run.task.key):
-        looked = _refuse_copies([(run, refusal_of(run, bench)) for run in members])
-        if second_look is not None:
-            looked = [(run, second_look(run) if code is None else code) for run, code in looked]
-        yield looked
+        checked = _refuse_copies([(run, refusal_of(run, target)) for run in members])
+        if verify is not None:
+            checked = [(run, verify(run) if code is None else code) for run, code in checked]
+        yield checked
 
 
-def _used(runs: Sequence[Looked]) -> list[Judged]:
-    """The use of each run of one task."""
+def _judged(runs: Sequence[CheckedRun]) -> list[JudgedRun]:
+    """The best use of each run of one task."""
     rewards: dict[str, list[float]] = {}
     for run, code in runs:
         if code is None and run.reward is not None:
             rewards.setdefault(run.group_key, []).append(run.reward)
     alone = {key: uncomparable(of_group) for key, of_group in rewards.items()}
     left = [(run, code or alone.get(run.group_key)) for run, code in runs]
-    opposed = _opposed(run for run, code in left if not _worthless(code))
+    pairable = _pairable(run for run, code in left if not _worthless(code))
     judged = []
     for run, code in left:
         use = Use.NOTHING
         if code is None:
             use = Use.POLICY_GRADIENT
         elif not _worthless(code):
-            if run.id in opposed or run.opinions:
+            if run.id in pairable or run.opinions:
                 use = Use.PREFERENCE
             elif outcome(run.verdict) == 1.0:
                 use = Use.IMITATION
-        judged.append(Judged(run=run, use=use, refusal=code))
+        judged.append(JudgedRun(run=run, use=use, refusal=code))
     return judged
 
 
-_WORTHLESS = (Refusal.UNFINISHED, Refusal.OURS, Refusal.NO_TURNS, Refusal.CONTROL, Refusal.TEST_SPLIT,
-              Refusal.OTHER_PROFILE, Refusal.DUPLICATE, Refusal.OTHER_TASK)  # fmt: skip
-"""besides damage, what a run can teach nothing by at all"""
+_WORTHLESS = (
+    RefusalCode.UNFINISHED, RefusalCode.OURS, RefusalCode.NO_TURNS, RefusalCode.CONTROL,
+    RefusalCode.TEST_SPLIT, RefusalCode.OTHER_PROFILE, RefusalCode.DUPLICATE, RefusalCode.OTHER_TASK,
+)  # fmt: skip
+"""refusals, besides damage, that exclude a run from every use"""
 
 
-def _worthless(code: Refusal | None) -> bool:
+def _worthless(code: RefusalCode | None) -> bool:
     return code is not None and (code.damage or code in _WORTHLESS)
 
 
-def may_imitate(run: RunFacts, code: Refusal) -> bool:
-    """Whether a run that may not train a policy gradient can be imitated by the policy."""
-    return not _worthless(code) and code is not Refusal.ANOTHER_PROFILE and outcome(run.verdict) == 1.0
+def may_imitate(run: RunFacts, code: RefusalCode) -> bool:
+    """True if a run that may not train a policy gradient can be imitated."""
+    return not _worthless(code) and code is not RefusalCode.ANOTHER_PROFILE and outcome(run.verdict) == 1.0
 
 
-def _opposed(runs: Iterable[RunFacts]) -> set[str]:
-    """Runs whose outcome another has not, of those that could stand in one pair: read under one template."""
+def _pairable(runs: Iterable[RunFacts]) -> set[str]:
+    """Ids of runs that form a pair with another run: one passed and one not, under one template and
+    profile."""
     sides: dict[tuple[str, str, bool], tuple[list[str], list[str]]] = {}
     for run in runs:
         value = outcome(run.verdict)

@@ -1,13 +1,13 @@
-"""How old a logged run is: updates between the policy that sampled it and the one that is trained.
+"""The lineage of a policy, and from it the policy version that sampled a logged run: how stale the run is.
 
-A turn names the weights that its process began from (`policy_id`) and the optimizer steps behind them
-(`policy_version`). Checkpoints name their parents, so that the weights on the way to a policy are known:
+A turn names the weights that its process started from (`policy_id`) and the number of updates that made the
+sampling weights (`policy_version`). Checkpoints name their parents, which gives the ancestors of a policy:
 
     base, version 0  ->  first checkpoint, version 40  ->  the policy, version 100
 
-A run of version 25 of the base is 75 updates old, if it was sampled on the way to the first checkpoint. One
-of another training from the base turned off the way: it is 25 updates from the base, which is 100 from the
-policy. Runs of weights that are not on the way have no known age.
+A run of the base at version 25 is 75 updates old if it was sampled in the training of the first checkpoint.
+If it is from another training of the base, it is 25 updates away from the base, which is 100 updates away
+from the policy: version -25. Runs of weights that are no ancestors have no known age.
 """
 
 from __future__ import annotations
@@ -24,79 +24,83 @@ from nano_shared.facts import RunFacts
 from nano_shared.types import Trajectory
 
 _GENERATIONS = 1000
-"""more than any line has: a circle of names ends there"""
+"""bound on the number of ancestors, against circular parent names"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    """One stop on the way to a policy."""
+class AncestorWeights:
+    """The weights of a policy or of one of its ancestors."""
 
     id: str
     version: int
-    """optimizer steps behind it"""
+    """number of updates that made these weights"""
     until: int
-    """version of the next stop; its own where there is none"""
+    """version of its child in the lineage; its own for the policy itself"""
     next_runs: frozenset[str] | None
-    """runs that the next stop learned from; None where they are not all known"""
+    """runs that the child was trained on; None if they are not all known"""
 
     def place(self, run: str, version: int) -> int:
-        """The version on the way that is as far from its end as the weights that sampled."""
+        """The sampling version of a run as a version of the lineage with the same distance to the policy."""
         beyond = version - self.version
-        on_the_way = version <= self.until and (self.next_runs is None or run in self.next_runs)
-        return version if beyond <= 0 or on_the_way else self.version - beyond
+        in_lineage = version <= self.until and (self.next_runs is None or run in self.next_runs)
+        return version if beyond <= 0 or in_lineage else self.version - beyond
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """The weights on the way to a policy, and the runs that are in them."""
+    """A policy with its ancestors, and the runs that they were trained on."""
 
-    stops: tuple[Weights, ...]
-    """the policy's own first"""
+    weights: tuple[AncestorWeights, ...]
+    """of the policy first, then of its ancestors"""
     learned_from: frozenset[str]
-    """runs that some stop on the way learned from, as far as that is known"""
+    """runs that any of them was trained on, as far as known"""
 
     @property
     def version(self) -> int:
-        return self.stops[0].version
+        return self.weights[0].version
 
-    def born(self, run: Trajectory | RunFacts) -> int | None:
-        """The version of the policy that sampled the oldest turn, as a place on the way; None where it is
-        not known. It may be negative: weights that are farther away than the way is long."""
-        stops = {stop.id: stop for stop in self.stops}
-        places = []
+    def policy_version(self, run: Trajectory | RunFacts) -> int | None:
+        """Version of the policy that sampled the oldest turn of a run, in this lineage; None if unknown.
+
+        Negative for weights that are more updates away than the policy has.
+        """
+        by_id = {weights.id: weights for weights in self.weights}
+        versions = []
         for policy, version in _samplers(run):
-            stop = stops.get(policy)
-            if stop is None:
+            weights = by_id.get(policy)
+            if weights is None:
                 return None
-            places.append(stop.place(run.id, version))
-        return min(places, default=None)
+            versions.append(weights.place(run.id, version))
+        return min(versions, default=None)
 
 
 def _samplers(run: Trajectory | RunFacts) -> Iterator[tuple[str, int]]:
-    """Policy and version of each turn."""
+    """Policy id and version of each turn."""
     if isinstance(run, RunFacts):
         return ((turn.policy_id, turn.policy_version) for turn in run.turns)
     return ((turn.completion.policy_id, turn.completion.policy_version) for turn in run.turns)
 
 
 def lineage(opened: OpenedWeights) -> Lineage:
-    """The way to the opened weights, as far back as their checkpoints lie here."""
-    own = Weights(id=opened.loaded.id, version=opened.version, until=opened.version, next_runs=frozenset())
-    stops, learned = [own], set[str]()
+    """The lineage of the opened weights, as far back as checkpoints are found on this machine."""
+    own = AncestorWeights(
+        id=opened.loaded.id, version=opened.version, until=opened.version, next_runs=frozenset()
+    )
+    lineage, learned = [own], set[str]()
     for manifest, parent in _parents(opened.manifest):
         runs, whole = _runs(manifest)
         learned |= runs
         if parent is None:
             break
-        stops.append(
-            Weights(
+        lineage.append(
+            AncestorWeights(
                 id=parent.id,
                 version=parent.version,
                 until=manifest.policy_version,
                 next_runs=frozenset(runs) if whole else None,
             )
         )
-    return Lineage(stops=tuple(stops), learned_from=frozenset(learned))
+    return Lineage(weights=tuple(lineage), learned_from=frozenset(learned))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +110,12 @@ class _Parent:
 
 
 def _parents(manifest: Manifest | None) -> Iterator[tuple[Manifest, _Parent | None]]:
-    """Each checkpoint on the way with the weights it was trained from; None for those that are gone."""
+    """Each checkpoint of the lineage with the weights that it was trained from; None if those are missing."""
     for _ in range(_GENERATIONS):
         if manifest is None:
             return
         above = _manifest(manifest.parent)
-        # a full checkpoint names the weights it began from; what is no checkpoint must be read
+        # a full checkpoint names its starting weights; a model that is no checkpoint must be read
         identity = manifest.base_model if above and manifest.kind == "full" else _identity(manifest.parent)
         version = above.policy_version if above else 0
         known = identity is not None and version <= manifest.policy_version
@@ -126,7 +130,7 @@ def _manifest(name: str | None) -> Manifest | None:
         return None
     try:
         return read_checkpoint(resolve_checkpoint(name), verify=False)
-    except CheckpointError:  # a model of others, or one that is gone
+    except CheckpointError:  # not a checkpoint, or deleted
         return None
 
 
@@ -140,12 +144,14 @@ def _identity(name: str | None) -> str | None:
 
 
 def _runs(manifest: Manifest) -> tuple[set[str], bool]:
-    """The runs that a checkpoint learned from, and whether these are all: its manifest lists a thousand,
-    the folder of its training every one."""
+    """The runs that a checkpoint was trained on, and whether these are all of them.
+
+    The manifest lists at most a thousand; the folder of the training lists all.
+    """
     listed = set(manifest.trained_on.run_ids)
-    told = checkpoints_dir().parent / "trainings" / manifest.name / USED
-    if (checkpoints_dir() / manifest.name / MANIFEST).is_file() and told.is_file():
-        listed |= _used(told)
+    used = checkpoints_dir().parent / "trainings" / manifest.name / USED
+    if (checkpoints_dir() / manifest.name / MANIFEST).is_file() and used.is_file():
+        listed |= _used(used)
     return listed, len(listed) >= manifest.trained_on.runs
 
 

@@ -1,12 +1,11 @@
-"""Several logs read together: groups for policy gradients, and the runs that can teach in another way.
+"""Reading logs for a training: groups for policy gradients, and runs for imitation and preferences.
 
-What blocks a run is what `admission.py` and `second_look.py` say of it; added to that are the refusals that
-belong to a training: its age, whether the policy has learned from it already, and a task whose content
-differs between logs. A run that is refused for policy gradients may still be imitated, or compared with
-another outcome.
+Besides the refusals of `admission.py`, a training refuses runs by their age, runs that the policy was trained
+on before, and runs of a task whose content differs between logs. A run that is refused for policy gradients
+may still be imitated, or compared with another outcome.
 
-Of runs for policy gradients nothing but ids and columns stays in memory. Their tokens are held against what
-was logged beside them at once in a log of at most `AT_ONCE` runs, and otherwise when a step takes them.
+Only ids and columns of runs stay in memory. Tokens are verified before training starts if the logs have at
+most `VERIFY_AT_START` runs together, and otherwise when a step takes the run.
 """
 
 from __future__ import annotations
@@ -20,13 +19,12 @@ from itertools import islice
 
 from nano_coder.agent.profiles import serving_profile
 from nano_coder.models.opening import OpenedWeights
-from nano_coder.verify.refusal import Refusal
+from nano_coder.verify.refusal_codes import RefusalCode
 from nano_rl.config.training import TrainConfig
-from nano_rl.learn.rows.group import Group, Member
-from nano_rl.logs.admission import Bench, Look, looked_at, may_imitate, serving
+from nano_rl.learn.rows.group import Group, GroupMember
+from nano_rl.logs.admission import RunCheck, RunVerifier, TargetPolicy, check_runs, may_imitate, serving
 from nano_rl.logs.lineage import Lineage
-from nano_rl.logs.logged_group import LoggedGroup, Shelf
-from nano_rl.logs.token_verification import SecondLook
+from nano_rl.logs.logged_group import LoggedGroup, LoggedRuns
 from nano_shared.errors import UsageError
 from nano_shared.facts import RunFacts
 from nano_shared.profile import InterfaceProfile
@@ -40,27 +38,27 @@ USED = "this policy has learned from it already"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogContents:
-    """What logs hold for one policy."""
+    """The runs of logs by their use for one policy."""
 
     groups: tuple[LoggedGroup, ...] = ()
-    """runs that policy gradients may use, by task; where fresh rollouts join, also the tasks of the others"""
-    born: dict[str, int] = field(default_factory=dict)
-    """run -> version of the policy that sampled it, on the way to this one"""
+    """runs for policy gradients, by task; with fresh rollouts also tasks without such runs"""
+    policy_versions: dict[str, int] = field(default_factory=dict)
+    """run -> version of the policy that sampled it (`lineage.py`)"""
     rest: tuple[Trajectory, ...] = ()
-    """runs that policy gradients may not use, and that this policy could have written; only where the
-    training imitates or compares"""
+    """runs that policy gradients may not use, made under this policy's profile; only loaded if the training
+    imitates or compares"""
     refused: Counter[str] = field(default_factory=Counter)
-    """reason -> runs that policy gradients may not use"""
+    """reason -> number of runs that policy gradients may not use"""
     seen: int = 0
-    """runs in the logs"""
+    """number of runs in the logs"""
     unknown_age: int = 0
-    """admitted runs whose age is not known"""
+    """number of admitted runs of unknown age"""
     can_imitate: int = 0
-    """runs that passed and that policy gradients may not use"""
+    """number of successful runs that policy gradients may not use"""
     imitates: bool = False
-    """the training imitates those"""
-    looked: bool = True
-    """the tokens of the admitted runs have been looked at; otherwise that is done when they are taken"""
+    """True if the training imitates them"""
+    verified: bool = True
+    """True if the tokens of the admitted runs were verified; otherwise they are when a step takes them"""
 
     @property
     def usable(self) -> set[str]:
@@ -72,13 +70,13 @@ class LogContents:
         return sum(len(group.members) for group in self.groups)
 
     def report(self) -> str:
-        """What the logs can teach, in lines for a person."""
+        """A summary in lines of text."""
         lines = [f"admitted: {self.runs} runs of {sum(bool(g.members) for g in self.groups)} tasks"]
         if self.unknown_age:
             lines.append(
                 f"  {self.unknown_age} of them of unknown age: counted as one update old, whatever they are"
             )
-        if not self.looked:
+        if not self.verified:
             lines.append("  by their columns: the tokens of a run are looked at when a step takes it")
         lines += [f"refused: {count} runs ({reason})" for reason, count in self.refused.most_common()]
         if self.can_imitate and self.imitates:
@@ -91,7 +89,7 @@ class LogContents:
         return "\n".join(lines)
 
     def refuse_nothing(self, stores: Sequence[LogStore], *, fresh: bool) -> None:
-        """Raises UsageError where no run can train this policy."""
+        """Raises UsageError, because no run can train this policy."""
         names = " and ".join(store.url for store in stores)
         if not self.seen:
             raise UsageError(f"{names} holds no runs; nano-coder run or nano-rl rollout adds some")
@@ -113,83 +111,88 @@ def read_logs(
     stores: Sequence[LogStore],
     opened: OpenedWeights,
     template_hash: str,
-    way: Lineage,
+    lineage: Lineage,
     config: TrainConfig,
     *,
     rescore: Rescore | None = None,
 ) -> LogContents:
-    """Every run of the logs, once, by what it can teach. `rescore` gives the admitted runs the verdicts that
-    they are to be trained on, before groups are compared."""
-    beside = bool(config.lambda_sft or config.lambda_preference)
-    bench = Bench(profile=opened.profile, template_hash=template_hash)
-    looks = [SecondLook(opened, store) for store in stores]
-    at_once = rescore is not None or _few(stores)
-    shelf = Shelf(stores=stores, looks=None if at_once else looks)
+    """Read every run of the logs once. `rescore` gives the admitted runs the verdicts to train on, before
+    groups are formed."""
+    keeps_rest = bool(config.lambda_sft or config.lambda_preference)
+    target = TargetPolicy(profile=opened.profile, template_hash=template_hash)
+    verifiers = [RunVerifier(opened, store) for store in stores]
+    verify_now = rescore is not None or _few(stores)
+    runs = LoggedRuns(stores=stores, verifiers=None if verify_now else verifiers)
     refused: Counter[str] = Counter()
-    found: list[_Found] = []
+    found: list[_AdmittedRun] = []
     rest: list[Trajectory] = []
     examples: dict[str, _Example] = {}
     unknown, known, can_imitate = 0, set[str](), 0
     for number, store in enumerate(stores):
-        look = partial(_looked, store, looks[number]) if at_once else None
-        for about, code in _judged(store, bench, look, known, refused):
+        verify = partial(_verified, store, verifiers[number]) if verify_now else None
+        for about, code in _undamaged(store, target, verify, known, refused):
             if (example := _Example.of(about, number, opened.profile)) is not None:
                 examples[about.task.key] = max(example, examples.get(about.task.key, example))
-            place = way.born(about)
-            reason = code.value if code else _by_training(about, place, way, config)
+            version = lineage.policy_version(about)
+            reason = code.value if code else _training_refusal(about, version, lineage, config)
             if reason is None:
-                unknown += place is None
-                found.append(_Found.of(about, number, way.version - 1 if place is None else place))
+                unknown += version is None
+                found.append(
+                    _AdmittedRun.of(about, number, lineage.version - 1 if version is None else version)
+                )
                 continue
             refused[reason] += 1
             can_imitate += code is not None and may_imitate(about, code)
-            if beside and reason != USED:
+            if keeps_rest and reason != USED:
                 run = store.get(about.id)
-                rest += [run] if _teaches(run, opened) else []
-    admitted = _form_groups(_one_content(found, refused), shelf)
+                rest += [run] if _may_teach(run, opened) else []
+    admitted = _form_groups(_newest_content(found, refused), runs)
     if rescore is not None:
         admitted = [_rescored(group, rescore) for group in admitted]
     groups = _comparable(admitted, config, refused, rest)
     if config.group_size:
-        groups += _environments(examples, {group.task_key for group in groups}, shelf)
+        groups += _environments(examples, {group.task_key for group in groups}, runs)
     rest.sort(key=lambda run: (run.started, run.id))
-    born = {of.member.id: of.born for of in found}
+    versions = {of.member.id: of.policy_version for of in found}
     return LogContents(
         groups=groups,
-        born={member.id: born[member.id] for group in groups for member in group.members},
+        policy_versions={member.id: versions[member.id] for group in groups for member in group.members},
         rest=tuple(rest),
         refused=refused,
         seen=len(known),
         unknown_age=unknown,
         can_imitate=can_imitate,
         imitates=config.lambda_sft > 0 and config.imitate == "rest",
-        looked=at_once,
+        verified=verify_now,
     )
 
 
-AT_ONCE = 2000
-"""runs of all logs together, whose tokens are looked at before the first step"""
+VERIFY_AT_START = 2000
+"""largest number of runs in all logs together that are verified before the first step"""
 
 
 def _few(stores: Sequence[LogStore]) -> bool:
-    return sum(sum(1 for _ in islice(store.headings(), AT_ONCE + 1)) for store in stores) <= AT_ONCE
+    return (
+        sum(sum(1 for _ in islice(store.headings(), VERIFY_AT_START + 1)) for store in stores)
+        <= VERIFY_AT_START
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """A run that its columns admit."""
+class _AdmittedRun:
+    """A run that policy gradients may use."""
 
-    member: Member
+    member: GroupMember
     key: str
-    """of its group"""
+    """key of its group"""
     forked: bool
     task: str
-    """id of its task's content"""
-    born: int
+    """content id of its task"""
+    policy_version: int
 
     @classmethod
-    def of(cls, run: RunFacts, log: int, born: int) -> _Found:
-        member = Member(
+    def of(cls, run: RunFacts, log: int, policy_version: int) -> _AdmittedRun:
+        member = GroupMember(
             id=run.id,
             started=run.started,
             version=min(turn.policy_version for turn in run.turns),
@@ -197,24 +200,27 @@ class _Found:
             log=log,
         )
         key = run.group_key
-        return cls(member=member, key=key, forked=key != run.task.key, task=run.task.id, born=born)
+        return cls(
+            member=member, key=key, forked=key != run.task.key, task=run.task.id,
+            policy_version=policy_version,
+        )  # fmt: skip
 
 
-def _looked(store: LogStore, look: SecondLook, run: RunFacts) -> Refusal | None:
-    return look.refusal(store.get(run.id))
+def _verified(store: LogStore, verifier: RunVerifier, run: RunFacts) -> RefusalCode | None:
+    return verifier.refusal(store.get(run.id))
 
 
-def _judged(
-    store: LogStore, bench: Bench, look: Look | None, known: set[str], refused: Counter[str]
-) -> Iterator[tuple[RunFacts, Refusal | None]]:
-    """The runs of a log that hold what happened, each with why policy gradients may not use it.
+def _undamaged(
+    store: LogStore, target: TargetPolicy, verify: RunCheck | None, known: set[str], refused: Counter[str]
+) -> Iterator[tuple[RunFacts, RefusalCode | None]]:
+    """The runs of a log that are neither damaged nor copies, each with why policy gradients may not use it.
 
-    The damaged ones and copies are counted as refused. All ids are added to `known`; runs whose ids are there
-    are passed over.
+    Damaged runs and copies are counted in `refused`. Runs in `known` are skipped, and all ids are added to
+    it.
     """
     facts = (run for run in store.facts() if run.id not in known)
-    for looked in looked_at(facts, bench, look):
-        for about, code in looked:
+    for checked in check_runs(facts, target, verify):
+        for about, code in checked:
             known.add(about.id)
             if code is not None and _worthless(code):
                 refused[code.value] += 1
@@ -222,23 +228,26 @@ def _judged(
                 yield about, code
 
 
-def _worthless(code: Refusal) -> bool:
-    return code.damage or code is Refusal.DUPLICATE
+def _worthless(code: RefusalCode) -> bool:
+    return code.damage or code is RefusalCode.DUPLICATE
 
 
-def _by_training(run: RunFacts, place: int | None, way: Lineage, config: TrainConfig) -> str | None:
-    if run.id in way.learned_from and config.logs.uses == 1:
+def _training_refusal(
+    run: RunFacts, version: int | None, lineage: Lineage, config: TrainConfig
+) -> str | None:
+    """Why this training may not use a run that admission accepts: used before, of unknown age, or too old."""
+    if run.id in lineage.learned_from and config.logs.uses == 1:
         return USED
     bound = config.objective.max_staleness
-    if place is None:
+    if version is None:
         return AGE_UNKNOWN if config.logs.unknown_age == "refuse" else None
-    if bound is not None and way.version - place > bound:
+    if bound is not None and lineage.version - version > bound:
         return f"more than {bound} updates old"
     return None
 
 
-def _teaches(run: Trajectory, opened: OpenedWeights) -> bool:
-    """Whether a run that policy gradients may not use may be imitated or compared."""
+def _may_teach(run: Trajectory, opened: OpenedWeights) -> bool:
+    """True if a run that policy gradients may not use may be imitated or compared."""
     return (
         run.stop is not None
         and not run.stop.ours
@@ -251,7 +260,7 @@ def _teaches(run: Trajectory, opened: OpenedWeights) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class _Example:
-    """A run that holds a task which fresh rollouts may be made of; of one key the newest is taken."""
+    """A run whose task can be rolled out afresh; the newest run of each task key is taken."""
 
     started: float
     run: str
@@ -269,21 +278,20 @@ class _Example:
 
 
 def _environments(
-    examples: Mapping[str, _Example], known: Collection[str], shelf: Shelf
+    examples: Mapping[str, _Example], known: Collection[str], runs: LoggedRuns
 ) -> tuple[LoggedGroup, ...]:
-    """A group without members for each task that can be graded and has none that may train."""
+    """A group without members for each task that can be graded and has no runs for policy gradients."""
     groups = []
     for key, of in examples.items():
-        task = shelf.stores[of.log].task(of.run) if key not in known else None
+        task = runs.stores[of.log].task(of.run) if key not in known else None
         if task is not None and (task.check or task.hidden):
-            group = LoggedGroup(task_key=key, forked=False, members=(), shelf=shelf, example=(of.log, of.run))
+            group = LoggedGroup(task_key=key, forked=False, members=(), runs=runs, example=(of.log, of.run))
             groups.append(group)
     return tuple(groups)
 
 
-def _one_content(found: Iterable[_Found], refused: Counter[str]) -> list[_Found]:
-    """Runs whose task is the newest of its key, oldest first: rewards of other contents share no baseline
-    with it."""
+def _newest_content(found: Iterable[_AdmittedRun], refused: Counter[str]) -> list[_AdmittedRun]:
+    """Runs of the newest content of each task key, oldest first: other contents share no baseline with it."""
     kept = sorted(found, key=lambda of: (of.member.started, of.member.id))
     newest = {of.key: of.task for of in kept}
     same = [of for of in kept if of.task == newest[of.key]]
@@ -292,23 +300,23 @@ def _one_content(found: Iterable[_Found], refused: Counter[str]) -> list[_Found]
     return same
 
 
-def _form_groups(found: Iterable[_Found], shelf: Shelf) -> list[LoggedGroup]:
-    """By key, in the order in which the keys first appear."""
-    by_key: dict[str, list[_Found]] = {}
+def _form_groups(found: Iterable[_AdmittedRun], runs: LoggedRuns) -> list[LoggedGroup]:
+    """Groups by key, in the order of first appearance."""
+    by_key: dict[str, list[_AdmittedRun]] = {}
     for of in found:
         by_key.setdefault(of.key, []).append(of)
     return [
         LoggedGroup(
-            task_key=key, forked=members[0].forked, members=tuple(of.member for of in members), shelf=shelf
+            task_key=key, forked=members[0].forked, members=tuple(of.member for of in members), runs=runs
         )
         for key, members in by_key.items()
     ]
 
 
 def _rescored(group: LoggedGroup, rescore: Rescore) -> LoggedGroup:
-    """The group with the verdicts that it is to be trained on; the runs themselves are let go again."""
-    runs = rescore([group.shelf.run(member) for member in group.members])
-    group.shelf.verdicts.update({run.id: run.verdict for run in runs if run.verdict is not None})
+    """The group with the rewards of new verdicts; the loaded runs are not kept."""
+    runs = rescore([group.runs.run(member) for member in group.members])
+    group.runs.verdicts.update({run.id: run.verdict for run in runs if run.verdict is not None})
     rewards = Group(task_key=group.task_key, trajectories=tuple(runs)).rewards_G
     members = zip(group.members, rewards, strict=True)
     return replace(group, members=tuple(replace(member, reward=reward) for member, reward in members))
@@ -317,7 +325,7 @@ def _rescored(group: LoggedGroup, rescore: Rescore) -> LoggedGroup:
 def _comparable(
     groups: Iterable[LoggedGroup], config: TrainConfig, refused: Counter[str], rest: list[Trajectory]
 ) -> tuple[LoggedGroup, ...]:
-    """The groups that may have a signal: all of them where fresh rollouts join, or other steps compare."""
+    """The groups that can have a signal: all of them with fresh rollouts, or a baseline outside the group."""
     objective = config.objective
     if config.group_size or objective.over_time or objective.baseline == "none":  # ppo among them
         return tuple(groups)
@@ -331,5 +339,5 @@ def _comparable(
             kept.append(group)
             continue
         if config.lambda_sft or config.lambda_preference:
-            rest += [run for member in group.members if (run := group.shelf.sound(member)) is not None]
+            rest += [run for member in group.members if (run := group.runs.verified(member)) is not None]
     return tuple(kept)

@@ -1,7 +1,7 @@
-"""Rows for other trainers: what the policy read and sampled, its log-probs, the reward and the advantage.
+"""Token rows of logged runs for other trainers: prompt and completion ids, log-probs, reward, advantages.
 
-Columns, [C] being the completion: prompt_ids [P], completion_ids [C], completion_mask [C] (1 on tokens that
-the policy sampled), logprobs [C] (0 where the mask is), advantages [C], reward, temperature, and names.
+Columns: prompt_ids [P], completion_ids [C], completion_mask [C] (1 on sampled tokens), logprobs [C] and
+advantages [C] (0 where the mask is 0), reward, temperature, policy versions, run and task.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nano_coder.verify.trainable import verify
-from nano_rl.learn.config.objective import Baseline, Std
+from nano_rl.learn.config import Baseline, Std
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.learn.step_rows import group_samples
 from nano_shared.types import Trajectory
 
-# what a run was served under does not matter to a trainer that takes its tokens as they are
-_NO_REASON = frozenset({"other profile", "calls differ from text"})
+# findings about the serving profile do not matter to a trainer that takes the tokens as they are
+_IGNORED = frozenset({"other profile", "calls differ from text"})
 
 
 def token_rows(
     runs: Iterable[Trajectory], refused: Counter[str], *, baseline: Baseline = "mean", std: Std = "none"
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one task's runs; runs of another template or profile are another group, and so are the
-    forks of one step, whose advantages are within them.
+    """The rows of the runs of one task. Runs of different templates or profiles, and the forks of each step,
+    form separate groups for the advantages.
 
-    Why a run gives none is counted in `refused`.
+    Runs without rows are counted in `refused` by reason.
     """
     groups: dict[tuple[str, ...], list[Trajectory]] = {}
     for run in runs:
@@ -36,8 +36,8 @@ def token_rows(
         if reason:
             refused[reason] += 1
         else:
-            under = (run.group_key, run.task.id, run.template_hash, run.profile_hash)
-            groups.setdefault(under, []).append(run)
+            key = (run.group_key, run.task.id, run.template_hash, run.profile_hash)
+            groups.setdefault(key, []).append(run)
     for members in groups.values():
         group = Group(task_key=members[0].group_key, trajectories=tuple(members))
         if baseline != "none" and (group.singleton or group.dead):
@@ -51,7 +51,7 @@ def token_rows(
 def _refusal(run: Trajectory) -> str | None:
     if run.task.is_control:
         return "impossible control"
-    blocking = (f.kind for f in verify(run) if f.blocks and f.kind not in _NO_REASON)
+    blocking = (f.kind for f in verify(run) if f.blocks and f.kind not in _IGNORED)
     return next(blocking, None)
 
 

@@ -1,6 +1,6 @@
-"""Which runs each step learned from: one JSON line a step, cut back to the state that training goes on from.
+"""The runs that each step was trained on: one JSON line per step, truncated to the saved state on resume.
 
-The log holds every run, also those of a step that was killed; those in here are in the weights.
+The log also holds runs of steps that were killed; the runs listed here have changed the weights.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from nano_rl.learn.rows.group import Group
 from nano_shared.durable import full_disk_explained, write_text
 from nano_shared.errors import CheckpointError
 
-Row = Mapping[str, float | None]
 
+def learned_from(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+    """Totals over the steps of a training from its metrics, and mean shares of the loss parts.
 
-def learned_from(rows: Sequence[Row]) -> dict[str, float]:
-    """Sums over the steps of a training, from its metrics, and shares of the loss as means over the steps
-    that had it; `log_share` is that of all runs. Empty for a training without logs."""
+    Empty for a training without logs.
+    """
     if not any("logged_runs" in row for row in rows):
         return {}
     total = {name: _sum(rows, name) for name in ("logged_runs", "fresh_runs", "tokens", "weight_dropped")}
@@ -38,8 +38,8 @@ def learned_from(rows: Sequence[Row]) -> dict[str, float]:
     return total
 
 
-def learned_table(rows: Sequence[Row]) -> Table | None:
-    """The same for a person; None for a training without logs."""
+def learned_table(rows: Sequence[Mapping[str, float | None]]) -> Table | None:
+    """The totals as a table; None for a training without logs."""
     of = learned_from(rows)
     if not of:
         return None
@@ -57,7 +57,7 @@ def learned_table(rows: Sequence[Row]) -> Table | None:
     return table
 
 
-def _sum(rows: Sequence[Row], name: str) -> float:
+def _sum(rows: Sequence[Mapping[str, float | None]], name: str) -> float:
     return sum(row.get(name) or 0.0 for row in rows)
 
 
@@ -70,9 +70,9 @@ USED = "used.jsonl"
 
 
 class UsedRuns:
-    """The lines of the steps before `step`; those of later steps, which were not finished, are dropped.
+    """The lines of the steps before `step`; lines of later steps, which were not saved, are dropped.
 
-    Raises CheckpointError where the file lacks a step that the state has.
+    Raises CheckpointError if a step of the saved state is missing in the file.
     """
 
     def __init__(self, path: Path, *, step: int) -> None:
@@ -91,16 +91,16 @@ class UsedRuns:
         return list(self._ids)
 
     def append(self, step: int, groups: Sequence[Group]) -> None:
-        """One line, on disk when this returns. Raises CheckpointError where the disk is full."""
-        told = [{"task": g.task_key, "runs": [t.id for t in g.trajectories]} for g in groups]
+        """Append one line and sync it. Raises CheckpointError if the disk is full."""
+        entries = [{"task": g.task_key, "runs": [t.id for t in g.trajectories]} for g in groups]
         with full_disk_explained(self._path, CheckpointError), self._path.open("a") as file:
-            file.write(json.dumps({"step": step, "groups": told}) + "\n")
+            file.write(json.dumps({"step": step, "groups": entries}) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        self._ids += [run for group in told for run in group["runs"]]
+        self._ids += [run for group in entries for run in group["runs"]]
 
 
 def read_used(path: Path) -> list[dict[str, Any]]:
-    """All complete lines, in order; a torn last one is left out."""
+    """The lines in order, without an incomplete last one."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     return [json.loads(line) for line in lines]

@@ -1,4 +1,4 @@
-"""What a training on preference pairs is set to: DPO, and reward models."""
+"""Settings of trainings on preference pairs: DPO and reward models."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from nano_rl.learn.config.objective import Config
-from nano_rl.learn.config.training import OptimizerConfig
+from nano_rl.learn.config import Config, OptimizerConfig
 
 
 class DpoConfig(Config):
-    """One training by direct preference optimisation. Sources of the maths stand in `dpo.py`."""
+    """Settings of direct preference optimisation (formulas in `dpo.py`)."""
 
     loss: Literal["sigmoid", "ipo"] = "sigmoid"
-    """sigmoid (DPO) or ipo, which has a margin to reach instead of one to widen for ever"""
+    """sigmoid (DPO), or ipo, which regresses the margin to a target instead of widening it without end"""
     beta: float = Field(0.1, gt=0)
-    """how strongly the policy is held to where it started: the larger, the closer"""
+    """strength of the KL constraint: a larger beta keeps the policy closer to its start"""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """share of pairs that are taken to be labelled the wrong way round; with sigmoid only"""
+    """assumed share of wrongly labelled pairs; with sigmoid only"""
     length_normalised: bool = False
-    """compare log-probs a token instead of those of whole answers"""
+    """compare mean log-probs per token instead of sums over answers"""
     lambda_sft: float = Field(0.0, ge=0)
-    """weight of imitating the chosen answers beside the comparison"""
+    """weight of the negative log-likelihood of the chosen answers"""
     epochs: float = Field(1.0, gt=0)
     """passes over the pairs"""
     batch: int = Field(8, ge=1)
@@ -32,9 +31,9 @@ class DpoConfig(Config):
     lora_rank: int = Field(16, ge=0)
     """rank of the adapter that is trained; 0 trains all weights"""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """of the weights; those that are trained keep a float32 copy, which takes the updates"""
+    """of the weights; trained weights have a float32 master copy, which is updated"""
     seed: int = Field(0, ge=0)
-    """of the order of the pairs and of a fresh adapter"""
+    """seed of the order of pairs and of a new adapter"""
     save_every: int = Field(10, ge=1)
     """steps between saved states"""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4, schedule="linear", warmup_steps=5)
@@ -47,22 +46,22 @@ class DpoConfig(Config):
 
 
 class RewardModelConfig(Config):
-    """One training of a reward model on preference pairs."""
+    """Settings of the training of a reward model on preference pairs."""
 
     epochs: float = Field(2.0, gt=0)
     """passes over the pairs"""
     batch: int = Field(16, ge=1)
     """pairs of one optimizer step"""
     held_out: float = Field(0.2, gt=0, lt=1)
-    """share of the prompts whose pairs are kept for measuring"""
+    """share of the prompts whose pairs are held out for evaluation"""
     max_tokens: int = Field(8192, ge=1)
     """positions of one micro-batch, padding included"""
     lora_rank: int = Field(0, ge=0)
     """rank of the adapter that is trained and then merged; 0 trains all weights"""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """of the weights; those that are trained keep a float32 copy, which takes the updates"""
+    """of the weights; trained weights have a float32 master copy, which is updated"""
     seed: int = Field(0, ge=0)
-    """of the order of the pairs, of what is held out and of a fresh adapter"""
+    """seed of the order of pairs, the held-out split and a new adapter"""
     save_every: int = Field(10, ge=1)
     """steps between saved states"""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4, schedule="linear", warmup_steps=5)

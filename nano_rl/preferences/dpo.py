@@ -1,14 +1,15 @@
-"""Direct preference optimisation: from pairs to the policy, without a reward model between them.
+"""Direct preference optimisation (DPO), as a training of its own and as a term beside the policy loss.
 
     h = (log p(chosen) - log p0(chosen)) - (log p(rejected) - log p0(rejected))
     sigmoid   -(1 - s) log sigmoid(beta h) - s log sigmoid(-beta h)      s: label smoothing
     ipo       (h - 1 / (2 beta))^2
     loss      mean over pairs + lambda_sft * mean over chosen tokens of -log p
 
-DPO: Rafailov et al. 2023 (arXiv 2305.18290); IPO: Azar et al. 2023 (arXiv 2310.12036); smoothing: Mitchell
-2023; imitation beside it: Pang et al. 2024 (arXiv 2404.19733). Log-probs are sums over the tokens that each
-side's policy wrote, or means of them where `length_normalised`. p0 is the policy as it starts: its log-probs
-are taken once, before the first update, and no second model is kept. Left out: pairs weighted by confidence.
+DPO: Rafailov et al. 2023 (arXiv 2305.18290); IPO: Azar et al. 2023 (arXiv 2310.12036); label smoothing:
+Mitchell 2023; the added likelihood: Pang et al. 2024 (arXiv 2404.19733). log p is the sum over the tokens
+that each side's policy wrote, or the mean with `length_normalised`. p0 is the policy at the start: its
+log-probs are computed once, before the first update, so that no second model is needed. Left out: weighting
+pairs by confidence.
 """
 
 from __future__ import annotations
@@ -16,39 +17,45 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from nano_rl.learn.config.training import GuardConfig
+from nano_coder.models.opening import OpenedWeights
+from nano_rl.config.training import TrainConfig
+from nano_rl.imitation.demonstrations import reader_of
+from nano_rl.imitation.rows import RunEncoder
+from nano_rl.learn.config import GuardConfig
 from nano_rl.learn.guards import check_step
 from nano_rl.learn.model.learner import Learner
 from nano_rl.learn.model.logprob import token_logprobs
 from nano_rl.learn.model.scalar_model import by_budget
 from nano_rl.learn.offline import OnStep, run_steps, step_indices
 from nano_rl.learn.rows.batch import Batch, make_batches
+from nano_rl.learn.rows.group import Group
 from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.preferences.config import DpoConfig
-from nano_rl.preferences.pairs import PairRows
+from nano_rl.preferences.pairs import PairRows, PreferencePair, pair_rows
+from nano_shared.errors import UsageError
 
 CHOSEN, REJECTED = "+", "-"
 Scores = dict[str, float]
-"""log-prob of each side of each pair, by the pair's number and the side's sign"""
+"""key of a side (index of the pair and + or -) -> its log-prob"""
 
 
 def train_dpo(
     model: nn.Module, pairs: Sequence[PairRows], config: DpoConfig, folder: Path, on_step: OnStep
 ) -> int:
-    """Train in place, going on from a state that lies under `folder`. Returns the steps done in all.
+    """Train in place, continuing from a state saved in `folder`. Returns the total of steps done.
 
-    Each step reports `accuracy` (pairs whose chosen side gained more than the other), `margin` (beta h), and
-    `chosen_logprob`, `rejected_logprob` a side, as means over its pairs.
+    Metrics, as means over the pairs of a step: `accuracy` (pairs with h > 0), `margin` (beta h), and
+    `chosen_logprob` and `rejected_logprob` per side.
     """
     total = math.ceil(len(pairs) * config.epochs / config.batch)
-    # a resumed training has loaded the starting weights, and loads its own only afterwards
+    # the model holds the starting weights here; a resumed state is loaded afterwards
     reference = reference_scores(model, pairs, config)
     learner = Learner(model, config.optimizer, steps=total)
 
@@ -67,7 +74,7 @@ def train_dpo(
 
 
 def preference_loss(margin_P: Tensor, config: DpoConfig) -> Tensor:
-    """[P] the loss of each pair from its h."""
+    """[P] loss of each pair from its h."""
     if config.loss == "ipo":
         return (margin_P - 1 / (2 * config.beta)).square()
     right_P, wrong_P = logsigmoid(config.beta * margin_P), logsigmoid(-config.beta * margin_P)
@@ -76,7 +83,7 @@ def preference_loss(margin_P: Tensor, config: DpoConfig) -> Tensor:
 
 @torch.no_grad()
 def reference_scores(model: nn.Module, pairs: Sequence[PairRows], config: DpoConfig) -> Scores:
-    """The log-probs of all sides under the weights as they are."""
+    """The log-probs of all sides under the current weights."""
     scores: Scores = {}
     for batch in pair_batches(pairs, range(len(pairs)), config.max_tokens):
         sides = side_scores(token_logprobs(model, batch), batch, mean=config.length_normalised)
@@ -85,7 +92,7 @@ def reference_scores(model: nn.Module, pairs: Sequence[PairRows], config: DpoCon
 
 
 def side_scores(logprobs_BT: Tensor, batch: Batch, *, mean: bool) -> dict[str, Tensor]:
-    """side -> the sum, or mean, of the log-probs of its trained tokens over all of its rows."""
+    """Key of a side -> the sum, or mean, of the log-probs of its trained tokens over all its rows."""
     rows: dict[str, list[int]] = defaultdict(list)
     for row, side in enumerate(batch.keys):
         rows[side].append(row)
@@ -94,20 +101,22 @@ def side_scores(logprobs_BT: Tensor, batch: Batch, *, mean: bool) -> dict[str, T
 
 
 def pair_batches(pairs: Sequence[PairRows], indices: Sequence[int], max_tokens: int) -> list[Batch]:
-    """Micro-batches that hold both sides of each of their pairs. Rows are named by place in `indices` and
-    side: where one epoch ends and the next begins, a step may see a pair twice."""
+    """Micro-batches with both sides of each of their pairs.
+
+    Row keys are the position in `indices` and the side: a step across two epochs may have a pair twice.
+    """
     lengths = [max(len(row.ids) for row in _all(pairs[i])) * len(_all(pairs[i])) for i in indices]
     batches = []
     for part in by_budget(lengths, max_tokens):
         samples = [row for place in part for row in _named(place, pairs[indices[place]])]
-        # the budget was applied to pairs: as padded rows that all fit, none is torn apart
+        # a budget that all rows fit into, so that no pair is split
         fits = len(samples) * max(len(s.ids) for s in samples)
         batches += make_batches(samples, max_tokens=fits, trees=False)
     return batches
 
 
 class PairObjective:
-    """The loss of one step's pairs, and what its metrics are made of."""
+    """The loss of the pairs of one step, and sums for its metrics."""
 
     def __init__(
         self, pairs: Sequence[PairRows], indices: Sequence[int], reference: Scores, config: DpoConfig
@@ -141,7 +150,7 @@ class PairObjective:
 
     @property
     def count(self) -> int:
-        """Pairs of the step."""
+        """Number of pairs of the step."""
         return self._pairs
 
     def metrics(self) -> dict[str, float]:
@@ -159,3 +168,88 @@ def _all(pair: PairRows) -> tuple[TrainSample, ...]:
 def _named(place: int, pair: PairRows) -> list[TrainSample]:
     sides = ((pair.chosen, CHOSEN), (pair.rejected, REJECTED))
     return [replace(row, key=f"{place}{sign}") for rows, sign in sides for row in rows]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceTerm:
+    """`LossTerm`: the mean DPO loss of the pairs of a step."""
+
+    weight: float
+    pairs: tuple[PairRows, ...]
+    reference: Scores
+    """log-probs of both sides at the start of the training"""
+    settings: DpoConfig
+    batch: int
+    """pairs of one step"""
+    name: str = "preference"
+
+    def draw(self, step: int, groups: Sequence[Group]) -> list[int]:
+        """Indices of the pairs of a step: every pair once before any is repeated."""
+        size = len(self.pairs)
+        return step_indices(step, size=size, batch=min(self.batch, size), seed=self.settings.seed)
+
+    def part(self, drawn: Sequence[int], index: int, count: int, *, trees: bool) -> PreferencePart:
+        places = drawn[index::count]
+        return PreferencePart(
+            batches=pair_batches(self.pairs, places, self.settings.max_tokens) if places else [],
+            pairs=PairObjective(self.pairs, places, self.reference, self.settings) if places else None,
+        )
+
+    @property
+    def run_ids(self) -> list[str]:
+        return sorted({run for pair in self.pairs for run in pair.run_ids})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferencePart:
+    """`TermPart`: the pairs of one minibatch."""
+
+    batches: list[Batch]
+    """both sides of each pair"""
+    pairs: PairObjective | None
+    """None if the minibatch has no pairs"""
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        assert self.pairs is not None
+        return self.pairs(model, batch)
+
+    def metrics(self) -> dict[str, float]:
+        """`preference_pairs`, `preference_accuracy` (share of pairs with h > 0) and `preference_margin`."""
+        if self.pairs is None:
+            return {}
+        seen = self.pairs.metrics()
+        return {
+            "preference_pairs": float(self.pairs.count),
+            "preference_accuracy": seen["accuracy"],
+            "preference_margin": seen["margin"],
+        }
+
+
+def preference_term(
+    model: nn.Module, opened: OpenedWeights, pairs: Sequence[PreferencePair], config: TrainConfig
+) -> PreferenceTerm | None:
+    """The loss term of `lambda_preference`; None if it is 0 or there are no pairs.
+
+    `model` must hold the starting weights of the training, also when it is resumed.
+    """
+    if config.lambda_preference == 0 or not pairs:
+        return None
+    reader = reader_of(opened)
+    vocabulary = int(opened.loaded.model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
+    rows = tuple(_rows(pair, reader, vocabulary) for pair in pairs)
+    settings = DpoConfig(beta=config.preference_beta, seed=config.seed, max_tokens=config.max_tokens)
+    return PreferenceTerm(
+        weight=config.lambda_preference, pairs=rows, reference=reference_scores(model, rows, settings),
+        settings=settings,
+        batch=config.prompts_per_step,
+    )  # fmt: skip
+
+
+def _rows(pair: PreferencePair, reader: RunEncoder, vocabulary: int) -> PairRows:
+    """A pair as token rows: the logged tokens if they are this policy's, otherwise its encoded texts."""
+    try:
+        return pair_rows([pair], reader, vocabulary=vocabulary)[0]
+    except UsageError:
+        if pair.exact is None:
+            raise
+        return pair_rows([pair.model_copy(update={"exact": None})], reader, vocabulary=vocabulary)[0]

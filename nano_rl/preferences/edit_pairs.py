@@ -1,7 +1,7 @@
-"""Pairs out of edits: what somebody wrote in place of the policy's words, against those words.
+"""Preference pairs from edits: text that a user wrote in place of the policy's, against the policy's text.
 
-An edit of a step says the better text itself. An edit of a run's files becomes one where an action of the run
-holds the text that was edited: the same action with the text as the user left it.
+An edit of a step contains the better text. An edit of the files of a run gives a pair if an action of the run
+contains the edited text: the same action with the text as the user left it is the better one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback, FeedbackKind, edited_workspace
-from nano_shared.snapshot import Kind, Snapshot
+from nano_shared.snapshot import EntryKind, Snapshot
 from nano_shared.store import LogStore
 from nano_shared.types import JsonValue, Message, Role, ToolCall, Trajectory, Turn
 
@@ -28,8 +28,7 @@ SOURCE = "edit"
 
 
 def edit_pairs(store: LogStore, run: Trajectory, refused: Counter[str]) -> Iterator[PreferencePair]:
-    """A pair of texts for each edit of a run, from the first word that was edited to the last. No tokens:
-    what a person wrote was never sampled."""
+    """A pair of texts for each edit of a run, from the first edited turn to the last, without tokens."""
     for row in store.feedback(run.id):
         if row.kind is not FeedbackKind.EDIT:
             continue
@@ -48,7 +47,7 @@ def edit_pairs(store: LogStore, run: Trajectory, refused: Counter[str]) -> Itera
 
 
 def _pair(run: Trajectory, texts: Mapping[int, str], blobs: BlobStore) -> PreferencePair:
-    """`texts` are the better texts by turn; observations in between are what the run saw."""
+    """The pair of an edit; `texts` maps turns to their better texts."""
     first, last = min(texts), max(texts)
     said_before = run.model_copy(update={"turns": run.turns[:first]})
     before = run_messages(said_before, PROFILES[run.profile], blobs)
@@ -75,7 +74,7 @@ def _edited_turn(run: Trajectory, row: Feedback) -> dict[int, str]:
 
 
 def _edited_files(store: LogStore, run: Trajectory, row: Feedback) -> dict[int, str]:
-    """Turn -> its text with the edited files in it; empty where a file cannot be traced to an action."""
+    """Turn -> its text with the edited files; empty if a changed file matches no action."""
     workspace = edited_workspace(row)
     if workspace is None or run.last_snapshot is None:
         return {}
@@ -96,7 +95,7 @@ def _edited_files(store: LogStore, run: Trajectory, row: Feedback) -> dict[int, 
 def _place(
     calls: Mapping[int, list[ToolCall]], path: str, old: str, new: str
 ) -> tuple[int, int, ToolCall] | None:
-    """(turn, number of the call, the edited call) of the last action that wrote what changed."""
+    """(turn, index of the call, edited call) of the last action that wrote the changed text."""
     for turn in sorted(calls, reverse=True):
         for number, call in enumerate(calls[turn]):
             if normpath(str(call.arguments.get("path", ""))) != path:
@@ -110,7 +109,7 @@ def _place(
 
 
 def _replaced(value: JsonValue, old: str, new: str) -> str | None:
-    """What `value` would have had to be for `new` to come out in place of `old`; None where no such text."""
+    """The value that turns `old` into `new` in place of `value`; None if there is none."""
     if not isinstance(value, str) or not value:
         return None
     start = old.find(value)
@@ -128,9 +127,9 @@ def _written(run: Trajectory, turn: Turn, calls: list[ToolCall]) -> str:
 
 
 def _text(store: LogStore, tree: Snapshot, path: str) -> str | None:
-    """None for what is no file of UTF-8 text."""
+    """The text of a file; None if it is no UTF-8 text file."""
     entry = tree.by_path.get(path)
-    if entry is None or entry.kind is not Kind.FILE or entry.content is None:
+    if entry is None or entry.kind is not EntryKind.FILE or entry.content is None:
         return None
     try:
         return store.blobs.get(entry.content).decode()

@@ -1,5 +1,5 @@
-"""Preference pairs out of the log: a success against a failure of the same task, what people said or wrote
-instead, and what a judge or a constitution prefers."""
+"""Preference pairs from a log: from graded outcomes, feedback, edits, and the scores of a judge or
+constitution."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from random import Random
 from typing import Literal
 
 from nano_coder.agent.profiles import PROFILES, serving_profile
-from nano_coder.verify.refusal import Refusal
+from nano_coder.verify.refusal_codes import RefusalCode
 from nano_rl.config.training import TrainConfig
 from nano_rl.imitation.rows import NO_DIRECTORY, opens, run_messages
 from nano_rl.learn.rows.sample import to_samples
-from nano_rl.logs.admission import Bench, looked_at
+from nano_rl.logs.admission import TargetPolicy, check_runs
 from nano_rl.preferences.edit_pairs import edit_pairs
 from nano_rl.preferences.pairs import Exact, PreferencePair, TokenRow
 from nano_rl.rewards import outcome
@@ -25,19 +25,19 @@ from nano_shared.feedback import FeedbackKind
 from nano_shared.store import LogStore
 from nano_shared.types import Message, Role, Split, Trajectory, Trust
 
-Source = Literal["graded", "feedback", "edit", "judge", "constitution"]
-SOURCES: tuple[Source, ...] = ("graded", "feedback", "edit")
-"""what the log says by itself; a judge and a constitution are asked"""
+PairSource = Literal["graded", "feedback", "edit", "judge", "constitution"]
+SOURCES: tuple[PairSource, ...] = ("graded", "feedback", "edit")
+"""the sources that need nothing but the log"""
 ALONE = "no other of its task to compare with"
 ONE_SIDED = "the runs of its task are all good enough, or none is"
 Groups = Sequence[Sequence[Trajectory]]
-Asked = Callable[[Groups, Counter[str]], Mapping[str, float]]
-"""runs by task -> run id -> worth between 0 and 1, and what got none is counted by its reason"""
+RunScorer = Callable[[Groups, Counter[str]], Mapping[str, float]]
+"""runs by task -> run id -> score between 0 and 1; counts runs without a score by reason"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPairs:
-    """The pairs of a log, and what made none, counted by its reason."""
+    """The pairs of a log, and the number of runs that made none, by reason."""
 
     pairs: tuple[PreferencePair, ...]
     refused: Counter[str]
@@ -46,21 +46,21 @@ class LogPairs:
 def log_pairs(
     store: LogStore,
     *,
-    sources: Collection[Source] = SOURCES,
+    sources: Collection[PairSource] = SOURCES,
     per_task: int = 4,
     seed: int = 0,
-    asked: Mapping[Source, Asked] | None = None,
+    asked: Mapping[PairSource, RunScorer] | None = None,
 ) -> LogPairs:
-    """Pairs of runs of one task, read under one template and profile; each names its source.
+    """Pairs of runs of one task under one template and profile; each names its source.
 
-    Forks are paired with forks of the same step: what they took over is their prompt. A damaged run, by the
-    codes of admission, makes no pair of any source, nor does a copy of another.
+    Forks are paired with forks of the same step, whose inherited turns are their prompt. Damaged runs and
+    copies of runs make no pairs.
 
-    `graded`: a run that passed against one that did not, each run in one pair at most and at most `per_task`
-    pairs a task, in a seeded order. `feedback`: what a `prefer` row says, and runs that people liked (above
-    one half on the scale of the reward part `human`) against runs that they did not. `edit`: what somebody
-    wrote in place of a run's words (`edit_pairs.py`). `judge`: above one half against below it.
-    `constitution`: a run that kept all principles against one that broke some. The last two are in `asked`.
+    `graded`: a run that passed against one that did not, each run in at most one pair and at most `per_task`
+    pairs per task, in a seeded order. `feedback`: `prefer` rows, and runs above 0.5 on the scale of the
+    reward part `human` against runs below it. `edit`: see `edit_pairs.py`. `judge`: a score above 0.5 against
+    one below. `constitution`: a run that kept all principles against one that did not. The scorers of the
+    last two are in `asked`.
     """
     refused: Counter[str] = Counter()
     blobs = store.blobs
@@ -69,33 +69,33 @@ def log_pairs(
     if "feedback" in sources:
         pairs += _preferred(store, runs, refused)
         opinions = {run.id: opinion(run.id, store.feedback(run.id)) for run in runs}
-        pairs += _opposed(runs, opinions, "feedback", per_task, seed, refused, blobs)
+        pairs += _scored_pairs(runs, opinions, "feedback", per_task, seed, refused, blobs)
     if "edit" in sources:
         pairs += [pair for run in runs for pair in edit_pairs(store, run, refused)]
     for source, ask in (asked or {}).items():
-        worth: dict[str, float | None] = dict(ask(list(_alike(runs).values()), refused))
-        pairs += _opposed(runs, worth, source, per_task, seed, refused, blobs)
+        worth: dict[str, float | None] = dict(ask(list(_comparable(runs).values()), refused))
+        pairs += _scored_pairs(runs, worth, source, per_task, seed, refused, blobs)
     if "graded" in sources:
         graded = {run.id: outcome(run.verdict) if _trusted(run, refused) else None for run in runs}
-        pairs += _opposed(runs, graded, "graded", per_task, seed, refused, blobs)
+        pairs += _scored_pairs(runs, graded, "graded", per_task, seed, refused, blobs)
     kept: dict[tuple[str | None, str | None], PreferencePair] = {}
     edits: list[PreferencePair] = []
     for pair in pairs:
-        if pair.chosen_run is None:  # an edit, which is no other run
+        if pair.chosen_run is None:  # an edit
             edits.append(pair)
             continue
-        # what people said comes first, and stands against what a grader says of the same two runs
+        # feedback comes first and overrides the grader for the same two runs
         if (pair.rejected_run, pair.chosen_run) not in kept:
             kept.setdefault((pair.chosen_run, pair.rejected_run), pair)
     return LogPairs(pairs=(*kept.values(), *edits), refused=refused)
 
 
 def _whole(store: LogStore, refused: Counter[str]) -> Iterator[Trajectory]:
-    """The runs that hold what happened, each once, oldest first."""
+    """The runs that are neither damaged nor copies, oldest first."""
     kept = []
-    for looked in looked_at(store.facts(), Bench()):
-        for run, code in looked:
-            if code is not None and (code.damage or code is Refusal.DUPLICATE):
+    for checked in check_runs(store.facts(), TargetPolicy()):
+        for run, code in checked:
+            if code is not None and (code.damage or code is RefusalCode.DUPLICATE):
                 refused[code.value] += 1
             else:
                 kept.append((run.started, run.id))
@@ -150,18 +150,18 @@ def _preferred(
                 yield from _pair(run, other, "feedback", refused, store.blobs)
 
 
-def _opposed(
+def _scored_pairs(
     runs: Iterable[Trajectory],
     worth: dict[str, float | None],
-    source: Source,
+    source: PairSource,
     per_task: int,
     seed: int,
     refused: Counter[str],
     blobs: BlobStore,
 ) -> Iterator[PreferencePair]:
-    """Graded, constitution: a whole success against less. Otherwise: above one half against below it."""
+    """Pairs by score. Graded, constitution: 1 against less than 1; otherwise above 0.5 against below 0.5."""
     passed = 1.0 if source in ("graded", "constitution") else 0.5
-    for key, members in _alike(run for run in runs if worth.get(run.id) is not None).items():
+    for key, members in _comparable(run for run in runs if worth.get(run.id) is not None).items():
         good = [r for r in members if _number(worth, r) > 0.5 and _number(worth, r) >= passed]
         bad = [r for r in members if _number(worth, r) < passed]
         if not (good and bad):
@@ -173,9 +173,9 @@ def _opposed(
             yield from _pair(chosen, rejected, source, refused, blobs)
 
 
-def _alike(runs: Iterable[Trajectory]) -> dict[tuple[object, ...], list[Trajectory]]:
-    """Runs that may be compared: of one task, or forks of one step of a run; of one content of the task,
-    under one template and profile, all with tokens or none."""
+def _comparable(runs: Iterable[Trajectory]) -> dict[tuple[object, ...], list[Trajectory]]:
+    """Groups of comparable runs: of one group key and task content, under one template and profile, and all
+    with tokens or all without."""
     groups: dict[tuple[object, ...], list[Trajectory]] = defaultdict(list)
     for run in runs:
         under = (run.template_hash, run.profile_hash, run.has_tokens)
@@ -190,9 +190,9 @@ def _number(worth: dict[str, float | None], run: Trajectory) -> float:
 
 
 def _pair(
-    chosen: Trajectory, rejected: Trajectory, source: Source, refused: Counter[str], blobs: BlobStore
+    chosen: Trajectory, rejected: Trajectory, source: PairSource, refused: Counter[str], blobs: BlobStore
 ) -> Iterator[PreferencePair]:
-    # where one went on from a step of the other, or of what the other went on from, they part after that step
+    # if one is a fork of the other, or both are forks of one run, they differ after the inherited turns
     shared = max(chosen.inherited, rejected.inherited)
     if chosen.turns[:shared] != rejected.turns[:shared]:
         refused["they went on from different steps"] += 1
@@ -215,12 +215,12 @@ def _pair(
 
 
 def pair_of(chosen: Trajectory, rejected: Trajectory, blobs: BlobStore) -> PreferencePair | None:
-    """The pair of two runs of one task, by what graded them; None where both say the same."""
+    """The pair of two runs of one task, with source graded; None if both have the same text."""
     return next(_pair(chosen, rejected, "graded", Counter(), blobs), None)
 
 
 def _conversation(run: Trajectory, blobs: BlobStore) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """What the policy read before its own first word, and all that followed up to its last."""
+    """The messages before the first own completion, and those from it to the last completion."""
     messages = run_messages(run, PROFILES[run.profile], blobs)
     said = [i for i, m in enumerate(messages) if m.role is Role.ASSISTANT]
     first, last = said[run.inherited], said[-1]
@@ -228,7 +228,7 @@ def _conversation(run: Trajectory, blobs: BlobStore) -> tuple[tuple[Message, ...
 
 
 def _exact(chosen: Trajectory, rejected: Trajectory) -> Exact | None:
-    """The logged tokens of both, where both have them under one template."""
+    """The logged tokens of both runs, if both have tokens under one template."""
     if not (chosen.has_tokens and rejected.has_tokens and chosen.template_hash == rejected.template_hash):
         return None
     sides = [
@@ -241,7 +241,8 @@ def _exact(chosen: Trajectory, rejected: Trajectory) -> Exact | None:
 def pairs_beside(
     stores: Sequence[LogStore], rest: set[str], usable: set[str], config: TrainConfig
 ) -> tuple[PreferencePair, ...]:
-    """Pairs for `lambda_preference`: two outcomes of a task, one or both of `rest`, the other of `usable`."""
+    """The pairs that `lambda_preference` compares: two outcomes of one task, at least one of them in `rest`,
+    both in `rest` or `usable`."""
     if config.lambda_preference == 0 or not rest:
         return ()
     found: dict[tuple[str | None, str | None], PreferencePair] = {}

@@ -1,7 +1,7 @@
-"""Over-optimisation: the proxy that is trained on goes on rising while what it stands for falls.
+"""Reward over-optimisation: the proxy reward keeps rising while the gold reward falls.
 
-Gold is the share of rollouts whose tests pass, the proxy what a reward model or judge says of them (Gao et
-al. 2023, arXiv 2210.10760). Both are means over windows of steps, so that the noise of a step proves nothing.
+Gold is the share of rollouts whose tests pass, the proxy is the score of a reward model or judge (Gao et al.
+2023, arXiv 2210.10760). Both are averaged over windows of steps to reduce noise.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nano_rl.learn.metrics import GRADED, PART, SUCCESS, Row
+from nano_rl.learn.metrics import GRADED, PART, SUCCESS, MetricsRow
 
 GOLD = f"{SUCCESS}all"
 PROXIES = tuple(f"{PART}{name}" for name in ("preference", "judge", "constitution"))
-"""parts of a reward that are opinions about a result, and can be flattered"""
+"""reward parts that are opinions about a result"""
 _KL = "kl_reference"
 _ERRORS = 3.0
-"""standard errors of the difference of two windows that a fall must exceed"""
+"""number of standard errors of a difference of windows that a fall must exceed"""
 _LEAST = 0.05
-"""share of rollouts under which a fall is not worth a word"""
+"""smallest fall that is reported, as a share of rollouts"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,19 +27,19 @@ class Window:
     """Means over neighbouring steps."""
 
     step: float
-    """the last of them"""
+    """the last step"""
     gold: float
     proxy: float
     kl: float | None
-    """to the reference, nats a token; None where it was not measured"""
+    """KL to the reference, nats per token; None if not measured"""
     graded: float
-    """rollouts behind `gold`"""
+    """number of graded rollouts"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverOptimised:
     best: Window
-    """where gold was highest"""
+    """the window with the highest gold"""
     last: Window
 
     @property
@@ -57,13 +57,13 @@ class OverOptimised:
         )
 
 
-def proxy_of(rows: Sequence[Row]) -> str | None:
-    """The metric of the proxy that these steps were trained on; None where there is none."""
+def proxy_of(rows: Sequence[MetricsRow]) -> str | None:
+    """The metric of the proxy in these steps; None if there is none."""
     return next((name for name in PROXIES if any(row.get(name) is not None for row in rows)), None)
 
 
-def over_optimised(rows: Sequence[Row]) -> OverOptimised | None:
-    """Where gold fell by more than chance from its best window to the last, and the proxy rose; else None."""
+def over_optimised(rows: Sequence[MetricsRow]) -> OverOptimised | None:
+    """Best and last window if gold fell significantly between them and the proxy rose; else None."""
     windows = gold_and_proxy(rows)
     if len(windows) < 2:
         return None
@@ -74,15 +74,15 @@ def over_optimised(rows: Sequence[Row]) -> OverOptimised | None:
     return OverOptimised(best=best, last=last)
 
 
-def gold_and_proxy(rows: Sequence[Row]) -> list[Window]:
-    """Every window of a tenth of the steps, and at least three; empty where either was not measured."""
+def gold_and_proxy(rows: Sequence[MetricsRow]) -> list[Window]:
+    """Sliding windows of a tenth of the steps, at least three; empty if gold or proxy was not measured."""
     proxy = proxy_of(rows)
     known = [r for r in rows if proxy and r.get(GOLD) is not None and r.get(proxy) is not None]
     size = max(3, len(known) // 10)
     return [_window(known[end - size : end], str(proxy)) for end in range(size, len(known) + 1)]
 
 
-def _window(rows: Sequence[Row], proxy: str) -> Window:
+def _window(rows: Sequence[MetricsRow], proxy: str) -> Window:
     def average(name: str) -> float | None:
         values = [value for row in rows if (value := row.get(name)) is not None]
         return math.fsum(values) / len(values) if values else None
@@ -95,7 +95,7 @@ def _window(rows: Sequence[Row], proxy: str) -> Window:
 
 
 def _error(window: Window) -> float:
-    """Standard error of a share, of one more success and failure than were seen, so that it is never 0."""
+    """Standard error of a share, with one success and one failure added so that it is never 0."""
     count = window.graded + 2
     share = (window.gold * window.graded + 1) / count
     return math.sqrt(share * (1 - share) / count)

@@ -1,8 +1,8 @@
-"""Preference pairs: a JSON line each, with the exact tokens where they were logged and the texts always.
+"""Preference pairs as JSON lines: the texts of both sides, and the exact tokens if they were logged.
 
 A row needs `prompt`, `chosen` and `rejected`: text, or lists of `{"role", "content"}` messages, as preference
-data is commonly published. Rows that nano wrote also name both runs and hold the rows of tokens that the
-policy read and sampled, under the hash of its template: such a pair is trained token for token.
+data is commonly published. Rows written by nano also name both runs and contain the token rows of both sides
+with the hash of their chat template, so that training uses the sampled tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from nano_rl.imitation.rows import Reader
+from nano_rl.imitation.rows import RunEncoder
 from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.tasks.jsonl import read_rows, validated, write_lines
 from nano_shared.errors import PolicyError, UsageError
@@ -42,7 +42,7 @@ class TokenRow(Value):
 
 
 class Exact(Value):
-    """The tokens of both sides, and whose tokens they are."""
+    """The token rows of both sides, and the template that they were made under."""
 
     template_hash: str
     chosen: tuple[TokenRow, ...] = Field(min_length=1)
@@ -55,16 +55,16 @@ class PreferencePair(Value):
     """what followed the prompt: assistant messages, and observations between them"""
     rejected: tuple[Message, ...] = Field(min_length=1)
     source: str = "file"
-    """who preferred: graded, feedback, edit, judge, constitution, or what a file says"""
+    """source of the preference: graded, feedback, edit, judge, constitution, or as given in a file"""
     task: str | None = None
     """key of the task that both tried"""
     task_id: str | None = None
-    """hash of that task: a checkpoint lists what it was trained on, so that it is not promoted on it"""
+    """content id of that task, which checkpoints list as trained on"""
     split: Split | None = None
     chosen_run: str | None = None
     rejected_run: str | None = None
     exact: Exact | None = None
-    """None: text alone, to be encoded where it is trained"""
+    """None: texts alone, which are encoded for training"""
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -89,7 +89,7 @@ class PreferencePair(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairTask:
-    """What a pair knows of the task that both sides tried."""
+    """Id and split of the task of a pair."""
 
     id: str
     split: Split | None
@@ -97,14 +97,14 @@ class PairTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRows:
-    """A pair as one policy reads it: the token rows of both sides, with all that was written trained."""
+    """A pair as token rows of one policy, with all written tokens trained."""
 
     chosen: tuple[TrainSample, ...]
     rejected: tuple[TrainSample, ...]
     prompt_key: str
-    """the same for pairs on one task or prompt"""
+    """equal for pairs on one task or prompt"""
     encoded: bool
-    """the pair was text alone and was encoded here for the first time"""
+    """True if the tokens were encoded from text"""
     task: PairTask | None = None
 
     @property
@@ -132,7 +132,7 @@ def write_pairs(path: Path, pairs: Iterable[PreferencePair]) -> None:
     write_lines(path, (pair.model_dump_json(exclude_none=True) for pair in pairs))
 
 
-def pair_rows(pairs: Sequence[PreferencePair], reader: Reader, *, vocabulary: int) -> list[PairRows]:
+def pair_rows(pairs: Sequence[PreferencePair], reader: RunEncoder, *, vocabulary: int) -> list[PairRows]:
     """The pairs as token rows of one policy: logged tokens as they are, texts by its template.
 
     Raises UsageError for logged tokens of another template, profile or vocabulary, naming the pair.
@@ -140,7 +140,7 @@ def pair_rows(pairs: Sequence[PreferencePair], reader: Reader, *, vocabulary: in
     return [_rows(f"pair {number}", pair, reader, vocabulary) for number, pair in enumerate(pairs, start=1)]
 
 
-def _rows(name: str, pair: PreferencePair, reader: Reader, vocabulary: int) -> PairRows:
+def _rows(name: str, pair: PreferencePair, reader: RunEncoder, vocabulary: int) -> PairRows:
     key = pair.task or "\n".join(m.content for m in pair.prompt)
     names = (pair.chosen_run or f"{name} chosen", pair.rejected_run or f"{name} rejected")
     if pair.exact is None:
@@ -161,9 +161,9 @@ def _rows(name: str, pair: PreferencePair, reader: Reader, vocabulary: int) -> P
 
 
 def _encoded(
-    name: str, prompt: Sequence[Message], answer: Sequence[Message], reader: Reader, run: str
+    name: str, prompt: Sequence[Message], answer: Sequence[Message], reader: RunEncoder, run: str
 ) -> TrainSample:
-    # assistant messages in the prompt are context: whoever wrote them, they were not compared
+    # assistant messages in the prompt are context
     trained = [False] * len(prompt) + [m.role is Role.ASSISTANT for m in answer]
     try:
         return replace(reader.messages(name, (*prompt, *answer), trained), run_id=run)
@@ -171,7 +171,7 @@ def _encoded(
         raise UsageError(f"{name}: {problem}") from None
 
 
-def _refuse_foreign(name: str, pair: PreferencePair, reader: Reader, vocabulary: int) -> None:
+def _refuse_foreign(name: str, pair: PreferencePair, reader: RunEncoder, vocabulary: int) -> None:
     assert pair.exact is not None
     cure = "name the --model that sampled it, or take `exact` out of the row, and its text is encoded"
     if pair.exact.template_hash != reader.template.template_hash:
@@ -185,8 +185,8 @@ def _refuse_foreign(name: str, pair: PreferencePair, reader: Reader, vocabulary:
         raise UsageError(f"{name} holds tokens of another vocabulary than this policy's; {cure}")
 
 
-def _written(row: TokenRow, reader: Reader) -> list[str]:
-    """The text of each stretch of sampled tokens."""
+def _written(row: TokenRow, reader: RunEncoder) -> list[str]:
+    """The text of each run of consecutive sampled tokens."""
     stretches = groupby(zip(row.ids, row.mask, strict=True), key=lambda pair: pair[1])
     return [reader.template.encoder.decode([i for i, _ in part]) for m, part in stretches if m]
 

@@ -1,4 +1,4 @@
-"""Reward models on disk: a sequence classifier with one label, as transformers loads it, and our manifest."""
+"""Reward model checkpoints: a one-label sequence classifier for transformers, with nano's manifest."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.agent.profiles import find_profile
 from nano_coder.models.opening import OpenedWeights
 from nano_coder.models.weights import quiet_transformers
-from nano_rl.imitation.rows import Reader
-from nano_rl.learn.config.objective import Config
+from nano_rl.imitation.rows import RunEncoder
+from nano_rl.learn.config import Config
 from nano_rl.learn.model.scalar_model import ScalarModel, by_budget
-from nano_rl.preferences.reward_model import Report, row_scores
+from nano_rl.preferences.reward_model import RewardModelReport, row_scores
 from nano_shared.blobs import BlobStore
 from nano_shared.checkpoint import (
     Listed,
@@ -34,10 +34,10 @@ from nano_shared.hashing import content_hash
 from nano_shared.types import Trajectory
 
 CALIBRATION = "calibration.html"
-"""page on a reward model, in its folder"""
+"""file name of the calibration page in the checkpoint"""
 KIND = "reward_model"
 MAX_TOKENS = 8192
-"""positions of one micro-batch when runs are scored"""
+"""positions of one micro-batch for scoring runs"""
 
 
 def save_reward_model(
@@ -50,10 +50,10 @@ def save_reward_model(
     steps: int,
     run_ids: Iterable[str],
     tasks: Iterable[Listed] = (),
-    report: Report,
+    report: RewardModelReport,
     page: str | None = None,
 ) -> Manifest:
-    """Write a reward model, an adapter merged into it, whole or not at all; `page` is its calibration.html.
+    """Write a reward model atomically, with its adapter merged; `page` is its calibration page (HTML).
 
     Raises CheckpointError where the target exists or the disk is full, UsageError for an architecture that
     transformers has no classifier for.
@@ -90,9 +90,9 @@ def save_reward_model(
 
 
 class SavedRewardModel:
-    """A reward model that was opened: scores runs of the policies whose tokens it reads."""
+    """An opened reward model, which scores runs of policies with the same vocabulary and template."""
 
-    def __init__(self, name: str, model: ScalarModel, reader: Reader, *, context_limit: int) -> None:
+    def __init__(self, name: str, model: ScalarModel, reader: RunEncoder, *, context_limit: int) -> None:
         self.name = name
         self.model = model
         self._reader = reader
@@ -100,8 +100,8 @@ class SavedRewardModel:
 
     @torch.no_grad()
     def __call__(self, runs: Sequence[Trajectory], blobs: BlobStore | None = None) -> list[float]:
-        """[G] the score of each run: log-odds, up to a constant. A run that wrote nothing scores lowest, and
-        of one that is longer than the model reads, the last tokens are read.
+        """[G] the score of each run: log-odds up to a constant; -inf for a run without turns. Of runs longer
+        than the context only the last tokens are read.
 
         `blobs` are the log's, which know the directories that text-only runs began in (`run_messages`).
         Raises UsageError for a run of another template or vocabulary, LogError where a directory is gone.
@@ -126,8 +126,8 @@ class SavedRewardModel:
 
 
 def open_reward_model(name: str) -> SavedRewardModel | None:
-    """The reward model of a checkpoint; None where it is a policy's. Raises CheckpointError for a checkpoint
-    that is not there or is damaged."""
+    """The reward model of a checkpoint; None for a policy checkpoint. Raises CheckpointError if it is missing
+    or damaged."""
     folder = resolve_checkpoint(name)
     manifest = read_checkpoint(folder)
     if manifest.kind != KIND:
@@ -143,7 +143,9 @@ def open_reward_model(name: str) -> SavedRewardModel | None:
     with torch.no_grad():
         model.head.weight.copy_(classifier.score.weight)
     template = ChatTemplate((folder / "chat_template.jinja").read_text(encoding="utf-8"), tokenizer)
-    reader = Reader(profile=find_profile(manifest.profile), template=template, eos_id=tokenizer.eos_token_id)
+    reader = RunEncoder(
+        profile=find_profile(manifest.profile), template=template, eos_id=tokenizer.eos_token_id
+    )
     limit = int(classifier.config.max_position_embeddings)
     return SavedRewardModel(manifest.name, model.requires_grad_(False), reader, context_limit=limit)
 

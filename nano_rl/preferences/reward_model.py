@@ -1,9 +1,9 @@
-"""Reward models: which of two runs people would prefer, learned from pairs on the policy's own backbone.
+"""Reward models: the Bradley-Terry model of preferences between runs, trained on the policy's backbone.
 
     P(chosen preferred) = sigmoid(r(chosen) - r(rejected))      loss = mean over pairs of -log P
 
 Bradley and Terry 1952, as in Ouyang et al. 2022 (arXiv 2203.02155). r is a linear head in float32 on the last
-token of a run's last row, so it reads what the policy read and wrote. Left out: margins, several heads.
+token of a run's last row, so that it reads the same tokens as the policy. Left out: margins, several heads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from nano_rl.learn.config.training import GuardConfig
+from nano_rl.learn.config import GuardConfig
 from nano_rl.learn.guards import check_step
 from nano_rl.learn.model.learner import Learner
 from nano_rl.learn.model.scalar_model import ScalarModel, by_budget, padded
@@ -28,33 +28,33 @@ from nano_rl.preferences.pairs import PairRows
 from nano_shared.errors import UsageError
 
 BINS = 5
-"""of the calibration, between a confidence of one half and certainty"""
+"""number of calibration bins between a confidence of 0.5 and 1"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bin:
-    """Held-out pairs that the model was about equally sure of."""
+    """Held-out pairs of similar confidence."""
 
     low: float
     high: float
     pairs: int
     confidence: float
-    """mean probability of the side that it preferred"""
+    """mean probability of the side that the model prefers"""
     accuracy: float
-    """share of the pairs in which that side was the chosen one"""
+    """share of pairs in which that side is the chosen one"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """How well a reward model predicts pairs that it was not trained on."""
+class RewardModelReport:
+    """Accuracy and calibration of a reward model on held-out pairs."""
 
     pairs: int
     accuracy: float
-    """a tie counts half"""
+    """a tie counts 0.5"""
     log_loss: float
-    """nats a pair; log 2 = 0.693 is that of a coin"""
+    """nats per pair; log 2 = 0.693 by chance"""
     calibration_error: float
-    """mean distance of confidence and accuracy over the bins, weighted by their pairs"""
+    """expected calibration error: mean |confidence - accuracy| over the bins, weighted by their pairs"""
     bins: tuple[Bin, ...]
 
     def metrics(self) -> dict[str, float]:
@@ -69,7 +69,7 @@ class Report:
 def train_reward_model(
     model: ScalarModel, pairs: Sequence[PairRows], config: RewardModelConfig, folder: Path, on_step: OnStep
 ) -> int:
-    """Train in place, going on from a state that lies under `folder`. Returns the steps done in all.
+    """Train in place, continuing from a state saved in `folder`. Returns the total of steps done.
 
     Each step reports `accuracy` and `margin`, means over its pairs.
     """
@@ -117,7 +117,7 @@ def pair_margins(model: nn.Module, pairs: Sequence[PairRows]) -> Tensor:
 
 
 def row_scores(model: nn.Module, rows: Sequence[Sequence[int]]) -> Tensor:
-    """[B] what the model says at the last token of each row."""
+    """[B] the score at the last token of each row."""
     device = next(model.parameters()).device
     ids_BT = padded(rows, torch.int64).to(device)
     attention_BT = padded([[1] * len(row) for row in rows], torch.int64).to(device)
@@ -127,13 +127,13 @@ def row_scores(model: nn.Module, rows: Sequence[Sequence[int]]) -> Tensor:
 
 
 @torch.no_grad()
-def measure(model: nn.Module, pairs: Sequence[PairRows], *, max_tokens: int) -> Report:
-    """Accuracy and calibration on pairs. Raises ValueError without any."""
+def measure(model: nn.Module, pairs: Sequence[PairRows], *, max_tokens: int) -> RewardModelReport:
+    """Accuracy and calibration on pairs. Raises ValueError if there are none."""
     if not pairs:
         raise ValueError("no pair to measure on")
     margins = [m for part in _parts(pairs, max_tokens) for m in pair_margins(model, part).tolist()]
     bins = _bins(margins)
-    return Report(
+    return RewardModelReport(
         pairs=len(margins),
         accuracy=_accuracy(margins),
         log_loss=math.fsum(bradley_terry(torch.tensor(margins, dtype=torch.float64)).tolist()) / len(margins),
@@ -143,9 +143,9 @@ def measure(model: nn.Module, pairs: Sequence[PairRows], *, max_tokens: int) -> 
 
 
 def held_out(pairs: Sequence[PairRows], share: float, seed: int) -> tuple[list[PairRows], list[PairRows]]:
-    """The pairs to train on and those to measure on; pairs on one task or prompt are never on both sides.
+    """(training pairs, held-out pairs), split by task or prompt.
 
-    Raises UsageError where all pairs are on one.
+    Raises UsageError if all pairs have one prompt.
     """
     keys = sorted({pair.prompt_key for pair in pairs})
     if len(keys) < 2:

@@ -1,6 +1,6 @@
-"""`preference`: a reward model's score, squashed to between 0 and 1.
+"""`preference`: the score of a reward model, mapped to 0..1 by the logistic function.
 
-This module is the place where a reward model plugs in: `LOADERS` says how a checkpoint is opened, ours first.
+Other reward models plug in through `LOADERS`, which lists the functions that open a checkpoint.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from nano_shared.errors import CheckpointError, ConfigError, UsageError
 from nano_shared.types import Trajectory
 
 RewardModel = Callable[[Sequence[Trajectory], BlobStore], Sequence[float]]
-"""[G] trajectories, and the blobs of their log, to [G] scores: log-odds, as a model of pairwise preferences
-gives them"""
+"""[G] trajectories and the blobs of their log -> [G] scores: log-odds of a pairwise preference model"""
 Loader = Callable[[str], RewardModel | None]
-"""opens a checkpoint by name; None where it is no reward model of this loader's kind"""
+"""opens a checkpoint by name; None if it is no reward model of this loader's kind"""
 
 
-def _ours(checkpoint: str) -> RewardModel | None:
+def _load_checkpoint(checkpoint: str) -> RewardModel | None:
     """A checkpoint of `nano-rl reward-model`."""
     try:
         resolve_checkpoint(checkpoint)
@@ -35,7 +34,7 @@ def _ours(checkpoint: str) -> RewardModel | None:
     return open_reward_model(checkpoint)
 
 
-LOADERS: list[Loader] = [_ours]
+LOADERS: list[Loader] = [_load_checkpoint]
 
 
 class Preference(Part):
@@ -49,7 +48,8 @@ class Preference(Part):
 
     @classmethod
     def unnamed(cls) -> str:
-        """The reward model there is, where there is one alone: its name is then part of the settings."""
+        """The name of the only reward model on this machine. Raises UsageError if there is none or
+        several."""
         known = [name for name in checkpoint_names() if _is_reward_model(name)]
         if not known:
             raise UsageError("preference=WEIGHT needs a reward model; nano-rl reward-model makes one")
@@ -79,10 +79,10 @@ def _is_reward_model(name: str) -> bool:
     try:
         return read_checkpoint(checkpoints_dir() / name).kind == "reward_model"
     except CheckpointError:
-        return False  # a damaged one is none that could be meant
+        return False  # a damaged checkpoint cannot be meant
 
 
 def _logistic(x: float) -> float:
     if math.isnan(x):
-        return x  # which is refused, with the part's name, where all scores are checked
+        return x  # refused with the part's name by `checked`
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))

@@ -1,4 +1,4 @@
-"""Seconds and tokens of a step by phase: from the clock around each phase, and the times in trajectories."""
+"""Timing of a step by phase: seconds, tokens and throughput."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from contextlib import contextmanager
 
 from nano_shared.types import Trajectory
 
-Interval = tuple[float, float]
+TimeSpan = tuple[float, float]
 """begin and end, unix seconds"""
 SHORTEST = 0.01
-"""seconds by which a rate is told: a tool that only hands in an answer reads at no speed"""
+"""Minimum duration for a throughput, seconds."""
 
 
 class Phases:
     """Times the phases of a step: `with phases("rollout"): ...`. Phases do not nest.
 
-    `metrics` gives what was measured since it was last called, so that a state saved after a step's row was
-    written is counted in the next row.
+    `metrics` covers the time since it was last called, so that saving a state after the metrics of a step is
+    counted in the next step.
     """
 
     def __init__(self, *, ahead: bool = False) -> None:
-        """`ahead`: the rollouts of a step begin while the step before it is learned from."""
+        """`ahead`: the rollouts of a step start during the step before it (`overlap`)."""
         self._seconds: dict[str, float] = defaultdict(float)
         self._began = deque([time.time()], maxlen=2 if ahead else 1)
 
@@ -36,17 +36,17 @@ class Phases:
             self._seconds[phase] += time.monotonic() - started
 
     def metrics(self, runs: Sequence[Trajectory] = (), *, trained_tokens: float = 0.0) -> dict[str, float]:
-        """`seconds_<phase>` of each phase, and of the runs that began since the last call (with
-        `ahead`, since the one before it):
+        """`seconds_<phase>` of each phase, and for the runs started since the last call (with `ahead`, since
+        the call before it):
 
         - `seconds_generate`: wall clock in which an agent waited for tokens and no tool ran;
         - `seconds_sandbox`: wall clock in which a tool ran;
         - `seconds_grade`: the rest of the rollout phase: grading, rewards and the log;
-        - `tokens_rollout`, `tokens_observed`: sampled by the policy, and read by it of what tools said;
-        - `tokens_per_second_rollout`, `_generate`, `_sandbox`, `_train`: sampled tokens by the whole
-          phase and by generation, observed tokens by the sandbox, trained tokens by the train phase.
+        - `tokens_rollout`, `tokens_observed`: tokens sampled by the policy, and tokens of observations;
+        - `tokens_per_second_rollout`, `_generate`, `_sandbox`, `_train`: sampled tokens per second of the
+          rollout phase and of generation, observed tokens of the sandbox, trained tokens of the train phase.
 
-        A rate is absent where its time is too short to divide by.
+        A throughput is absent if its time is below SHORTEST.
         """
         fresh = [run for run in runs if run.started >= self._began[0]]
         seconds = {f"seconds_{phase}": spent for phase, spent in self._seconds.items()}
@@ -73,9 +73,9 @@ class Phases:
         }
 
 
-def merge(intervals: Iterable[Interval]) -> list[Interval]:
+def merge(intervals: Iterable[TimeSpan]) -> list[TimeSpan]:
     """The union of intervals, as disjoint ones in order."""
-    union: list[Interval] = []
+    union: list[TimeSpan] = []
     for begin, end in sorted(intervals):
         if union and begin <= union[-1][1]:
             union[-1] = (union[-1][0], max(end, union[-1][1]))
@@ -84,18 +84,18 @@ def merge(intervals: Iterable[Interval]) -> list[Interval]:
     return union
 
 
-def length(disjoint: Iterable[Interval]) -> float:
+def length(disjoint: Iterable[TimeSpan]) -> float:
     return sum(end - begin for begin, end in disjoint)
 
 
-def _tools(run: Trajectory) -> Iterator[Interval]:
+def _tools(run: Trajectory) -> Iterator[TimeSpan]:
     for turn in run.turns:
         for observation in turn.observations:
             yield observation.started, max(observation.started, observation.ended)
 
 
-def _completions(run: Trajectory) -> Iterator[Interval]:
-    """From the begin of each turn to its first tool: the policy's wait, and the parsing."""
+def _completions(run: Trajectory) -> Iterator[TimeSpan]:
+    """The time from the start of each turn to its first tool call: sampling and parsing."""
     for turn in run.turns:
         first = min((o.started for o in turn.observations), default=turn.ended)
         yield turn.started, max(turn.started, first)

@@ -1,11 +1,11 @@
-"""The plots of a page: the ones to look at first, and a small one for every other metric."""
+"""The plots of a report page: the main ones, and a small one for every other metric."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nano_rl.learn.metrics import GRADED, HELD_OUT, PART, SUCCESS, Row
+from nano_rl.learn.metrics import GRADED, HELD_OUT, PART, SUCCESS, MetricsRow
 from nano_rl.preferences.over_optimisation import GOLD, gold_and_proxy, proxy_of
 from nano_rl.report.plot import INTERVAL, Plotter, Series, series
 
@@ -16,7 +16,7 @@ PHASES = {
     "seconds_train": "train",
     "seconds_save": "save",
 }
-"""metric -> label of the phases that share a step's time; the first three are the rollout"""
+"""metric -> label, for the phases of a step; the first three are the rollout"""
 MAIN: dict[str, tuple[tuple[str, ...], str]] = {
     "Reward": (("reward_mean",), "mean over the rollouts of a step"),
     "KL": (("kl_reference", "approx_kl", "mismatch_kl"), "nats a token"),
@@ -30,12 +30,12 @@ MAIN: dict[str, tuple[tuple[str, ...], str]] = {
         "sampled while generating, sampled in the whole rollout, trained",
     ),
 }
-"""title -> its metrics and what they are"""
+"""title -> metrics and description"""
 SHARES = {"frac_zero_std", "ess", f"{SUCCESS}all"}
-"""metrics whose plot goes from 0 to 1 however little they move"""
+"""metrics that are plotted from 0 to 1"""
 _LEFT_OUT = ("step", GRADED, HELD_OUT)
 LEAST_SPANS = {"kl_reference": 1e-3, "approx_kl": 1e-3, "mismatch": 1e-3, "ratio_deviation": 1e-3}
-"""prefix of a metric -> least span of its axis: what is smaller is rounding"""
+"""prefix of a metric -> smallest span of its axis, because smaller changes are rounding"""
 
 
 COMPARED = {
@@ -46,7 +46,7 @@ COMPARED = {
     "grad_norm": "Gradient norm",
     "tokens_per_second_rollout": "Tokens a second in rollouts",
 }
-"""metric -> title of its plot where trainings stand side by side, after success on held-out tasks"""
+"""metric -> title of its plot in a comparison of trainings"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,13 @@ class PlotOf:
     band: str
     svg: str
     labels: tuple[str, ...] = ()
-    """of its curves in the order of the page's colours, where there are several"""
+    """labels of its curves in the order of the page's colours, if there are several"""
 
 
-def main_plots(rows: Sequence[Row], plotter: Plotter, held_out: Sequence[Row] = ()) -> list[PlotOf]:
-    """Reward, success by level and on held-out tasks, what tells of the optimisation, and time; those that
-    were measured."""
+def main_plots(
+    rows: Sequence[MetricsRow], plotter: Plotter, held_out: Sequence[MetricsRow] = ()
+) -> list[PlotOf]:
+    """Plots of reward, success by level and on held-out tasks, optimisation and time, as far as measured."""
     plots = []
     for title, (metrics, about) in MAIN.items():
         found = [curve for name in metrics if (curve := series(rows, name)) is not None]
@@ -74,9 +75,9 @@ def main_plots(rows: Sequence[Row], plotter: Plotter, held_out: Sequence[Row] = 
 
 
 def compared_plots(
-    trainings: Sequence[tuple[str, Sequence[Row], Sequence[Row]]], plotter: Plotter
+    trainings: Sequence[tuple[str, Sequence[MetricsRow], Sequence[MetricsRow]]], plotter: Plotter
 ) -> list[PlotOf]:
-    """A plot a metric with a curve a training, which is given as its name, its rows and its held-out rows."""
+    """One plot per metric with one curve per training; `trainings` are (name, rows, held-out rows)."""
     names = [name for name, _, _ in trainings]
     found = [("Held-out success", [held_out_curve(held_out) for _, _, held_out in trainings])]
     found += [(t, [series(rows, metric) for _, rows, _ in trainings]) for metric, t in COMPARED.items()]
@@ -93,8 +94,8 @@ def compared_plots(
     return plots
 
 
-def other_plots(rows: Sequence[Row], plotter: Plotter) -> list[PlotOf]:
-    """A small plot of each metric that the main ones leave out, by name."""
+def other_plots(rows: Sequence[MetricsRow], plotter: Plotter) -> list[PlotOf]:
+    """A small plot of each metric without a main plot, by name."""
     shown = {metric for metrics, _ in MAIN.values() for metric in metrics} | set(PHASES)
     names = sorted({name for row in rows for name in row} - shown)
     plots = []
@@ -107,13 +108,13 @@ def other_plots(rows: Sequence[Row], plotter: Plotter) -> list[PlotOf]:
     return plots
 
 
-def _success(rows: Sequence[Row], plotter: Plotter) -> list[PlotOf]:
+def _success(rows: Sequence[MetricsRow], plotter: Plotter) -> list[PlotOf]:
     names = sorted({name for row in rows for name in row if name.startswith(SUCCESS)})
     found = [curve for name in names if (curve := series(rows, name)) is not None]
     return [_plot("Success by level", "share of the graded rollouts", found, plotter)] if found else []
 
 
-def _held_out(rows: Sequence[Row], plotter: Plotter) -> list[PlotOf]:
+def _held_out(rows: Sequence[MetricsRow], plotter: Plotter) -> list[PlotOf]:
     curve = held_out_curve(rows)
     if curve is None:
         return []
@@ -122,8 +123,8 @@ def _held_out(rows: Sequence[Row], plotter: Plotter) -> list[PlotOf]:
     return [PlotOf(title, about, curve.band, svg)]
 
 
-def held_out_curve(rows: Sequence[Row]) -> Series | None:
-    """Success after so many steps, with its interval; None where it was not measured."""
+def held_out_curve(rows: Sequence[MetricsRow]) -> Series | None:
+    """Held-out success over the steps with its interval; None if it was not measured."""
     known = [row for row in rows if row.get("success") is not None]
     if not known:
         return None
@@ -138,8 +139,8 @@ def _least_span(found: Sequence[Series]) -> float:
     return max(spans, default=0.0) if len(spans) == len(found) else 0.0
 
 
-def _gold_and_proxy(rows: Sequence[Row], plotter: Plotter) -> list[PlotOf]:
-    """What the tests say beside what the proxy says: over the steps, and over the KL that was paid for it."""
+def _gold_and_proxy(rows: Sequence[MetricsRow], plotter: Plotter) -> list[PlotOf]:
+    """Gold (tests) and proxy reward over the steps, and over the KL to the start."""
     proxy = proxy_of(rows)
     found = [curve for name in (GOLD, proxy) if name and (curve := series(rows, name)) is not None]
     if len(found) < 2:
@@ -161,7 +162,7 @@ def _gold_and_proxy(rows: Sequence[Row], plotter: Plotter) -> list[PlotOf]:
     return plots
 
 
-def _time(rows: Sequence[Row], plotter: Plotter) -> list[PlotOf]:
+def _time(rows: Sequence[MetricsRow], plotter: Plotter) -> list[PlotOf]:
     parts = {label: [row.get(name) or 0.0 for row in rows] for name, label in PHASES.items()}
     measured = {label: values for label, values in parts.items() if any(values)}
     if not measured:

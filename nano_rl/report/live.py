@@ -1,25 +1,28 @@
-"""The live view of a training: panels on a terminal, a line a step where there is none."""
+"""The live view of a training (panels on a terminal, lines elsewhere), and the callbacks that feed it."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
 from rich.columns import Columns
-from rich.console import Group
+from rich.console import Group as Renderables
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from nano_rl.learn.metrics import Row
+from nano_rl.learn.metrics import MetricsRow
+from nano_rl.learn.rows.group import Group
+from nano_rl.record.command import ROLLOUTS, EventKind, RolloutsWriter, note
 from nano_rl.report.panel import (  # fmt: skip
     PANELS,
-    Line,
+    PanelLine,
     band,
     duration,
     level_lines,
@@ -27,48 +30,53 @@ from nano_rl.report.panel import (  # fmt: skip
     sparkline,
     written,
 )
+from nano_rl.report.sinks import Sink
 from nano_shared.console import Console
+from nano_shared.errors import GuardTripped
+from nano_shared.types import Trajectory
 
 KEPT = 200
-"""rows kept for sparklines and the time that is left"""
+"""number of rows kept for sparklines and the estimate of the remaining time"""
 
 
-class View(Protocol):
-    """Shows a training while it goes on. A context manager: the terminal is its own in between."""
+class TrainingView(Protocol):
+    """Shows a running training. A context manager, which owns the terminal until it exits."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
     def run_done(self) -> None:
-        """A rollout of the step in flight has ended."""
+        """Called when a rollout of the current step has ended."""
 
     def step_done(self, done: int, total: int, row: Mapping[str, float]) -> None:
-        """A step has ended; `row` are its metrics."""
+        """Called when a step has ended, with its metrics."""
 
 
-def open_view(name: str, total: int, rows: list[Row], *, console: Console | None = None) -> View:
-    """Panels on a terminal, lines elsewhere; on stderr unless a console is given. `rows`: those so far."""
+def open_view(
+    name: str, total: int, rows: list[MetricsRow], *, console: Console | None = None
+) -> TrainingView:
+    """Panels on a terminal, lines elsewhere; on stderr unless a console is given. `rows`: metrics so far."""
     console = console or Console(stderr=True)
     return LiveView(name, total, rows, console) if console.is_terminal else LinesView(name, total, rows)
 
 
-def _with(rows: list[Row], row: Mapping[str, float]) -> list[Row]:
-    """The rows and the new one, which replaces those of a process that was killed after its last state."""
+def _with(rows: list[MetricsRow], row: Mapping[str, float]) -> list[MetricsRow]:
+    """The rows with the new one appended; rows of the same and later steps are replaced."""
     step = row.get("step", math.inf)
     return [*(r for r in rows if (r.get("step") or 0) < step), dict(row)][-KEPT:]
 
 
 class LiveView:
-    """Panels that are redrawn in place, several times a second."""
+    """Panels that are redrawn in place, twice a second."""
 
-    def __init__(self, name: str, total: int, rows: list[Row], console: Console) -> None:
+    def __init__(self, name: str, total: int, rows: list[MetricsRow], console: Console) -> None:
         self._name = name
         self._total = total
         self._done = len(rows)
         self._rows = rows[-KEPT:]
         self._running = 0
-        """rollouts that have ended in the step in flight"""
+        """number of rollouts that have ended in the current step"""
         self._began = time.monotonic()
         self._live = Live(
             console=console, get_renderable=self.render, refresh_per_second=2, transient=False,
@@ -92,8 +100,8 @@ class LiveView:
         self._done, self._total, self._running = done, total, 0
         self._live.refresh()
 
-    def render(self) -> Group:
-        """The head with its bar, and the panels beside each other where the terminal is wide enough."""
+    def render(self) -> Renderables:
+        """The head with a progress bar, and the panels in columns."""
         last = self._rows[-1] if self._rows else {}
         panels = []
         for heading, lines in PANELS.items():
@@ -101,9 +109,9 @@ class LiveView:
             table = self._panel(heading, (*lines[:2], *levels, *lines[2:]), last)
             if table.row_count:
                 panels.append(table)
-        return Group(self._head(), Columns(panels, padding=(0, 4)))
+        return Renderables(self._head(), Columns(panels, padding=(0, 4)))
 
-    def _head(self) -> Group:
+    def _head(self) -> Renderables:
         left = seconds_left(self._rows, self._done, self._total)
         text = Text.assemble(
             ("training ", "dim"), (self._name, "bold"), ("   step ", "dim"), f"{self._done}/{self._total}",
@@ -111,9 +119,9 @@ class LiveView:
             ("   left ", "dim"), "-" if left is None else duration(left),
             ("   rollouts in this step ", "dim"), str(self._running),
         )  # fmt: skip
-        return Group(text, ProgressBar(total=self._total, completed=self._done, width=60), "")
+        return Renderables(text, ProgressBar(total=self._total, completed=self._done, width=60), "")
 
-    def _panel(self, heading: str, lines: tuple[Line, ...], last: Mapping[str, float | None]) -> Table:
+    def _panel(self, heading: str, lines: tuple[PanelLine, ...], last: Mapping[str, float | None]) -> Table:
         table = Table(title=heading, title_justify="left", title_style="bold", box=None, show_header=False)
         table.add_column(style="dim", no_wrap=True)
         table.add_column(justify="right", no_wrap=True)
@@ -127,9 +135,9 @@ class LiveView:
 
 
 class LinesView:
-    """One plain line a step on stderr, for logs and pipes."""
+    """One line per step on stderr, for logs and pipes."""
 
-    def __init__(self, name: str, total: int, rows: list[Row]) -> None:
+    def __init__(self, name: str, total: int, rows: list[MetricsRow]) -> None:
         self._name = name
         self._total = total
         self._rows = rows[-KEPT:]
@@ -177,3 +185,49 @@ class NoView:
 
     def step_done(self, done: int, total: int, row: Mapping[str, float]) -> None:
         pass
+
+
+class Watcher:
+    """The callbacks of `train`, and a context manager that records how it ends as an event."""
+
+    def __init__(self, folder: Path, view: TrainingView, sinks: Sequence[Sink], *, done: int) -> None:
+        """`done` is the number of steps whose metrics are in the folder already."""
+        self._folder = folder
+        self._view = view
+        self._sinks = sinks
+        self._rollouts = RolloutsWriter(folder / ROLLOUTS)
+        self._done = done
+        self.last: dict[str, float] = {}
+        """metrics of the last step in this process"""
+
+    def on_run(self, run: Trajectory) -> None:
+        self._view.run_done()
+
+    def on_groups(self, step: int, groups: Sequence[Group], controls: Sequence[Trajectory]) -> None:
+        self._rollouts.write(step, groups, controls)
+
+    def on_step(self, done: int, total: int, values: dict[str, float]) -> None:
+        self._done, self.last = done, dict(values)
+        finite = {name: value for name, value in values.items() if math.isfinite(value) and name != "step"}
+        for sink in self._sinks:
+            sink.write(done - 1, finite)
+        self._view.step_done(done, total, values)
+
+    def __enter__(self) -> Self:
+        note(self._folder, EventKind.RESUMED if self._done else EventKind.STARTED, self._done)
+        self._view.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._view.__exit__(kind, error, trace)
+        self._rollouts.close()
+        for sink in self._sinks:
+            sink.close()
+        if isinstance(error, GuardTripped):
+            note(self._folder, EventKind.GUARD, self._done, str(error))
+        elif error is not None:
+            note(self._folder, EventKind.STOPPED, self._done, str(error) or type(error).__name__)
+        else:
+            note(self._folder, EventKind.FINISHED, self._done)

@@ -1,4 +1,4 @@
-"""The page itself: a template filled with a training, escaped throughout, and written whole or not at all."""
+"""The HTML report of a training, of a comparison, and of a reward model's calibration."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nano_rl.learn.metrics import Row
+from nano_rl.checkpoints.statistics import wilson
+from nano_rl.learn.metrics import MetricsRow
 from nano_rl.preferences.over_optimisation import over_optimised
 from nano_rl.report.figures import compared_plots, main_plots, other_plots
 from nano_rl.report.panel import duration, interval_of, seconds_of, sparkline
@@ -17,15 +18,19 @@ from nano_rl.report.training import Training
 from nano_rl.report.transcript import CERTAINTIES, cut
 from nano_shared.printable import printable
 
+if TYPE_CHECKING:
+    from nano_rl.preferences.reward_model import RewardModelReport
+
+
 PAGE = "report.html"
-"""the file's name in the folder of a training"""
+"""file name in the folder of a training"""
 COMPARISON = "comparison.html"
-"""the file's name in the folder of the first of several trainings"""
+"""file name in the folder of the first of several trainings"""
 _HERE = Path(__file__).parent
 
 
 def write_page(training: Training, path: Path) -> None:
-    """Write the report of a training to `path`. Raises ConfigError where matplotlib is missing."""
+    """Write the report of a training to `path`. Raises ConfigError if matplotlib is missing."""
     _write(render(training), path)
 
 
@@ -36,7 +41,7 @@ def _write(text: str, path: Path) -> None:
 
 
 def render(training: Training) -> str:
-    """The page as text."""
+    """The report page as HTML."""
     plotter = Plotter()
     return fill(
         "page.html.j2",
@@ -53,7 +58,7 @@ def render(training: Training) -> str:
 
 
 def write_comparison(trainings: Sequence[Training], path: Path) -> None:
-    """Write a page of several trainings side by side. Raises ConfigError where matplotlib is missing."""
+    """Write a page that compares several trainings. Raises ConfigError if matplotlib is missing."""
     curves = [(training.name, training.rows, training.held_out) for training in trainings]
     plots = compared_plots(curves, Plotter())
     settings = _differing(trainings)
@@ -63,7 +68,7 @@ def write_comparison(trainings: Sequence[Training], path: Path) -> None:
 
 
 def _differing(trainings: Sequence[Training]) -> list[tuple[str, list[str]]]:
-    """The settings that are not the same in all of these trainings, with the value in each."""
+    """The settings that differ between the trainings, with the value of each."""
     told = [
         {f"{section}.{name}".lstrip("."): value for section, rows in t.settings for name, value, _ in rows}
         | ({"model": t.record.model, "tasks": str(t.record.tasks)} if t.record else {})
@@ -75,7 +80,7 @@ def _differing(trainings: Sequence[Training]) -> list[tuple[str, list[str]]]:
 
 
 def fill(template: str, **values: Any) -> str:
-    """A template of this folder with its style and its filters, escaped throughout."""
+    """Render a template of this folder, with all values escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -95,7 +100,7 @@ def fill(template: str, **values: Any) -> str:
 
 
 def _tiles(training: Training) -> list[tuple[str, str, str]]:
-    """Label, value and remark of the figures at the top."""
+    """(label, value, remark) of the figures at the top."""
     rows, first, last = training.rows, training.rows[0], training.rows[-1]
     tiles = [("steps", str(int(last.get("step") or 0) + 1), "")]
     for label, name, form in (("reward", "reward_mean", ".3f"), ("success", "success/all", ".1%")):
@@ -115,7 +120,7 @@ def _tiles(training: Training) -> list[tuple[str, str, str]]:
 
 
 def _table(training: Training) -> list[tuple[str, str, str, str, str]]:
-    """Every metric that was not always 0: first, last, mean, and its course in a line of text."""
+    """(metric, first, last, mean, sparkline) of each metric that was not always 0."""
     table = []
     for name in sorted({name for row in training.rows for name in row} - {"step"}):
         values = [row.get(name) for row in training.rows]
@@ -133,8 +138,8 @@ def _zeros(training: Training) -> list[str]:
     return [name for name in names if not any(row.get(name) for row in training.rows)]
 
 
-def _ends(rows: Sequence[Row], name: str) -> str:
-    """A metric in the first and in the last step that has it."""
+def _ends(rows: Sequence[MetricsRow], name: str) -> str:
+    """The first and last value of a metric, as text."""
     known = [value for row in rows if (value := row.get(name)) is not None]
     return f"{_number(known[0])} to {_number(known[-1])}" if known else "-"
 
@@ -149,3 +154,13 @@ def _percent(value: float) -> str:
 
 def _when(seconds: float) -> Any:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+
+
+def calibration_page(name: str, report: RewardModelReport, plotter: Plotter) -> str:
+    """The calibration page of a reward model as HTML, without external resources."""
+    points = [
+        (bin.confidence, bin.accuracy, *wilson(round(bin.accuracy * bin.pairs), bin.pairs))
+        for bin in report.bins
+    ]
+    plot = plotter.calibration(points, f"Calibration of reward model {name}")
+    return fill("calibration.html.j2", name=name, report=report, plot=plot)

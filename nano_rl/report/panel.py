@@ -1,4 +1,4 @@
-"""What is worth seeing of a training: metrics by panel, how each is written, and what stands beside it."""
+"""The metrics of the live view by panel, with number formats, sparklines and intervals."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from statistics import median
 
 from nano_rl.checkpoints.statistics import Z95, wilson
-from nano_rl.learn.metrics import GRADED, HELD_OUT, SUCCESS, Row
+from nano_rl.learn.metrics import GRADED, HELD_OUT, SUCCESS, MetricsRow
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _NOISE = 1e-6
-"""relative spread that is drawn flat: the last digits of a constant are no course"""
+"""relative spread below which a sparkline is flat"""
 
 
 def sparkline(values: Sequence[float | None], *, width: int = 24) -> str:
-    """The last `width` values between their least and greatest; a blank where there is no finite number."""
+    """The last `width` values as blocks between their minimum and maximum; a blank if not finite."""
     shown = [v if v is not None and math.isfinite(v) else None for v in values[-width:]]
     known = [v for v in shown if v is not None]
     if not known:
@@ -31,7 +31,7 @@ def sparkline(values: Sequence[float | None], *, width: int = 24) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PanelLine:
     """One metric of a panel."""
 
     metric: str
@@ -39,65 +39,65 @@ class Line:
     form: str = ".4g"
 
 
-PANELS: dict[str, tuple[Line, ...]] = {
+PANELS: dict[str, tuple[PanelLine, ...]] = {
     "Reward": (
-        Line("reward_mean", "reward", ".3f"),
-        Line(f"{SUCCESS}all", "success", ".1%"),
-        Line(HELD_OUT, "held-out success", ".1%"),
-        Line("frac_zero_std", "groups without signal", ".1%"),
-        Line("frac_unscored", "rollouts not graded", ".1%"),
-        Line("tampered", "tampered rollouts", ".0f"),
-        Line("curriculum_level", "open level", ".0f"),
+        PanelLine("reward_mean", "reward", ".3f"),
+        PanelLine(f"{SUCCESS}all", "success", ".1%"),
+        PanelLine(HELD_OUT, "held-out success", ".1%"),
+        PanelLine("frac_zero_std", "groups without signal", ".1%"),
+        PanelLine("frac_unscored", "rollouts not graded", ".1%"),
+        PanelLine("tampered", "tampered rollouts", ".0f"),
+        PanelLine("curriculum_level", "open level", ".0f"),
     ),
     "Objective": (
-        Line("loss", "loss"),
-        Line("entropy", "entropy", ".3f"),
-        Line("kl_reference", "KL to the start"),
-        Line("approx_kl", "KL of the update"),
-        Line("clip_low", "clipped low", ".2%"),
-        Line("clip_high", "clipped high", ".2%"),
-        Line("ratio_deviation", "ratio away from 1"),
-        Line("grad_norm", "gradient norm"),
-        Line("ess", "effective samples", ".1%"),
-        Line("mismatch", "sampler - trainer"),
-        Line("stale", "stale tokens", ".1%"),
-        Line("learning_rate", "learning rate", ".2g"),
+        PanelLine("loss", "loss"),
+        PanelLine("entropy", "entropy", ".3f"),
+        PanelLine("kl_reference", "KL to the start"),
+        PanelLine("approx_kl", "KL of the update"),
+        PanelLine("clip_low", "clipped low", ".2%"),
+        PanelLine("clip_high", "clipped high", ".2%"),
+        PanelLine("ratio_deviation", "ratio away from 1"),
+        PanelLine("grad_norm", "gradient norm"),
+        PanelLine("ess", "effective samples", ".1%"),
+        PanelLine("mismatch", "sampler - trainer"),
+        PanelLine("stale", "stale tokens", ".1%"),
+        PanelLine("learning_rate", "learning rate", ".2g"),
     ),
     "Time": (
-        Line("tokens_per_second_rollout", "rollout tokens/s", ".0f"),
-        Line("tokens_per_second_generate", "  generate tokens/s", ".0f"),
-        Line("tokens_per_second_sandbox", "  sandbox tokens/s", ".0f"),
-        Line("tokens_per_second_train", "training tokens/s", ".0f"),
-        Line("seconds_rollout", "rollout s", ".2f"),
-        Line("seconds_generate", "  generate s", ".2f"),
-        Line("seconds_sandbox", "  sandbox s", ".2f"),
-        Line("seconds_grade", "  grading s", ".2f"),
-        Line("seconds_train", "training s", ".2f"),
-        Line("seconds_save", "saving s", ".2f"),
+        PanelLine("tokens_per_second_rollout", "rollout tokens/s", ".0f"),
+        PanelLine("tokens_per_second_generate", "  generate tokens/s", ".0f"),
+        PanelLine("tokens_per_second_sandbox", "  sandbox tokens/s", ".0f"),
+        PanelLine("tokens_per_second_train", "training tokens/s", ".0f"),
+        PanelLine("seconds_rollout", "rollout s", ".2f"),
+        PanelLine("seconds_generate", "  generate s", ".2f"),
+        PanelLine("seconds_sandbox", "  sandbox s", ".2f"),
+        PanelLine("seconds_grade", "  grading s", ".2f"),
+        PanelLine("seconds_train", "training s", ".2f"),
+        PanelLine("seconds_save", "saving s", ".2f"),
     ),
 }
-"""heading -> the metrics under it; those that a training does not report are left out"""
+"""heading -> its metrics; those that a training does not report are left out"""
 
 
-def level_lines(row: Mapping[str, float | None]) -> tuple[Line, ...]:
-    """A line for the success at each level that a step had."""
+def level_lines(row: Mapping[str, float | None]) -> tuple[PanelLine, ...]:
+    """A line for the success at each level of a step."""
     levels = sorted(int(n.rpartition("_")[2]) for n in row if n.startswith(f"{SUCCESS}level_"))
-    return tuple(Line(f"{SUCCESS}level_{n}", f"  level {n}", ".1%") for n in levels)
+    return tuple(PanelLine(f"{SUCCESS}level_{n}", f"  level {n}", ".1%") for n in levels)
 
 
-def written(line: Line, row: Mapping[str, float | None]) -> str:
+def written(line: PanelLine, row: Mapping[str, float | None]) -> str:
     value = row.get(line.metric)
     return "-" if value is None else format(value, line.form)
 
 
-def band(line: Line, row: Mapping[str, float | None]) -> str:
-    """The 95 % interval of a mean reward or a success rate; empty for all else."""
+def band(line: PanelLine, row: Mapping[str, float | None]) -> str:
+    """The 95 % interval of a mean reward or success rate as text; empty for other metrics."""
     interval = interval_of(line.metric, row)
     return "" if interval is None else "{} to {}".format(*(format(end, line.form) for end in interval))
 
 
 def interval_of(metric: str, row: Mapping[str, float | None]) -> tuple[float, float] | None:
-    """The 95 % interval of the value of one step, where the step tells enough for one."""
+    """The 95 % interval of a mean reward or success rate of one step; None for other metrics."""
     value = row.get(metric)
     if value is None:
         return None
@@ -112,12 +112,12 @@ def interval_of(metric: str, row: Mapping[str, float | None]) -> tuple[float, fl
 
 
 def seconds_of(row: Mapping[str, float | None]) -> float:
-    """Wall clock of a step: its phases, which do not overlap."""
+    """Wall clock seconds of a step: the sum of its phases."""
     return sum(row.get(f"seconds_{phase}") or 0.0 for phase in ("rollout", "train", "save"))
 
 
-def seconds_left(rows: list[Row], done: int, total: int) -> float | None:
-    """By the median of the last ten steps; None before the first."""
+def seconds_left(rows: list[MetricsRow], done: int, total: int) -> float | None:
+    """Estimated from the median of the last ten steps; None before the first step."""
     recent = [seconds_of(row) for row in rows[-10:]]
     return median(recent) * (total - done) if recent else None
 

@@ -1,6 +1,6 @@
-"""Plots as SVG that takes its colours and its font from the page, so that dark mode and print reach it.
+"""Plots as SVG with the colours and font of the page, so that dark mode and print apply to them.
 
-Matplotlib knows no CSS variables: it draws in placeholder colours, which are replaced afterwards.
+Matplotlib has no CSS variables: it draws in placeholder colours, which are replaced in the SVG.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 import math
 from dataclasses import dataclass
 
-from nano_rl.learn.metrics import Row
+from nano_rl.learn.metrics import MetricsRow
 from nano_rl.report.panel import interval_of
 
 AT_MOST = 400
-"""points of a curve; longer ones are averaged in bins, so that a page stays small"""
+"""largest number of points of a curve; longer curves are averaged in bins"""
 INTERVAL = "95 % interval of each step"
 RANGE = "least to greatest of the steps around"
 FEW = 10
-"""steps under which nothing is smoothed, and there is no band but an interval"""
+"""number of steps below which a curve is not smoothed and has no range band"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """What is drawn of a metric. All lists have one length."""
+    """The curve of a metric; all fields with points have the same length."""
 
     name: str
     steps: tuple[float, ...]
@@ -44,11 +44,11 @@ class Series:
     low: tuple[float, ...]
     high: tuple[float, ...]
     band: str
-    """what the band is, in words; empty where there is none"""
+    """description of the band; empty if there is none"""
 
 
-def series(rows: Sequence[Row], name: str) -> Series | None:
-    """The curve of a metric: None where no step has it. The band is an interval where the rows tell one."""
+def series(rows: Sequence[MetricsRow], name: str) -> Series | None:
+    """The curve of a metric; None if no step has it. The band is an interval if every row has one."""
     known = [
         (float(row.get("step") or 0), value, interval_of(name, row))
         for row in rows
@@ -84,7 +84,7 @@ def _bins(items: Sequence[tuple[float, float, tuple[float, float] | None]], at_m
 
 
 def _windows(values: tuple[float, ...]) -> list[tuple[float, ...]]:
-    """The steps around each: centred, a twentieth of the curve and at least five."""
+    """Centred windows of a twentieth of the curve, at least five values."""
     half = max(2, len(values) // 40)
     return [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
 
@@ -94,7 +94,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 READINGS = 100
-"""places of a curve whose values are shown under the pointer"""
+"""number of points of a curve whose values are shown under the pointer"""
 INK, MUTED, GRID = "#0a0b01", "#0a0b02", "#0a0b03"
 CATEGORIES = tuple(f"#0a0b1{n}" for n in range(8))
 _VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)"} | {
@@ -103,12 +103,12 @@ _VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)"} | {
 
 
 class Plotter:
-    """Draws plots for one page; the ids within each are its own."""
+    """Draws the plots of one page, with ids that are unique on the page."""
 
     def __init__(self) -> None:
-        """Raises ConfigError where matplotlib is missing."""
+        """Raises ConfigError if matplotlib is missing."""
         try:
-            # it obeys a matplotlibrc of the folder that the user stands in, which may be a stranger's
+            # matplotlib reads a matplotlibrc in the current folder, which may not be trusted
             with contextlib.chdir(os.path.dirname(__file__)):
                 import matplotlib
         except ModuleNotFoundError:
@@ -146,10 +146,10 @@ class Plotter:
         across: str = "step",
         least_span: float = 0.0,
     ) -> str:
-        """Curves of one axis with their bands and the values under the pointer, as an SVG element.
+        """Curves with bands and values under the pointer, as an SVG element.
 
-        A `share` is drawn from 0 to 1. `across` names what the curves' steps are. The axis spans at least
-        `least_span`, so that rounding does not fill the plot.
+        With `share` the axis is 0 to 1. `across` is the label of the horizontal axis. The vertical axis spans
+        at least `least_span`.
         """
 
         def draw(axes: Axes) -> None:
@@ -176,7 +176,7 @@ class Plotter:
         return self._figure(draw, title, size=size, across=across, read=_readings(curves, labels, across))
 
     def calibration(self, points: Sequence[tuple[float, float, float, float]], title: str) -> str:
-        """(confidence, accuracy, low, high) of each bin against the diagonal, on which both agree."""
+        """A calibration plot of (confidence, accuracy, low, high) of each bin, with the diagonal."""
 
         def draw(axes: Axes) -> None:
             axes.plot([0.5, 1], [0.5, 1], color=MUTED, linewidth=1, linestyle="--")
@@ -191,7 +191,7 @@ class Plotter:
         return self._figure(draw, title, size=(5.2, 3.6), across="how sure the model is")
 
     def stack(self, steps: Sequence[float], parts: dict[str, Sequence[float]], title: str) -> str:
-        """Parts of a whole over the steps, on top of each other."""
+        """A stacked plot of parts over the steps."""
 
         def draw(axes: Axes) -> None:
             colours = CATEGORIES[: len(parts)]
@@ -240,7 +240,7 @@ class Plotter:
 def _readings(
     curves: Sequence[Series], labels: Sequence[str], across: str
 ) -> list[tuple[float, tuple[str, ...]]]:
-    """What the pointer reads at some hundred places: where, and a line for the step and each curve."""
+    """(step, lines of text) shown under the pointer at about READINGS places."""
     at: dict[float, list[str]] = {}
     for n, curve in enumerate(curves):
         name = labels[n] if labels else curve.name
@@ -254,7 +254,7 @@ def _readings(
 
 
 def _strips(axes: Axes, read: Sequence[tuple[float, Sequence[str]]]) -> str:
-    """A strip of the plot for each reading, whose text the style sheet shows under the pointer: no script."""
+    """A vertical strip for each reading, whose text is shown by CSS on hover, without a script."""
     from markupsafe import escape
 
     figure: Any = axes.figure
@@ -279,7 +279,7 @@ def _strips(axes: Axes, read: Sequence[tuple[float, Sequence[str]]]) -> str:
 
 
 def inline_svg(document: str, title: str, prefix: str) -> str:
-    """A matplotlib SVG document as an element for a page: colours of the page, ids of its own, a name."""
+    """A matplotlib SVG document as an element of a page, with its colours, unique ids, and a title."""
     from markupsafe import escape
 
     svg = document[document.index("<svg") :]

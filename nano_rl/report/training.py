@@ -1,4 +1,4 @@
-"""Everything a page tells of a training, read from its folder and its log."""
+"""The data of a report page, read from the folder and the log of a training."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from typing import Any
 
 from nano_rl.checkpoints.statistics import wilson
 from nano_rl.config.training import TrainConfig
-from nano_rl.gather.held_out import HELD_OUT_FILE
 from nano_rl.gather.impossible_rollouts import HackRow, hack_row, hack_rows
-from nano_rl.learn.metrics import METRICS, Row, read_metrics, read_rows
-from nano_rl.record.command import TOKENIZER, TrainingRecord, read_record
-from nano_rl.record.events import Event, read_events
-from nano_rl.record.rollouts import ROLLOUTS, Rollout, read_rollouts
+from nano_rl.gather.success import HELD_OUT_FILE
+from nano_rl.learn.metrics import METRICS, MetricsRow, read_metrics, read_rows
+from nano_rl.record.command import (
+    ROLLOUTS,
+    TOKENIZER,
+    Rollout,
+    TrainingEvent,
+    TrainingRecord,
+    read_events,
+    read_record,
+    read_rollouts,
+)
 from nano_rl.report.transcript import Sample, choose, load_decoder, sample
 from nano_shared.errors import LogError
 from nano_shared.store import LogStore
@@ -39,8 +46,8 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One level, or one family. A rate is None where nothing of it was graded."""
+class RateRow:
+    """Success rates of one level or family, in the first and last steps; None if nothing was graded."""
 
     name: str
     first: Rate | None
@@ -48,20 +55,21 @@ class Part:
     all: Rate
 
 
-def by_level(steps: Mapping[int, Sequence[Rollout]]) -> list[Part]:
+def by_level(steps: Mapping[int, Sequence[Rollout]]) -> list[RateRow]:
     return _parts(steps, lambda run: None if run.level is None else f"level {run.level}")
 
 
-def by_family(steps: Mapping[int, Sequence[Rollout]]) -> list[Part]:
+def by_family(steps: Mapping[int, Sequence[Rollout]]) -> list[RateRow]:
     return _parts(steps, lambda run: run.family)
 
 
-def _parts(steps: Mapping[int, Sequence[Rollout]], name_of: Callable[[Rollout], str | None]) -> list[Part]:
+def _parts(steps: Mapping[int, Sequence[Rollout]], name_of: Callable[[Rollout], str | None]) -> list[RateRow]:
     order = sorted(steps)
     size = max(1, len(order) // PARTS)
     first, last, whole = (_rates(steps, at, name_of) for at in (order[:size], order[-size:], order))
     return [
-        Part(name=name, first=first.get(name), last=last.get(name), all=whole[name]) for name in sorted(whole)
+        RateRow(name=name, first=first.get(name), last=last.get(name), all=whole[name])
+        for name in sorted(whole)
     ]
 
 
@@ -79,24 +87,24 @@ def _rates(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """A training as it lies on disk; parts that an earlier version did not write are empty."""
+    """The data of a training; parts that earlier versions did not write are empty."""
 
     name: str
     record: TrainingRecord | None
-    rows: list[Row]
-    """metrics, a row a step; at least one"""
-    events: list[Event]
-    levels: list[Part]
-    families: list[Part]
+    rows: list[MetricsRow]
+    """metrics, one row per step; at least one"""
+    events: list[TrainingEvent]
+    levels: list[RateRow]
+    families: list[RateRow]
     hacks: list[HackRow]
     hacks_total: HackRow
     samples: list[Sample]
-    held_out: list[Row]
-    """success on held-out tasks, a row a measurement (gather/held_out.py); empty without --held-out"""
+    held_out: list[MetricsRow]
+    """success on held-out tasks, a row a measurement (`gather/success.py`); empty without --held-out"""
 
     @property
     def settings(self) -> list[tuple[str, list[tuple[str, str, bool]]]]:
-        """Section -> its settings, each with its value and whether it is another than the default."""
+        """(section, [(name, value, True if not the default)]) of the settings."""
         if self.record is None:
             return []
         defaults = TrainConfig().model_dump(mode="json")
@@ -105,17 +113,16 @@ class Training:
             default = defaults.get(name)
             if isinstance(value, dict):
                 before = default if isinstance(default, Mapping) else {}
-                sections[name] = [(n, _told(v), v != before.get(n)) for n, v in value.items()]
+                sections[name] = [(n, _text(v), v != before.get(n)) for n, v in value.items()]
             else:
-                sections[""].append((name, _told(value), value != default))
+                sections[""].append((name, _text(value), value != default))
         return list(sections.items())
 
 
 def read_training(folder: Path, *, log: str | None = None) -> Training:
-    """What lies under `folder`; `log` reads the runs from another log than the one recorded there.
+    """Read the training in `folder`; `log` overrides the recorded log.
 
-    A log that is missing costs the transcripts and nothing else. Raises UsageError where there are no
-    metrics.
+    Without a readable log the page has no transcripts. Raises UsageError if there are no metrics.
     """
     rows = read_metrics(folder / METRICS)
     record = read_record(folder)
@@ -140,7 +147,7 @@ def read_training(folder: Path, *, log: str | None = None) -> Training:
 
 
 def _log(log: str | None, record: TrainingRecord | None) -> LogStore | str:
-    """The log, or the sentence why it cannot be read."""
+    """The log, or the reason why it cannot be read."""
     url = log or (record.reachable_log if record else None)
     if url is None:
         return "the log is on a server; name it with --log"
@@ -150,5 +157,5 @@ def _log(log: str | None, record: TrainingRecord | None) -> LogStore | str:
         return str(problem)
 
 
-def _told(value: Any) -> str:
+def _text(value: Any) -> str:
     return "none" if value is None else str(value)

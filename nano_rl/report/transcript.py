@@ -1,48 +1,47 @@
-"""A logged run as a page shows it: what was asked, each turn with its tokens, and the verdict."""
+"""Transcripts for a report page: selected rollouts with the tokens of each turn."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from nano_rl.record.rollouts import Rollout
+from nano_rl.record.command import Rollout
 from nano_shared.errors import LogError
+from nano_shared.policy import DecodeIds
 from nano_shared.store import LogStore
 from nano_shared.types import Observation, Trajectory, Turn, TurnTokens
 
-Decode = Callable[[Sequence[int]], str]
-"""ids -> text, special tokens included"""
 CERTAINTIES = (0.9, 0.5, 0.2, 0.05)
-"""probabilities that part the five shades, the most certain first"""
+"""probabilities that separate the five shades of tokens, descending"""
 _UNFINISHED = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """The text of a token, or of the few tokens that make one character."""
+class TokenText:
+    """The text of a token, or of several tokens that form one character."""
 
     text: str
     logprobs: tuple[float, ...]
-    """nats, of each token"""
+    """log-prob of each token, nats"""
 
     @property
     def shade(self) -> int:
-        """0 for a token that was nearly certain, up to 4 for a surprise; of the least likely token."""
+        """0 (nearly certain) to 4 (surprising), by the least likely token."""
         probability = math.exp(min(self.logprobs))
         return sum(probability < bound for bound in CERTAINTIES)
 
     @property
     def told(self) -> str:
-        """Log-probability and probability in words."""
+        """Log-prob and probability as text."""
         return ", ".join(f"{x:.3f} nats ({math.exp(x):.1%})" for x in self.logprobs)
 
 
-def load_decoder(path: Path) -> Decode | None:
-    """The decoder of a tokenizer.json; None where there is none, or nothing here can read it."""
+def load_decoder(path: Path) -> DecodeIds | None:
+    """The decoder of a tokenizer.json; None if the file or the library is missing."""
     try:
         from tokenizers import Tokenizer
     except ModuleNotFoundError:
@@ -53,11 +52,11 @@ def load_decoder(path: Path) -> Decode | None:
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
-def pieces(tokens: TurnTokens, decode: Decode) -> Iterator[Piece]:
-    """The sampled tokens in order; their texts, joined, are the text of all of them.
+def pieces(tokens: TurnTokens, decode: DecodeIds) -> Iterator[TokenText]:
+    """The sampled tokens in order; their texts, joined, are the text of the completion.
 
-    A token is decoded behind the ones before it, since some tokenizers write it differently at the start, and
-    together with the next ones as long as it ends in the middle of a character.
+    A token is decoded together with the previous ones, since some tokenizers decode it differently at the
+    start, and with the next ones if it ends within a character.
     """
     ids, logprobs = tokens.sampled_ids, tokens.logprobs
     behind, begin = 0, 0
@@ -66,29 +65,28 @@ def pieces(tokens: TurnTokens, decode: Decode) -> Iterator[Piece]:
         text = decode(ids[behind:end])
         if text.endswith(_UNFINISHED) and end < len(ids):
             continue
-        yield Piece(text[len(before) :], logprobs[begin:end])
+        yield TokenText(text[len(before) :], logprobs[begin:end])
         behind, begin = begin, end
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenRollout:
     why: str
     step: int
     rollout: Rollout
 
 
-def choose(steps: Mapping[int, Sequence[Rollout]], *, seed: int = 0) -> list[Choice]:
-    """At most eight rollouts, none twice: three of the first step, three of the last, and hacks if there are.
+def choose(steps: Mapping[int, Sequence[Rollout]], *, seed: int = 0) -> list[ChosenRollout]:
+    """At most eight different rollouts: best, worst and a random one of the first and of the last step with a
+    graded rollout, the last rollout with tampering, and the last passed impossible control.
 
-    Of equally good ones the seed chooses. Beginning and end are the first and the last step that has a graded
-    rollout; a training of one step has no end of its own. The hacks are the last rollout in which tampering
-    was found, and the last impossible control that was passed.
+    Ties are broken by `seed`.
     """
     graded = {
         step: [r for r in runs if r.reward is not None and not r.control] for step, runs in steps.items()
     }
     order = [step for step in sorted(graded) if graded[step]]
-    chosen: list[Choice] = []
+    chosen: list[ChosenRollout] = []
 
     def take(why: str, step: int, runs: Sequence[Rollout], best: bool | None = None) -> None:
         left = [run for run in runs if run.id not in {c.rollout.id for c in chosen}]
@@ -97,7 +95,7 @@ def choose(steps: Mapping[int, Sequence[Rollout]], *, seed: int = 0) -> list[Cho
         if best is not None:
             wanted = (max if best else min)(run.reward or 0.0 for run in left)
             left = [run for run in left if (run.reward or 0.0) == wanted]
-        chosen.append(Choice(why, step, Random(f"{seed} {why}").choice(left)))
+        chosen.append(ChosenRollout(why, step, Random(f"{seed} {why}").choice(left)))
 
     ends = (
         dict(zip(("beginning", "end"), dict.fromkeys((order[0], order[-1])), strict=False)) if order else {}
@@ -119,38 +117,38 @@ def choose(steps: Mapping[int, Sequence[Rollout]], *, seed: int = 0) -> list[Cho
 
 
 LONGEST = 20_000
-"""characters of one text that are shown: a page is to be opened on a phone"""
+"""largest number of characters that are shown of one text"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownTurn:
     number: int
     """from 1"""
-    pieces: tuple[Piece, ...]
-    """sampled tokens; empty where they are not logged or no tokenizer can read them"""
+    pieces: tuple[TokenText, ...]
+    """sampled tokens; empty if they were not logged or cannot be decoded"""
     text: str
-    """the completion, shown where there are no pieces"""
+    """the completion, shown if there are no pieces"""
     calls: tuple[tuple[str, str], ...]
     """tool and arguments"""
     observations: tuple[Observation, ...]
     problem: str | None
-    """why no call could be read"""
+    """parse error, if no call could be parsed"""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A rollout that was chosen, with the run behind it where the log still has it."""
+    """A selected rollout with its run, if the log has it."""
 
-    choice: Choice
+    choice: ChosenRollout
     run: Trajectory | None
     missing: str
-    """why there is no run"""
+    """reason if there is no run"""
     turns: tuple[ShownTurn, ...]
 
 
-def sample(choice: Choice, log: LogStore | str, decode: Decode | None) -> Sample:
-    """The run of a choice; `log` is a sentence where it cannot be read."""
+def sample(choice: ChosenRollout, log: LogStore | str, decode: DecodeIds | None) -> Sample:
+    """The run of a selected rollout; `log` is the reason if the log cannot be read."""
     if isinstance(log, str):
         return Sample(choice=choice, run=None, missing=log, turns=())
     try:
@@ -161,7 +159,7 @@ def sample(choice: Choice, log: LogStore | str, decode: Decode | None) -> Sample
     return Sample(choice=choice, run=run, missing="", turns=turns)
 
 
-def _turn(turn: Turn, decode: Decode | None) -> ShownTurn:
+def _turn(turn: Turn, decode: DecodeIds | None) -> ShownTurn:
     tokens = turn.completion.tokens
     return ShownTurn(
         number=turn.index + 1,
@@ -181,7 +179,7 @@ def _arguments(arguments: dict) -> str:  # type: ignore[type-arg]
 
 
 def cut(text: str) -> str:
-    """The head and the tail of a long text, with what was left out between them."""
+    """Shorten a long text to its head and tail."""
     if len(text) <= LONGEST:
         return text
     half = LONGEST // 2

@@ -1,4 +1,4 @@
-"""What a training is of: its model, tasks and settings. A saved state goes on only with the same."""
+"""The identity of a training: model, tasks and settings, which must be equal to resume a saved state."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from pydantic import Field, JsonValue
 from nano_shared.types import Value
 
 FREE = ("steps", "save_every", "keep_states", "max_tokens", "heartbeat_seconds")
-"""settings that leave the steps done as they were, so that `resume` may change them"""
+"""settings that do not affect the steps done so far, so that `resume` may change them"""
 _NEVER = ("resume",)
-"""says how to start, and is no setting of the training"""
+"""settings that are not compared"""
 
 
 class Identity(Value):
-    """Everything that decides what the steps of a training do."""
+    """Everything that determines the steps of a training."""
 
     code_version: str
     model: str
     """content hash of the weights that training begins from"""
     model_name: str
-    """what the user calls them; not compared"""
+    """the user's name of the model; not compared"""
     profile_hash: str
     template_hash: str
     tasks: str
     """content hash of the ids of the tasks, in order"""
     config: dict[str, JsonValue]
     limits: dict[str, JsonValue] = Field({})
-    """of completions and runs, where they are not those of every task"""
+    """limits of completions and runs that differ from the defaults"""
 
 
 def difference(saved: Identity, now: Identity, *, resume: bool) -> str | None:
-    """One sentence about what differs and what to do, or None where the saved state can go on.
+    """A sentence about the difference and what to do, or None if the saved state can be resumed.
 
-    `resume` lets settings differ that the steps done do not depend on: those of FREE, and the guards'.
+    With `resume`, settings in FREE and those of the guards may differ.
     """
     if saved.code_version != now.code_version:
         return (
@@ -56,10 +56,10 @@ def difference(saved: Identity, now: Identity, *, resume: bool) -> str | None:
     changed = list(_changes(old, new, resume))
     if not changed:
         return None
-    told = ", ".join(f"{name} was {old!r} and is {new!r}" for name, old, new in changed)
+    listed = ", ".join(f"{name} was {old!r} and is {new!r}" for name, old, new in changed)
     free = all(_is_free(name, saved.config) for name, _, _ in changed)
     return (
-        f"was saved with other settings: {told}; "
+        f"was saved with other settings: {listed}; "
         + ("--resume accepts that" if free and not resume else "give the same")
         + ", or start anew under another --name"
     )
@@ -77,7 +77,7 @@ def _changes(
 
 
 def _is_free(name: str, saved: Mapping[str, Any]) -> bool:
-    if name == "steps":  # other schedules end where the steps end, so the rate of the steps done would differ
+    if name == "steps":  # other schedules depend on the number of steps
         optimizer = saved.get("optimizer")
         return isinstance(optimizer, Mapping) and optimizer.get("schedule") == "constant"
     return name in FREE or name.startswith("guards.")

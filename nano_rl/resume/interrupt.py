@@ -12,18 +12,18 @@ from types import FrameType
 from nano_shared.errors import NanoError
 
 GRACE_SECONDS = 2.0
-"""after the second signal, for jails and connections to be closed; then the process ends as it stands"""
+"""seconds after the second signal to close jails and connections; then the process exits"""
 INTERRUPTED = 130
 
 
 class TrainingStopped(NanoError):
-    """A signal asked for an end, and the step in flight was finished and saved."""
+    """Training stopped by a signal, after its current step was finished and saved."""
 
     exit_code = INTERRUPTED
 
 
 class Interrupt:
-    """Whether someone asked this training to stop."""
+    """The handler of SIGINT and SIGTERM; `asked` is True after the first signal."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -32,10 +32,10 @@ class Interrupt:
     def handle(self, number: int, frame: FrameType | None) -> None:
         if not self.asked:
             self.asked = True
-            # not print: the signal may have come while something else was being printed
+            # not print: the signal may interrupt another print
             os.write(2, b"\nfinishing this step, then saving; once more to stop at once\n")
             return
-        # rollouts in flight may take minutes; a state is whole or absent, and a log too, so this is safe
+        # running rollouts may take minutes; states and log are written atomically, so that this is safe
         self._end = threading.Timer(GRACE_SECONDS, _end)
         self._end.daemon = True
         self._end.start()
@@ -54,7 +54,7 @@ def _end() -> None:
 
 @contextmanager
 def interruptible() -> Iterator[Interrupt]:
-    """Handle SIGINT and SIGTERM until the block ends; outside the main thread nothing is handled."""
+    """Handle SIGINT and SIGTERM until the block ends; outside the main thread do nothing."""
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():
         yield interrupt

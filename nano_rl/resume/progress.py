@@ -1,23 +1,62 @@
-"""How far a training is: everything that going on needs, gathered into one state and put back from it."""
+"""The progress of a training as one state to save and restore, and the best saved state as a checkpoint."""
 
 from __future__ import annotations
 
 import random
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from nano_coder.models.opening import open_weights
+from nano_rl.checkpoints.checkpoint import save_checkpoint
+from nano_rl.config.training import TrainConfig, parse_config
 from nano_rl.gather.sources import Gatherer, Sources
-from nano_rl.learn.model.learner import Learner
+from nano_rl.learn.model.learner import Learner, prepare, restore_weights
+from nano_rl.logs.used_runs import USED, read_used
 from nano_rl.resume.identity import Identity, difference
-from nano_rl.resume.states import States
+from nano_rl.resume.states import STATES, States
+from nano_shared.checkpoint import Manifest
 from nano_shared.errors import CheckpointError, UsageError
+from nano_shared.store import LogStore
+
+
+def save_best(training: Path, target: Path, store: LogStore) -> Manifest:
+    """Write checkpoint `target` from the best saved state (`Progress.best`), or else from the newest one.
+
+    `training` is the folder of a finished or stopped training, `store` its log. Raises CheckpointError if no
+    state is saved, if it is damaged, and if the weights of its model have changed since.
+    """
+    states = States(training / STATES)
+    steps = states.steps()
+    if not steps:
+        raise CheckpointError(f"no training has saved a state under {training}; nano-rl train makes one")
+    best = states.read(steps[-1])[1]["best"]
+    step = int(best["step"]) if best and best["step"] in steps else steps[-1]
+    manifest, tree = states.read(step)
+    identity = manifest.identity
+    config = parse_config(TrainConfig, identity.config)
+    opened = open_weights(identity.model_name, dtype=config.dtype, merge=False)
+    if opened.loaded.id != identity.model:
+        raise CheckpointError(
+            f"{training} began from other weights than {identity.model_name} names now; put those back"
+        )
+    model = prepare(opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed)
+    restore_weights(model, tree["learner"]["weights"])
+    groups = [group for line in read_used(training / USED)[:step] for group in line["groups"]]
+    first_runs = {group["task"]: group["runs"][0] for group in groups}
+    return save_checkpoint(
+        target, model, opened, parent=identity.model_name, config=config, steps=step,
+        run_ids=[run for group in groups for run in group["runs"]],
+        tasks=[store.get(run).task for run in first_runs.values()],
+        metrics={"reward_mean": best["reward"]} if best and best["step"] == step else {},
+    )  # fmt: skip
 
 
 def seed_all(seed: int) -> None:
-    """Seed Python's, torch's and, where it is loaded, numpy's global generators."""
+    """Seed the global random generators of Python, torch and, if loaded, numpy."""
     random.seed(seed)
     torch.manual_seed(seed)
     if "numpy" in sys.modules:
@@ -25,7 +64,7 @@ def seed_all(seed: int) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """The state of those generators, as a tree (`tensor_tree`)."""
+    """The state of those generators, as a tree (`states.save_tree`)."""
     version, internal, gauss = random.getstate()
     state: dict[str, Any] = {"python": [version, list(internal), gauss], "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
@@ -37,7 +76,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random(state: dict[str, Any]) -> None:
-    """Go on from `random_state()`."""
+    """Restore the state of `random_state()`."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(state["torch"])
@@ -50,31 +89,30 @@ def restore_random(state: dict[str, Any]) -> None:
 
 
 class Progress:
-    """The moving parts of a training and what the steps so far have shown.
+    """The state of a training: learner, gatherer, logged runs, metrics of the last steps, and the best step.
 
-    Groups that were rolled out and not yet learned from are no part of it: under lockstep the seed, the
-    weights and the place in the order of tasks roll them out again as they were. Which logged runs were taken
-    is part of it, and so is what the log held when the training began.
+    Rollouts that were not yet learned from are not saved: under lockstep the same seed, weights and task
+    order give the same rollouts again. The runs that the log had at the start, and those taken from it, are
+    saved by id.
     """
 
     def __init__(
         self, learner: Learner, gatherer: Gatherer, sources: Sources, states: States, identity: Identity
     ) -> None:
         self.history: list[dict[str, float]] = []
-        """metrics of the last steps, which the guards look back on"""
+        """metrics of the last steps, for the guards"""
         self.best: dict[str, float] | None = None
-        """`step`, `level` and `reward` of the saved weights whose fresh rollouts earned most"""
+        """`step`, `level` and `reward` of the saved weights with the highest reward of fresh rollouts"""
         self._learner, self._gatherer, self._sources = learner, gatherer, sources
         self._states, self._identity = states, identity
         self._saved: int | None = None
 
-    def judge(self, values: Mapping[str, float], *, behind: int = 0) -> None:
-        """Note whether the weights that sampled this step's groups, `behind` steps ago, are the best that are
-        saved.
+    def judge(self, values: Mapping[str, float], *, off_policy_steps: int = 0) -> None:
+        """Update `best` if the weights that sampled this step's groups, `off_policy_steps` ago, are saved.
 
-        A higher level of the curriculum counts before the reward; among equals the later weights win.
+        Compared by the level of the curriculum, then by the mean reward; later weights win ties.
         """
-        step, reward = self._learner.step - behind, values.get("reward_mean")
+        step, reward = self._learner.step - off_policy_steps, values.get("reward_mean")
         if reward is None or self._sources.from_logs or step not in self._states.steps():
             return
         curriculum = self._sources.curriculum
@@ -83,13 +121,14 @@ class Progress:
             self.best = {"step": step, "level": level, "reward": reward}
 
     def note(self, values: dict[str, float], patience: int) -> None:
-        """Remember the metrics of a step as long as a guard may look back."""
+        """Append the metrics of a step to `history`, which keeps the last `patience` steps."""
         self.history = [*self.history, values][-patience:]
 
     def save(self) -> None:
-        """Begin to write the state, unless it is the last one written; the weights rest until `States.join`.
+        """Start writing the state, unless it is saved already; the weights must not change until
+        `States.join`.
 
-        Raises CheckpointError where the one before could not be written.
+        Raises CheckpointError if the previous state could not be written.
         """
         if self._saved == self._learner.step:
             return
@@ -106,7 +145,7 @@ class Progress:
         self._states.save(self._learner.step, tree, self._identity, best=best)
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a saved tree. Raises CheckpointError where it is of another model."""
+        """Continue from a saved tree. Raises CheckpointError for another model."""
         self._learner.restore(saved["learner"])
         self._saved = self._learner.step
         self._gatherer.restore(saved["gatherer"])
@@ -115,10 +154,10 @@ class Progress:
 
 
 def saved_progress(states: States, identity: Identity, *, resume: bool) -> dict[str, Any] | None:
-    """The tree of the newest state; None where there is none and none is required.
+    """The tree of the newest saved state; None if there is none.
 
-    Raises UsageError where `resume` finds nothing, CheckpointError for a state that is damaged, or whose
-    training was of another model, other tasks or other settings.
+    Raises UsageError if there is none and `resume` is set, CheckpointError for a damaged state and for one of
+    another model, other tasks or other settings.
     """
     steps = states.steps()
     if not steps:

@@ -1,9 +1,9 @@
-"""The saved states of a training: one folder a step, whole or absent, the last few and the best kept.
+"""The saved states of a training: one folder per step, written atomically; the last few and the best are
+kept.
 
-A folder holds a tree (`tensor_tree`) and, written last, `state.json` with the hash of every file. It is
-written by a thread while the next rollouts run, since the weights rest until then; `join` waits for it, and
-is called before they move. So a process that is killed loses at most the step in flight, which ends when its
-state is on disk.
+A folder holds a tree of tensors and, written last, `state.json` with the hash of every file. A thread writes
+it during the next rollouts, while the weights do not change; `join` waits for the thread before the next
+update. A killed process loses at most its current step.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _TENSOR, _DICT = "tensor", "dict"
 
 
 def save_tree(folder: Path, name: str, tree: Any) -> None:
-    """Write `NAME.json` and, for its tensors, `NAME.safetensors`. Floats come back as they were.
+    """Write a tree to `NAME.json` and its tensors to `NAME.safetensors`. Floats are restored exactly.
 
-    A tree is made of dicts with text or integer keys, lists, tuples (which come back as lists), tensors,
-    text, numbers, booleans and None. Raises TypeError for anything else, and what a full disk raises.
+    A tree consists of dicts with string or integer keys, lists, tuples (restored as lists), tensors, strings,
+    numbers, booleans and None. Raises TypeError for anything else, and OSError for a full disk.
     """
     from safetensors.torch import save_file
 
@@ -53,10 +53,10 @@ def load_tree(folder: Path, name: str) -> Any:
 
 
 def _split(tree: Any, tensors: dict[str, Tensor]) -> Any:
-    """The tree as JSON: tensors become their names, dicts lists of pairs, since JSON's keys are text."""
+    """The tree as JSON: tensors become names, dicts become lists of pairs, since JSON keys are strings."""
     if isinstance(tree, Tensor):
         value = tree.detach().contiguous()
-        # safetensors refuses memory that is shared, as by a weight that two parts of the tree hold
+        # safetensors refuses shared memory, as of a weight that is in two parts of the tree
         for name, other in tensors.items():
             if value.data_ptr() == other.data_ptr() and value.numel() and value.shape == other.shape:
                 return {_TENSOR: name}
@@ -80,7 +80,7 @@ def _join(plain: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 STATES = "states"
-"""name of the folder within that of a training"""
+"""folder name in the folder of a training"""
 MANIFEST = "state.json"
 TREE = "training"
 VERSION = 1
@@ -98,10 +98,10 @@ class StateManifest(Value):
 
 
 class States:
-    """The states under `folder`, of which this process is the only writer while `claimed`."""
+    """The states in `folder`; this process is the only writer while `claimed`."""
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
-        """`keep` is how many of the last states stay, beside the best."""
+        """`keep` is the number of last states that are kept, in addition to the best one."""
         self._folder = folder
         self._keep = keep
         self._writer = ThreadPoolExecutor(1, "nano-save-state")
@@ -109,9 +109,10 @@ class States:
 
     @contextmanager
     def claimed(self) -> Iterator[States]:
-        """Own the states until the block ends, the last one on disk; what killed writers left goes.
+        """Lock the folder until the block ends and the last state is on disk; removes leftovers of killed
+        writers.
 
-        Raises CheckpointError, at once, when another process trains under this name.
+        Raises CheckpointError at once if another process trains under this name.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -129,7 +130,7 @@ class States:
             ) from None
 
     def steps(self) -> list[int]:
-        """Steps of which there is a state, ascending."""
+        """Steps with a saved state, ascending."""
         return sorted(
             int(path.parent.name)
             for path in self._folder.glob(f"*/{MANIFEST}")
@@ -137,15 +138,15 @@ class States:
         )
 
     def save(self, step: int, tree: Any, identity: Identity, *, best: int | None = None) -> None:
-        """Begin to write the state after `step` steps; `best` is a step whose state outlives the last ones.
+        """Start writing the state after `step` steps; the state of step `best` is not deleted.
 
-        The tensors of `tree` must rest until `join`.
+        The tensors of `tree` must not change until `join`.
         """
         self.join()
         self._writing = self._writer.submit(self._write, step, tree, identity, best)
 
     def join(self) -> None:
-        """Wait until the state is on disk. Raises CheckpointError where that failed: the older are intact."""
+        """Wait until the state is on disk. Raises CheckpointError if that failed; older states are intact."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
@@ -164,7 +165,7 @@ class States:
 
     def _write(self, step: int, tree: Any, identity: Identity, best: int | None) -> None:
         target = self._folder / f"{step:08d}"
-        if target.exists():  # of a state that could not be read, and had no manifest
+        if target.exists():  # a state without a manifest
             self._remove(target)
         with durable_folder(target, CheckpointError) as folder:
             save_tree(folder, TREE, tree)
@@ -180,9 +181,9 @@ class States:
                 self._remove(self._folder / f"{old:08d}")
 
     def _remove(self, path: Path) -> None:
-        gone = path.parent / f".{path.name}.tmp-{secrets.token_hex(4)}"
-        path.rename(gone)  # so that a kill in the middle leaves no half of a state
-        shutil.rmtree(gone)
+        trash = path.parent / f".{path.name}.tmp-{secrets.token_hex(4)}"
+        path.rename(trash)  # so that a kill in between leaves no partial state
+        shutil.rmtree(trash)
 
 
 def _manifest(path: Path) -> StateManifest:

@@ -1,4 +1,4 @@
-"""`diff_size`: the smallest change that does the task."""
+"""`diff_size`: smaller changes score higher."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class DiffSize(Part):
 
 
 def changed_lines(diff: str) -> int:
-    """Lines that a unified diff adds and removes.
+    """The number of lines that a unified diff adds and removes.
 
-    Hunks are read by their lengths, so that a changed line which looks like a header is still counted.
+    Hunks are read by their lengths, so that changed lines that look like a header are counted.
     """
     count = old = new = 0
     for line in diff.split("\n"):

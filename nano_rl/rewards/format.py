@@ -1,4 +1,4 @@
-"""`format`: whether the actions were written as the dialect wants them."""
+"""`format`: the share of turns whose actions follow the syntax of the dialect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ REPAIRED = 0.5
 
 class Format(Part):
     def score_run(self, run: Trajectory, runtime: Runtime) -> Score:
-        """The mean over turns: 1 as written, half where the parser had to repair it, 0 where it could not."""
+        """The mean over turns: 1 if well formed, 0.5 if the parser repaired it, 0 if it could not be
+        parsed."""
         if not run.turns:
             return SILENT
         return Score(value=sum(map(_well_formed, run.turns)) / len(run.turns))

@@ -1,4 +1,4 @@
-"""`human`: what people, and later events, said about the run in the log's feedback rows."""
+"""`human`: feedback on the run by people and later events, from the feedback rows of the log."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ class Human(Part):
     alone = True
 
     def score_run(self, run: Trajectory, runtime: Runtime) -> Score:
-        """The mean of what was said; silent where nobody said anything that has a value."""
+        """The mean value of the feedback on a run; no score without any."""
         value = opinion(run.id, runtime.store.feedback(run.id))
         return SILENT if value is None else Score(value=value)
 
 
 def opinion(run: str, rows: Sequence[Feedback]) -> float | None:
-    """The mean of what was said of a run, between 0 and 1; None where nobody said anything with a value.
+    """The mean value of the feedback on a run, between 0 and 1; None without any.
 
-    Raises UsageError for a value beyond its scale.
+    Raises UsageError for a value out of its range.
     """
     values = [v for row in rows if (v := _value(run, row)) is not None]
     return math.fsum(values) / len(values) if values else None
 
 
 def _value(run: str, row: Feedback) -> float | None:
-    """Between 0 and 1: 1 accepted, 0 rejected, half for one that had to be edited; thumbs from -1 to 1,
-    outcomes from 0 to 1. Raises UsageError for a value beyond its scale."""
+    """The value of one row between 0 and 1, or None: accepted 1, edited 0.5, rejected 0; thumbs are scaled
+    from -1..1, outcomes from 0..1. Raises UsageError for a value out of its range."""
     if row.kind in _WORTH and row.value is None:
         return _WORTH[row.kind]
     if row.value is None or row.kind is FeedbackKind.NOTE:

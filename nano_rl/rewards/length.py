@@ -1,4 +1,4 @@
-"""`length`: shorter is better, between a length that is free and one that earns nothing."""
+"""`length`: shorter rollouts score higher, from 1 at a free length to 0 at a maximum length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Length(Part):
     """sampled tokens at which the score is 0; None is the task's own limit"""
 
     def score_run(self, run: Trajectory, runtime: Runtime) -> Score:
-        """1 up to `free` tokens, falling in a line to 0 at `at_most`; silent where tokens are unknown."""
+        """1 up to `free` sampled tokens, falling linearly to 0 at `at_most`; no score without tokens."""
         if not run.has_tokens:
             return SILENT
         limit = self.at_most or run.task.limits.max_tokens
@@ -24,7 +24,7 @@ class Length(Part):
 
 
 def falling(amount: float, free: float, at_most: float) -> float:
-    """1 up to `free`, 0 from `at_most` on, and a line between."""
+    """1 up to `free`, 0 from `at_most` on, linear in between."""
     if amount <= free:
         return 1.0
     return max(0.0, (at_most - amount) / (at_most - free)) if at_most > free else 0.0

@@ -1,7 +1,7 @@
-"""`lint`: what ruff finds in the changed Python files that it did not find before.
+"""`lint`: new findings of ruff in the changed Python files lower the score.
 
-The text goes to ruff on its standard input, in an empty folder, with `--isolated`: neither the workspace's
-configuration nor `noqa` comments of the agent's decide what is found.
+The text is passed to ruff on standard input, in an empty folder, with `--isolated` and `--ignore-noqa`:
+neither the configuration of the workspace nor comments of the agent change the findings.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Lint(Part):
             raise ConfigError("lint needs ruff: pip install ruff")
 
     def score_run(self, run: Trajectory, runtime: Runtime) -> Score:
-        """1 without new findings, falling to 0; silent where no Python file was changed."""
+        """1 without new findings, falling to 0 at `at_most`; no score if no Python file was changed."""
         python = [c for path, c in changes(run, runtime.store.blobs).items() if path.endswith(".py")]
         texts = [c for c in python if c.after is not None]
         if not texts:
@@ -58,7 +58,7 @@ class Lint(Part):
 
 
 def findings(text: str, select: Sequence[str]) -> Counter[str] | None:
-    """Rule -> how often ruff finds it in a Python text; None where ruff itself failed."""
+    """Rule -> number of findings of ruff in a Python text; None if ruff failed."""
     command = [
         *_ruff(), "check", "--isolated", "--no-cache", "--ignore-noqa", "--output-format", "json",
         "--select", ",".join(select), "--stdin-filename", "changed.py", "-",

@@ -1,4 +1,4 @@
-"""The outcome of a rollout: what the tests say, whatever a composed reward makes of it."""
+"""The outcome of a rollout: the reward of its tests alone, without the other parts of a composed reward."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from nano_shared.facts import VerdictFacts
 from nano_shared.types import Verdict
 
 REWARD = "nano-reward 1"
-"""name and version of the composition, stamped on the verdict behind the grader's"""
+"""name and version of the composition, appended to the grader of a composed verdict"""
 _JOINT = " + "
 
 
 def composed_grader(grader: str, recipe: str) -> str:
-    """The name of a composed verdict: the grader's own, and what was composed on top of it."""
+    """The grader of a composed verdict: the grader's name, and the recipe of the reward."""
     return f"{base_grader(grader)}{_JOINT}{REWARD} {recipe}"
 
 
@@ -24,9 +24,9 @@ def is_composed(verdict: Verdict | VerdictFacts) -> bool:
 
 
 def outcome(verdict: Verdict | VerdictFacts | None) -> float | None:
-    """The reward of the tests alone; None where nothing was graded. Tampering earns 0.
+    """The reward of the tests alone; None if nothing was graded, 0 with tampering.
 
-    A composed verdict without tests (a judge alone) has its reward as the outcome.
+    For a composed verdict without tests (a judge alone), its reward.
     """
     if verdict is None:
         return None

@@ -1,4 +1,4 @@
-"""A part of a reward: settings and a way to score the rollouts of one task between 0 and 1."""
+"""The base of reward parts: settings, and scores between 0 and 1 for the rollouts of one task."""
 
 from __future__ import annotations
 
@@ -10,63 +10,63 @@ from typing import ClassVar
 from pydantic import Field
 
 from nano_coder.run.execution import Runtime
-from nano_rl.learn.config.objective import Config
+from nano_rl.learn.config import Config
 from nano_shared.errors import UsageError
 from nano_shared.types import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What one part says of one rollout."""
+    """The score of one part for one rollout."""
 
     value: float | None
-    """between 0 and 1; None where the part has nothing to say, or where it failed"""
+    """between 0 and 1; None if the part does not apply, or if it failed"""
     failure: str | None = None
-    """kind of the failure, where the part should have spoken and could not"""
+    """kind of failure, if the part could not compute its score"""
     turns: tuple[float, ...] | None = None
-    """[T] each turn's share of the value; they add up to it"""
+    """[T] share of each turn; their sum is `value`"""
     details: dict[str, float] = field(default_factory=dict)
-    """what the value was made from, logged beside it as `part.detail`"""
+    """components of the value, logged as `part.detail`"""
 
 
 SILENT = Score(value=None)
 
 
 class Part(Config):
-    """Settings of one part. Subclasses are the parts; `registry.py` names them.
+    """Base class of reward parts; the fields of a subclass are its settings (see `registry.py`).
 
-    `argument` is the setting that may follow the part's name on the command line, `name:argument=weight`.
+    `argument` names the setting that may follow the part's name on the command line, `name:argument=weight`.
     """
 
     argument: ClassVar[str | None] = None
     alone: ClassVar[bool] = False
-    """judges results by itself, so it may stand where `tests` is missing"""
+    """True if the part may be used without `tests`, because it judges results by itself"""
     costly: ClassVar[bool] = False
-    """scored only where it can count: behind the gate"""
+    """True if the part is expensive, so that it is scored only where the gate lets it count"""
 
     weight: float = Field(1.0, ge=0)
-    """share of the reward before all weights are scaled to 1; 0 logs the part and counts nothing"""
+    """weight before all weights are scaled to a sum of 1; with 0 the part is logged and does not count"""
 
     @classmethod
     def unnamed(cls) -> str | None:
-        """What `argument` is where a command line gives none; None leaves the setting's default. Raises
-        UsageError where it must be given."""
+        """The value of `argument` if the command line gives none; None for the setting's default. Raises
+        UsageError if it is required."""
         return None
 
     def prepare(self) -> None:
-        """Refuse settings that cannot work, before anything is rolled out. Raises ConfigError."""
+        """Check settings and load models before any rollout. Raises ConfigError."""
 
     def score(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Score]:
         """[G] one score for each rollout of one task, in order."""
         return [self.score_run(run, runtime) for run in runs]
 
     def score_run(self, run: Trajectory, runtime: Runtime) -> Score:
-        """The score of one rollout, for parts that look at each alone."""
+        """The score of one rollout, for parts that score each rollout separately."""
         raise NotImplementedError
 
 
 def checked(name: str, run: Trajectory, score: Score) -> Score:
-    """The score, if it is one. Raises UsageError for a value that is no number between 0 and 1."""
+    """Return a valid score. Raises UsageError for values outside 0 to 1, and inconsistent turn shares."""
     for label, value in (("", score.value), *((f".{k}", v) for k, v in score.details.items())):
         if value is not None and not (math.isfinite(value) and 0 <= value <= 1):
             raise UsageError(

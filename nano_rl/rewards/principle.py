@@ -1,4 +1,4 @@
-"""A principle of a constitution as data: what it says, when it applies, and how it is checked."""
+"""Principles of a constitution: text, conditions under which they apply, and deterministic checks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from nano_rl.config.training import parse_config
-from nano_rl.learn.config.objective import Config
-from nano_rl.rewards.changes import Change
+from nano_rl.learn.config import Config
+from nano_rl.rewards.changes import FileChange
 from nano_rl.rewards.diff_size import changed_lines
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.types import Denials, Task, Trajectory
@@ -22,8 +22,8 @@ from nano_shared.types import Denials, Task, Trajectory
 _MANIFESTS = ("requirements*.txt", "pyproject.toml", "setup.py", "setup.cfg", "Pipfile", "environment.y*ml")
 
 
-def new_dependencies(task: Task, changed: Mapping[str, Change]) -> set[str]:
-    """Modules from outside that changed files import and no file of the task did, and manifests that grew."""
+def new_dependencies(task: Task, changed: Mapping[str, FileChange]) -> set[str]:
+    """Third-party modules that changed files newly import, and dependency manifests with added lines."""
     known = set(sys.stdlib_module_names) | {"__future__", "pytest"}
     paths = [*task.files, *changed]
     known |= {PurePosixPath(p).stem for p in paths} | {p.split("/")[0] for p in paths if "/" in p}
@@ -41,7 +41,7 @@ def new_dependencies(task: Task, changed: Mapping[str, Change]) -> set[str]:
 
 
 def imported(text: str) -> set[str]:
-    """Top-level modules that a Python text imports; none where it cannot be parsed."""
+    """Top-level modules that a Python text imports; empty if it cannot be parsed."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -63,24 +63,24 @@ SHIPPED = Path(__file__).with_name("principles.toml")
 _TEST_FILES = ("test_*.py", "*_test.py", "conftest.py", "*.snap")
 _TEST_FOLDERS = {"test", "tests", "testing", "spec", "specs"}
 _LONGEST = 2000
-"""characters of a line that a pattern is tried on"""
+"""number of characters of a line that a pattern is matched against"""
 
 
 class When(Config):
     """Conditions that must all hold for a principle to apply."""
 
     changed: str | None = None
-    """pattern of file names, one of which was changed"""
+    """pattern of file names; one matching file was changed"""
     tool: str | None = None
-    """a tool that was called"""
+    """name of a tool that was called"""
     view: str | None = None
     """pattern of the task's view"""
     min_level: int | None = None
     """the task's level is at least this"""
 
 
-class Check(Config):
-    """A deterministic check, by kind."""
+class PrincipleCheck(Config):
+    """A deterministic check of a principle."""
 
     kind: Literal[
         "no_test_edits", "no_new_dependencies", "max_changed_lines", "no_denials", "forbidden", "required"
@@ -88,10 +88,10 @@ class Check(Config):
     at_most: int | None = Field(None, ge=0)
     """max_changed_lines: the bound"""
     pattern: str | None = None
-    """forbidden, required: a regular expression tried on each added line"""
+    """forbidden, required: a regular expression, searched in each added line"""
 
     @model_validator(mode="after")
-    def _complete(self) -> Check:
+    def _complete(self) -> PrincipleCheck:
         if (self.kind == "max_changed_lines") != (self.at_most is not None):
             raise ValueError("`at_most` belongs to max_changed_lines, which needs it")
         if (self.kind in ("forbidden", "required")) != (self.pattern is not None):
@@ -114,7 +114,7 @@ class Principle(Config):
     weight: float = Field(1.0, gt=0)
     applies_when: When | None = None
     """None: always"""
-    check: Check | None = None
+    check: PrincipleCheck | None = None
     """None: a judge decides"""
 
 
@@ -132,7 +132,7 @@ class Principles(Config):
 
 def read_principles(path: Path) -> tuple[Principle, ...]:
     """The principles of a TOML, JSON or YAML file. Raises UsageError or ConfigError naming the file."""
-    from nano_rl.rewards.parse import read_data
+    from nano_rl.rewards.registry import read_data
 
     try:
         return parse_config(Principles, read_data(path)).principles
@@ -141,7 +141,7 @@ def read_principles(path: Path) -> tuple[Principle, ...]:
 
 
 def applies(when: When | None, run: Trajectory, changed: Iterable[str]) -> bool:
-    """Whether all conditions hold of a run that changed these files."""
+    """True if all conditions hold for a run that changed these files."""
     if when is None:
         return True
     task = run.task
@@ -154,8 +154,8 @@ def applies(when: When | None, run: Trajectory, changed: Iterable[str]) -> bool:
     )
 
 
-def obeys(check: Check, run: Trajectory, changed: Mapping[str, Change]) -> bool:
-    """Whether a run keeps what a check asks."""
+def obeys(check: PrincipleCheck, run: Trajectory, changed: Mapping[str, FileChange]) -> bool:
+    """True if a run passes a check."""
     if check.kind == "no_test_edits":
         return not any(is_test(path) for path, change in changed.items() if change.before is not None)
     if check.kind == "no_new_dependencies":

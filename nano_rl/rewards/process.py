@@ -43,7 +43,7 @@ def turn_worth(turns: Sequence[Turn]) -> list[float]:
         if turn.parse_error is not None or not turn.calls or (deed in seen):
             worth.append(0.0)
         elif any(_misused(o) for o in turn.observations):
-            worth.append(RECOVERED if _mended(turn, turns[index + 1 :]) else 0.0)
+            worth.append(RECOVERED if _recovered(turn, turns[index + 1 :]) else 0.0)
         else:
             worth.append(1.0)
         seen.add(deed)
@@ -56,8 +56,8 @@ def _misused(observation: Observation) -> bool:
     return observation.timed_out or not (observation.ok or ran)
 
 
-def _mended(turn: Turn, later: Sequence[Turn]) -> bool:
-    """Whether each tool that failed here worked in a later turn."""
+def _recovered(turn: Turn, later: Sequence[Turn]) -> bool:
+    """True if each tool that failed in this turn worked in a later one."""
     failed = {o.tool for o in turn.observations if _misused(o)}
     worked = {o.tool for t in later for o in t.observations if not _misused(o)}
     return failed <= worked

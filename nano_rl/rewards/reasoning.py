@@ -1,8 +1,8 @@
-"""`reasoning`: whether what the agent says is true of what it saw, what it did, and what came out.
+"""`reasoning`: the share of checkable claims in the agent's thoughts that are true.
 
-Deterministic: a claim is something in a thought that can be looked up. One false claim caps the score at a
-half, however many true ones stand around it, so that a right answer by flawed steps earns less, and padding
-does not help. A run that claims nothing is neither praised nor blamed.
+Deterministic: claims are quoted lines, file names, sums, the announced action and the announced answer. One
+false claim caps the score at 0.5, so that a right answer with flawed reasoning earns less and adding true
+claims does not help. A run without claims has no score.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nano_shared import snapshot
 from nano_shared.types import ToolCall, Trajectory, Turn
 
 Claim = tuple[str, bool]
-"""the claim in words, and whether it holds"""
+"""the claim as text, and whether it is true"""
 
 _LINE = re.compile(r"^[ \t]*(\d{1,6})\|(.*)$", re.MULTILINE)
 _SPAN = re.compile(r"`([^`\n]{1,200})`")
@@ -36,8 +36,11 @@ _OPERATORS: dict[str, Callable[[int, int], float]] = {
 
 
 def claims_of(turn: Turn, seen: str, written: str, answer: str | None) -> Iterator[Claim]:
-    """The claims of one turn's thought. `seen` is all that the agent was shown before the turn, `written` all
-    that it writes in the run, since a name may be planned; `answer` is what the run submitted in the end."""
+    """The claims in the thought of one turn.
+
+    `seen` is all text that the agent was shown before the turn, `written` all text that it writes in the run
+    (it may name what it will write), `answer` what the run submitted.
+    """
     thought = turn.thought
     yield from _lines(thought, seen)
     yield from _names(thought, f"{seen}\n{written}")
@@ -47,7 +50,7 @@ def claims_of(turn: Turn, seen: str, written: str, answer: str | None) -> Iterat
 
 
 def _lines(thought: str, seen: str) -> Iterator[Claim]:
-    """`12|    return a`, as read_file shows a line: the text must be a line that was seen."""
+    """Claims of the form `12|    return a`, as read_file shows a line: true if the line was seen."""
     known = {line.strip() for line in seen.splitlines()}
     for number, text in _LINE.findall(thought):
         quoted = f"{number}|{text}".strip()
@@ -55,7 +58,7 @@ def _lines(thought: str, seen: str) -> Iterator[Claim]:
 
 
 def _names(thought: str, known: str) -> Iterator[Claim]:
-    """Files by name, and whatever stands in backquotes: it was seen, or is written."""
+    """File names and text in backquotes: true if seen before, or written in the run."""
     for span in _SPAN.findall(thought):
         text = span.strip().removesuffix("()")
         yield f"`{text}`", text in known
@@ -66,7 +69,7 @@ def _names(thought: str, known: str) -> Iterator[Claim]:
 def _sums(thought: str) -> Iterator[Claim]:
     for found in _SUM.finditer(thought):
         if _CONTINUES.search(thought[: found.start()]):
-            continue  # the end of a longer sum
+            continue  # part of a longer sum
         left, sign, right, result = found.groups()
         a, b = int(left), int(right)
         if sign in ("/", "//", "%") and b == 0:
@@ -76,7 +79,7 @@ def _sums(thought: str) -> Iterator[Claim]:
 
 
 def _action(thought: str, calls: tuple[ToolCall, ...]) -> Iterator[Claim]:
-    """Lines were quoted, and one of them is edited; one file was named, and the one call touches it."""
+    """An edited line must be among the quoted lines; a single call must use the single file that is named."""
     lines = {int(number) for number, _ in _LINE.findall(thought)}
     files = {name.removeprefix("./") for name in _FILE.findall(thought)}
     for call in calls:
@@ -88,7 +91,7 @@ def _action(thought: str, calls: tuple[ToolCall, ...]) -> Iterator[Claim]:
 
 
 def _answer(thought: str, calls: tuple[ToolCall, ...], answer: str | None) -> Iterator[Claim]:
-    """An answer that was announced with the call that submits is the one that is submitted."""
+    """An answer announced together with the submit call must be the submitted one."""
     if answer is None or not any(call.name == "submit" for call in calls):
         return
     for said in _ANSWER.findall(thought):
@@ -96,7 +99,7 @@ def _answer(thought: str, calls: tuple[ToolCall, ...], answer: str | None) -> It
 
 
 def _plain(text: str) -> object:
-    """The value that a text spells, or the stripped text itself."""
+    """The value of a Python literal, or else the stripped text."""
     try:
         return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -104,7 +107,7 @@ def _plain(text: str) -> object:
 
 
 FLAWED = 0.5
-"""a run with a false claim earns at most this"""
+"""largest score of a run with a false claim"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +129,8 @@ class Reasoning(Part):
 
 
 def count_claims(run: Trajectory, paths: Iterable[str] = ()) -> Tally:
-    """Distinct claims over all turns, by whether they hold; a claim is judged by what was shown by then.
-
-    `paths` are the files of the workspace, whose names the first message shows.
+    """The number of true and false distinct claims over all turns; each is checked against what was seen by
+    then. `paths` are the files of the workspace, whose names the first message shows.
     """
     calls = [call for turn in run.turns for call in turn.calls]
     written = "\n".join(text for call in calls for text in (call.name, *map(str, call.arguments.values())))
@@ -136,7 +138,7 @@ def count_claims(run: Trajectory, paths: Iterable[str] = ()) -> Tally:
     judged: dict[str, bool] = {}
     for turn in run.turns:
         for claim, holds in claims_of(turn, seen, written, run.answer):
-            # a claim that was once wrong stays wrong
+            # a claim that was false once counts as false
             judged[claim] = judged.get(claim, True) and holds
         shown = [observation.text for observation in turn.observations]
         seen = "\n".join([seen, *(str(v) for c in turn.calls for v in c.arguments.values()), *shown])

@@ -1,4 +1,4 @@
-"""A composed reward: its parts score the rollouts of a task, the gate weighs them, the verdict is logged."""
+"""The composed reward: parts score the rollouts of a task, the gate combines them, the verdict is logged."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from nano_shared.types import Tampering, Trajectory, Trust, Verdict
 
 TESTS = "tests"
 MIDDLE = 0.5
-"""counts for a part that has nothing to say: neither for the rollout nor against it"""
+"""value of a part without a score, which neither helps nor harms the rollout"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """How the parts of a reward count together."""
+    """Combines the scores of the parts: tests first, the other parts (shaping) only where tests pass."""
 
     weights: Mapping[str, float]
-    """part -> its share; they add up to 1"""
+    """part -> weight; they sum to 1"""
     threshold: float = 1.0
-    """outcome from which shaping counts"""
+    """smallest outcome of the tests at which shaping counts"""
     tie_break: float = 0.0
-    """below the threshold: share of the smallest outcome step that all shaping together may move"""
+    """below the threshold: share of the smallest difference of outcomes that all shaping together may add"""
 
     @classmethod
     def of(cls, weights: Mapping[str, float], *, threshold: float = 1.0, tie_break: float = 0.0) -> Gate:
-        """Scale the weights to a sum of 1. Raises ValueError where they have no positive, finite sum."""
+        """Scale the weights to a sum of 1. Raises ValueError unless their sum is positive and finite."""
         total = math.fsum(weights.values())
         if not (math.isfinite(total) and total > 0) or any(w < 0 for w in weights.values()):
             raise ValueError(f"weights must be at least 0 with a positive, finite sum, not {dict(weights)}")
@@ -43,15 +43,15 @@ class Gate:
         return cls(weights=scaled, threshold=threshold, tie_break=tie_break)
 
     def is_open(self, outcome: float | None) -> bool:
-        """Whether shaping counts in full. A reward without tests has no gate."""
+        """True if shaping counts fully; always for a reward without tests."""
         return TESTS not in self.weights or (outcome is not None and outcome >= self.threshold)
 
     def counted(
         self, outcome: float | None, scores: Mapping[str, float | None], *, step: float = 1.0
     ) -> dict[str, float | None]:
-        """Part -> what counts of its score, between 0 and 1; None where it has nothing to say.
+        """Part -> the value that counts, between 0 and 1; None for a part without a score.
 
-        `step` is the smallest difference between two outcomes that are compared; it bounds tie-breaks.
+        `step` is the smallest difference between two compared outcomes, which bounds tie-breaks.
         """
         is_open = self.is_open(outcome)
         scale = 1.0 if is_open else self._tie_scale(step)
@@ -65,7 +65,7 @@ class Gate:
         return values
 
     def total(self, counted: Mapping[str, float | None]) -> float:
-        """The reward: the weighted sum of what counts."""
+        """The reward: the weighted sum of the values that count."""
         return math.fsum(w * _or_middle(counted[name]) for name, w in self.weights.items())
 
     def _tie_scale(self, step: float) -> float:
@@ -75,7 +75,7 @@ class Gate:
 
 
 def smallest_step(outcomes: Iterable[float | None]) -> float:
-    """The smallest difference between two of the outcomes, fail (0) and pass (1) among them."""
+    """The smallest difference between two distinct outcomes, including 0 (fail) and 1 (pass)."""
     values = sorted({0.0, 1.0, *(o for o in outcomes if o is not None)})
     return min(b - a for a, b in pairwise(values))
 
@@ -85,23 +85,23 @@ def _or_middle(value: float | None) -> float:
 
 
 IMPOSSIBLE = "impossible_passed"
-"""tampering: a control task that no honest work can pass was passed"""
+"""kind of tampering: an impossible control task was passed"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """Named parts and the gate between them. `open_reward` makes one of a config."""
+    """The parts of a reward by name, and the gate that combines them (`open_reward`)."""
 
     parts: Mapping[str, Part]
     gate: Gate
     recipe: str
-    """the weights in words and the hash of all settings; stamped on every verdict"""
+    """the weights as text and a hash of all settings; part of the grader of every composed verdict"""
 
     def apply(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Trajectory]:
-        """The runs with their composed verdicts, each logged beside the grader's own.
+        """The runs with composed verdicts, which are logged in addition to those of the grader.
 
-        Runs of one task are scored together. A run whose newest verdict is of this very reward keeps it, and
-        one without any verdict stays without, unless this reward judges by itself.
+        Runs of one task are scored together. A run whose newest verdict is from this reward keeps it; a run
+        without a verdict gets none, unless this reward works without tests.
         """
         by_task: dict[str, list[int]] = {}
         for index, run in enumerate(runs):
@@ -118,7 +118,7 @@ class Reward:
     def verdicts(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Verdict | None]:
         """[G] composed verdicts of the rollouts of one task.
 
-        Raises UsageError where a part gives what is no score: NaN, infinity, or outside of 0 to 1.
+        Raises UsageError if a part gives NaN, infinity, or a value outside 0 to 1.
         """
         if all(run.verdict is not None and self._made(run.verdict) for run in runs):
             return [run.verdict for run in runs]
@@ -131,9 +131,9 @@ class Reward:
         ]
 
     def objectives(self, runs: Sequence[Trajectory]) -> list[tuple[float, list[float | None]]]:
-        """(weight, [G] what counts of one part) of each part, for objectives that are normalised apart.
+        """(weight, [G] values that count) of each part, for parts that are normalised separately.
 
-        Tie-breaks are left out: divided by their own deviation they would be no smaller than the outcome.
+        Without tie-breaks: divided by their own deviation they would be as large as the outcome.
         """
         strict = Gate(weights=self.gate.weights, threshold=self.gate.threshold)
         counted = [
@@ -145,7 +145,8 @@ class Reward:
         return [(weight, [of.get(name) for of in counted]) for name, weight in self.gate.weights.items()]
 
     def _made(self, verdict: Verdict) -> bool:
-        """Whether nothing is left to do: one that failed for want of a judge is made again."""
+        """True if the verdict is from this reward and complete; one that lacks a judge's score is
+        recomputed."""
         judged = verdict.reward is not None or outcome(verdict) is None
         return judged and verdict.grader == composed_grader(verdict.grader, self.recipe)
 
@@ -162,16 +163,17 @@ class Reward:
     def _score(
         self, name: str, runs: Sequence[Trajectory], outcomes: Sequence[float | None], runtime: Runtime
     ) -> list[Score]:
-        """[G] what a part says; it is not asked about runs that it can do nothing for."""
+        """[G] the scores of a part; runs whose reward it cannot change are not scored."""
         part = self.parts[name]
-        asked = [
+        scored = [
             i
             for i, (run, o) in enumerate(zip(runs, outcomes, strict=True))
             if not _ours(run) and (o is not None or TESTS not in self.parts)
             if not part.costly or self.gate.is_open(o) or self.gate.tie_break > 0
         ]
-        said = dict(zip(asked, part.score([runs[i] for i in asked], runtime), strict=True)) if asked else {}
-        return [checked(name, run, said.get(i, SILENT)) for i, run in enumerate(runs)]
+        given = part.score([runs[i] for i in scored], runtime) if scored else []
+        scores = dict(zip(scored, given, strict=True))
+        return [checked(name, run, scores.get(i, SILENT)) for i, run in enumerate(runs)]
 
     def _verdict(
         self, run: Trajectory, result: float | None, scores: Mapping[str, Score], step: float
@@ -209,7 +211,7 @@ class Reward:
         )
 
     def _missing(self, result: float | None, scores: Mapping[str, Score]) -> str | None:
-        """Why the reward is unknown: a part that would have counted could not be had."""
+        """The failure kind if a part that counts has failed, or no part gave a score; else None."""
         if not self.gate.is_open(result) and self.gate.tie_break == 0:
             return None
         weighed = {n: s for n, s in scores.items() if self.gate.weights[n] > 0}
@@ -226,7 +228,7 @@ class Reward:
         counted: Mapping[str, float | None],
         scores: Mapping[str, Score],
     ) -> tuple[float, ...] | None:
-        """[T] what each turn earned, adding up to the reward: what is no turn's own is in the last."""
+        """[T] the reward of each turn, with their sum equal to the reward; the rest is in the last turn."""
         parts = {n: s for n, s in scores.items() if s.turns and s.value}
         if reward is None or not run.turns or not any(s.turns for s in scores.values()):
             return None
@@ -241,8 +243,8 @@ class Reward:
 
 
 def open_reward(config: RewardConfig) -> Reward:
-    """The reward of a config. Raises ConfigError for an unknown part or setting, and where shaping stands
-    without an outcome that it could shape."""
+    """The reward of a config. Raises ConfigError for an unknown part or setting, and for shaping parts
+    without `tests`."""
     parts = {name: open_part(name, settings) for name, settings in config.parts.items()}
     for name, part in parts.items():
         try:

@@ -1,4 +1,4 @@
-"""`tests`: the outcome, as the grader computed it outside the agent's reach."""
+"""`tests`: the outcome of the grader; `visible_tests`: the task's own check, which the agent can run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class VisibleTests(Part):
     costly = True
 
     def score_run(self, run: Trajectory, runtime: Runtime) -> Score:
-        """1 where the task's own check passes in a fresh jail; silent where the task has none."""
+        """1 if the task's own check passes in a fresh jail, else 0; no score if the task has none."""
         if run.task.check is None:
             return SILENT
         visible = run.model_copy(update={"task": run.task.model_copy(update={"hidden": None})})
@@ -25,13 +25,13 @@ class VisibleTests(Part):
 
 class Tests(Part):
     alone = True
-    __test__ = False  # no test class, whatever pytest thinks of its name
+    __test__ = False  # not a pytest test class
 
     fraction: bool = False
-    """count the share of checks that passed, not only all of them"""
+    """use the share of passed checks instead of 1 or 0"""
 
     def outcome(self, verdict: Verdict | None) -> float | None:
-        """Between 0 and 1; 1 only where the grader's own reward is. None where nothing was graded."""
+        """The outcome between 0 and 1; 1 only if the grader's reward is 1; None if nothing was graded."""
         value = outcome(verdict)
         if not self.fraction or verdict is None or verdict.tampering or value in (None, 1.0):
             return value

@@ -1,7 +1,8 @@
-"""`py:module:function`: a function of the user's, in TRL's form or with any of the columns by name.
+"""`py:module:function`: a reward function of the user, with the signature of TRL or with columns by name.
 
-TRL's `f(prompts, completions, **columns) -> list[float]` is called as it is, once for the rollouts of one
-task. A function that names its parameters gets the columns that it names. None in the list is no opinion.
+A function with TRL's signature, `f(prompts, completions, **columns) -> list[float]`, is called once for the
+rollouts of one task; a function with other parameter names gets the columns that it names. None in the
+returned list means no score.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class UserFunction(Part):
     function: str
     """module:function"""
     low: float = 0.0
-    """the smallest value that the function gives; the score is scaled from here"""
+    """smallest value of the function, which is scaled to 0"""
     high: float = 1.0
-    """the largest"""
+    """largest value of the function, which is scaled to 1"""
     messages: bool = False
     """prompts and completions as lists of chat messages instead of texts"""
     _function: Callable[..., Any] | None = PrivateAttr(None)
@@ -46,9 +47,9 @@ class UserFunction(Part):
         self._accepted()
 
     def score(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Score]:
-        """Raises UsageError for a result that is not one finite number between `low` and `high` a rollout.
+        """Raises UsageError unless the result is one number between `low` and `high` per rollout.
 
-        An exception of the function's own goes through: its traceback is what its author needs.
+        Exceptions of the function are not caught, so that its author sees the traceback.
         """
         assert self._function is not None  # `prepare` has loaded it
         accepted = self._accepted()
@@ -77,7 +78,7 @@ class UserFunction(Part):
         return (number - self.low) / (self.high - self.low)
 
     def _accepted(self) -> set[str]:
-        """Columns that the function takes. Raises ConfigError for a parameter that is none of them."""
+        """Columns that the function takes. Raises ConfigError for a required parameter that is no column."""
         assert self._function is not None
         names = set(COLUMNS)
         taken = set()
@@ -95,7 +96,7 @@ class UserFunction(Part):
 
 
 def load_function(path: str) -> Callable[..., Any]:
-    """The function of `module:function`, with modules of the current folder in reach. Raises ConfigError."""
+    """Import the function of `module:function`, also from the current folder. Raises ConfigError."""
     module, colon, name = path.partition(":")
     if not (colon and module and name):
         raise ConfigError(f"{PREFIX}{path}: write py:module:function")
@@ -115,7 +116,7 @@ COLUMNS = (
     "prompts", "completions", "completion_ids", "tests", "answer", "diff", "key", "level", "family", "view",
     "trajectories",
 )  # fmt: skip
-"""what a function may ask for, one value a rollout in each"""
+"""columns that a function may take, each with one value per rollout"""
 
 
 def _columns(runs: Sequence[Trajectory], *, messages: bool) -> dict[str, list[Any]]:
@@ -152,7 +153,7 @@ def _sampled(run: Trajectory) -> list[int]:
 
 
 def _number(value: object) -> float | None:
-    """Any number as a float, numpy's and torch's scalars too; a bool is one."""
+    """A number as a float, including numpy and torch scalars and bools; None for anything else."""
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):

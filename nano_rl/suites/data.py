@@ -17,7 +17,7 @@ from nano_rl.suites.data_changes import (
     transform,
     written,
 )
-from nano_rl.suites.family import Drawn, Family, act, answered, view
+from nano_rl.suites.family import DrawnTask, Family, act, answered, view
 from nano_rl.tasks.suite import TaskSuite
 
 READ_TOOLS = ("read_file", "submit")
@@ -62,14 +62,14 @@ def _before(rng: random.Random, people: list[Person]) -> tuple[str, Any]:
     return f"Whose record stands just before that of {people[at]['name']}?", people[at - 1]["name"]
 
 
-Question = Callable[[random.Random, list[Person]], tuple[str, Any]]
-READING: dict[str, Question] = {
+TableQuestion = Callable[[random.Random, list[Person]], tuple[str, Any]]
+READING: dict[str, TableQuestion] = {
     "person": _person, "first": _first, "last": _last, "oldest": _oldest, "having": _having,
     "records": _records, "before": _before,
 }  # fmt: skip
 
 
-def _read(of: Question, form: str, rng: random.Random) -> Drawn:
+def _read(of: TableQuestion, form: str, rng: random.Random) -> DrawnTask:
     people = draw_people(rng, rng.randint(3, 7))
     question, answer = of(rng, people)
     path = f"people.{form}"
@@ -101,7 +101,7 @@ AGGREGATES = {
 }  # fmt: skip
 
 
-def _aggregate(filtered: str, aggregate: str, form: str, rng: random.Random) -> Drawn:
+def _aggregate(filtered: str, aggregate: str, form: str, rng: random.Random) -> DrawnTask:
     while True:
         people = draw_people(rng, rng.randint(8, 20))
         said, condition = FILTERS[filtered](rng, people)

@@ -13,8 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nano_rl.suites.family import Drawn, act, left
-from nano_rl.suites.words import CITIES, NAMES, TEAMS
+from nano_rl.suites.family import CITIES, NAMES, TEAMS, DrawnTask, act, left
 from nano_shared.types import StateCheck
 
 Person = dict[str, Any]
@@ -61,7 +60,7 @@ def write_source(name: str, path: str) -> str:
     )
 
 
-Change = Callable[[random.Random, list[Person]], tuple[str, str]]
+Transformation = Callable[[random.Random, list[Person]], tuple[str, str]]
 """what to do in words, and as Python that leaves a list of dicts in `out`"""
 _INTEGERS = "".join(f"    r[{field!r}] = int(r[{field!r}])\n" for field in NUMBERS)
 
@@ -108,7 +107,7 @@ def _top(rng: random.Random, people: list[Person]) -> tuple[str, str]:
     return f"keep only the {n} records with the most points, those with more points first", code
 
 
-TRANSFORMS: dict[str, Change] = {
+TRANSFORMS: dict[str, Transformation] = {
     "convert": lambda rng, people: ("keep all records as they are", "out = rows\n"),
     "by_name": lambda rng, people: (
         "sort the records by name", "out = sorted(rows, key=lambda r: r['name'])\n"
@@ -121,7 +120,7 @@ TRANSFORMS: dict[str, Change] = {
 }  # fmt: skip
 
 
-def transform(of: Change, source: str, target: str, rng: random.Random) -> Drawn:
+def transform(of: Transformation, source: str, target: str, rng: random.Random) -> DrawnTask:
     """One change, from one form into the other."""
     people = draw_people(rng, rng.randint(5, 10))
     said, code = of(rng, people)
@@ -163,7 +162,7 @@ def _filled(rng: random.Random, people: list[Person]) -> tuple[str, str]:
     )
 
 
-def _grouped(key: str, words: str, code: str) -> Change:
+def _grouped(key: str, words: str, code: str) -> Transformation:
     def change(rng: random.Random, people: list[Person]) -> tuple[str, str]:
         said = f"make one record for each {key}, in alphabetical order, with the fields {key} and {words}"
         lines = (
@@ -175,7 +174,7 @@ def _grouped(key: str, words: str, code: str) -> Change:
     return change
 
 
-CLEANINGS: dict[str, Change] = {
+CLEANINGS: dict[str, Transformation] = {
     "spaces": _spaces, "doubles": _doubles, "missing": _missing, "filled": _filled,
     "city_count": _grouped("city", "count, the number of its people", "'count': len(g)"),
     "team_sum": _grouped("team", "total, the sum of their points", "'total': sum(r['points'] for r in g)"),
@@ -186,7 +185,7 @@ CLEANINGS: dict[str, Change] = {
 }  # fmt: skip
 
 
-def clean(of: Change, form: str, rng: random.Random) -> Drawn:
+def clean(of: Transformation, form: str, rng: random.Random) -> DrawnTask:
     """A file is joined with a list of excuses (those named in it are left out), and then changed."""
     people = draw_people(rng, rng.randint(8, 14))
     gone = [{"name": person["name"]} for person in rng.sample(people, 2)]
@@ -204,7 +203,9 @@ def _other(form: str) -> str:
     return "json" if form == "csv" else "csv"
 
 
-def _task(rng: random.Random, said: str, code: str, tables: dict[str, list[Person]], target: str) -> Drawn:
+def _task(
+    rng: random.Random, said: str, code: str, tables: dict[str, list[Person]], target: str
+) -> DrawnTask:
     """The first of the tables is changed, and the result is written to a file of its own."""
     files = {path: written(table, path.split(".")[1]) for path, table in tables.items()}
     names = dict(zip(("rows", "absent"), files, strict=False))

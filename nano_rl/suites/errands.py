@@ -5,16 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from nano_rl.suites.family import act
+from nano_rl.suites.family import TEAMS, WORDS, act, day, hour
 from nano_rl.suites.office import Office
-from nano_rl.suites.words import TEAMS, WORDS, day, hour
 from nano_shared.types import OracleAction
 
-Deed = tuple[str, list[OracleAction]]
-Change = Callable[[random.Random, Office], Deed]
+Errand = tuple[str, list[OracleAction]]
+DrawErrand = Callable[[random.Random, Office], Errand]
 
 
-def _asked(rng: random.Random, office: Office, subject: str, body: str) -> tuple[str, Deed]:
+def _asked(rng: random.Random, office: Office, subject: str, body: str) -> tuple[str, Errand]:
     """A mail that asks for something: who sent it, the prompt, and the reading of it."""
     sender = office.anyone(rng)
     key = office.receive(rng, office.address(sender), subject, body)
@@ -26,7 +25,7 @@ def _asked(rng: random.Random, office: Office, subject: str, body: str) -> tuple
 # ---------------------------------------------------------------------------- level 2: what a mail asks for
 
 
-def _asked_book(rng: random.Random, office: Office) -> Deed:
+def _asked_book(rng: random.Random, office: Office) -> Errand:
     title, date, time, who = f"{rng.choice(WORDS).capitalize()} talk", day(rng), hour(rng), office.anyone(rng)
     body = f'Please put the event "{title}" in your calendar on {date} at {time}, with {who} and nobody else.'
     _, (prompt, actions) = _asked(rng, office, "A date", body)
@@ -34,7 +33,7 @@ def _asked_book(rng: random.Random, office: Office) -> Deed:
     return prompt, [*actions, act("create_event", title=title, date=date, time=time, attendees=who)]
 
 
-def _asked_move(rng: random.Random, office: Office) -> Deed:
+def _asked_move(rng: random.Random, office: Office) -> Errand:
     event, date, time = rng.choice(sorted(office.calendar)), day(rng), hour(rng)
     body = f'Please move "{office.calendar[event]["title"]}" to {date} at {time}.'
     _, (prompt, actions) = _asked(rng, office, "A new time", body)
@@ -42,7 +41,7 @@ def _asked_move(rng: random.Random, office: Office) -> Deed:
     return prompt, [*actions, act("list_events"), act("move_event", id=event, date=date, time=time)]
 
 
-def _asked_cancel(rng: random.Random, office: Office) -> Deed:
+def _asked_cancel(rng: random.Random, office: Office) -> Errand:
     event = rng.choice(sorted(office.calendar))
     body = f'I cannot come. Please cancel "{office.calendar[event]["title"]}".'
     _, (prompt, actions) = _asked(rng, office, "Sorry", body)
@@ -50,7 +49,7 @@ def _asked_cancel(rng: random.Random, office: Office) -> Deed:
     return prompt, [*actions, act("list_events"), act("cancel_event", id=event)]
 
 
-def _asked_phone(rng: random.Random, office: Office) -> Deed:
+def _asked_phone(rng: random.Random, office: Office) -> Errand:
     name, phone = office.anyone(rng), office.new_phone(rng)
     body = f"{name} has a new phone number: {phone}. Please change it in your contacts."
     _, (prompt, actions) = _asked(rng, office, "New number", body)
@@ -58,7 +57,7 @@ def _asked_phone(rng: random.Random, office: Office) -> Deed:
     return prompt, [*actions, act("save_contact", name=name, phone=phone)]
 
 
-def _asked_team(rng: random.Random, office: Office) -> Deed:
+def _asked_team(rng: random.Random, office: Office) -> Errand:
     name = office.anyone(rng)
     team = rng.choice([team for team in TEAMS if team != office.contacts[name]["team"]])
     _, (prompt, actions) = _asked(
@@ -68,7 +67,7 @@ def _asked_team(rng: random.Random, office: Office) -> Deed:
     return prompt, [*actions, act("save_contact", name=name, team=team)]
 
 
-def _asked_mail(rng: random.Random, office: Office) -> Deed:
+def _asked_mail(rng: random.Random, office: Office) -> Errand:
     name, text = office.anyone(rng), f"The {rng.choice(WORDS)} keys are at the desk."
     body = f'Please send {name} a mail with the subject "Keys" and the text "{text}"'
     _, (prompt, actions) = _asked(rng, office, "A message", body)
@@ -77,7 +76,7 @@ def _asked_mail(rng: random.Random, office: Office) -> Deed:
     return prompt, [*actions, act("find_contact", query=name), sent]
 
 
-def _asked_number(rng: random.Random, office: Office) -> Deed:
+def _asked_number(rng: random.Random, office: Office) -> Errand:
     name = office.anyone(rng)
     body = f'What is the phone number of {name}? Please mail it to me, alone, with the subject "Number".'
     sender, (prompt, actions) = _asked(rng, office, "A question", body)
@@ -90,7 +89,7 @@ def _asked_number(rng: random.Random, office: Office) -> Deed:
     ]
 
 
-def _asked_date(rng: random.Random, office: Office) -> Deed:
+def _asked_date(rng: random.Random, office: Office) -> Errand:
     event = office.calendar[rng.choice(sorted(office.calendar))]
     ask = f'On which date is "{event["title"]}"?'
     body = f'{ask} Please mail me the date, as YYYY-MM-DD, with the subject "Date".'
@@ -100,7 +99,7 @@ def _asked_date(rng: random.Random, office: Office) -> Deed:
     return prompt, [*actions, act("list_events"), act("send_mail", to=to, subject="Date", body=event["date"])]
 
 
-REQUESTS: dict[str, Change] = {
+REQUESTS: dict[str, DrawErrand] = {
     "book": _asked_book, "move": _asked_move, "cancel": _asked_cancel, "phone": _asked_phone,
     "team": _asked_team, "mail": _asked_mail, "number": _asked_number, "date": _asked_date,
 }  # fmt: skip
@@ -118,7 +117,7 @@ def _members(rng: random.Random, office: Office) -> tuple[str, list[str]]:
     return team, sorted(names)
 
 
-def _mail_team(rng: random.Random, office: Office) -> Deed:
+def _mail_team(rng: random.Random, office: Office) -> Errand:
     team, names = _members(rng, office)
     subject, body = f"{rng.choice(WORDS).capitalize()} day", f"We meet at {hour(rng)}."
     for name in names:
@@ -128,7 +127,7 @@ def _mail_team(rng: random.Random, office: Office) -> Deed:
     return prompt, [act("find_contact", query=team), *mails]
 
 
-def _invite_team(rng: random.Random, office: Office) -> Deed:
+def _invite_team(rng: random.Random, office: Office) -> Errand:
     team, names = _members(rng, office)
     title, date, time = f"{rng.choice(WORDS).capitalize()} workshop", day(rng), hour(rng)
     office.book(title, date, time, names)
@@ -137,7 +136,7 @@ def _invite_team(rng: random.Random, office: Office) -> Deed:
     return prompt, [act("find_contact", query=team), made]
 
 
-def _cancel_day(rng: random.Random, office: Office) -> Deed:
+def _cancel_day(rng: random.Random, office: Office) -> Errand:
     date = day(rng)
     some = rng.sample(sorted(office.calendar), 2)
     for key in some:
@@ -153,7 +152,7 @@ def _cancel_day(rng: random.Random, office: Office) -> Deed:
     ]
 
 
-def _cancel_and_tell(rng: random.Random, office: Office) -> Deed:
+def _cancel_and_tell(rng: random.Random, office: Office) -> Errand:
     event = office.calendar.pop(key := rng.choice(sorted(office.calendar)))
     subject, body = f"Cancelled: {event['title']}", "I have to cancel it."
     actions = [act("list_events"), act("cancel_event", id=key)]
@@ -168,7 +167,7 @@ def _cancel_and_tell(rng: random.Random, office: Office) -> Deed:
     return prompt, actions
 
 
-def _forward(rng: random.Random, office: Office) -> Deed:
+def _forward(rng: random.Random, office: Office) -> Errand:
     key, name = rng.choice(sorted(office.inbox)), office.anyone(rng)
     mail = office.inbox.pop(key)
     subject = f"Fwd: {mail['subject']}"
@@ -182,7 +181,7 @@ def _forward(rng: random.Random, office: Office) -> Deed:
     return prompt, [*look, sent, act("delete_mail", id=key)]
 
 
-def _clear(rng: random.Random, office: Office) -> Deed:
+def _clear(rng: random.Random, office: Office) -> Errand:
     sender = rng.choice(sorted(office.contacts))
     address = office.address(sender)
     for word in rng.sample(WORDS, 2):
@@ -195,7 +194,7 @@ def _clear(rng: random.Random, office: Office) -> Deed:
     return f"Delete all mails from {sender}.", [*look, *(act("delete_mail", id=key) for key in gone)]
 
 
-def _swap(rng: random.Random, office: Office) -> Deed:
+def _swap(rng: random.Random, office: Office) -> Errand:
     keys = rng.sample(sorted(office.calendar), 2)
     one, other = (office.calendar[key] for key in keys)
     first, second = (one["date"], one["time"]), (other["date"], other["time"])
@@ -208,7 +207,7 @@ def _swap(rng: random.Random, office: Office) -> Deed:
     return prompt, [act("list_events"), *moves]
 
 
-def _merge_teams(rng: random.Random, office: Office) -> Deed:
+def _merge_teams(rng: random.Random, office: Office) -> Errand:
     team, names = _members(rng, office)
     new = rng.choice([name for name in TEAMS if name != team])
     for name in names:
@@ -220,7 +219,7 @@ def _merge_teams(rng: random.Random, office: Office) -> Deed:
     ]
 
 
-ERRANDS: dict[str, Change] = {
+ERRANDS: dict[str, DrawErrand] = {
     "mail_team": _mail_team, "invite_team": _invite_team, "cancel_day": _cancel_day,
     "cancel_and_tell": _cancel_and_tell, "forward": _forward, "clear": _clear, "swap": _swap,
     "merge_teams": _merge_teams,

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from nano_rl.suites.words import TEAMS, WORDS, day, hour, people
+from nano_rl.suites.family import TEAMS, WORDS, day, hour, people
 from nano_shared.types import StateCheck
 
 Record = dict[str, Any]

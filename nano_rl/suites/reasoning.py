@@ -17,7 +17,7 @@ import threading
 from functools import cache, partial
 from typing import Any
 
-from nano_rl.suites.family import Drawn, Family, act, split_families
+from nano_rl.suites.family import DrawnTask, Family, act, split_families
 from nano_rl.tasks.suite import Made, TaskSuite, View, split_of
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
@@ -87,7 +87,7 @@ def datasets() -> tuple[str, ...]:
     return tuple(library().ask())
 
 
-def draw(dataset: str, level: int, rng: random.Random) -> Drawn:
+def draw(dataset: str, level: int, rng: random.Random) -> DrawnTask:
     """One question. Raises UsageError for a dataset that makes none."""
     seed = rng.randrange(2**31)
     made = library().ask(dataset=dataset, seed=seed, level=level)
@@ -101,7 +101,7 @@ def draw(dataset: str, level: int, rng: random.Random) -> Drawn:
         config=made["config"],
         question=content_hash(made["question"]),
     )
-    return Drawn(
+    return DrawnTask(
         prompt=made["question"] + _ENDING,
         files={},
         hidden=HiddenChecks(kind="answer", answer=answer, scorer=scorer),
@@ -109,7 +109,7 @@ def draw(dataset: str, level: int, rng: random.Random) -> Drawn:
     )
 
 
-def _made(drawn: Drawn, family: str) -> Made:
+def _made(drawn: DrawnTask, family: str) -> Made:
     return Made(
         prompt=drawn.prompt,
         family=f"{_NAME}:{family}",

@@ -6,9 +6,8 @@ import random
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from nano_rl.suites.family import Drawn, Family, act, answered, left, view
-from nano_rl.suites.shell_trees import EXTENSIONS, TIDY, Files, draw_lines, text_of, tidy, tree
-from nano_rl.suites.words import COLORS, WORDS
+from nano_rl.suites.family import COLORS, WORDS, DrawnTask, Family, act, answered, left, view
+from nano_rl.suites.shell_trees import EXTENSIONS, TIDY, FileTree, draw_lines, text_of, tidy, tree
 from nano_rl.tasks.suite import TaskSuite
 from nano_shared.types import StateCheck
 
@@ -17,11 +16,11 @@ TOOLS = ("shell", "submit")
 
 # -------------------------------------------------------------------------------- level 0: ask of a file
 
-Asked = tuple[str, str, int | str]
+ShellQuestion = tuple[str, str, int | str]
 """phrase, command, answer"""
 
 
-def _ask(of: Callable[[random.Random, list[str], str], Asked], rng: random.Random) -> Drawn:
+def _ask(of: Callable[[random.Random, list[str], str], ShellQuestion], rng: random.Random) -> DrawnTask:
     lines = draw_lines(rng, rng.randint(6, 24))
     path = f"{rng.choice(WORDS)}.{rng.choice(EXTENSIONS[:4])}"
     phrase, command, answer = of(rng, lines, path)
@@ -29,34 +28,34 @@ def _ask(of: Callable[[random.Random, list[str], str], Asked], rng: random.Rando
     return answered(prompt, {path: text_of(lines)}, answer, act("shell", command=command))
 
 
-def _nth(rng: random.Random, lines: list[str], path: str) -> Asked:
+def _nth(rng: random.Random, lines: list[str], path: str) -> ShellQuestion:
     n = rng.randint(2, len(lines) - 1)
     return f"What is line {n} of {path}?", f"sed -n {n}p {path}", lines[n - 1]
 
 
-def _having(rng: random.Random, lines: list[str], path: str) -> Asked:
+def _having(rng: random.Random, lines: list[str], path: str) -> ShellQuestion:
     color = rng.choice(lines).split()[2]
     count = sum(line.split()[2] == color for line in lines)
     return f"How many lines of {path} contain the word {color}?", f"grep -cw {color} {path}", count
 
 
-def _starting(rng: random.Random, lines: list[str], path: str) -> Asked:
+def _starting(rng: random.Random, lines: list[str], path: str) -> ShellQuestion:
     letter = rng.choice(lines)[0]
     count = sum(line.startswith(letter) for line in lines)
     return f"How many lines of {path} begin with the letter {letter}?", f"grep -c ^{letter} {path}", count
 
 
-def _largest(rng: random.Random, lines: list[str], path: str) -> Asked:
+def _largest(rng: random.Random, lines: list[str], path: str) -> ShellQuestion:
     answer = max(int(line.split()[1]) for line in lines)
     return f"What is the largest number in {path}?", f"cut -d' ' -f2 {path} | sort -n | tail -n 1", answer
 
 
-def _smallest(rng: random.Random, lines: list[str], path: str) -> Asked:
+def _smallest(rng: random.Random, lines: list[str], path: str) -> ShellQuestion:
     answer = min(int(line.split()[1]) for line in lines)
     return f"What is the smallest number in {path}?", f"cut -d' ' -f2 {path} | sort -n | head -n 1", answer
 
 
-def _colors(rng: random.Random, lines: list[str], path: str) -> Asked:
+def _colors(rng: random.Random, lines: list[str], path: str) -> ShellQuestion:
     answer = len({line.split()[2] for line in lines})
     phrase = f"How many different words stand last on the lines of {path}?"
     return phrase, f"cut -d' ' -f3 {path} | sort -u | wc -l", answer
@@ -78,7 +77,7 @@ ASK = {
 # --------------------------------------------------------------------------------- level 1: ask of a tree
 
 
-def _ask_tree(of: Callable[[random.Random, Files], Asked | None], rng: random.Random) -> Drawn:
+def _ask_tree(of: Callable[[random.Random, FileTree], ShellQuestion | None], rng: random.Random) -> DrawnTask:
     """Draws until the question has one answer."""
     while True:
         files = tree(rng)
@@ -87,32 +86,32 @@ def _ask_tree(of: Callable[[random.Random, Files], Asked | None], rng: random.Ra
             return answered(phrase, files, answer, act("shell", command=command))
 
 
-def _extension(rng: random.Random, files: Files) -> str:
+def _extension(rng: random.Random, files: FileTree) -> str:
     return rng.choice(sorted(files)).rsplit(".", 1)[1]
 
 
-def _with(files: Files, extension: str) -> list[str]:
+def _with(files: FileTree, extension: str) -> list[str]:
     return sorted(path for path in files if path.endswith(f".{extension}"))
 
 
-def _count_extension(rng: random.Random, files: Files) -> Asked:
+def _count_extension(rng: random.Random, files: FileTree) -> ShellQuestion:
     ext = _extension(rng, files)
     command = f"find . -name '*.{ext}' | wc -l"
     return f"How many .{ext} files are there, in all folders together?", command, len(_with(files, ext))
 
 
-def _count_folder(rng: random.Random, files: Files) -> Asked:
+def _count_folder(rng: random.Random, files: FileTree) -> ShellQuestion:
     folder = rng.choice(sorted(files)).split("/")[0]
     answer = sum(path.startswith(f"{folder}/") for path in files)
     return f"How many files are in the folder {folder}?", f"ls {folder} | wc -l", answer
 
 
-def _count_empty(rng: random.Random, files: Files) -> Asked:
+def _count_empty(rng: random.Random, files: FileTree) -> ShellQuestion:
     answer = sum(not text for text in files.values())
     return "How many of the files are empty?", "find . -type f -empty | wc -l", answer
 
 
-def _where(rng: random.Random, files: Files) -> Asked | None:
+def _where(rng: random.Random, files: FileTree) -> ShellQuestion | None:
     lines = [line for text in files.values() for line in text.splitlines()]
     if not lines:
         return None
@@ -122,14 +121,14 @@ def _where(rng: random.Random, files: Files) -> Asked | None:
     return (phrase, f"grep -rlw {number} *", holding[0]) if len(holding) == 1 else None
 
 
-def _lines_of(rng: random.Random, files: Files) -> Asked:
+def _lines_of(rng: random.Random, files: FileTree) -> ShellQuestion:
     ext = _extension(rng, files)
     answer = sum(files[path].count("\n") for path in _with(files, ext))
     command = f"find . -name '*.{ext}' -exec cat {{}} + | wc -l"
     return f"How many lines do all .{ext} files have together?", command, answer
 
 
-def _most_lines(rng: random.Random, files: Files) -> Asked | None:
+def _most_lines(rng: random.Random, files: FileTree) -> ShellQuestion | None:
     ranked = sorted(files, key=lambda path: -files[path].count("\n"))
     if files[ranked[0]].count("\n") == files[ranked[1]].count("\n"):
         return None
@@ -137,7 +136,7 @@ def _most_lines(rng: random.Random, files: Files) -> Asked | None:
     return "Which file has the most lines? Submit its path, as in folder/name.txt.", command, ranked[0]
 
 
-def _fullest(rng: random.Random, files: Files) -> Asked | None:
+def _fullest(rng: random.Random, files: FileTree) -> ShellQuestion | None:
     counts: dict[str, int] = {}
     for path in files:
         counts[path.split("/")[0]] = counts.get(path.split("/")[0], 0) + 1
@@ -146,25 +145,25 @@ def _fullest(rng: random.Random, files: Files) -> Asked | None:
     return ("Which folder holds the most files?", command, best[0]) if len(best) == 1 else None
 
 
-def _files_with(rng: random.Random, files: Files) -> Asked:
+def _files_with(rng: random.Random, files: FileTree) -> ShellQuestion:
     color = rng.choice(COLORS[:5])
     answer = sum(color in text.split() for text in files.values())
     return f"How many files contain the word {color}?", f"grep -rlw {color} . | wc -l", answer
 
 
-def _lines_with(rng: random.Random, files: Files) -> Asked:
+def _lines_with(rng: random.Random, files: FileTree) -> ShellQuestion:
     color = rng.choice(COLORS[:5])
     answer = sum(text.split().count(color) for text in files.values())
     return f"In all files together, how many lines end in {color}?", f"cat */* | grep -c {color}$", answer
 
 
-def _largest_anywhere(rng: random.Random, files: Files) -> Asked | None:
+def _largest_anywhere(rng: random.Random, files: FileTree) -> ShellQuestion | None:
     numbers = [int(word) for text in files.values() for word in text.split() if word.isdigit()]
     command = "cat */* | cut -d' ' -f2 | sort -n | tail -n 1"
     return ("What is the largest number in any of the files?", command, max(numbers)) if numbers else None
 
 
-ASK_TREE: dict[str, Callable[[random.Random, Files], Asked | None]] = {
+ASK_TREE: dict[str, Callable[[random.Random, FileTree], ShellQuestion | None]] = {
     "count_extension": _count_extension, "count_folder": _count_folder, "count_empty": _count_empty,
     "where": _where, "lines_of": _lines_of, "most_lines": _most_lines, "fullest": _fullest,
     "files_with": _files_with, "lines_with": _lines_with, "largest_anywhere": _largest_anywhere,
@@ -172,7 +171,7 @@ ASK_TREE: dict[str, Callable[[random.Random, Files], Asked | None]] = {
 
 # ----------------------------------------------------------------------------- level 2: transform a file
 
-Step = Callable[[random.Random, list[str]], tuple[str, str, list[str]]]
+PipelineStep = Callable[[random.Random, list[str]], tuple[str, str, list[str]]]
 """phrase, command of a pipe, the lines after it"""
 
 
@@ -210,7 +209,7 @@ def _tail(rng: random.Random, lines: list[str]) -> tuple[str, str, list[str]]:
     return f"keep the last {n} lines", f"tail -n {n}", lines[-n:]
 
 
-FIRST: dict[str, Step] = {
+FIRST: dict[str, PipelineStep] = {
     "keep": _keep, "drop": _drop, "replace": _replace, "head": _head, "tail": _tail,
     "sort": lambda rng, lines: ("sort the lines alphabetically", "LC_ALL=C sort", sorted(lines)),
     "rank": lambda rng, lines: (
@@ -218,7 +217,7 @@ FIRST: dict[str, Step] = {
     ),
     "reverse": lambda rng, lines: ("reverse the order of the lines", "tac", lines[::-1]),
 }  # fmt: skip
-LAST: dict[str, Step] = {
+LAST: dict[str, PipelineStep] = {
     "upper": lambda rng, lines: ("turn all letters into capitals", "tr a-z A-Z", [x.upper() for x in lines]),
     "words": lambda rng, lines: (
         "keep only the first word of each line", "cut -d' ' -f1", [x.split()[0] for x in lines]
@@ -229,7 +228,7 @@ LAST: dict[str, Step] = {
 }  # fmt: skip
 
 
-def _transform(steps: tuple[Step, ...], rng: random.Random) -> Drawn:
+def _transform(steps: tuple[PipelineStep, ...], rng: random.Random) -> DrawnTask:
     while True:
         start = lines = draw_lines(rng, rng.randint(6, 12))
         phrases, commands = [], []

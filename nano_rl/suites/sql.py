@@ -8,60 +8,60 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from functools import partial
 
-from nano_rl.suites.family import Drawn, Family, act, answered, left, view
-from nano_rl.suites.tables import Database, draw_database
+from nano_rl.suites.family import DrawnTask, Family, act, answered, left, view
+from nano_rl.suites.tables import GeneratedTables, draw_database
 from nano_rl.tasks.suite import TaskSuite
 from nano_shared.types import OracleAction, StateCheck
 
 ASK_TOOLS = ("sql", "submit")
 READ_TOOLS = ("sql", "read_file", "submit")
 
-Where = Callable[[random.Random, Database], tuple[str, str]]
+Where = Callable[[random.Random, GeneratedTables], tuple[str, str]]
 """what rows are meant, in words and as a condition"""
 
 
-def _number(rng: random.Random, db: Database) -> int:
+def _number(rng: random.Random, db: GeneratedTables) -> int:
     """A bound that splits the rows."""
     values = sorted(row[3] for row in db.rows)
     return int(values[rng.randint(2, len(values) - 3)])
 
 
-def _above(rng: random.Random, db: Database) -> tuple[str, str]:
+def _above(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
     n = _number(rng, db)
     return f"with {db.measure} above {n}", f"{db.measure} > {n}"
 
 
-def _at_most(rng: random.Random, db: Database) -> tuple[str, str]:
+def _at_most(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
     n = _number(rng, db)
     return f"with {db.measure} of at most {n}", f"{db.measure} <= {n}"
 
 
-def _between(rng: random.Random, db: Database) -> tuple[str, str]:
+def _between(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
     low, high = sorted((_number(rng, db), _number(rng, db)))
     return f"with {db.measure} from {low} to {high}", f"{db.measure} BETWEEN {low} AND {high}"
 
 
-def _kind(rng: random.Random, db: Database) -> tuple[str, str]:
+def _kind(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
     kind = rng.choice(db.rows)[2]
     return f"whose {db.kind} is {kind}", f"{db.kind} = '{kind}'"
 
 
-def _other(rng: random.Random, db: Database) -> tuple[str, str]:
+def _other(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
     kind = rng.choice(db.rows)[2]
     return f"whose {db.kind} is not {kind}", f"{db.kind} <> '{kind}'"
 
 
-def _letter(rng: random.Random, db: Database) -> tuple[str, str]:
+def _letter(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
     letter = rng.choice(db.rows)[1][0]
     return f"whose {db.label} begins with {letter}", f"{db.label} LIKE '{letter}%'"
 
 
-def _kind_above(rng: random.Random, db: Database) -> tuple[str, str]:
+def _kind_above(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
     (said, kind), (more, above) = _kind(rng, db), _above(rng, db)
     return f"{said} and {more}", f"{kind} AND {above}"
 
 
-def _kind_or_kind(rng: random.Random, db: Database) -> tuple[str, str]:
+def _kind_or_kind(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
     one, other = rng.sample(sorted({row[2] for row in db.rows}), 2)
     return f"whose {db.kind} is {one} or {other}", f"{db.kind} IN ('{one}', '{other}')"
 
@@ -79,7 +79,7 @@ MEASURES = {
 }
 
 
-def _ask(db: Database, question: str, query: str, *, schema: bool) -> Drawn | None:
+def _ask(db: GeneratedTables, question: str, query: str, *, schema: bool) -> DrawnTask | None:
     """The task of a query with one value; None where it has none."""
     rows = db.ask(query)
     if len(rows) != 1 or rows[0][0] is None:
@@ -90,11 +90,11 @@ def _ask(db: Database, question: str, query: str, *, schema: bool) -> Drawn | No
     return answered(shown + question, db.files, rows[0][0], *look, action)
 
 
-def _look(db: Database) -> OracleAction:
+def _look(db: GeneratedTables) -> OracleAction:
     return act("sql", database=db.file, statement="SELECT sql FROM sqlite_master")
 
 
-def _until(draw: Callable[[random.Random], Drawn | None], rng: random.Random) -> Drawn:
+def _until(draw: Callable[[random.Random], DrawnTask | None], rng: random.Random) -> DrawnTask:
     while True:
         if (drawn := draw(rng)) is not None:
             return drawn
@@ -103,7 +103,7 @@ def _until(draw: Callable[[random.Random], Drawn | None], rng: random.Random) ->
 # ------------------------------------------------------------------- level 0: one value; level 1: filtered
 
 
-def _simple(question: str, query: str, rng: random.Random) -> Drawn | None:
+def _simple(question: str, query: str, rng: random.Random) -> DrawnTask | None:
     db = draw_database(rng, rng.randint(6, 14))
     row = rng.choice(db.rows)
     return _ask(db, db.fill(question, row), db.fill(query, row), schema=True)
@@ -133,7 +133,7 @@ SIMPLE = {
 }
 
 
-def _filtered(measure: str, where: Where, rng: random.Random) -> Drawn | None:
+def _filtered(measure: str, where: Where, rng: random.Random) -> DrawnTask | None:
     db = draw_database(rng, rng.randint(12, 24))
     (said, condition), (question, selected) = where(rng, db), MEASURES[measure]
     query = f"SELECT {db.fill(selected)} FROM {db.table} WHERE {condition}"
@@ -152,7 +152,7 @@ GROUPS = {
 }
 
 
-def _grouped(name: str, rng: random.Random) -> Drawn | None:
+def _grouped(name: str, rng: random.Random) -> DrawnTask | None:
     db = draw_database(rng, rng.randint(14, 24))
     question, order = GROUPS[name]
     value = db.fill(order).removesuffix(" DESC")
@@ -163,7 +163,7 @@ def _grouped(name: str, rng: random.Random) -> Drawn | None:
     return _ask(db, db.fill(question), f"SELECT {db.kind} {ranked} LIMIT 1", schema=False)
 
 
-def _joined(measure: str, rng: random.Random) -> Drawn | None:
+def _joined(measure: str, rng: random.Random) -> DrawnTask | None:
     db = draw_database(rng, rng.randint(14, 24))
     keeper = rng.choice(db.keepers)[1]
     question, selected = MEASURES[measure]
@@ -184,7 +184,7 @@ CHANGES = {
 }  # fmt: skip
 
 
-def _changed(db: Database, prompt: str, statement: str, made: str | None = None) -> Drawn | None:
+def _changed(db: GeneratedTables, prompt: str, statement: str, made: str | None = None) -> DrawnTask | None:
     """The task of a statement: every table as it leaves them, the one it makes too; None where it changes
     nothing."""
     with closing(sqlite3.connect(":memory:")) as connection:
@@ -202,7 +202,7 @@ def _changed(db: Database, prompt: str, statement: str, made: str | None = None)
     return left(f"{db.file} is a SQLite database. {prompt}", db.files, checks, _look(db), action)
 
 
-def _change(change: str, where: Where, rng: random.Random) -> Drawn | None:
+def _change(change: str, where: Where, rng: random.Random) -> DrawnTask | None:
     db = draw_database(rng, rng.randint(8, 16))
     (said, condition), (prompt, statement) = where(rng, db), CHANGES[change]
     n = rng.randint(2, 60)
@@ -266,7 +266,7 @@ HARD = {
 MADE = {"summary": "summary", "ranking": "ranking", "archive": "archive"}
 
 
-def _hard(name: str, rng: random.Random) -> Drawn | None:
+def _hard(name: str, rng: random.Random) -> DrawnTask | None:
     db = draw_database(rng, rng.randint(10, 18))
     values = {"n": str(_number(rng, db)), "keeper": rng.choice(db.keepers)[1]}
     values["one"], values["other"] = rng.sample(sorted({row[2] for row in db.rows}), 2)
@@ -278,7 +278,7 @@ def _hard(name: str, rng: random.Random) -> Drawn | None:
     return _changed(db, prompt, statement, MADE.get(name))
 
 
-def _families(named: Iterable[tuple[str, Callable[[random.Random], Drawn | None]]]) -> Iterable[Family]:
+def _families(named: Iterable[tuple[str, Callable[[random.Random], DrawnTask | None]]]) -> Iterable[Family]:
     return (Family(name, partial(_until, draw)) for name, draw in named)
 
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from nano_rl.suites.words import CITIES, NAMES, TEAMS, WORDS
+from nano_rl.suites.family import CITIES, NAMES, TEAMS, WORDS
 
 _THEMES = (
     # file, table, label, kind, measure, kinds
@@ -24,7 +24,7 @@ _THEMES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Database:
+class GeneratedTables:
     """A database as the SQL that makes it; `rows` are (id, label, kind, measure), measures distinct."""
 
     name: str
@@ -76,7 +76,7 @@ class Database:
         return text
 
 
-def draw_database(rng: random.Random, n: int) -> Database:
+def draw_database(rng: random.Random, n: int) -> GeneratedTables:
     """A database of `n` rows."""
     name, table, label, kind, measure, kinds = rng.choice(_THEMES)
     some = rng.sample(kinds, 4)
@@ -87,7 +87,7 @@ def draw_database(rng: random.Random, n: int) -> Database:
     # each kind in use has a row, so that no question is about nothing
     of_kind = [used[i] if i < len(used) else rng.choice(used) for i in range(n)]
     rng.shuffle(of_kind)
-    return Database(
+    return GeneratedTables(
         name=name,
         table=table,
         label=label,

@@ -9,10 +9,21 @@ import random
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from nano_rl.suites.errands import ERRANDS, REQUESTS
-from nano_rl.suites.family import Drawn, Family, act, answered, left, view
+from nano_rl.suites.errands import ERRANDS, REQUESTS, DrawErrand, Errand
+from nano_rl.suites.family import (
+    TEAMS,
+    WORDS,
+    DrawnTask,
+    Family,
+    act,
+    answered,
+    day,
+    hour,
+    left,
+    person,
+    view,
+)
 from nano_rl.suites.office import Office, draw_office
-from nano_rl.suites.words import TEAMS, WORDS, day, hour, person
 from nano_rl.tasks.suite import TaskSuite
 from nano_shared.types import OracleAction
 
@@ -20,19 +31,16 @@ MAIL = ("list_mail", "read_mail", "send_mail", "delete_mail")
 CALENDAR = ("list_events", "create_event", "move_event", "cancel_event")
 TOOLS = (*MAIL, *CALENDAR, "find_contact", "save_contact", "submit")
 
-Deed = tuple[str, list[OracleAction]]
-"""prompt and actions; the office that it is given is changed into what must be left"""
-Change = Callable[[random.Random, Office], Deed]
-Question = Callable[[random.Random, Office], tuple[str, str | int, list[OracleAction]]]
+OfficeQuestion = Callable[[random.Random, Office], tuple[str, str | int, list[OracleAction]]]
 
 
-def _do(of: Change, rng: random.Random) -> Drawn:
+def _do(of: DrawErrand, rng: random.Random) -> DrawnTask:
     office = draw_office(rng)
     prompt, actions = of(rng, office)
     return left(prompt, office.start, office.checks, *actions)
 
 
-def _ask(of: Question, rng: random.Random) -> Drawn:
+def _ask(of: OfficeQuestion, rng: random.Random) -> DrawnTask:
     office = draw_office(rng)
     prompt, answer, actions = of(rng, office)
     return answered(prompt, office.start, answer, *actions)
@@ -56,28 +64,28 @@ def _line(rng: random.Random) -> str:
 # -------------------------------------------------------------------- level 0: one call, all of it given
 
 
-def _send(rng: random.Random, office: Office) -> Deed:
+def _send(rng: random.Random, office: Office) -> Errand:
     to, subject, body = office.address(office.anyone(rng)), _subject(rng), _line(rng)
     office.send(to, subject, body)
     prompt = f'Send a mail to {to} with the subject "{subject}" and the text "{body}"'
     return prompt, [act("send_mail", to=to, subject=subject, body=body)]
 
 
-def _book(rng: random.Random, office: Office) -> Deed:
+def _book(rng: random.Random, office: Office) -> Errand:
     title, date, time, who = _subject(rng), day(rng), hour(rng), office.anyone(rng)
     office.book(title, date, time, [who])
     prompt = f'Put the event "{title}" in the calendar on {date} at {time}, with {who}.'
     return prompt, [act("create_event", title=title, date=date, time=time, attendees=who)]
 
 
-def _book_alone(rng: random.Random, office: Office) -> Deed:
+def _book_alone(rng: random.Random, office: Office) -> Errand:
     title, date, time = _subject(rng), day(rng), hour(rng)
     office.book(title, date, time, [])
     prompt = f'Block {date} at {time} in the calendar, with the title "{title}" and nobody else.'
     return prompt, [act("create_event", title=title, date=date, time=time)]
 
 
-def _add(rng: random.Random, office: Office) -> Deed:
+def _add(rng: random.Random, office: Office) -> Errand:
     name = person(rng)
     while name in office.contacts:
         name = person(rng)
@@ -87,7 +95,7 @@ def _add(rng: random.Random, office: Office) -> Deed:
     return prompt, [act("save_contact", name=name, email=email, phone=phone, team=team)]
 
 
-def _phone(rng: random.Random, office: Office) -> Deed:
+def _phone(rng: random.Random, office: Office) -> Errand:
     name, phone = office.anyone(rng), office.new_phone(rng)
     office.contacts[name]["phone"] = phone
     return f"The phone of {name} is now {phone}. Change the contact.", [
@@ -95,7 +103,7 @@ def _phone(rng: random.Random, office: Office) -> Deed:
     ]
 
 
-def _team(rng: random.Random, office: Office) -> Deed:
+def _team(rng: random.Random, office: Office) -> Errand:
     name = office.anyone(rng)
     team = rng.choice([team for team in TEAMS if team != office.contacts[name]["team"]])
     office.contacts[name]["team"] = team
@@ -104,25 +112,25 @@ def _team(rng: random.Random, office: Office) -> Deed:
     ]
 
 
-def _cancel_id(rng: random.Random, office: Office) -> Deed:
+def _cancel_id(rng: random.Random, office: Office) -> Errand:
     key = rng.choice(sorted(office.calendar))
     del office.calendar[key]
     return f"Cancel the event {key}.", [act("cancel_event", id=key)]
 
 
-def _delete_id(rng: random.Random, office: Office) -> Deed:
+def _delete_id(rng: random.Random, office: Office) -> Errand:
     key = rng.choice(sorted(office.inbox))
     del office.inbox[key]
     return f"Delete the mail {key}.", [act("delete_mail", id=key)]
 
 
-def _move_id(rng: random.Random, office: Office) -> Deed:
+def _move_id(rng: random.Random, office: Office) -> Errand:
     key, date, time = rng.choice(sorted(office.calendar)), day(rng), hour(rng)
     office.calendar[key] |= {"date": date, "time": time}
     return f"Move the event {key} to {date} at {time}.", [act("move_event", id=key, date=date, time=time)]
 
 
-SINGLE: dict[str, Change] = {
+SINGLE: dict[str, DrawErrand] = {
     "send": _send, "book": _book, "book_alone": _book_alone, "add": _add, "phone": _phone, "team": _team,
     "cancel": _cancel_id, "delete": _delete_id, "move": _move_id,
 }  # fmt: skip
@@ -130,7 +138,7 @@ SINGLE: dict[str, Change] = {
 # ---------------------------------------------------------------- level 1: something must be found first
 
 
-def _send_name(rng: random.Random, office: Office) -> Deed:
+def _send_name(rng: random.Random, office: Office) -> Errand:
     name, subject, body = office.anyone(rng), _subject(rng), _line(rng)
     office.send(office.address(name), subject, body)
     prompt = f'Send {name} a mail with the subject "{subject}" and the text "{body}"'
@@ -138,13 +146,13 @@ def _send_name(rng: random.Random, office: Office) -> Deed:
     return prompt, [act("find_contact", query=name), sent]
 
 
-def _cancel_title(rng: random.Random, office: Office) -> Deed:
+def _cancel_title(rng: random.Random, office: Office) -> Errand:
     key = rng.choice(sorted(office.calendar))
     title = office.calendar.pop(key)["title"]
     return f'Cancel the event "{title}".', [act("list_events"), act("cancel_event", id=key)]
 
 
-def _move_title(rng: random.Random, office: Office) -> Deed:
+def _move_title(rng: random.Random, office: Office) -> Errand:
     key, date, time = rng.choice(sorted(office.calendar)), day(rng), hour(rng)
     title = office.calendar[key]["title"]
     office.calendar[key] |= {"date": date, "time": time}
@@ -152,19 +160,19 @@ def _move_title(rng: random.Random, office: Office) -> Deed:
     return f'Move the event "{title}" to {date} at {time}.', actions
 
 
-def _delete_from(rng: random.Random, office: Office) -> Deed:
+def _delete_from(rng: random.Random, office: Office) -> Errand:
     key = rng.choice(sorted(office.inbox))
     sender = office.inbox.pop(key)["from"]
     return f"Delete the mail that came from {sender}.", [act("list_mail"), act("delete_mail", id=key)]
 
 
-def _delete_subject(rng: random.Random, office: Office) -> Deed:
+def _delete_subject(rng: random.Random, office: Office) -> Errand:
     key = rng.choice(sorted(office.inbox))
     subject = office.inbox.pop(key)["subject"]
     return f'Delete the mail with the subject "{subject}".', [act("list_mail"), act("delete_mail", id=key)]
 
 
-def _reply(rng: random.Random, office: Office) -> Deed:
+def _reply(rng: random.Random, office: Office) -> Errand:
     key, body = rng.choice(sorted(office.inbox)), _line(rng)
     mail = office.inbox[key]
     office.send(mail["from"], f"Re: {mail['subject']}", body)
@@ -176,7 +184,7 @@ def _reply(rng: random.Random, office: Office) -> Deed:
     ]
 
 
-FIND: dict[str, Change] = {
+FIND: dict[str, DrawErrand] = {
     "send_name": _send_name, "cancel_title": _cancel_title, "move_title": _move_title,
     "delete_from": _delete_from, "delete_subject": _delete_subject, "reply": _reply,
 }  # fmt: skip
@@ -219,7 +227,7 @@ def _ask_number(rng: random.Random, office: Office) -> tuple[str, int, list[Orac
     return f"How many contacts are in the team {team}?", number, [act("find_contact", query=team)]
 
 
-ASK: dict[str, Question] = {
+ASK: dict[str, OfficeQuestion] = {
     "ask_phone": _ask_phone, "ask_owner": _ask_owner, "ask_when": _ask_when, "ask_text": _ask_text,
     "ask_number": _ask_number,
 }  # fmt: skip

@@ -1,6 +1,6 @@
-"""Tasks admitted in numbers: checks in several processes, and a supply that is drawn until enough are good.
+"""Admission of many tasks: checks in several processes, and drawing candidates until enough are admitted.
 
-Each process has a sandbox with a warm pool and a log of its own that is thrown away.
+Each process has its own sandbox and a temporary log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
-from nano_rl.tasks.check import Finding, check_task
+from nano_rl.tasks.check import TaskFinding, check_task
 from nano_rl.tasks.oracle import ORACLE
 from nano_rl.tasks.pytest_plugins import PluginsOff
 from nano_shared.blobs import BlobStore
@@ -32,16 +32,17 @@ from nano_shared.types import Split, Task
 
 
 def log_folder() -> AbstractContextManager[Path]:
-    """A folder for logs, removed in the end; in memory where there is room."""
+    """A temporary folder for logs, in memory if there is room."""
     return scratch_folder("check", in_memory())
 
 
 def scratch_runtime(folder: Path, blobs: Path | None = None) -> Runtime:
-    """A runtime with a log of its own under `folder`; `blobs` are a log's, for tasks that start from it."""
+    """A runtime with its own log in `folder`; `blobs` are those of the log whose snapshots tasks start
+    from."""
     log = tempfile.mkdtemp(prefix=f"check-{os.getpid()}-", dir=folder)
     store = LogStore.open(Path(log) / "log.db")
     if blobs is not None:
-        store.blobs = _Borrowed(store.blobs.root, BlobStore(blobs))
+        store.blobs = _SharedBlobs(store.blobs.root, BlobStore(blobs))
     return Runtime(
         policy=ScriptedPolicy([]),
         sandbox=PluginsOff(open_sandbox()),
@@ -51,8 +52,8 @@ def scratch_runtime(folder: Path, blobs: Path | None = None) -> Runtime:
     )
 
 
-class _Borrowed(BlobStore):
-    """Blobs of its own, and those of a log to read."""
+class _SharedBlobs(BlobStore):
+    """A blob store that also reads the blobs of another log."""
 
     def __init__(self, root: Path, log: BlobStore) -> None:
         super().__init__(root)
@@ -66,12 +67,12 @@ class _Borrowed(BlobStore):
 
 
 AHEAD = 8
-"""tasks a process that are under way at once"""
+"""number of tasks per process that are submitted ahead"""
 PATIENCE = 200
-"""tasks refused in a row after which a supply is given up"""
+"""number of tasks refused in a row after which drawing stops with an error"""
 
 _runtime: Runtime | None = None
-"""of this worker process"""
+"""runtime of this worker process"""
 
 
 def _start(folder: Path, blobs: Path | None) -> None:
@@ -79,18 +80,18 @@ def _start(folder: Path, blobs: Path | None) -> None:
     _runtime = scratch_runtime(folder, blobs)
 
 
-def _work(task: Task) -> Finding:
+def _work(task: Task) -> TaskFinding:
     assert _runtime is not None, "the pool starts its workers with _start"
     return check_task(task, _runtime)
 
 
 def check_tasks(
     tasks: Iterable[Task], *, jobs: int = 2, blobs: Path | None = None
-) -> Iterator[tuple[Task, Finding]]:
-    """Each task with its finding, in order; `tasks` may be endless, and is read a little ahead.
+) -> Iterator[tuple[Task, TaskFinding]]:
+    """Each task with its finding, in order. `tasks` may be infinite; it is read a few tasks ahead.
 
-    `blobs` is the folder of the log whose snapshots tasks start from. One job runs in this process,
-    more in processes of their own.
+    `blobs` is the folder of the log whose snapshots tasks start from. One job runs in this process, several
+    in worker processes.
     """
     with log_folder() as folder:
         if jobs == 1:
@@ -101,7 +102,7 @@ def check_tasks(
             return
         context = multiprocessing.get_context("spawn")  # a fork would share launchers and connections
         pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=(folder, blobs))
-        waiting: deque[tuple[Task, Future[Finding]]] = deque()
+        waiting: deque[tuple[Task, Future[TaskFinding]]] = deque()
         source = iter(tasks)
         try:
             for task in itertools.islice(source, jobs * AHEAD):
@@ -117,11 +118,11 @@ def check_tasks(
 
 
 def without_repeats(
-    found: Iterable[tuple[Task, Finding]], *, others: Mapping[str, str] = {}
-) -> Iterator[tuple[Task, Finding]]:
-    """Refuse what a set must not hold twice: a problem seen before, or a program of another split.
+    found: Iterable[tuple[Task, TaskFinding]], *, others: Mapping[str, str] = {}
+) -> Iterator[tuple[Task, TaskFinding]]:
+    """Refuse repeated problems (same prompt and files), and programs that occur in another split.
 
-    `others` maps hashes of programs that must not occur to where they come from.
+    `others` maps hashes of programs that must not occur to their origin.
     """
     problems: dict[str, str] = {}
     programs: dict[str, tuple[Split | None, str]] = {}
@@ -141,15 +142,15 @@ def without_repeats(
 
 
 def admitted_tasks(
-    candidates: Iterable[Task], n: int, *, jobs: int = 2, on_task: Callable[[Finding], None] | None = None
-) -> tuple[list[Task], list[Finding]]:
-    """The first `n` candidates that are admitted, and every finding on the way to them.
+    candidates: Iterable[Task], n: int, *, jobs: int = 2, on_task: Callable[[TaskFinding], None] | None = None
+) -> tuple[list[Task], list[TaskFinding]]:
+    """(the first `n` admitted candidates, all findings up to the last of them).
 
-    A smaller `n` gives a prefix. Raises UsageError where nothing is admitted for long.
+    A smaller `n` gives a prefix. Raises UsageError if PATIENCE candidates in a row are refused.
     """
     kept: list[Task] = []
-    findings: list[Finding] = []
-    refused: list[Finding] = []
+    findings: list[TaskFinding] = []
+    refused: list[TaskFinding] = []
     stream = check_tasks(candidates, jobs=jobs)
     try:
         for task, finding in without_repeats(stream):
@@ -176,5 +177,5 @@ def admitted_tasks(
 
 
 def programs_of(tasks: Sequence[Task], source: str) -> dict[str, str]:
-    """Hashes of the programs behind tasks, with a name for where they come from."""
+    """Program hash -> origin, for the tasks that have one."""
     return {t.program_hash: f"{t.key} of {source}" for t in tasks if t.program_hash is not None}

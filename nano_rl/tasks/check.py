@@ -1,7 +1,6 @@
-"""The admission of a task: its oracle earns 1, doing nothing earns 0, and its checks notice mistakes.
+"""The checks of a task: its oracle earns 1, doing nothing earns 0, and its hidden checks detect mistakes.
 
-Everything is run for real: the oracle through the runtime with its tools in the sandbox, every verdict by
-the grader that training uses.
+The oracle is run by the runtime in the sandbox, and every verdict is from the grader that training uses.
 """
 
 from __future__ import annotations
@@ -13,19 +12,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nano_coder.grading.submission import grade_trajectory
-from nano_coder.run.execution import Runtime, run_task, untouched
-from nano_rl.tasks.mutant_survey import KILLED, NotSurveyed, Survey, survey
+from nano_coder.run.execution import Runtime, run_task, run_without_turns
+from nano_rl.tasks.mutant_survey import KILLED, MutantReport, NotSurveyed, survey
 from nano_rl.tasks.oracle import oracle_policy
 from nano_shared import snapshot
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Case, HiddenChecks, StopReason, Task, Trajectory, Verdict
 
 LONG_ENOUGH = 24
-"""characters of a line of a hidden file that are too many for a coincidence"""
+"""length from which a line of a hidden file that is also shown counts as leaked"""
 
 
 def leaks(task: Task) -> list[str]:
-    """What is shown that should not be, one sentence each."""
+    """Hidden content that the task shows, one sentence each."""
     hidden = task.hidden
     if hidden is None:
         return []
@@ -52,13 +51,13 @@ def leaks(task: Task) -> list[str]:
 
 
 def call_of(task: Task, case: Case) -> str:
-    """A case as the call it makes."""
+    """A case as the text of its call."""
     parts = [*map(repr, case.args), *(f"{k}={v!r}" for k, v in case.kwargs.items())]
     return f"{task.hidden.entry_point if task.hidden else ''}({', '.join(parts)})"
 
 
 def _squeezed(text: str) -> str:
-    """Without blanks, and with one kind of quotes."""
+    """The text without whitespace, with single quotes only."""
     return re.sub(r"\s+", "", text).replace('"', "'")
 
 
@@ -75,26 +74,26 @@ def _line_in(sources: list[str], texts: tuple[str, ...]) -> str | None:
 
 REPEATS = 3
 FIRST = 4
-"""hidden cases that a start is tried on before all of them"""
+"""number of hidden cases that the starting files are graded on first"""
 SLOW = "agent_timeout"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What the checks found out about one task."""
+class TaskFinding:
+    """The results of the checks of one task."""
 
     key: str
     level: int | None
     view: str | None
     checks: dict[str, str]
-    """check -> "pass", or "skip: why", or what is wrong"""
+    """check -> "pass", "skip: reason", or the problem"""
     kill_rate: float | None = None
-    """share of the mutants that the hidden cases tell apart"""
+    """share of the mutants that the hidden cases kill"""
     seconds: float = 0.0
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why the task is not admitted; empty where it is."""
+        """The reasons why the task is not admitted; empty if it is."""
         return tuple(
             f"{name}: {said}"
             for name, said in self.checks.items()
@@ -115,20 +114,20 @@ class Finding:
 
 @dataclass(slots=True)
 class _Notes:
-    """Checks as they are made."""
+    """Collects the results of checks."""
 
     checks: dict[str, str] = field(default_factory=dict)
 
     def note(self, name: str, problem: str | None) -> bool:
-        """Record a check; whether it passed."""
+        """Record a check; returns True if it passed."""
         self.checks[name] = problem or "pass"
         return problem is None
 
 
-def check_task(task: Task, runtime: Runtime) -> Finding:
-    """Every check of one task. `runtime` says where it runs; its policy is not used.
+def check_task(task: Task, runtime: Runtime) -> TaskFinding:
+    """Run all checks of one task. The policy of `runtime` is not used.
 
-    What is costly is left out behind a failure that makes it pointless, and said so.
+    Expensive checks are skipped after a failure that makes them pointless.
     """
     started, notes, kill_rate = time.monotonic(), _Notes(), None
     if _readable(task, notes) and _nothing_is_nothing(task, runtime, notes):
@@ -140,14 +139,14 @@ def check_task(task: Task, runtime: Runtime) -> Finding:
                 notes.note("repeats", None)
             else:
                 _repeats(run, runtime, notes)
-    return Finding(
+    return TaskFinding(
         key=task.key, level=task.level, view=task.view, checks=notes.checks, kill_rate=kill_rate,
         seconds=time.monotonic() - started,
     )  # fmt: skip
 
 
 def _readable(task: Task, notes: _Notes) -> bool:
-    """What can be seen without running anything."""
+    """The checks that run nothing: the task has a check and an oracle, and shows no hidden content."""
     checked = task.hidden is not None or task.check is not None
     fine = notes.note("checks", None if checked else "the task has no check to be graded by")
     fine &= notes.note(
@@ -159,12 +158,12 @@ def _readable(task: Task, notes: _Notes) -> bool:
 
 
 def _nothing_is_nothing(task: Task, runtime: Runtime, notes: _Notes) -> bool:
-    """The starter as it is, and an empty submission, earn 0."""
+    """The unchanged starting files, and an empty submission, must earn 0."""
     if task.tools is not None and "submit" not in task.tools:
         notes.checks["starter"] = notes.checks["no_op"] = "skip: the task offers no submit"
         return True
     try:
-        starter = untouched(task, runtime)
+        starter = run_without_turns(task, runtime)
     except UsageError as problem:
         return notes.note("starter", str(problem))
     empty = starter.model_copy(update={"answer": "", "stop": StopReason.FINISHED})
@@ -179,7 +178,7 @@ def _nothing_is_nothing(task: Task, runtime: Runtime, notes: _Notes) -> bool:
 
 
 def _grade_start(run: Trajectory, runtime: Runtime) -> Verdict | None:
-    """The verdict on a start. Its first hidden cases decide where they fail: all must pass for a reward."""
+    """The verdict on the starting files; if the first hidden cases fail, the others are not run."""
     hidden = run.task.hidden
     if hidden is not None and hidden.kind == "cases" and len(hidden.cases) > FIRST:
         few = hidden.model_copy(update={"cases": hidden.cases[:FIRST]})
@@ -200,7 +199,7 @@ def _grade(run: Trajectory, runtime: Runtime) -> Verdict | None:
 
 
 def _oracle(task: Task, runtime: Runtime, notes: _Notes) -> Trajectory | None:
-    """The oracle's run, where it earns 1."""
+    """The oracle's run if it earns 1, else None."""
     try:
         run = run_task(task, replace(runtime, policy=oracle_policy(task, runtime.profile)))
     except UsageError as problem:
@@ -213,7 +212,7 @@ def _oracle(task: Task, runtime: Runtime, notes: _Notes) -> Trajectory | None:
 
 
 def _repeats(run: Trajectory, runtime: Runtime, notes: _Notes) -> None:
-    """Whether the oracle's result earns 1 each further time that it is graded, in a jail of its own."""
+    """The oracle's result must earn 1 each time that it is graded, in a new jail."""
     rewards = [_reward(_grade(run, runtime)) for _ in range(REPEATS - 1)]
     agree = set(rewards) == {1}
     notes.note(
@@ -237,8 +236,8 @@ def _shortfall(run: Trajectory, verdict: Verdict | None) -> str:
     return f"earns {verdict.reward:g} instead of 1{told}"
 
 
-def _survey(task: Task, run: Trajectory, runtime: Runtime, notes: _Notes) -> Survey | None:
-    """The mutants' fate and what the solution gave meanwhile, where there is a program to mutate."""
+def _survey(task: Task, run: Trajectory, runtime: Runtime, notes: _Notes) -> MutantReport | None:
+    """The report of the mutants, if the task has a program to mutate, else None."""
     hidden = task.hidden
     if hidden is None or hidden.kind != "cases":
         kind = hidden.kind if hidden is not None else "command"
@@ -256,7 +255,7 @@ def _survey(task: Task, run: Trajectory, runtime: Runtime, notes: _Notes) -> Sur
     return found
 
 
-def _weakness(found: Survey) -> str | None:
+def _weakness(found: MutantReport) -> str | None:
     if found.hollow:
         return f"a hollow solution passes: {found.hollow[0]}"
     if found.rate is not None and found.rate < KILLED:
@@ -265,7 +264,7 @@ def _weakness(found: Survey) -> str | None:
 
 
 def _solution(task: Task, run: Trajectory, runtime: Runtime) -> Mapping[str, str]:
-    """The artifacts as the oracle left them, those that are text."""
+    """The text artifacts that the oracle left, by path."""
     tree = snapshot.load(str(run.last_snapshot), runtime.store.blobs)
     files = {}
     for name in task.artifacts:

@@ -1,4 +1,4 @@
-"""Tasks of logged runs: the workspace that a run started in, its prompt, and a check graded afresh."""
+"""Tasks from logged runs: the starting workspace of a run, its prompt, and a check, graded again."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
-from nano_shared.snapshot import Kind, Snapshot
+from nano_shared.snapshot import EntryKind, Snapshot
 from nano_shared.types import HiddenChecks, OracleAction, Provenance, Task, Trajectory, Trust
 
 GENERATOR = "nano-rl tasks from-log"
 MOST_BYTES = 1 << 20
-"""of starting files that a row holds itself; more stay in the blob store"""
+"""largest size of starting files that a task row contains; larger ones stay in the blob store"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedTask:
-    """A task of a run, and how the run itself does by it."""
+    """A task from a run, with the reward of that run."""
 
     task: Task
     run: str
     reward: float | None
-    """of the run's own result under the task's check; None where that could not be graded"""
+    """of the run under the task's check; None if it could not be graded"""
     failure_kind: str | None = None
-    """why the check itself did not come to a judgement: `check_not_found` where it names no program"""
+    """why the check gave no verdict, such as `check_not_found`"""
 
     @property
     def trust(self) -> Trust:
-        """How far a verdict on the task can be believed."""
+        """The trust level of a verdict on the task."""
         hidden = self.task.hidden
         if hidden is None or hidden.kind in ("command", "reward_file"):
             return Trust.USER_CHECK
@@ -39,17 +39,17 @@ class LoggedTask:
 
     @property
     def portable(self) -> bool:
-        """Whether the row holds its files itself; otherwise it needs the blobs of its log."""
+        """True if the row contains its files; otherwise it needs the blobs of its log."""
         return self.task.snapshot is None
 
 
 def task_from_run(
     run: Trajectory, blobs: BlobStore, sandbox: Sandbox, check: str | None = None
 ) -> LoggedTask:
-    """A task that begins where the run began. Its check is `check`, which no agent sees, or the run's own.
+    """A task with the starting workspace of a run. Its check is `check`, which is hidden, or the run's own.
 
-    A run that passes it gives its actions as the oracle. Raises UsageError for a run without a snapshot of
-    its start, for one whose blobs are gone and for one without any check.
+    If the run passes the check, its actions are the oracle. Raises UsageError for a run without a snapshot of
+    its start, with missing blobs, or without a check.
     """
     if run.snapshot is None:
         raise UsageError(
@@ -70,7 +70,7 @@ def task_from_run(
 
 
 def distinct(made: list[LoggedTask]) -> list[LoggedTask]:
-    """One of each key, in order: runs of one task make one, with the oracle of whichever passed."""
+    """One task per key, in order, preferably one with an oracle."""
     kept: dict[str, LoggedTask] = {}
     for logged in made:
         known = kept.get(logged.task.key)
@@ -100,15 +100,16 @@ def _task(run: Trajectory, start: Snapshot, blobs: BlobStore, check: str | None)
 
 
 def _texts(tree: Snapshot, blobs: BlobStore) -> dict[str, str] | None:
-    """The tree as texts by path, or None where they cannot hold it: links, programs, bytes, empty folders."""
+    """Path -> text; None if the tree has links, executables, binary files, empty folders or too many
+    bytes."""
     files: dict[str, str] = {}
     size = 0
     for entry in tree.entries:
-        if entry.kind is Kind.DIRECTORY:
+        if entry.kind is EntryKind.DIRECTORY:
             if not any(path.startswith(f"{entry.path}/") for path in tree.by_path):
                 return None
             continue
-        if entry.kind is not Kind.FILE or entry.mode & 0o111:
+        if entry.kind is not EntryKind.FILE or entry.mode & 0o111:
             return None
         data = blobs.get(str(entry.content))
         size += len(data)
@@ -123,7 +124,7 @@ def _texts(tree: Snapshot, blobs: BlobStore) -> dict[str, str] | None:
 
 
 def _oracle(run: Trajectory) -> tuple[OracleAction, ...]:
-    """The run's actions one by one, and `submit` at the end where it stopped without."""
+    """The actions of the run, with `submit` added at the end if it is missing."""
     actions = [
         OracleAction(name=call.name, arguments=call.arguments, thought=turn.thought if first == 0 else "")
         for turn in run.turns

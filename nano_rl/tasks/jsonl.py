@@ -1,4 +1,4 @@
-"""JSON lines read strictly: no key twice, no number that JSON does not know, every line accounted for."""
+"""Strict JSON lines: no duplicate keys, no NaN or infinity; every line is a row or a refusal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def read_text(path: Path) -> str:
-    """A text file, unpacked where its name ends in .gz. Raises UsageError where it cannot be read."""
+    """Read a text file, decompressed if its name ends in .gz. Raises UsageError if it cannot be read."""
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         return data.decode("utf-8-sig")
@@ -34,7 +34,7 @@ def read_text(path: Path) -> str:
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Row | Refusal]]:
-    """Every row with its place: a JSON object a line, or one JSON array of objects."""
+    """(place, row) of each row: one JSON object per line, or one JSON array of objects."""
     text = read_text(path)
     if text.lstrip().startswith("["):
         try:

@@ -1,4 +1,4 @@
-"""Sets of generated tasks, and task files: one JSON object a line."""
+"""Generating sets of tasks from suites, and reading and writing task files (one JSON object per line)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def make_tasks(
     split: Split,
     views: Sequence[str] | None = None,
 ) -> list[Task]:
-    """`n` distinct tasks, spread evenly over the levels and over the views of each.
+    """`n` distinct tasks, distributed evenly over the levels and over the views of each level.
 
-    The same arguments make the same tasks; a smaller `n` makes a prefix of a larger one.
+    The same arguments give the same tasks; a smaller `n` gives a prefix.
     Raises UsageError for an unknown suite, level or view, or a negative `n`.
     """
     if n < 0:
@@ -43,7 +43,7 @@ def draw_tasks(
     split: Split,
     views: Sequence[str] | None = None,
 ) -> Iterator[Task]:
-    """The endless supply that `make_tasks` takes its tasks from. Raises as it does, at once."""
+    """The infinite sequence of which `make_tasks` takes the first `n`. Raises as it does, at once."""
     supply = find_suite(suite)
     return _endless(
         supply,
@@ -67,7 +67,7 @@ def _endless(supply: TaskSuite, chosen: list[list[View]], rng: random.Random, sp
 def choose_views(
     every: Sequence[View], levels: Sequence[int], names: Sequence[str] | None
 ) -> list[list[View]]:
-    """The views of each level asked for, levels without one left out."""
+    """[levels][views] the chosen views of each level; levels without any are left out."""
     known = sorted({v.level for v in every})
     if wrong := [x for x in levels if x not in known] or ([] if levels else ["none"]):
         raise UsageError(f"unknown level {wrong[0]}; levels: {', '.join(map(str, known))}")
@@ -87,7 +87,7 @@ def choose_views(
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Make the folder of a file that long work ends in. Raises UsageError where it cannot be written."""
+    """Create the folder of an output file. Raises UsageError if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         known = path.exists()
@@ -99,7 +99,7 @@ def refuse_unwritable(path: Path) -> None:
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
-    """Write one task a line, replacing the file and making its folder."""
+    """Write one task per line, replacing the file; creates its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for task in tasks:
@@ -107,10 +107,10 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
 
 
 def read_tasks(path: Path) -> list[Task]:
-    """Every task of a file: tasks as `write_tasks` leaves them, and published rows (`published_rows.py`).
+    """All tasks of a file: rows of `write_tasks`, and published rows (`published_rows.py`).
 
-    Raises UsageError naming the file, the line and the field where a row is malformed, where a key appears
-    twice, and where the file is missing, unreadable or holds no task.
+    Raises UsageError with file, line and field for a malformed row, a duplicate key, and a file that is
+    missing, unreadable or empty.
     """
     if not path.exists():
         raise UsageError(f"no such task file: {path}; nano-rl tasks make writes one")

@@ -1,8 +1,8 @@
-"""The mutant survey: whether the hidden cases of a task notice every small mistake in its solution.
+"""Mutation testing of hidden cases: the share of small mistakes in a solution that the cases detect.
 
-Each single-operator mutant of what the entry point reaches runs on the hidden cases, and on further inputs
-drawn from between theirs. One that the cases miss and a further input tells apart is a hole in the checks;
-one that nothing tells apart counts as the same program. All of it runs in one jail a task.
+Each single-change mutant of the functions that the entry point calls runs on the hidden cases, and on further
+inputs similar to theirs. A mutant that survives the cases and differs on a further input is a gap in the
+checks; one that never differs counts as equivalent. Everything runs in one jail per task.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from nano_shared.types import Case, HiddenChecks, Limits, Task
 
 
 def further_calls(cases: Sequence[Case], rng: random.Random, count: int) -> list[dict[str, Any]]:
-    """At most `count` calls ({"args", "kwargs"}) that no case makes, each shaped like one of the cases."""
+    """At most `count` new calls ({"args", "kwargs"}), each with the same arguments' types as one of the
+    cases."""
     shapes = [(len(c.args), tuple(sorted(c.kwargs))) for c in cases]
     seen = {canonical_json([c.args, c.kwargs]) for c in cases}
     found: list[dict[str, Any]] = []
@@ -44,7 +45,7 @@ def further_calls(cases: Sequence[Case], rng: random.Random, count: int) -> list
 
 
 def _between(values: Sequence[Any], rng: random.Random) -> Any:
-    """A value like the given ones: one of them, or one in their range."""
+    """One of the values, or a value in their range."""
     one = rng.choice(values)
     same = [v for v in values if type(v) is type(one)]
     if rng.random() < 0.25:
@@ -59,7 +60,7 @@ def _between(values: Sequence[Any], rng: random.Random) -> Any:
 
 
 def _text(values: Sequence[str], rng: random.Random) -> str:
-    """Words of several texts, or a piece of one."""
+    """Words of several of the texts, or a prefix or suffix of one."""
     if rng.random() < 0.4:
         one = rng.choice(values)
         start = rng.randint(0, len(one))
@@ -73,7 +74,7 @@ def _text(values: Sequence[str], rng: random.Random) -> str:
 
 
 def _list(values: Sequence[list[Any]], rng: random.Random) -> list[Any]:
-    """Elements of several lists, of a length that occurs; sorted where all of them are."""
+    """Elements of several of the lists, with a length that occurs; sorted if all lists are."""
     pool = [x for v in values for x in v]
     if not pool:
         return []
@@ -88,53 +89,53 @@ def _list(values: Sequence[list[Any]], rng: random.Random) -> list[Any]:
 
 
 KILLED = 0.9
-"""least share of the mutants that the hidden cases must tell apart"""
+"""smallest share of the mutants that the hidden cases must kill"""
 FURTHER = 60
-"""inputs beyond the hidden cases"""
+"""number of further inputs"""
 MOST = 150
-"""mutants of one task; of more, an even selection"""
+"""largest number of mutants of one task; of more, an even selection is run"""
 _CHILD = (Path(__file__).parent / "inside" / "mutants.py").read_text(encoding="utf-8")
 
 
 class NotSurveyed(ValueError):
-    """There is no function here to mutate; the message says why."""
+    """There is no function to mutate; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """What became of the mutants of one solution."""
+class MutantReport:
+    """The results of the mutants of one solution."""
 
     killed: int
     survived: tuple[str, ...]
-    """changed lines that the hidden cases miss and a further input tells apart"""
+    """changed lines of mutants that pass the hidden cases and differ on a further input"""
     equal: int
-    """told apart by nothing"""
+    """number of mutants that never differ"""
     hollow: tuple[str, ...] = ()
-    """solutions without content that pass every hidden case"""
+    """constant functions that pass every hidden case"""
     stable: bool = False
-    """whether the solution gave what is expected on every hidden case, each time that it was asked"""
+    """True if the solution gave the expected value on every hidden case, every time"""
 
     @property
     def rate(self) -> float | None:
-        """Share of the mutants that die; None where the solution has nothing to mutate."""
-        told = self.killed + len(self.survived)
-        return self.killed / told if told else None
+        """Share of the non-equivalent mutants that are killed; None without such mutants."""
+        different = self.killed + len(self.survived)
+        return self.killed / different if different else None
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One wrong version of one file."""
+class SolutionVariant:
+    """A mutant or constant version of one file."""
 
     file: str
     source: str
-    told: str
+    description: str
     hollow: bool = False
 
 
-def survey(task: Task, solution: Mapping[str, str], sandbox: Sandbox, *, times: int = 1) -> Survey:
-    """Try every mutant of a solution's files (path -> text) on the hidden cases of the task.
+def survey(task: Task, solution: Mapping[str, str], sandbox: Sandbox, *, times: int = 1) -> MutantReport:
+    """Run every mutant of the files of a solution (path -> text) on the hidden cases of the task.
 
-    The solution itself is asked each hidden case that many `times`.
+    The solution itself runs each hidden case `times` times.
 
     Raises NotSurveyed where there is no function to mutate, SandboxError where the jail fails.
     """
@@ -169,43 +170,45 @@ def survey(task: Task, solution: Mapping[str, str], sandbox: Sandbox, *, times: 
     return replace(found, stable=reports[0]["reference"] == [expected] * times)
 
 
-def _counted(changes: Sequence[Change], reports: Sequence[dict[str, Any]], hidden: int) -> Survey:
+def _counted(
+    changes: Sequence[SolutionVariant], reports: Sequence[dict[str, Any]], hidden: int
+) -> MutantReport:
     killed, survived, equal, hollow = 0, [], 0, []
     for change, report in zip(changes, reports, strict=True):
         at = report["at"]
         if change.hollow:
             if at is None or at >= hidden:
-                hollow.append(change.told)
+                hollow.append(change.description)
         elif at is None:
             equal += 1
         elif at < hidden:
             killed += 1
         else:
-            survived.append(change.told)
-    return Survey(killed, tuple(survived), equal, tuple(hollow))
+            survived.append(change.description)
+    return MutantReport(killed, tuple(survived), equal, tuple(hollow))
 
 
-def _changes(solution: Mapping[str, str], entry: str, hidden: HiddenChecks) -> list[Change]:
-    """Mutants of all that the entry point reaches, and hollow versions of the entry point."""
+def _changes(solution: Mapping[str, str], entry: str, hidden: HiddenChecks) -> list[SolutionVariant]:
+    """Mutants of all functions that the entry point calls, and constant versions of the entry point."""
     found = []
     for file, name in reached(solution, entry, str(hidden.entry_point)):
         for mutant in mutants(solution[file], name):
-            told = f"{file}:{mutant.line}: {mutant.old.strip()} -> {mutant.new.strip()}"
-            found.append(Change(file, mutant.source, told))
+            description = f"{file}:{mutant.line}: {mutant.old.strip()} -> {mutant.new.strip()}"
+            found.append(SolutionVariant(file, mutant.source, description))
     if len(found) > MOST:
         found = [found[i * len(found) // MOST] for i in range(MOST)]
     return [*found, *_hollow(solution[entry], entry, hidden)]
 
 
 def _functions(source: str) -> dict[str, ast.FunctionDef]:
-    """Functions at the top of a module by name; none where the text is no Python."""
+    """Top-level functions of a module by name; empty if the text is no Python."""
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
         return {n.name: n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)}
     return {}
 
 
 def reached(solution: Mapping[str, str], entry: str, name: str) -> list[tuple[str, str]]:
-    """(file, function) of the entry point and of every function that it may call, by name."""
+    """(file, function) of the entry point and of all functions that it may call, found by name."""
     by_file = {file: _functions(text) for file, text in solution.items() if file.endswith(".py")}
     if name not in by_file.get(entry, {}):
         raise NotSurveyed(f"{entry} has no function {name!r}")
@@ -224,11 +227,11 @@ def reached(solution: Mapping[str, str], entry: str, name: str) -> list[tuple[st
     return order
 
 
-def _hollow(source: str, entry: str, hidden: HiddenChecks) -> list[Change]:
-    """The entry point with a body that returns one value whatever it is given."""
+def _hollow(source: str, entry: str, hidden: HiddenChecks) -> list[SolutionVariant]:
+    """Versions of the entry point that return a constant."""
     function = _functions(source)[str(hidden.entry_point)]
     if not function.args.args and not function.args.kwonlyargs:
-        return []  # a value is all that it can be
+        return []  # a function without arguments may be constant
     lines = source.split("\n")
     values: list[str] = []
     for value in (None, *(case.expected for case in hidden.cases)):
@@ -239,6 +242,6 @@ def _hollow(source: str, entry: str, hidden: HiddenChecks) -> list[Change]:
     for value in values:
         text = [*lines[: function.body[0].lineno - 1], f"{pad}return {value}", *lines[function.end_lineno :]]
         found.append(
-            Change(entry, "\n".join(text), f"{hidden.entry_point} returns {value[:40]}", hollow=True)
+            SolutionVariant(entry, "\n".join(text), f"{hidden.entry_point} returns {value[:40]}", hollow=True)
         )
     return found

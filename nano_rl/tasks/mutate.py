@@ -1,6 +1,6 @@
-"""Single mutations of a function: one operator, constant, index, method, flag or name is swapped.
+"""Mutants of a function: one operator, constant, index, method, flag or name is replaced.
 
-A mutant replaces exactly one line. It is spliced into the text, so that the rest of the file stays as it is.
+A mutant changes exactly one line; the rest of the text is unchanged.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _callables(node: ast.AST) -> Iterator[_Splice]:
 
 
 def _variables(node: ast.AST, params: list[str]) -> Iterator[_Splice]:
-    """A parameter read in place of another."""
+    """Replace a parameter by another one."""
     if (
         isinstance(node, ast.Name)
         and isinstance(node.ctx, ast.Load)
@@ -141,13 +141,13 @@ def _variables(node: ast.AST, params: list[str]) -> Iterator[_Splice]:
 
 
 def _signs(node: ast.AST) -> Iterator[_Splice]:
-    """A lost minus, or a lost `not`."""
+    """Remove a minus or a `not`."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not):
         yield _Splice("step", node.lineno, node.col_offset, node.operand.col_offset, "")
 
 
 def mutants(source: str, name: str | None = None) -> list[Mutant]:
-    """Every single mutant of a function in `source`, the first or the named one, in source order."""
+    """All mutants of the first, or the named, function in `source`, in source order."""
     tree = ast.parse(source)
     function = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and name in (None, n.name))
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body

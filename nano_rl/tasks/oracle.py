@@ -1,4 +1,4 @@
-"""Oracle policies: a task's own solution, written in the profile's dialect and run for real."""
+"""Oracle policies: scripted policies that carry out a task's own solution, in the dialect of the profile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ORACLE = "oracle"
 
 
 def oracle_policy(task: Task, profile: InterfaceProfile) -> ScriptedPolicy:
-    """A policy that writes the task's oracle, one action a turn. Raises UsageError if it has none."""
+    """A policy that takes the actions of the task's oracle, one per turn. Raises UsageError without one."""
     if not task.oracle:
         raise UsageError(f"task {task.key!r} has no oracle, so it cannot serve a warm start")
     profile = serving_profile(profile, task)

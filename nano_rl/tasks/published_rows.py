@@ -1,8 +1,7 @@
-"""Published task rows as tasks: the sets under `data/open`, and the plainest row of a function and its cases.
+"""Rows of published task sets as tasks: the sets under `data/open`, and plain rows of a function with cases.
 
-A row of a published set names its test files and how they are run; they become hidden checks of kind `suite`,
-or of kind `answer` where an output is to be predicted. Nothing of the tests enters prompt or workspace, but
-what the row itself calls visible.
+A row of a published set names its test files and how they are run. They become hidden checks of kind `suite`,
+or `answer` if an output is to be predicted; only files that the row declares visible are in the workspace.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class _Row(BaseModel):
 
 
 class PlainRow(_Row):
-    """The plainest row: a function and what it must return."""
+    """A row of a function and the expected results of calls."""
 
     id: str
     prompt: str = Field(pattern=r"\S")
@@ -81,7 +80,7 @@ class PlainRow(_Row):
         )  # fmt: skip
 
 
-class _Tests(_Row):
+class _PublishedTests(_Row):
     runner: Literal["script", "pytest", "unittest", "doctest", "literal"]
     files: dict[str, str] = {}
     cmd: list[str] | None = None
@@ -91,7 +90,7 @@ class _Tests(_Row):
     input: str | None = None
 
     @model_validator(mode="after")
-    def _complete(self) -> _Tests:
+    def _complete(self) -> _PublishedTests:
         if self.runner == "literal" and self.expected is None:
             raise ValueError("`expected` is missing, which the runner 'literal' compares with")
         if self.runner != "literal" and not self.files:
@@ -109,13 +108,13 @@ class OpenRow(_Row):
     attribution: str | None = None
     kind: str
     split: str | None = None
-    """which file it came in; whoever splits the tasks does so by family"""
+    """the file that the row is from; not used, since tasks are split by family"""
     split_hint: str | None = None
     prompt: str = Field(pattern=r"\S")
     entry_point: str | None = None
     files: dict[str, str] = {}
     target: str
-    tests: _Tests
+    tests: _PublishedTests
     reference_solution: str | None = None
     meta: dict[str, Any] = {}
 
@@ -144,7 +143,8 @@ class OpenRow(_Row):
         return HiddenChecks(kind="suite", entry_point=self.entry_point, suite=suite)
 
     def _needs_objects(self) -> bool:
-        """Whether objects of the solution's classes cross, or tests patch it: no plain values then."""
+        """True if the tests exchange objects of the solution's classes, or patch it, so that values must stay
+        in one process."""
         used = used_names(self.tests.files, self.target)
         source = self.reference_solution or self.files.get(self.target, "")
         crossing = used | _crossing(source, self.entry_point)
@@ -161,9 +161,9 @@ class OpenRow(_Row):
 
 
 def read_row(line: str) -> Task:
-    """One line of a task file: a task as we write it, or a row of another kind.
+    """Parse one line of a task file: a task, or a published row.
 
-    Raises Refused with the first field that is wrong.
+    Raises Refused with the first invalid field.
     """
     row = json_object(line, finite=False)
     for name, field in row.items():
@@ -185,7 +185,7 @@ def read_row(line: str) -> Task:
 
 
 def _with_place(prompt: str, target: str, entry_point: str | None) -> str:
-    """The prompt, with where the result belongs."""
+    """The prompt with the path and name of the solution appended."""
     name = f"; it must define `{entry_point}`" if entry_point else ""
     return f"{prompt.rstrip()}\n\nThe solution belongs in the file `{target}`{name}."
 
@@ -209,14 +209,14 @@ def _is_finite(value: JsonValue) -> bool:
 
 def _tree(text: str) -> ast.Module:
     try:
-        with warnings.catch_warnings(action="ignore"):  # of escapes, say: that is the text's own affair
+        with warnings.catch_warnings(action="ignore"):  # syntax warnings of the text, such as invalid escapes
             return ast.parse(text)
     except SyntaxError:
         return ast.Module(body=[], type_ignores=[])
 
 
 def _crossing(text: str, entry_point: str | None) -> set[str]:
-    """The names in what the entry point is annotated with, and in what it returns."""
+    """The names in the annotations and return values of the entry point."""
     said: list[ast.expr | None] = []
     for function in _tree(text).body:
         if isinstance(function, ast.FunctionDef) and function.name == entry_point:
@@ -234,7 +234,7 @@ _NAMED_TUPLE = ("namedtuple(", "collections.namedtuple(")
 
 
 def _classes(text: str) -> set[str]:
-    """Classes that are no exceptions, named tuples among them."""
+    """Names of classes that are no exceptions, including named tuples."""
     named = {
         target.id
         for node in _tree(text).body
@@ -251,7 +251,7 @@ def _classes(text: str) -> set[str]:
 
 
 def _patches(text: str) -> bool:
-    """Whether tests replace parts of the solution while it runs."""
+    """True if tests patch parts of the solution at run time."""
     return any(
         (isinstance(node, ast.Import) and any(a.name == "unittest.mock" for a in node.names))
         or (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("unittest.mock"))

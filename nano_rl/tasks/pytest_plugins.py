@@ -1,4 +1,4 @@
-"""Tests of generated tasks run without the plugins of pytest that happen to be installed beside us."""
+"""Runs the tests of generated tasks without the pytest plugins that are installed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 def runtime_for(task: Task, runtime: Runtime) -> Runtime:
-    """The runtime as it is, or without plugins for a task that we made; others may need theirs."""
+    """The runtime for a task: without pytest plugins for a generated task; other tasks may need them."""
     if task.provenance.source != "generated":
         return runtime
     return replace(runtime, sandbox=PluginsOff(runtime.sandbox))
 
 
 class PluginsOff:
-    """A sandbox whose programs are told to load no plugins of pytest, unless a caller says otherwise."""
+    """A sandbox that disables the autoloading of pytest plugins by an environment variable."""
 
     def __init__(self, inner: Sandbox) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""Suites: named supplies of tasks, each a set of views, imported only when somebody asks for it.
+"""Suites: named generators of tasks, each a set of views, imported when they are used.
 
 A suite is a `TaskSuite`, registered in the entry point group `nano.suites` or named as `path.py:name`.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nano_shared.errors import UsageError
-from nano_shared.extensions import extension_names, find_extension, is_file_reference
+from nano_shared.extensions import extension_names, find_extension, is_file_reference, takes
 from nano_shared.types import HiddenChecks, Limits, OracleAction, Provenance, Split, Task
 
 GROUP = "nano.suites"
@@ -19,7 +19,7 @@ GROUP = "nano.suites"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """What a view fills in of a task."""
+    """The fields of a task that a view sets."""
 
     prompt: str
     family: str
@@ -35,32 +35,32 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A way to make a task of one level."""
+    """A generator of tasks of one kind and level."""
 
     name: str
     level: int
     make: Callable[[random.Random, Split, int], Made]
-    """generator, split, level -> what the view fills in; all chance comes from the generator"""
+    """(random generator, split, level) -> fields of a task; the generator is the only source of randomness"""
     extra: bool = False
-    """made only when it is asked for by name"""
+    """True if tasks of it are only made when the view is named"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSuite:
-    """A named supply of tasks."""
+    """A named generator of tasks."""
 
     name: str
     version: str
-    """of its generator: the same key makes the same task only under the same version"""
+    """version of the generator: a key identifies a task only within one version"""
     about: str
     """one line for `nano-rl tasks list --suites`"""
     views: tuple[View, ...]
-    """several of one name must differ in level"""
+    """views of one name must differ in level"""
     member: Callable[[str], TaskSuite] | None = None
-    """`NAME:ARGUMENT` -> the suite of that argument, where a suite is made of several"""
+    """for a suite with members: the argument of `NAME:ARGUMENT` -> its suite"""
 
     def make(self, view: View, split: Split, seed: int) -> Task:
-        """The task of one view, split and seed; the same ones always make the same task."""
+        """The task of a view, split and seed; deterministic."""
         rng = random.Random(f"{self.version}:{view.name}:{view.level}:{split}:{seed}")
         made = view.make(rng, split, view.level)
         return Task(
@@ -83,31 +83,40 @@ class TaskSuite:
 
 
 def suite_names() -> list[str]:
-    """The suites there are. Raises ConfigError where two packages register one name."""
+    """The names of all suites. Raises ConfigError if two packages register one name."""
     return extension_names(GROUP)
 
 
 def find_suite(name: str) -> TaskSuite:
-    """The suite of that name, of `NAME:ARGUMENT` where it takes one, or of `path.py:name`.
+    """The suite of that name, of `NAME:ARGUMENT`, or of `path.py:name`.
 
-    Raises UsageError with the names there are, and ConfigError for a suite that cannot be loaded.
+    Raises UsageError for an unknown name, and ConfigError for a suite that cannot be loaded.
     """
     base, colon, argument = name.partition(":")
     if colon and base in suite_names():
-        suite: TaskSuite = find_extension(GROUP, base, TaskSuite)
+        suite: TaskSuite = find_extension(GROUP, base, TaskSuite, check=_problem)
         if suite.member is None:
             raise UsageError(f"suite {base!r} takes no argument, and {argument!r} was given")
         return suite.member(argument)
     if not is_file_reference(name) and name not in suite_names():
         raise UsageError(f"unknown suite {name!r}; suites: {', '.join(suite_names())}, or path.py:name")
-    return find_extension(GROUP, name, TaskSuite)
+    return find_extension(GROUP, name, TaskSuite, check=_problem)
+
+
+def _problem(suite: TaskSuite) -> str | None:
+    if not suite.views or not all(isinstance(view, View) for view in suite.views):
+        return "has no views: a suite is made of at least one View"
+    for view in suite.views:
+        if wrong := takes(view.make, "rng", "split", "level"):
+            return f"has a view {view.name!r} whose `make` {wrong}"
+    return None
 
 
 TEST_SHARE = 5
-"""one family in so many is of the test split"""
+"""one in this many families is in the test split"""
 
 
 def split_of(family: str) -> Split:
-    """The split of a family, by its hash: the same in every version and for every view."""
+    """The split of a family, by a hash of its name: the same in every version and view."""
     digest = hashlib.sha256(f"split:{family}".encode()).digest()
     return Split.TEST if int.from_bytes(digest[:8], "big") % TEST_SHARE == 0 else Split.TRAIN

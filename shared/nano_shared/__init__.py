@@ -1,4 +1,4 @@
-"""The contract between the agent runtime and the trainer. Knows no torch."""
+"""The contract between the agent runtime and the trainer. Imports no torch."""
 
 from nano_shared.errors import (
     BudgetExhausted,

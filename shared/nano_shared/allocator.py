@@ -1,4 +1,4 @@
-"""The C library's allocator, told to keep what is freed."""
+"""Settings of the C library's memory allocator."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _LARGEST = 2**31 - 1
 
 @cache
 def keep_freed_memory() -> None:
-    """Have freed memory used again by this process, where glibc would give it back to the kernel.
+    """Make glibc reuse freed memory instead of returning it to the kernel.
 
-    A large tensor is mapped when it is made and unmapped when it is freed, so that each one meets a page
-    fault every 4 KiB. On two cores that was a third of a training step of a model of 135 M parameters, whose
-    peak of resident memory did not grow. Elsewhere than on glibc this does nothing.
+    By default a large tensor is mapped when it is created and unmapped when it is freed, so each new one
+    causes a page fault every 4 KiB. On two cores that took a third of a training step of a model of 135 M
+    parameters, whose peak of resident memory did not change. Does nothing without glibc.
     """
     with suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -38,17 +38,16 @@ class _MallInfo(ctypes.Structure):
 
 
 def return_freed_memory(keep: int = 4 << 30) -> None:
-    """Give back what is freed and held by now, where that is more than `keep` bytes.
+    """Return freed memory to the kernel if more than `keep` bytes of it are held.
 
-    What is kept is used again where it fits, and what does not fit is added to it: over the steps of a
-    training on rows of all lengths, memory grows to a multiple of what a step needs. Giving back costs a page
-    fault every 4 KiB of the next step, a sixth of its time, so it is not done for less. Elsewhere than on
-    glibc 2.33 or newer this does nothing.
+    Held memory is reused where a new tensor fits; over training steps with rows of all lengths, the total
+    grows to a multiple of what a step needs. Returning it costs a page fault every 4 KiB in the next step, a
+    sixth of its time. Does nothing without glibc 2.33 or newer.
     """
     with suppress(AttributeError, OSError):
         library = ctypes.CDLL(None)
         library.mallinfo2.restype = _MallInfo
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-        told = library.mallinfo2()
-        if resident - told.uordblks - told.hblkhd > keep:
+        usage = library.mallinfo2()
+        if resident - usage.uordblks - usage.hblkhd > keep:
             library.malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Content-addressed files: bytes in, `sha256:` id out, and the same bytes or an error back."""
+"""Content-addressed files: bytes are stored under their `sha256:` id, and verified when they are read."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from nano_shared.errors import LogError
 from nano_shared.hashing import content_hash
 
 _ID = re.compile(r"sha256:[0-9a-f]{64}")
-# Workspaces are snapshotted after each turn: speed matters more than the last tenth of the size.
+# workspaces are snapshotted after each turn: speed matters more than the last tenth of the size
 _COMPRESSION = 1
 
 
 class BlobStore:
     """A folder of zlib-compressed files named by the hash of their content, in two levels of fan-out.
 
-    Safe for any number of threads and processes: a blob appears by rename, complete, or not at all, and two
-    writers of one blob write the same bytes.
+    Safe for any number of threads and processes: a blob appears complete, by rename, and two writers of one
+    blob write the same bytes.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def path(self, blob: str) -> Path:
-        """The file of a blob, whether or not it exists. Raises LogError for what is no blob id."""
+        """The file of a blob, whether or not it exists. Raises LogError for an invalid id."""
         if not _ID.fullmatch(blob):
             raise LogError(f"{blob!r} is not a blob id; one is 'sha256:' and 64 hexadecimal digits")
         digest = blob.removeprefix("sha256:")
         return self.root / digest[:2] / digest[2:4] / digest[4:]
 
     def put(self, data: bytes) -> str:
-        """Store the bytes, on disk when this returns, and give their id.
+        """Store bytes durably, and return their id.
 
         Raises LogError when the disk is full or the folder cannot be written.
         """
@@ -52,7 +52,7 @@ class BlobStore:
         return blob
 
     def get(self, blob: str) -> bytes:
-        """The bytes of a blob, their hash verified. Raises LogError when it is missing or corrupt."""
+        """The bytes of a blob, with their hash verified. Raises LogError if it is missing or corrupt."""
         path = self.path(blob)
         try:
             data = zlib.decompress(path.read_bytes())
@@ -86,7 +86,7 @@ def _write(target: Path, data: bytes) -> None:
 
 
 class MemoryBlobs(BlobStore):
-    """Holds every blob in memory; nothing is written to a disk."""
+    """A BlobStore that keeps every blob in memory."""
 
     def __init__(self) -> None:
         super().__init__(Path(os.devnull))

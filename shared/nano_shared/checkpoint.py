@@ -1,7 +1,7 @@
-"""Checkpoints: a folder in the ecosystem's own format, plus a manifest that says where it came from.
+"""Checkpoints: a folder in the ecosystem's own format, and a manifest with its provenance.
 
-Knows no torch: it moves, names and verifies files. A checkpoint appears complete, by rename, and is never
-changed afterwards; `latest` is a pointer file beside the checkpoints, moved by promotion.
+Imports no torch: this module moves, names and verifies files. A checkpoint appears complete, by rename, and
+is never changed afterwards; `latest` is a pointer file beside the checkpoints, which promotion moves.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LISTED = 1000
 
 
 class Listed(Protocol):
-    """What is kept of a task: a Task, or what a preference pair still knows of it."""
+    """The part of a task that TrainedOn needs: a Task, or what a preference pair keeps of one."""
 
     @property
     def id(self) -> str: ...
@@ -38,7 +38,7 @@ class Listed(Protocol):
 
 
 class TrainedOn(Value):
-    """Which logged runs and tasks are in the weights."""
+    """The logged runs and tasks that the weights were trained on."""
 
     runs: int = Field(0, ge=0)
     runs_hash: str | None = None
@@ -49,9 +49,9 @@ class TrainedOn(Value):
     tasks_hash: str | None = None
     """content hash of all task ids, sorted"""
     task_ids: tuple[str, ...] = ()
-    """the first thousand of them, sorted: ids are hashes, so these are as good as drawn at random"""
+    """the first thousand of them, sorted: ids are hashes, so this is a random sample"""
     splits: dict[str, str] = Field(default_factory=dict)
-    """split -> content hash of its task ids, sorted; tasks without a split stand under `none`"""
+    """split -> content hash of its task ids, sorted; tasks without a split are under `none`"""
 
     @classmethod
     def of(cls, run_ids: Iterable[str], tasks: Iterable[Listed]) -> TrainedOn:
@@ -76,7 +76,7 @@ class Manifest(Value):
     name: str
     kind: Literal["adapter", "full", "reward_model"]
     base_model: str
-    """name or content hash of the weights that the adapter sits on, or that training began from"""
+    """name or content hash of the base of an adapter, or of the weights that training began from"""
     parent: str | None = None
     """checkpoint that this one was trained from"""
     profile: str
@@ -105,7 +105,7 @@ class Manifest(Value):
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> Manifest:
-    """Hash every file of the folder into the manifest, write it, and give it as written."""
+    """Hash every file of the folder into the manifest, write it, and return it as written."""
     files = {
         path.relative_to(directory).as_posix(): file_hash(path)
         for path in sorted(directory.rglob("*"))
@@ -117,10 +117,10 @@ def write_manifest(directory: Path, manifest: Manifest) -> Manifest:
 
 
 def read_checkpoint(directory: Path, *, verify: bool = True) -> Manifest:
-    """The manifest of a checkpoint folder, each of its files present and, with `verify`, its hash checked.
+    """The manifest of a checkpoint folder; checks that its files exist and, with `verify`, their hashes.
 
-    Raises CheckpointError for a missing folder or manifest, a manifest of a newer nano, and a file that is
-    missing or corrupt, by name.
+    Raises CheckpointError for a missing folder or manifest, a manifest of a newer nano, and a missing or
+    corrupt file.
     """
     if not directory.is_dir():
         raise CheckpointError(
@@ -138,10 +138,10 @@ def read_checkpoint(directory: Path, *, verify: bool = True) -> Manifest:
 
 @contextmanager
 def atomic_checkpoint(target: Path) -> Iterator[Path]:
-    """Yields an empty folder beside `target`, which becomes `target` when the block ends without an error.
+    """Yields an empty folder beside `target` that is renamed to `target` if the block ends without an error.
 
-    A process that is killed leaves no checkpoint at all, and its remains are swept by the next attempt.
-    Raises CheckpointError when the target exists, or while another process writes it.
+    A killed process leaves no checkpoint; the next call removes the remains. Raises CheckpointError if the
+    target exists, or while another process writes it.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -166,7 +166,7 @@ def checkpoints_dir() -> Path:
 def resolve_checkpoint(name_or_path: str | Path) -> Path:
     """The folder of a checkpoint given by path, by name in NANO_HOME, or as "latest".
 
-    Raises CheckpointError naming what was asked and what there is.
+    Raises CheckpointError with the existing names.
     """
     text = str(name_or_path)
     if text == LATEST:
@@ -188,7 +188,7 @@ def checkpoint_names() -> list[str]:
 
 
 def latest_checkpoint() -> Path | None:
-    """The promoted checkpoint; None where none was. Raises CheckpointError when the pointer leads nowhere."""
+    """The promoted checkpoint, or None. Raises CheckpointError if the pointer leads nowhere."""
     pointer = checkpoints_dir() / LATEST
     try:
         name = pointer.read_text().strip()
@@ -201,13 +201,14 @@ def latest_checkpoint() -> Path | None:
 
 
 def latest_name(target: Path) -> str:
-    """What `latest` calls a checkpoint: its name in NANO_HOME, or else its whole path."""
+    """The text that the `latest` pointer holds for a checkpoint: its name in NANO_HOME, else its absolute
+    path."""
     target = target.absolute()
     return target.name if target.parent == checkpoints_dir().absolute() else str(target)
 
 
 def point_latest(name: str | None) -> None:
-    """Make `latest` name that checkpoint (as `latest_name` gives it), in one step; None takes it away."""
+    """Atomically set the `latest` pointer (to a `latest_name`); None removes it."""
     folder = checkpoints_dir()
     folder.mkdir(parents=True, exist_ok=True)
     if name is None:

@@ -1,4 +1,4 @@
-"""Rich's console for texts that somebody else made: brackets stay, and nothing drives the terminal."""
+"""A rich console for untrusted text: brackets are no markup, and control characters are escaped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nano_shared.printable import GuardedStream, printable
 
 
 class Console(rich.console.Console):
-    """Style comes from Text and `style=`, never from what a text says."""
+    """Style comes from Text and `style=`, never from the contents of a text."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False, "highlight": False, **options})
@@ -32,7 +32,7 @@ class Console(rich.console.Console):
         self._file = new_file
 
     def render_str(self, text: str, **options: Any) -> Text:
-        # before its width is taken
+        # before its width is measured
         return super().render_str(printable(text, None), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:

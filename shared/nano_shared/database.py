@@ -1,4 +1,4 @@
-"""The database behind the log: opened, checked, migrated, and its errors put into sentences."""
+"""The database behind the log: opens, checks and migrates it, and explains its errors."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from nano_shared.views import create_views, drop_views
 
 
 class WriteAhead:
-    """The write-ahead log of one SQLite file.
+    """The write-ahead log of one SQLite file, with group commit.
 
-    With synchronous=FULL a commit flushes it while it holds the lock, so that writers wait for the disk one
-    after the other. With NORMAL the file is always consistent, but the last commits are lost by a power cut.
-    Here a commit is made under NORMAL, and its caller goes on only after `flush`, outside of the lock: the
-    commits that other threads and processes made meanwhile reach the disk together with it.
+    With synchronous=FULL a commit flushes the log while it holds the lock, so writers wait for the disk one
+    after another. With NORMAL the file is always consistent, but a power cut loses the last commits. Here a
+    commit is made under NORMAL, and its caller returns only after `flush`, outside the lock: one flush then
+    covers the commits of other threads and processes too.
     """
 
     def __init__(self, database: Path) -> None:
@@ -37,7 +37,7 @@ class WriteAhead:
         self._committed = self._flushed = 0
 
     def flush(self) -> None:
-        """Return once what this thread has committed is on disk. Raises OSError where the disk refuses."""
+        """Return once this thread's commits are on disk. Raises OSError if the disk fails."""
         with self._counting:
             self._committed += 1
             mine = self._committed
@@ -46,7 +46,7 @@ class WriteAhead:
                 return
             with self._counting:
                 reached = self._committed
-            # No file: the last connection has put it into the database, which is flushed with it.
+            # no such file: the last connection has moved it into the database file, which was flushed with it
             with suppress(FileNotFoundError):
                 _flush(self._path)
             self._flushed = reached
@@ -78,38 +78,39 @@ _EXPLANATIONS = {
 
 
 class Database:
-    """One engine. Writes are short transactions that lock at their beginning, so that none can fail midway.
+    """One engine. Writes are short transactions that take the lock at their beginning, so that none fails
+    midway.
 
-    A write that has returned survives kill -9, and a power cut (`write_ahead.py`).
+    A write that has returned survives kill -9 and a power cut (see WriteAhead).
     """
 
     def __init__(self, engine: sa.Engine) -> None:
         self.engine = engine
         self.is_sqlite = engine.dialect.name == "sqlite"
         self.name = _name(engine.url)
-        # Threads of one process queue here rather than in SQLite's busy handler, which polls and is unfair.
+        # threads of one process queue here instead of in SQLite's busy handler, which polls and is unfair
         self._turnstile = threading.Lock() if self.is_sqlite else nullcontext()
         self._write_ahead = WriteAhead(Path(self.name)) if self.is_sqlite else None
 
     @property
     def folder(self) -> Path:
-        """Where blobs and locks live: beside an SQLite file, else in NANO_HOME."""
+        """Folder of blobs and locks: beside an SQLite file, else in NANO_HOME."""
         if self.is_sqlite:
             return Path(str(self.engine.url.database)).parent
         return nano_home()
 
     def read(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run `work` on one consistent view of the log."""
+        """Run `work` on a consistent view of the log."""
         with explained(self.name), self.engine.connect() as connection, connection.begin():
             return work(connection)
 
     def stream(self, work: Callable[[sa.Connection], Iterator[T]]) -> Iterator[T]:
-        """What `work` yields, on one consistent view of the log that is held until the last."""
+        """Yield from `work` on a consistent view of the log, which is held until the end."""
         with explained(self.name), self.engine.connect() as connection, connection.begin():
             yield from work(connection)
 
     def write(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run `work` in one transaction, again from its beginning where the database was locked."""
+        """Run `work` in one transaction; repeated from its beginning if the database was locked."""
         retrying = Retrying(
             retry=retry_if_exception(_is_locked),
             stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(_BUSY_SECONDS),
@@ -133,7 +134,7 @@ class Database:
 
 
 def open_database(url: str | Path | None, *, create: bool) -> Database:
-    """Open, check and where needed create or migrate the log's database. Raises LogError."""
+    """Open the log's database; check it, and create or migrate it if needed. Raises LogError."""
     database = Database(_engine(_resolve(url)))
     with ExitStack() as undo, explained(database.name):
         undo.callback(database.close)
@@ -144,7 +145,8 @@ def open_database(url: str | Path | None, *, create: bool) -> Database:
 
 
 def migrate(connection: sa.Connection, target: str = HEAD) -> None:
-    """Apply the migrations up to `target` in the connection's transaction. Views exist at the head only."""
+    """Apply the migrations up to `target` in the connection's transaction. Views exist at the newest revision
+    only."""
     from alembic import command
     from alembic.config import Config
 
@@ -203,11 +205,11 @@ def _engine(url: sa.URL) -> sa.Engine:
 
 
 def _on_connect(dbapi_connection: Any, _record: Any) -> None:
-    # The driver would begin transactions late and commit before DDL: we begin them ourselves.
+    # the driver begins transactions late and commits before DDL, so we begin them ourselves
     dbapi_connection.isolation_level = None
     dbapi_connection.execute("PRAGMA foreign_keys=ON")
     (mode,) = dbapi_connection.execute("PRAGMA journal_mode").fetchone()
-    # Without a write-ahead log (a new file, a file system without shared memory) nothing else would be safe.
+    # without a write-ahead log (new file, file system without shared memory) only FULL is safe
     dbapi_connection.execute(f"PRAGMA synchronous={'NORMAL' if mode == 'wal' else 'FULL'}")
 
 
@@ -256,7 +258,7 @@ def _check_revision(database: Database, create: bool) -> None:
 
 
 def _revision(database: Database) -> str | None:
-    """The schema's revision; None for a database without tables. Raises LogError for somebody else's."""
+    """The schema's revision; None for a database without tables. Raises LogError for a foreign database."""
     try:
         with database.engine.connect() as connection:
             revision = connection.scalar(sa.text(f"SELECT version_num FROM {VERSION_TABLE}"))
@@ -276,10 +278,10 @@ def _revision(database: Database) -> str | None:
 
 def _upgrade(database: Database) -> None:
     if database.is_sqlite:
-        # Persistent, and not possible inside a transaction.
+        # the mode is persistent, and cannot be changed inside a transaction
         with database.engine.connect() as connection:
             connection.connection.driver_connection.execute("PRAGMA journal_mode=WAL")  # type: ignore[union-attr]
-        database.engine.dispose()  # connections look at the mode when they are made
+        database.engine.dispose()  # connections read the mode when they are made
     database.write(migrate)
 
 

@@ -1,4 +1,4 @@
-"""Files and folders that are whole or absent, whatever kills the process that writes them."""
+"""Durable writes: files and folders appear complete or not at all; and bounded reads of regular files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from nano_shared.errors import LogError, NanoError
 
-# EFBIG is what a file size limit (ulimit -f) looks like to the program that meets it.
+# EFBIG: a file size limit (ulimit -f) was reached
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
@@ -25,7 +26,7 @@ WAY_OUT = "free some space, or keep nano's data elsewhere by setting NANO_HOME"
 
 @contextmanager
 def full_disk_explained(path: Path, error_type: type[NanoError] = LogError) -> Iterator[None]:
-    """Raises `error_type` for a full disk, an exhausted quota or a file size limit."""
+    """Turns a full disk, an exhausted quota or a file size limit into `error_type`."""
     try:
         yield
     except _failures() as error:
@@ -36,7 +37,7 @@ def full_disk_explained(path: Path, error_type: type[NanoError] = LogError) -> I
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """What a write may raise; weights are written by a library with an error of its own."""
+    """Exceptions that a write may raise; safetensors has one of its own."""
     safetensors = sys.modules.get("safetensors")
     return (OSError, safetensors.SafetensorError) if safetensors else (OSError,)
 
@@ -50,11 +51,11 @@ def _number(error: Exception) -> int:
 
 @contextmanager
 def durable_folder(target: Path, error_type: type[NanoError]) -> Iterator[Path]:
-    """Yields an empty folder beside `target`, which becomes `target` when the block ends without an error:
-    its files and the folder are on disk before the rename, and the rename when this returns.
+    """Yields an empty folder beside `target` that is renamed to `target` if the block ends without an error.
 
-    A process that is killed leaves remains that `sweep` clears. The caller sees to it that `target` does not
-    exist and that nobody else writes it. Raises `error_type` where the disk is full.
+    Its files are on disk before the rename, and the rename is when this returns. `sweep` removes what a
+    killed process leaves. The caller ensures that `target` does not exist and that nobody else writes it.
+    Raises `error_type` if the disk is full.
     """
     temporary = target.parent / f".{target.name}.tmp-{secrets.token_hex(4)}"
     with full_disk_explained(target, error_type):
@@ -70,13 +71,13 @@ def durable_folder(target: Path, error_type: type[NanoError]) -> Iterator[Path]:
 
 
 def sweep(folder: Path, name: str = "*") -> None:
-    """Clear what killed writers left of `name` in `folder`."""
+    """Remove what killed writers of `name` left in `folder`."""
     for remains in folder.glob(f".{name}.tmp-*"):
         shutil.rmtree(remains)
 
 
 def write_text(path: Path, text: str, error_type: type[NanoError] = LogError) -> None:
-    """Write a file, or replace it whole. Raises `error_type` where the disk is full."""
+    """Write or replace a file atomically. Raises `error_type` if the disk is full."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with full_disk_explained(path, error_type):
         try:
@@ -96,7 +97,7 @@ def file_hash(path: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on disk."""
+    """Wait until a file's contents, or a folder's entries, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -109,3 +110,30 @@ def _sync_tree(directory: Path) -> None:
         for name in names:
             sync(Path(folder, name))
         sync(Path(folder))
+
+
+class NotReadable(ValueError):
+    """The file exists, but must not be read; the message says why."""
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """The bytes of a regular file, following links. For paths that a stranger may control.
+
+    Raises FileNotFoundError and other OSErrors, and NotReadable for pipes, devices and the like, and for more
+    than `most` bytes.
+    """
+    # non-blocking: opening a pipe without a writer would block
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise NotReadable(f"it is a {_kind(mode)}, not a file")
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise NotReadable(f"it has more than {most} bytes")
+    return content
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFDIR: "directory", stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
+    return kinds.get(stat.S_IFMT(mode), "device")

@@ -1,4 +1,4 @@
-"""Facts of runs from the columns of a log: streamed, in constant memory, and without validating a value."""
+"""Streams the facts of runs from a log's columns, in constant memory and without validation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nano_shared.facts import OPINIONS, RunFacts, TaskFacts, TurnFacts, VerdictF
 from nano_shared.types import REDACTED_ID, StopReason
 
 _BATCH = 200
-"""runs whose turns are in memory at once"""
+"""number of runs whose turns are in memory at once"""
 _ID_BYTES, _LOGPROB_BYTES = 4, 8
 _HIDDEN = REDACTED_ID.to_bytes(_ID_BYTES, "little")
 _JUDGED = tuple(field.name for field in fields(VerdictFacts))
@@ -26,7 +26,7 @@ _STOPS = {reason.value: reason for reason in StopReason}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFilter:
-    """Which runs of a log; the default is all of them."""
+    """Selects runs of a log; the default selects all."""
 
     run: str | None = None
     """id"""
@@ -39,7 +39,7 @@ class RunFilter:
 
 
 def stream_facts(connection: sa.Connection, chosen: RunFilter) -> Iterator[RunFacts]:
-    """By task key, runs of one key side by side, oldest first."""
+    """Facts of the selected runs, sorted by task key, then oldest first."""
     streaming = connection.execution_options(stream_results=True, yield_per=_BATCH)
     rows = streaming.execute(_runs(chosen))
     matching = (row for row in rows if chosen.task is None or fnmatchcase(row.key, chosen.task))
@@ -84,7 +84,7 @@ def _runs(chosen: RunFilter) -> sa.Select[Any]:
 
 
 class _Tasks:
-    """Reads the body of a task once, since its runs come one after the other."""
+    """Reads each task's body once, since its runs follow each other."""
 
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection
@@ -145,7 +145,7 @@ def _calls(connection: sa.Connection, ids: Sequence[str]) -> dict[tuple[str, int
 
 
 def _hides(connection: sa.Connection, column: sa.ColumnElement[bytes]) -> sa.ColumnElement[int]:
-    """Above 0 where packed ids hold the one that stands for hidden ones; real ids have no such bytes."""
+    """SQL expression: above 0 if packed ids contain the placeholder of redacted ids."""
     if connection.dialect.name == "sqlite":
         return sa.func.instr(column, _HIDDEN)
     return sa.func.position(sa.literal(_HIDDEN, sa.LargeBinary()).op("IN")(column))

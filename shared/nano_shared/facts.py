@@ -1,7 +1,7 @@
-"""Facts of a run: what decides whether it may train, without the texts and tokens that decide nothing.
+"""Facts of a run: everything that decides whether it may train, without texts and token values.
 
-One shape from two places, so that there is one truth: `facts_of` reads them off a trajectory, `fact_rows.py`
-streams them from the columns of a log, where nothing is validated and a damaged row is a fact like any other.
+`facts_of` computes them from a trajectory; `fact_rows.py` streams the same type from a log's columns, where
+nothing is validated and damage is a fact too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from nano_shared.types import REDACTED_ID, StopReason, Task, Trajectory, Turn, Verdict, group_key
 
 OPINIONS = ("accept", "reject", "edit", "thumb", "prefer")
-"""kinds of feedback that say how good a run was"""
+"""kinds of feedback that rate a run"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class TaskFacts:
     split: str | None
     tools: tuple[str, ...] | None
     generator: str | None
-    """who made the task, by its provenance"""
+    """generator in the task's provenance"""
     answer_only: bool
     """its verdicts are computed from the answer alone"""
 
@@ -40,22 +40,22 @@ class TurnFacts:
     row: int | None
     """None where the turn has no tokens"""
     context: int
-    """tokens of context, as they are stored"""
+    """number of context tokens, as stored"""
     sampled: int
     claimed: tuple[int, int]
-    """context and sampled tokens as the log counted them when the turn was written"""
+    """numbers of context and sampled tokens that were counted when the turn was written"""
     whole: bool
-    """whether the stored ids are whole numbers, with nothing torn off"""
+    """whether the stored bytes are whole ids and log-probs"""
     logprobs: array[float]
     redacted: bool
-    """an id of context or sample was hidden"""
+    """whether an id of context or sample was redacted"""
     temperature: float
     filtered: bool
-    """sampled under top-p or top-k"""
+    """whether it was sampled under top-p or top-k"""
     text: str
     calls: tuple[tuple[str, dict[str, Any]], ...]
     draw: bytes
-    """digest of what was sampled and when: equal for copies of a turn, and for no two samples"""
+    """digest of what was sampled and when: equal for copies of a turn, different for any two samples"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class VerdictFacts:
     graded_hash: str
     components: Mapping[str, float | None]
     tampering: Sequence[Any]
-    """findings as JSON has them"""
+    """findings as JSON"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +87,11 @@ class RunFacts:
     turns: tuple[TurnFacts, ...]
     verdict: VerdictFacts | None
     opinions: bool = False
-    """somebody said how good it was"""
+    """whether feedback rates the run"""
 
     @property
     def own_turns(self) -> tuple[TurnFacts, ...]:
-        """Without those that a fork took over from its parent."""
+        """The turns, without those that a fork took over from its parent."""
         return self.turns[self.parent_step or 0 :]
 
     @property
@@ -109,7 +109,7 @@ class RunFacts:
 
     @property
     def draw(self) -> bytes:
-        """Of the run: copies of one execution share it, whatever name they were logged under."""
+        """Digest of the whole run: equal for copies of one execution, whatever their ids."""
         digest = hashlib.blake2b(digest_size=16)
         for turn in self.turns:
             digest.update(turn.draw)
@@ -117,7 +117,7 @@ class RunFacts:
 
 
 def facts_of(trajectory: Trajectory) -> RunFacts:
-    """The facts of a run in memory."""
+    """The facts of a trajectory."""
     names = ("id", "policy", "profile", "profile_hash", "template_hash", "tools_hash", "parent",
              "parent_step", "stop", "answer", "started")  # fmt: skip
     return RunFacts(
@@ -140,12 +140,13 @@ def task_facts(task: Task) -> TaskFacts:
 
 
 def draw_digest(sampled: bytes, policy_id: str, seed: int | None, started: float, ended: float) -> bytes:
-    """Of one turn: its sampled ids as they are stored, and what tells it from another that says the same.
+    """Digest of one turn: its sampled ids as stored, and what distinguishes it from another with the same
+    ids.
 
-    That is the seed and the policy, since a seed that is used again draws nothing new; without a seed, the
-    times in unix seconds.
+    That is seed and policy, since reusing a seed gives no new sample; without a seed, the times in unix
+    seconds.
     """
-    # a database keeps no minus zero
+    # databases do not keep a minus zero
     stamp = repr((started + 0.0, ended + 0.0) if seed is None else (policy_id, seed))
     digest = hashlib.blake2b(stamp.encode("utf-8", "surrogatepass"), digest_size=16)
     digest.update(sampled)

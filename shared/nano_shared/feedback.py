@@ -16,13 +16,13 @@ class FeedbackKind(StrEnum):
     THUMB = "thumb"
     NOTE = "note"
     OUTCOME = "outcome"
-    """what became of the work later: merged, reverted, the build broke"""
+    """kind: what happened to the work later: merged, reverted, broke the build"""
     PREFER = "prefer"
-    """this run rather than the one whose id is the text"""
+    """kind: this run is preferred to the one whose id is the text"""
 
 
 class Outcome(StrEnum):
-    """What became of the work later, as a person or a hook reports it."""
+    """What happened to the work later, as a person or a hook reports it."""
 
     KEPT = "kept"
     TESTS_PASSED = "tests_passed"
@@ -30,19 +30,19 @@ class Outcome(StrEnum):
 
     @property
     def worth(self) -> float:
-        """Between 0 and 1: the value of an outcome row."""
+        """The value of an outcome row, between 0 and 1."""
         return 0.0 if self is Outcome.REVERTED else 1.0
 
 
 class Feedback(Value):
     kind: FeedbackKind
     value: float | None = None
-    """+1 and -1 for thumbs; a score where there is one"""
+    """+1 and -1 for thumbs; the score if there is one"""
     text: str | None = None
-    """the note, the outcome in words, the preferred run's rival, or the edit: of a turn the text that should
-    stand in place of it (of its span, where there is one), of a whole run a diff from what it left"""
+    """the note; the outcome in words; the id of the run that was not preferred; or the edit: for a turn, the
+    text to replace it (or its span), for a whole run, a diff from its result"""
     turn: int | None = Field(None, ge=0)
-    """None speaks of the whole run"""
+    """None: the whole run"""
     span: tuple[int, int] | None = None
     """[start, end) in characters of the turn's raw completion text"""
     author: str | None = None
@@ -61,7 +61,7 @@ class Feedback(Value):
 
 
 class Said(Value):
-    """A feedback row as the log holds it."""
+    """A feedback row of the log."""
 
     id: int
     """in order of arrival"""
@@ -73,13 +73,13 @@ _WORKSPACE = "workspace "
 
 
 def workspace_edit(workspace: str, diff: str) -> str:
-    """The text of an EDIT of a whole run: a line that names the edited workspace in the blob store, then the
-    unified diff from what the run left to that. Tools that take patches skip such a first line."""
+    """The text of an EDIT of a whole run: a first line that names the edited workspace in the blob store,
+    then the unified diff from the run's result to it. Patch tools ignore the first line."""
     return f"{_WORKSPACE}{workspace}\n{diff}"
 
 
 def edited_workspace(feedback: Feedback) -> str | None:
-    """The workspace that an EDIT of a whole run left; None for any other row."""
+    """The edited workspace of an EDIT of a whole run; None for any other row."""
     first = (feedback.text or "").partition("\n")[0]
     if feedback.kind is not FeedbackKind.EDIT or feedback.turn is not None:
         return None

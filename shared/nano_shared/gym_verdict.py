@@ -1,4 +1,4 @@
-"""A verdict in the fields of NeMo Gym's verify response."""
+"""A verdict with the fields of NeMo Gym's verify response."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ provider_unavailable provider_quota_exhausted provider_oom_killed session_lost s
 session_release_failed cancelled kill_shaped shutdown persistence_failed cohort_incomplete
 """
 FAILURE_KINDS = frozenset(_KINDS.split())
-"""the closed vocabulary; a kind beyond it is named `nano:<kind>`"""
+"""NeMo Gym's closed vocabulary; other kinds are named `nano:<kind>`"""
 _TAKEN = frozenset(
     {"reward", "mask_sample", "failure_kind", "failure_reason", "reward_components", "response"}
 )
 
 
 def verified(verdict: Verdict) -> dict[str, Any]:
-    """`reward` is always a number there: one that is no valid measurement is masked."""
+    """The response for a verdict. `reward` must be a number there: an invalid measurement is masked."""
     kind, _, detail = (verdict.failure_kind or "").partition(": ")
     components = {name: value for name, value in verdict.components.items() if value is not None}
     found = "; ".join(f"{t.kind}: {t.detail}" for t in verdict.tampering)

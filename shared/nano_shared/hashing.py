@@ -1,9 +1,11 @@
-"""Content hashing: canonical JSON and algorithm-tagged digests."""
+"""Ids: content hashes of canonical JSON, and run ids."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import secrets
+import time
 from typing import Any
 
 
@@ -21,3 +23,18 @@ def content_hash(value: Any) -> str:
     else:
         data = canonical_json(value).encode("utf-8", "surrogatepass")
     return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32, which sorts as the numbers do
+_LENGTH = 16
+_RANDOM_BITS = 32
+
+
+def new_run_id() -> str:
+    """A new run id that sorts by time: 48 bits of milliseconds, then 32 random bits."""
+    number = (time.time_ns() // 1_000_000) << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
+    digits = []
+    for _ in range(_LENGTH):
+        number, digit = divmod(number, 32)
+        digits.append(_ALPHABET[digit])
+    return "".join(reversed(digits))

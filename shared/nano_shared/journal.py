@@ -1,4 +1,4 @@
-"""What LogStore writes: one function for each kind of entry, inside the caller's transaction."""
+"""The writes of LogStore: one function for each kind of entry, inside the caller's transaction."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from nano_shared.types import StopReason, Task, Trajectory, Turn, Verdict
 
 HINT = "see `nano-coder log list`"
 
-# Made once: a statement remembers what SQLAlchemy works out of it, which costs more than SQLite's own work.
+# compiled once: SQLAlchemy caches on the statement, and compiling costs more than SQLite's own work
 _RUN = sa.bindparam("run", type_=schema.runs.c.id.type)
 _RUN_IS_THERE = sa.select(sa.literal(1)).where(schema.runs.c.id == _RUN)
 _TASK_IS_THERE = sa.select(sa.literal(1)).where(schema.tasks.c.id == sa.bindparam("task"))
-_TURNS_HELD = sa.select(sa.func.count()).where(schema.turns.c.run_id == _RUN)
+_TURN_COUNT = sa.select(sa.func.count()).where(schema.turns.c.run_id == _RUN)
 _STOP = sa.select(schema.runs.c.id, schema.runs.c.stop).where(schema.runs.c.id == _RUN).with_for_update()
 _ADD_RUN, _ADD_TURN, _ADD_CALL = (table.insert() for table in (schema.runs, schema.turns, schema.tool_calls))
 
@@ -41,18 +41,22 @@ def insert_task(connection: sa.Connection, task: Task) -> str:
             with connection.begin_nested():
                 connection.execute(schema.tasks.insert(), row)
         except IntegrityError:
-            pass  # on a server, another process was first: a task is its content
+            # on a server another process may be first; a task's id is its content hash, so both wrote the
+            # same
+            pass
     return str(row["id"])
 
 
-def insert_turns(connection: sa.Connection, run_id: str, turns: Sequence[Turn], *, held: int = 0) -> None:
-    """Add turns to a run that holds `held`. Raises LogError for one that is out of order."""
-    for expected, turn in enumerate(turns, held):
+def insert_turns(
+    connection: sa.Connection, run_id: str, turns: Sequence[Turn], *, logged_turns: int = 0
+) -> None:
+    """Add turns to a run that has `held` turns. Raises LogError for a turn out of order."""
+    for expected, turn in enumerate(turns, logged_turns):
         if turn.index != expected:
             raise LogError(f"run {run_id} holds {expected} turns, so turn {turn.index} cannot be its next")
     rows = [turn_row(run_id, turn) for turn in turns]
     calls = [row for turn in turns for row in tool_call_rows(run_id, turn)]
-    # One statement for all rows of one shape: a turn without tokens leaves their columns out.
+    # one statement for all rows with the same columns: a turn without tokens omits theirs
     for _, alike in groupby(rows, key=len):
         connection.execute(_ADD_TURN, list(alike))
     if calls:
@@ -61,9 +65,9 @@ def insert_turns(connection: sa.Connection, run_id: str, turns: Sequence[Turn], 
 
 def append_turn(connection: sa.Connection, run_id: str, turn: Turn) -> None:
     """Add the next turn. Raises LogError for an unknown or ended run, and for a turn out of order."""
-    refuse_ended(connection, run_id)  # and then count: it locks the run where the database locks rows
-    held = connection.scalar(_TURNS_HELD, {"run": run_id}) or 0
-    insert_turns(connection, run_id, (turn,), held=held)
+    refuse_ended(connection, run_id)  # before counting: it locks the run where the database locks rows
+    logged_turns = connection.scalar(_TURN_COUNT, {"run": run_id}) or 0
+    insert_turns(connection, run_id, (turn,), logged_turns=logged_turns)
 
 
 def insert_verdict(connection: sa.Connection, run_id: str, verdict: Verdict) -> None:
@@ -72,7 +76,7 @@ def insert_verdict(connection: sa.Connection, run_id: str, verdict: Verdict) -> 
 
 
 def insert_feedback(connection: sa.Connection, run_id: str, feedback: Feedback) -> int:
-    """The id of the row."""
+    """Returns the id of the row."""
     stop_of(connection, run_id)
     done = connection.execute(schema.feedback.insert(), feedback_row(run_id, feedback))
     return int(done.inserted_primary_key[0])  # type: ignore[index]
@@ -83,7 +87,7 @@ def end_run(connection: sa.Connection, run_id: str, end: dict[str, Any]) -> None
 
 
 def clear_end(connection: sa.Connection, run_id: str) -> None:
-    """Raises LogError for a run that ended by the policy's doing, since that end is a result."""
+    """Raises LogError for a run that the policy ended, since that is a result."""
     stop = stop_of(connection, run_id)
     if stop is not None and not stop.ours:
         raise LogError(
@@ -101,7 +105,7 @@ def refuse_ended(connection: sa.Connection, run_id: str) -> None:
 
 
 def stop_of(connection: sa.Connection, run_id: str) -> StopReason | None:
-    """Why the run ended; None while it has not. Raises LogError for an unknown run.
+    """Why the run ended; None if it has not. Raises LogError for an unknown run.
 
     Locks the run's row where the database locks rows, so that writers of one run take turns.
     """

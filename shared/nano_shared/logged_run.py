@@ -1,4 +1,4 @@
-"""A run with all that the log says of it, and how it enters another log."""
+"""A run with everything that the log holds of it, and its import into another log."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from nano_shared.types import Trajectory, Value, Verdict
 class LoggedRun(Value):
     trajectory: Trajectory
     verdicts: tuple[Verdict, ...] = ()
-    """every judgement, newest last; the last one is the trajectory's"""
+    """every verdict, newest last; the last one is the trajectory's"""
     feedback: tuple[Feedback, ...] = ()
 
     @property
     def whole(self) -> Trajectory:
-        """The trajectory, its verdict the newest of `verdicts`."""
+        """The trajectory with the newest of `verdicts`."""
         return self.trajectory.model_copy(update={"verdict": self.verdicts[-1] if self.verdicts else None})
 
     def as_json(self) -> dict[str, Any]:
-        """As plain JSON values. Pydantic's JSON mode loses half surrogates in keys of objects."""
+        """As plain JSON values. (Pydantic's JSON mode loses half surrogates in keys of objects.)"""
         body: dict[str, Any] = json.loads(json.dumps(self.model_dump()))
         return body
 
 
 @dataclass(slots=True)
 class Merged:
-    """What an import did, in runs."""
+    """Result of an import, in runs."""
 
     added: int = 0
     extended: int = 0
-    """were there and gained verdicts or feedback"""
+    """existed, and gained verdicts or feedback"""
     known: int = 0
-    """were there, as they stand in the file"""
+    """existed already, with all that the file has"""
 
 
 def load_logged(connection: sa.Connection, run_id: str) -> LoggedRun:
@@ -53,28 +53,28 @@ def load_logged(connection: sa.Connection, run_id: str) -> LoggedRun:
 
 
 def verdicts_of(connection: sa.Connection, run_id: str) -> tuple[Verdict, ...]:
-    """Every judgement of a run, newest last."""
+    """Every verdict of a run, newest last."""
     table = schema.verdicts
     query = sa.select(table).where(table.c.run_id == run_id).order_by(table.c.id)
     return tuple(verdict_from(row) for row in connection.execute(query).mappings())
 
 
 def feedback_of(connection: sa.Connection, run_id: str) -> tuple[Feedback, ...]:
-    """What was said about a run, in the order in which it was."""
+    """The feedback of a run, in order of arrival."""
     table = schema.feedback
     query = sa.select(table).where(table.c.run_id == run_id).order_by(table.c.id)
     return tuple(feedback_from(row) for row in connection.execute(query).mappings())
 
 
 def merge_run(connection: sa.Connection, run: LoggedRun, merged: Merged) -> None:
-    """Add a run, or to one that is there the verdicts and the feedback that it lacks.
+    """Add a run, or add the missing verdicts and feedback to an existing one.
 
-    Raises LogError where the log holds another run of that id.
+    Raises LogError if the log holds another run with that id.
     """
     trajectory = run.trajectory
     exists = sa.select(sa.literal(1)).where(schema.runs.c.id == trajectory.id)
     if connection.scalar(exists) is None:
-        # where it was made is another machine's business: `apply` is not to write where a stranger says
+        # the directory on another machine is dropped: `apply` must not write where an imported file says
         journal.insert_run(connection, trajectory.model_copy(update={"directory": None}))
         journal.insert_turns(connection, trajectory.id, trajectory.turns)
         merged.added += 1

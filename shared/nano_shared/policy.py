@@ -1,17 +1,21 @@
-"""The Policy protocol: whoever completes a conversation."""
+"""The Policy protocol, and the conversation that a policy completes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from nano_shared.types import Completion, Message, Role, Sampling, TurnTokens
+
+DecodeIds = Callable[[Sequence[int]], str]
+"""token ids -> text, control tokens included"""
 
 
 class Conversation:
     """Append-only. Messages before `rendered` are already in `tokens`; a policy renders only the rest.
 
-    `tokens` is everything the model has read or sampled in the current row, in order. Nothing in it is
-    ever decoded and encoded again.
+    `tokens` is everything that the model has read or sampled in the current row, in order. It is never
+    decoded and encoded again.
     """
 
     def __init__(self, messages: tuple[Message, ...] = ()) -> None:
@@ -30,11 +34,6 @@ class Conversation:
     def new_messages(self) -> tuple[Message, ...]:
         """Messages that no call has rendered yet."""
         return tuple(self._messages[self.rendered :])
-
-    @property
-    def ends_sampled(self) -> bool:
-        """Whether the row ends in sampled tokens, so that the next delta must close that turn."""
-        return self.rendered > 0 and self._messages[self.rendered - 1].role is Role.ASSISTANT
 
     def append(self, message: Message) -> None:
         self._messages.append(message)
@@ -56,10 +55,10 @@ class Conversation:
 
 @runtime_checkable
 class Policy(Protocol):
-    """Thread-safe: many agents call it at once. Keeps no hidden state but a KV cache.
+    """Answers conversations. Thread-safe: many agents call it at once. Keeps no hidden state but a KV cache.
 
-    `id` names the weights (content hash or endpoint model), `version` counts the optimizer steps behind
-    them, `context_limit` is the longest row in tokens, and `template_hash` identifies the chat template.
+    `id` names the weights (content hash or endpoint model), `version` counts their optimizer steps,
+    `context_limit` is the longest row in tokens, and `template_hash` identifies the chat template.
     """
 
     @property

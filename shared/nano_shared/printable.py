@@ -1,7 +1,7 @@
-"""Text that somebody else made, as it may be shown: nothing in it drives a terminal, hides, or has no end.
+"""Makes untrusted text safe to show: escapes characters that drive a terminal or hide, and bounds its length.
 
-`printable` is for a text. `guard_streams` does the same for whatever a command writes to its streams, by
-whatever means, and `console.Console` for what it prints with style.
+`printable` does so for a text, `guard_streams` for everything that a command writes to its streams, and
+`console.Console` for styled output.
 """
 
 from __future__ import annotations
@@ -11,25 +11,26 @@ import sys
 import unicodedata
 
 MOST = 20_000
-"""characters that a person is shown of one text; --json and the log have all of them"""
+"""characters of one text that are shown to a person; --json and the log have all of it"""
 _DRIVES_OR_HIDES = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
-"""letters and marks by category that show nothing"""
+"""letters and marks, by category, that are displayed as blanks"""
 
 
 def printable(text: str, most: int | None = MOST) -> str:
-    """With control, direction, invisible and unassigned characters written out; newlines and tabs stay.
+    """The text with control, bidirectional, invisible and unassigned characters escaped; newlines and tabs
+    stay.
 
-    What is written out is as JSON would have it, so JSON stays what it was. What is longer than `most`
-    characters is cut to that, and says how long it was; twice does no more than once.
+    Escapes are those of JSON, so JSON stays valid. A text longer than `most` characters is cut, with a note
+    of its length. Idempotent.
     """
     if most is None:
         return _written_out(text)
     shown = _written_out(text[:most])
     if len(text) <= most and len(shown) <= most:
         return shown
-    told = f"... (cut, of {len(text)} characters)"
-    return shown[: most - len(told)] + told
+    note = f"... (cut, of {len(text)} characters)"
+    return shown[: most - len(note)] + note
 
 
 def one_line(text: str, most: int) -> str:
@@ -55,34 +56,34 @@ def _escaped(char: str) -> str:
 
 
 class GuardedStream(io.TextIOWrapper):
-    """A stream whose text cannot drive the terminal, whoever writes it."""
+    """A text stream that escapes what could drive the terminal."""
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
         stream.flush()
         super().__init__(
             stream.buffer,
             encoding=stream.encoding,
-            errors="backslashreplace",  # a name of a file may be no text at all
+            errors="backslashreplace",  # a file name may be no valid text
             newline="",
             line_buffering=stream.line_buffering,
             write_through=stream.write_through,
         )
         self.styled = stream
-        """for a console, which has seen to its text itself"""
+        """for a console, which has escaped its text itself"""
         stream.reconfigure(errors="backslashreplace")
 
     def __del__(self) -> None:
-        """Leave the stream underneath open, which others write to."""
+        """Does nothing: the stream underneath stays open for others."""
 
     def write(self, text: str, /) -> int:
-        # a bar of progress goes back to where its line begins
+        # a progress bar returns to the beginning of its line
         bar = "\r" if text.startswith("\r") and self.isatty() else ""
         super().write(bar + _written_out(text[len(bar) :]))
         return len(text)
 
 
 def guard_streams() -> None:
-    """Let standard output and standard error of this process write out what drives a terminal."""
+    """Make standard output and standard error of this process escape what could drive the terminal."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and not isinstance(stream, GuardedStream):

@@ -6,14 +6,12 @@ hash is frozen by a test, and a reworded prompt is a new profile under a new nam
 
 from __future__ import annotations
 
-from typing import Literal
-
 from nano_shared.hashing import content_hash
 from nano_shared.types import ToolSpec, Value
 
 
 class ObservationFormat(Value):
-    """How much of a tool's output the model sees: head and tail by tokens, marker first."""
+    """How much of a tool's output the model sees: head and tail by tokens, with a marker first."""
 
     head_tokens: int
     tail_tokens: int
@@ -21,7 +19,8 @@ class ObservationFormat(Value):
 
 class InterfaceProfile(Value):
     name: str
-    dialect: Literal["compact", "hermes"]
+    dialect: str
+    """how actions are written: a name of `nano.dialects`"""
     tools: tuple[ToolSpec, ...]
     """every tool the profile knows; a task may offer fewer"""
     system: str

@@ -1,4 +1,4 @@
-"""What a format cannot take: said by place, field and reason, and never by leaving something out."""
+"""Refusals of formats: what cannot be imported or exported, by place, field and reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nano_shared.printable import printable
 
 
 class Refused(UsageError):
-    """One row, folder or task cannot be carried: `field` names what is in the way, `why` says the reason."""
+    """One row, folder or task cannot be imported or exported because of `field`; `why` is the reason."""
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(f"{field}: {why}")
@@ -20,7 +20,7 @@ class Refused(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refusal and where it happened: `file:line`, a folder, or a task's key."""
+    """A refusal and its place: `file:line`, a folder, or a task's key."""
 
     where: str
     field: str
@@ -35,7 +35,7 @@ class Refusal:
 
 
 def first_problem(refusals: Iterable[Refusal]) -> None:
-    """Raises UsageError with the first of the refusals, and how many follow."""
+    """Raises UsageError with the first refusal and the number of others; does nothing if there are none."""
     listed = list(refusals)
     if listed:
         more = f" (and {len(listed) - 1} more; --keep-going lists them)" if len(listed) > 1 else ""

@@ -1,4 +1,4 @@
-"""Values to rows of the log and back, exactly: `trajectory_from(rows of x) == x`."""
+"""Converts values to rows of the log and back, exactly: `trajectory_from(rows of x) == x`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nano_shared.types import (
     Verdict,
 )
 
-Row = dict[str, Any]
+Columns = dict[str, Any]
 
 _RUN_FIELDS = (
     "id", "policy", "profile", "profile_hash", "template_hash", "tools_hash", "runtime_version", "parent",
@@ -37,7 +37,7 @@ _VERDICT_FIELDS = (
 )  # fmt: skip
 
 
-def task_row(task: Task) -> Row:
+def task_row(task: Task) -> Columns:
     return {
         "id": task.id,
         "key": task.key,
@@ -49,11 +49,11 @@ def task_row(task: Task) -> Row:
     }
 
 
-def run_row(trajectory: Trajectory, task_id: str) -> Row:
+def run_row(trajectory: Trajectory, task_id: str) -> Columns:
     return {"task_id": task_id} | {name: getattr(trajectory, name) for name in _RUN_FIELDS}
 
 
-def turn_row(run_id: str, turn: Turn) -> Row:
+def turn_row(run_id: str, turn: Turn) -> Columns:
     completion = turn.completion
     row = {
         "run_id": run_id,
@@ -67,7 +67,7 @@ def turn_row(run_id: str, turn: Turn) -> Row:
     return row | _token_columns(completion.tokens) | {name: getattr(turn, name) for name in _TURN_FIELDS}
 
 
-def _token_columns(tokens: TurnTokens | None) -> Row:
+def _token_columns(tokens: TurnTokens | None) -> Columns:
     if tokens is None:
         return {}
     return {
@@ -80,11 +80,11 @@ def _token_columns(tokens: TurnTokens | None) -> Row:
     }
 
 
-def tool_call_rows(run_id: str, turn: Turn) -> list[Row]:
+def tool_call_rows(run_id: str, turn: Turn) -> list[Columns]:
     """One row for each position that holds a call, an observation or both."""
     rows = []
     for position in range(max(len(turn.calls), len(turn.observations))):
-        row: Row = {"run_id": run_id, "turn": turn.index, "position": position}
+        row: Columns = {"run_id": run_id, "turn": turn.index, "position": position}
         row |= _call_columns(turn.calls[position] if position < len(turn.calls) else None)
         row |= _observation_columns(
             turn.observations[position] if position < len(turn.observations) else None
@@ -93,19 +93,19 @@ def tool_call_rows(run_id: str, turn: Turn) -> list[Row]:
     return rows
 
 
-def _call_columns(call: ToolCall | None) -> Row:
+def _call_columns(call: ToolCall | None) -> Columns:
     if call is None:
         return {"call_name": None, "arguments": None}
     return {"call_name": call.name, "arguments": call.arguments}
 
 
-def _observation_columns(observation: Observation | None) -> Row:
+def _observation_columns(observation: Observation | None) -> Columns:
     denied = observation.denials if observation else None
-    row: Row = {name: getattr(observation, name, None) for name in _OBSERVATION_FIELDS}
+    row: Columns = {name: getattr(observation, name, None) for name in _OBSERVATION_FIELDS}
     return row | {f"denied_{name}": getattr(denied, name, None) for name in Denials.model_fields}
 
 
-def verdict_row(run_id: str, verdict: Verdict, created: float) -> Row:
+def verdict_row(run_id: str, verdict: Verdict, created: float) -> Columns:
     row = {
         "run_id": run_id,
         "created": created,
@@ -115,7 +115,7 @@ def verdict_row(run_id: str, verdict: Verdict, created: float) -> Row:
     return row | {name: getattr(verdict, name) for name in _VERDICT_FIELDS}
 
 
-def feedback_row(run_id: str, feedback: Feedback) -> Row:
+def feedback_row(run_id: str, feedback: Feedback) -> Columns:
     start, end = feedback.span or (None, None)
     return {"run_id": run_id, "span_start": start, "span_end": end} | feedback.model_dump(exclude={"span"})
 
@@ -138,7 +138,7 @@ def verdict_from(row: RowMapping) -> Verdict:
 def trajectory_from(
     run: RowMapping, turns: Sequence[RowMapping], calls: Sequence[RowMapping], verdict: RowMapping | None
 ) -> Trajectory:
-    """`run` carries its task's `body`; turns and calls are in order."""
+    """`run` includes the task's `body`; turns and calls are in order."""
     by_turn: dict[int, list[RowMapping]] = {}
     for call in calls:
         by_turn.setdefault(call["turn"], []).append(call)

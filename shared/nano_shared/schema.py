@@ -1,7 +1,7 @@
-"""The tables of the log. People query the views (views.py); only LogStore touches these.
+"""The tables of the log. People query the views (views.py); only LogStore uses the tables.
 
-Append-only but for the end of a run. Times are unix seconds. A change here is a new migration, and a new
-HEAD; `test_schema_equals_migrations` holds the two together.
+Append-only, except for the end of a run. Times are unix seconds. A change here needs a migration and a new
+HEAD; `test_schema_equals_migrations` checks it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _ESCAPED = "\x1bjson:"
 
 
 class ExactText(sa.TypeDecorator[str]):
-    """Text that may hold what databases refuse: NUL, and lone surrogates (bytes of non-UTF-8 file names).
+    """Text with what databases refuse: NUL, and lone surrogates (bytes of non-UTF-8 file names).
 
-    Such text, rare in practice, is stored as a marker and its JSON form; all other text as it is.
+    Such text is stored as a marker and its JSON form; all other text unchanged.
     """
 
     impl = sa.Text
@@ -67,7 +67,7 @@ class Json(sa.TypeDecorator[Any]):
 class Packed(sa.TypeDecorator[tuple[Any, ...]]):
     """A tuple of numbers as one blob: little-endian, `I` for uint32 ids, `d` for float64 log-probs.
 
-    Log-probs are kept in float64 because a trajectory must come back equal to the one that was appended.
+    Log-probs are stored in float64 because a trajectory must come back equal to the one that was appended.
     """
 
     impl = sa.LargeBinary
@@ -98,7 +98,7 @@ def _plain(text: str) -> bool:
 
 
 HEAD = "0004"
-"""newest migration; revisions are zero-padded numbers, so that text comparison says which is newer"""
+"""newest migration; revisions are zero-padded numbers, so that they compare as text"""
 VERSION_TABLE = "log_version"
 
 metadata = MetaData()
@@ -128,7 +128,7 @@ runs = Table(
     Column("tools_hash", ExactText, nullable=False),
     Column("runtime_version", ExactText, nullable=False),
     Column("parent", ExactText),  # no foreign key: the parent may live in another log
-    Column("parent_step", Integer),  # turns that are the parent's; NULL where none can be
+    Column("parent_step", Integer),  # number of turns that are the parent's; NULL in runs of older versions
     Column("seed", Json),  # seeds may exceed 64 bits
     Column("snapshot", ExactText),
     Column("started", Double, nullable=False),
@@ -174,10 +174,10 @@ tool_calls = Table(
     Column("run_id", ExactText, primary_key=True),
     Column("turn", Integer, primary_key=True),
     Column("position", Integer, primary_key=True),
-    # what was asked; NULL where an observation answers no call
+    # the call; NULL if the observation answers none
     Column("call_name", ExactText),
     Column("arguments", Json),
-    # what happened; NULL where the call was never executed
+    # the observation; NULL if the call was never executed
     Column("tool", ExactText),
     Column("ok", Boolean),
     Column("text", ExactText),
@@ -199,7 +199,7 @@ tool_calls = Table(
 verdicts = Table(
     "log_verdicts",
     metadata,
-    Column("id", Integer, primary_key=True),  # the largest of a run is its newest verdict
+    Column("id", Integer, primary_key=True),  # the verdict with the largest id is the newest
     Column("run_id", ExactText, ForeignKey("log_runs.id"), nullable=False),
     Column("created", Double, nullable=False),
     Column("reward", Double),

@@ -1,8 +1,7 @@
-"""Folders for what lies on the disk for a while: their owner removes them, or, where it was killed, the next
-process that makes one.
+"""Temporary folders that are removed by their owner or, if it was killed, by the next process that makes one.
 
-An owner holds a lock on its folder, which the kernel lets go of when the last process that has it ends.
-A folder with our prefix whose lock is free belongs to nobody.
+An owner holds a lock on its folder, which the kernel releases when its last process ends. A folder with our
+prefix and a free lock belongs to nobody.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import platformdirs
 
 
 def nano_home() -> Path:
-    """The data folder, absolute. It is not created here: whoever writes into it does that."""
+    """The data folder, absolute. It is created by whoever writes into it."""
     chosen = os.environ.get("NANO_HOME")
     return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_data_path("nano")
 
@@ -30,24 +29,25 @@ def nano_home() -> Path:
 PREFIX = "nano-scratch-"
 _MEMORY = Path("/dev/shm")
 _ROOM = 2 << 30
-"""free bytes there from which on it is used: four of the largest workspaces, or the log of 20,000 checks"""
+"""free bytes that /dev/shm must have to be used: four of the largest workspaces, or the log of 20,000
+checks"""
 
 _swept: set[tuple[int, str]] = set()
 _lock = threading.Lock()
 
 
 class ScratchFolder:
-    """A folder of one's own under `parent`, by default the directory for temporary files."""
+    """A temporary folder under `parent`; by default under the directory for temporary files."""
 
     def __init__(self, kind: str, parent: str | None = None) -> None:
-        """`kind` is part of its name, for who looks. Raises OSError where no folder can be made."""
+        """`kind` becomes part of its name. Raises OSError if no folder can be created."""
         parent = parent or tempfile.gettempdir()
         _sweep_once(parent)
         self._owner = os.getpid()
         self.path, self._held = _made(kind, parent)
 
     def remove(self) -> None:
-        """Remove it and what is in it; in a fork of its owner, nothing. Idempotent."""
+        """Remove the folder and its contents; does nothing in a fork of its owner. Idempotent."""
         if self._held < 0 or os.getpid() != self._owner:
             return
         _remove(self.path)
@@ -57,7 +57,7 @@ class ScratchFolder:
 
 @contextmanager
 def scratch_folder(kind: str, parent: str | None = None) -> Iterator[Path]:
-    """A folder that is gone afterwards."""
+    """A temporary folder, removed after the block."""
     folder = ScratchFolder(kind, parent)
     try:
         yield folder.path
@@ -66,7 +66,7 @@ def scratch_folder(kind: str, parent: str | None = None) -> Iterator[Path]:
 
 
 def in_memory() -> str | None:
-    """A parent whose folders lie in memory, where there is one with room; otherwise None."""
+    """A parent for folders in memory, if there is one with room; else None."""
     with suppress(OSError):
         if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM:
             return str(_MEMORY)
@@ -74,19 +74,19 @@ def in_memory() -> str | None:
 
 
 def sweep(parent: str) -> None:
-    """Remove the folders under `parent` whose owners are gone."""
+    """Remove the folders under `parent` whose owners have ended."""
     for entry in os.scandir(parent):
         if not entry.name.startswith(PREFIX):
             continue
         with suppress(OSError):
-            held = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            descriptor = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                # what another user made is not ours to remove
-                if os.geteuid() in (0, os.fstat(held).st_uid):
-                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # folders of other users are not ours to remove
+                if os.geteuid() in (0, os.fstat(descriptor).st_uid):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     _remove(Path(entry.path))
             finally:
-                os.close(held)
+                os.close(descriptor)
 
 
 def _sweep_once(parent: str) -> None:
@@ -101,29 +101,29 @@ def _sweep_once(parent: str) -> None:
 def _made(kind: str, parent: str) -> tuple[Path, int]:
     while True:
         path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-", dir=parent))
-        # a sweep may come between making it and holding it: then there is another to make
+        # a concurrent sweep may remove it before it is locked: then create another
         with suppress(OSError):
-            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(os.fstat(held), os.stat(path)):
-                    return path, held
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    return path, descriptor
             except OSError:
-                os.close(held)
+                os.close(descriptor)
                 raise
-            os.close(held)
+            os.close(descriptor)
 
 
 def _remove(path: Path) -> None:
     try:
         shutil.rmtree(path, onerror=_open_up)
-    except RecursionError:  # a program nested its folders deeper than Python's stack is
+    except RecursionError:  # a program nested its folders deeper than Python's recursion limit
         for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
             subprocess.run([*command, "--", os.fspath(path)], check=False, capture_output=True)
 
 
 def _open_up(function: Callable[..., object], path: str, problem: object) -> None:
-    """Try again with the rights that a program took from its own folders, where there are any to give."""
+    """Retry after restoring rights that a program took from its own folders."""
     with suppress(OSError):
         closed = [place for place in (os.path.dirname(path), path) if _closed(place)]
         for place in closed:

@@ -1,4 +1,4 @@
-"""What LogStore reads: runs by name, by filter and whole, on the caller's view of the log."""
+"""The reads of LogStore: runs by name, by filter and whole, on the caller's view of the log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RunSummary(Value):
     policy: str
     """as the user named it"""
     policy_id: str | None
-    """weights that sampled the last turn; None before the first"""
+    """weights that sampled the last turn; None before the first turn"""
     stop: StopReason | None
     reward: float | None
     """of the newest verdict"""
@@ -40,7 +40,7 @@ class RunSummary(Value):
 _AMBIGUOUS_SHOWN = 3
 _PAGE = 500
 _newest_first = (schema.runs.c.started.desc(), schema.runs.c.id.desc())
-# Times and counts are what the view says; text needs the type that undoes its escapes.
+# times and counts are as in the view; text needs the type that undoes its escapes
 _texts = {"id", "task_key", "prompt", "policy", "policy_id", "stop"}
 _summary = sa.table(
     "runs", *(sa.column(name, ExactText if name in _texts else None) for name in RunSummary.model_fields)
@@ -48,7 +48,7 @@ _summary = sa.table(
 
 
 class Heading(NamedTuple):
-    """What a pass over many runs needs to know before it loads one."""
+    """Data of a run for a pass over many runs, before loading any."""
 
     run_id: str
     started: float
@@ -56,7 +56,7 @@ class Heading(NamedTuple):
 
 
 def resolve(connection: sa.Connection, run: str, log: str) -> str:
-    """The id behind an id, a unique prefix or "last". Raises LogError naming what was asked."""
+    """The run's id from an id, a unique prefix or "last". Raises LogError."""
     ids = schema.runs.c.id
     if run == "last":
         newest = connection.scalar(sa.select(ids).order_by(*_newest_first).limit(1))
@@ -78,7 +78,7 @@ def resolve(connection: sa.Connection, run: str, log: str) -> str:
 
 
 def load(connection: sa.Connection, run_id: str) -> Trajectory:
-    """A run whole. Raises LogError for one whose rows no longer make one."""
+    """A whole run. Raises LogError if its rows are damaged."""
     runs, turns, calls, verdicts = schema.runs, schema.turns, schema.tool_calls, schema.verdicts
 
     def rows(query: sa.Select[Any]) -> Sequence[sa.RowMapping]:
@@ -100,7 +100,7 @@ def load(connection: sa.Connection, run_id: str) -> Trajectory:
 
 
 def load_task(connection: sa.Connection, run_id: str) -> Task:
-    """Raises LogError for an unknown run, and for a task whose row is damaged."""
+    """Raises LogError for an unknown run, and for a damaged task row."""
     query = sa.select(schema.tasks.c.body).join(schema.runs).where(schema.runs.c.id == run_id)
     row = connection.execute(query).one_or_none()
     if row is None:
@@ -137,7 +137,7 @@ def _by_policy(policy: str) -> sa.ColumnElement[bool]:
 def select_headings(
     policy: str | None, since: float | None, *, by_task: bool, after: Heading | None
 ) -> sa.Select[tuple[str, float, str]]:
-    """The page of headings that follows `after`: oldest first, or by task key and then oldest first."""
+    """The page of headings after `after`: oldest first, or by task key and then oldest first."""
     runs, tasks = schema.runs, schema.tasks
     place = [runs.c.started, runs.c.id]
     if by_task:
@@ -155,7 +155,7 @@ def select_headings(
 
 
 def select_summaries(matching: str | None) -> sa.Select[tuple[object, ...]]:
-    """Rows for RunSummary, newest first; `matching` is text of a prompt, completion or observation."""
+    """Rows for RunSummary, newest first; `matching` searches prompts, completions and observations."""
     query = sa.select(_summary).order_by(_summary.c.started.desc(), _summary.c.id.desc())
     if matching is None:
         return query

@@ -1,4 +1,5 @@
-"""The log store: every execution, written ahead turn by turn, and read back exactly. The only user of SQL."""
+"""LogStore: the log of every execution, written ahead turn by turn, and read back exactly. The only user of
+SQL."""
 
 from __future__ import annotations
 
@@ -23,22 +24,21 @@ from nano_shared.errors import LogError
 from nano_shared.fact_rows import RunFilter, stream_facts
 from nano_shared.facts import RunFacts
 from nano_shared.feedback import Feedback, Said
-from nano_shared.hashing import content_hash
+from nano_shared.hashing import content_hash, new_run_id
 from nano_shared.logged_run import LoggedRun, Merged, feedback_of, load_logged, merge_run, verdicts_of
 from nano_shared.rows import said_from
-from nano_shared.run_id import new_run_id
 from nano_shared.selection import RunSummary
 from nano_shared.types import Split, StopReason, Task, Trajectory, Turn, Verdict
 
 
 @contextmanager
 def claim(folder: Path, run_id: str) -> Iterator[None]:
-    """Hold the run's lock file in `folder`. Holds among the processes that share that folder.
+    """Hold the run's lock file in `folder`, against other processes that share that folder.
 
-    Raises LogError, at once, when another holds it.
+    Raises LogError at once if another process holds it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # Ids of imported runs can be any text: hash them into a file name.
+    # ids of imported runs can be any text: hash them into a file name
     stem = content_hash(run_id).removeprefix("sha256:")[:24]
     owner = folder / f"{stem}.pid"
     lock = FileLock(folder / f"{stem}.lock", timeout=0)
@@ -74,9 +74,9 @@ class SqlResult:
 
 
 class LogStore:
-    """Append-only. Safe for many threads, and for several processes on one log.
+    """The log of runs. Append-only. Safe for many threads, and for several processes on one log.
 
-    Every method raises LogError when the log is locked for too long, damaged, read-only or out of space.
+    Every method raises LogError if the log is locked for too long, damaged, read-only or out of space.
     """
 
     def __init__(self, database: Database, blobs: BlobStore) -> None:
@@ -89,8 +89,8 @@ class LogStore:
     ) -> LogStore:
         """Open a log by path or SQLAlchemy URL; None is `log.db` in NANO_HOME. Applies missing migrations.
 
-        Blobs live in `blobs/` beside an SQLite file, for a server in NANO_HOME, or where `blobs` says.
-        Raises LogError for what is not a log, is newer than this program, or cannot be written.
+        Blobs are in `blobs/` beside an SQLite file, in NANO_HOME for a server, or in the folder `blobs`.
+        Raises LogError for a file that is no log, is newer than this program, or cannot be written.
         """
         database = open_database(url, create=create)
         return cls(database, BlobStore(blobs or database.folder / "blobs"))
@@ -102,7 +102,7 @@ class LogStore:
 
     @property
     def address(self) -> str:
-        """What `open` takes to open it again, with its password: for a process of ours, never to be shown."""
+        """The argument to `open` it again, password included: for our own processes, never to be shown."""
         database = self._database
         return database.name if database.is_sqlite else database.engine.url.render_as_string(False)
 
@@ -118,9 +118,9 @@ class LogStore:
     # ------------------------------------------------------------------------------------ writing
 
     def begin(self, trajectory: Trajectory) -> None:
-        """Open a run, with the turns of its parent where it is a fork, in one transaction.
+        """Begin a run, with the turns of its parent if it is a fork, in one transaction.
 
-        Raises LogError when its id is taken, or when it already holds turns of its own or an end.
+        Raises LogError if its id is taken, or if it already holds turns of its own or an end.
         """
         if trajectory.own_turns or trajectory.stop is not None or trajectory.verdict is not None:
             raise LogError(f"run {trajectory.id} has already been executed; append() takes it whole")
@@ -160,14 +160,14 @@ class LogStore:
         self._database.write(work)
 
     def reopen(self, run_id: str) -> None:
-        """Clear the end of a run so that it can be resumed. Does nothing to one that never ended.
+        """Clear the end of a run so that it can be resumed. Does nothing to one that has not ended.
 
-        Raises LogError for an unknown run, and for one that ended by the policy's doing.
+        Raises LogError for an unknown run, and for one that the policy ended.
         """
         self._database.write(lambda connection: journal.clear_end(connection, run_id))
 
     def append(self, trajectory: Trajectory) -> None:
-        """Add an executed trajectory whole, in one transaction: imports, and rollouts made elsewhere."""
+        """Add a finished trajectory in one transaction: for imports, and rollouts of other processes."""
 
         def work(connection: sa.Connection) -> None:
             journal.insert_run(connection, trajectory)
@@ -178,10 +178,10 @@ class LogStore:
         self._database.write(work)
 
     def merge(self, runs: Callable[[], Iterable[LoggedRun]]) -> Merged:
-        """Add runs in one transaction, all or none of them; `runs` is called again where the log was locked.
+        """Add runs in one transaction, all or none; `runs` is called again if the log was locked.
 
-        A run that is there already gains the verdicts and the feedback that it lacks. Raises LogError where
-        the log holds another run of that id, and whatever `runs` raises.
+        A run that exists already gains missing verdicts and feedback. Raises LogError if the log holds
+        another run with that id, and whatever `runs` raises.
         """
 
         def work(connection: sa.Connection) -> Merged:
@@ -193,11 +193,11 @@ class LogStore:
         return self._database.write(work)
 
     def add_verdict(self, run_id: str, verdict: Verdict) -> None:
-        """Add a judgement beside the ones that exist; the newest is the trajectory's."""
+        """Add a verdict; the newest one is the trajectory's."""
         self._database.write(lambda connection: journal.insert_verdict(connection, run_id, verdict))
 
     def add_feedback(self, run_id: str, *feedback: Feedback) -> list[Said]:
-        """Add what was said of a run, all rows or none. Raises LogError for an unknown run."""
+        """Add feedback on a run, all rows or none. Raises LogError for an unknown run."""
 
         def work(connection: sa.Connection) -> list[int]:
             return [journal.insert_feedback(connection, run_id, row) for row in feedback]
@@ -214,8 +214,8 @@ class LogStore:
     def claim(self, run_id: str) -> AbstractContextManager[None]:
         """Hold a run while executing it: `with store.claim(run_id): ...`.
 
-        Released by the kernel when the process dies. Holds among processes that share the log's folder
-        (NANO_HOME for a server). Raises LogError, on entry, when another process executes the run.
+        The kernel releases it when the process dies. Effective among processes that share the log's folder
+        (NANO_HOME for a server). Raises LogError, on entry, if another process executes the run.
         """
         return claim(self._database.folder / "locks", run_id)
 
@@ -234,7 +234,8 @@ class LogStore:
         return self._database.read(work)
 
     def task(self, run_id: str) -> Task:
-        """The task of a run, without the run. `run_id` is a whole id. Raises LogError for an unknown one."""
+        """The task of a run, without loading the run. `run_id` is a whole id. Raises LogError for an unknown
+        run."""
         return self._database.read(lambda connection: selection.load_task(connection, run_id))
 
     def trajectories(
@@ -248,7 +249,7 @@ class LogStore:
     ) -> Iterator[Trajectory]:
         """The runs that match all filters, oldest first, one in memory at a time; `limit` keeps the newest.
 
-        `policy` is a policy as the user named it, or the id of weights that sampled a turn; `since` is
+        `policy` is a policy as the user named it, or the id of weights that sampled a turn; `since` is in
         unix seconds.
         """
         query = selection.select_ids(task_key, policy, since, split).limit(limit)
@@ -260,9 +261,9 @@ class LogStore:
         return self._database.read(lambda connection: selection.load(connection, run_id))
 
     def facts(self, chosen: RunFilter | None = None) -> Iterator[RunFacts]:
-        """What decides whether each run may train, by task key and oldest first, in constant memory.
+        """The facts that decide whether each run may train, by task key and oldest first, in constant memory.
 
-        Nothing is validated: a damaged row is told as it lies there. Close the iterator if it is left early.
+        Nothing is validated: damaged rows are returned as they are. Close the iterator if it is left early.
         """
         return self._database.stream(lambda connection: stream_facts(connection, chosen or RunFilter()))
 
@@ -273,7 +274,7 @@ class LogStore:
         return [RunSummary(**row) for row in reversed(rows)]
 
     def verdicts(self, run_id: str) -> tuple[Verdict, ...]:
-        """Every judgement of a run, newest last."""
+        """Every verdict of a run, newest last."""
         return self._database.read(lambda connection: verdicts_of(connection, run_id))
 
     def feedback(self, run_id: str) -> tuple[Feedback, ...]:
@@ -299,7 +300,7 @@ class LogStore:
             after = page[-1]
 
     def all_feedback(self, *, run: str | None = None, page: int = 1000) -> Iterator[Said]:
-        """What was said of a run, or of any, in order of arrival, `page` rows in memory at a time."""
+        """The feedback of a run, or of all, in order of arrival, `page` rows in memory at a time."""
         table, last = schema.feedback, 0
         while True:
             query = sa.select(table).where(table.c.id > last).order_by(table.c.id).limit(page)
@@ -321,7 +322,8 @@ class LogStore:
             raise LogError(f"log {self.url}: {error.orig}; the query was: {query}") from error
 
     def _sql_sqlite(self, query: str) -> SqlResult:
-        # A connection of its own: read-only, and allowed nothing but to read (no ATTACH, no VACUUM INTO).
+        # a connection of its own: read-only, with an authorizer that allows nothing but reading (no ATTACH,
+        # no VACUUM INTO)
         with closing(sqlite3.connect(f"file:{quote(self.url)}?mode=ro", uri=True)) as connection:
             connection.set_authorizer(_only_reading)
             cursor = connection.execute(query)

@@ -1,4 +1,4 @@
-"""JSON read strictly: no key twice, no number that JSON does not know, every line accounted for."""
+"""Strict JSON: no key twice, no number outside JSON, and errors that name the line and field."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def parse_json(text: str, *, finite: bool = True) -> Any:
-    """A JSON value. Raises Refused for broken JSON, a key given twice, and other surprises; where `finite`,
-    for NaN and infinities too."""
+    """A JSON value. Raises Refused for invalid JSON, a repeated key and too deep nesting; if `finite`, for
+    NaN and infinities too."""
     numbers: dict[str, Any] = {"parse_constant": _no_constant, "parse_float": _finite_float} if finite else {}
     try:
         return json.loads(text, object_pairs_hook=_unique, **numbers)
@@ -32,7 +32,7 @@ def parse_json(text: str, *, finite: bool = True) -> Any:
 def json_lines(path: Path, *, finite: bool = True) -> Iterator[tuple[str, Row]]:
     """Every row of a JSON lines file with its place, `file:line`, one in memory at a time.
 
-    Raises Refused, its field being the place and the field, for the first line that is no JSON object.
+    Raises Refused for the first line that is no JSON object, with the place and the field.
     """
     for where, line in text_lines(path):
         with at_place(where):
@@ -41,7 +41,7 @@ def json_lines(path: Path, *, finite: bool = True) -> Iterator[tuple[str, Row]]:
 
 
 def text_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Every line that is not blank with its place, `file:line`. Raises Refused where one is no UTF-8."""
+    """Every non-blank line with its place, `file:line`. Raises Refused if one is not UTF-8."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -56,7 +56,7 @@ def text_lines(path: Path) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def at_place(where: str, joint: str = ": ") -> Iterator[None]:
-    """Puts the place before the field of whatever is refused inside."""
+    """Puts the place before the field of any Refused raised in the block."""
     try:
         yield
     except Refused as problem:
@@ -64,7 +64,7 @@ def at_place(where: str, joint: str = ": ") -> Iterator[None]:
 
 
 def at_field(path: str) -> AbstractContextManager[None]:
-    """Puts the path of the object before the field of whatever is refused inside."""
+    """Puts the path of the object before the field of any Refused raised in the block."""
     return at_place(path, ".")
 
 
@@ -77,7 +77,7 @@ def json_object(text: str, *, finite: bool = True) -> Row:
 
 
 def decoded(data: bytes) -> str:
-    """UTF-8 text, a byte order mark left out. Raises Refused."""
+    """UTF-8 text without a byte order mark. Raises Refused."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
@@ -85,7 +85,7 @@ def decoded(data: bytes) -> str:
 
 
 def to_json(value: Any) -> str:
-    """One line of JSON. Raises Refused for what JSON or UTF-8 cannot hold."""
+    """One line of JSON. Raises Refused for values that JSON or UTF-8 cannot represent."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
@@ -97,14 +97,14 @@ def to_json(value: Any) -> str:
 
 
 def validated(model: type[Model], value: Any, at: str = "") -> Model:
-    """A value as a model of ours. Raises Refused with the first field that is wrong."""
+    """A value validated as a pydantic model. Raises Refused with the first invalid field."""
     with refusing_invalid(at):
         return model.model_validate(value)
 
 
 @contextmanager
 def refusing_invalid(at: str = "") -> Iterator[None]:
-    """Whatever a model of ours does not take becomes Refused, with the first field that is wrong."""
+    """Turns a ValidationError in the block into Refused with the first invalid field."""
     try:
         yield
     except ValidationError as problem:
@@ -114,7 +114,7 @@ def refusing_invalid(at: str = "") -> Iterator[None]:
 
 
 def text_field(row: Row, name: str) -> str:
-    """A field that must hold text. Raises Refused where it is missing, blank or something else."""
+    """A field that must hold text. Raises Refused if it is missing, blank or something else."""
     value = row.get(name)
     if not isinstance(value, str) or not value.strip():
         raise Refused(name, "is missing" if name not in row else f"must be text, not {value!r:.60}")

@@ -33,7 +33,7 @@ class Limits(Value):
     max_tokens: int = Field(8192, ge=1)
     """sampled tokens over the whole trajectory"""
     max_seconds: float = Field(600.0, gt=0)
-    """wall clock of the whole trajectory, without the time that it waited for others of a batch"""
+    """wall clock of the whole trajectory, without time spent waiting for others of a batch"""
     tool_seconds: float = Field(30.0, gt=0)
     """wall clock of one tool call"""
     memory_mb: int = Field(1024, ge=16)
@@ -47,17 +47,17 @@ class Split(StrEnum):
 
 
 CONTROL_GENERATOR = "nano-impossible 1"
-"""names the tasks that were made impossible, to measure hacking on them"""
+"""generator of tasks that were made impossible, to measure hacking"""
 
 
 class Provenance(Value):
     source: str = "user"
     licence: str | None = None
     generator: str | None = None
-    """generator name and version, for tasks that were made rather than written"""
+    """generator name and version, for generated tasks"""
     seed: int | None = None
     original: dict[str, JsonValue] | None = Field(None, repr=False)
-    """the row or files it was imported from, for an export to the same format; nothing else reads it"""
+    """the row or files it was imported from, for an export to the same format; not used otherwise"""
 
 
 class Case(Value):
@@ -69,7 +69,7 @@ class Case(Value):
 
 
 class StateCheck(Value):
-    """One fact about what the agent left, computed by the grader from the artifacts themselves."""
+    """One property of what the agent left, computed by the grader from the files themselves."""
 
     kind: Literal["text", "absent", "json", "csv", "sql", "answer"]
     path: str | None = None
@@ -79,7 +79,7 @@ class StateCheck(Value):
     ordered: bool = True
     """csv, sql: whether the order of rows counts"""
     expected: JsonValue = None
-    """text: the file; json: its value; csv, sql: rows; answer: the value that must be submitted"""
+    """text: the file's text; json: its value; csv, sql: rows; answer: the value to submit"""
 
     @model_validator(mode="after")
     def _complete(self) -> StateCheck:
@@ -91,15 +91,16 @@ class StateCheck(Value):
 
 
 class Suite(Value):
-    """Test files that call the solution. They run in a jail of their own and reach it by a proxy."""
+    """Test files that call the solution. They run in a jail of their own and reach the solution by a
+    proxy."""
 
     framework: Literal["script", "doctest", "unittest", "pytest"]
     files: dict[str, str]
     """test file -> text; none of them enters the workspace"""
     names: tuple[str, ...] = ()
-    """what the tests use of the solution; empty: read from the tests"""
+    """names of the solution that the tests use; empty: found in the tests"""
     strict: bool = False
-    """run beside the solution, hardened, where the tests need its live objects; trusted less"""
+    """run in one hardened process with the solution, for tests that need live objects; trusted less"""
 
 
 class Metric(Value):
@@ -110,16 +111,17 @@ class Metric(Value):
 
 
 class Scorer(Value):
-    """The question again, by what made it, so that the library behind it scores an answer by its own rule."""
+    """A question by its generator's arguments, so that the generating library can score answers by its own
+    rule."""
 
     library: Literal["reasoning-gym"] = "reasoning-gym"
     version: str
-    """of the library that made the question; another one may make another question"""
+    """of the library that made the question; another version may make another question"""
     dataset: str
     seed: int
     config: dict[str, JsonValue] = {}
     question: str
-    """content hash; an answer is scored only where the same question comes again"""
+    """content hash; answers are scored only if the same question is made again"""
 
 
 class HiddenChecks(Value):
@@ -130,11 +132,11 @@ class HiddenChecks(Value):
     """cases: the function that is called"""
     cases: tuple[Case, ...] = ()
     metrics: tuple[Metric, ...] = ()
-    """cases: bounds that the source must keep too"""
+    """cases: bounds on metrics that the source must meet as well"""
     answer: JsonValue = None
-    """answer: the value that must be submitted"""
+    """answer: the value to submit"""
     scorer: Scorer | None = None
-    """answer: who scores other answers than that one"""
+    """answer: scorer for answers that differ from `answer`"""
     command: str | None = None
     """command, reward_file: a shell line run in a fresh jail on the original files plus the diff"""
     suite: Suite | None = None
@@ -144,11 +146,11 @@ class HiddenChecks(Value):
     reference: str | None = None
     """mutants: the right source"""
     module: str | None = None
-    """mutants: file that the tests import, where reference and mutants are put"""
+    """mutants: file that the tests import; reference and mutants are put there"""
     files: dict[str, str] = {}
-    """command, reward_file: test files, laid over the workspace when it is graded and never before"""
+    """command, reward_file: test files, added to the workspace when it is graded and never before"""
     reward_path: str | None = None
-    """reward_file: where the command leaves its reward, as one number or a JSON object of numbers"""
+    """reward_file: file in which the command leaves its reward, a number or a JSON object of numbers"""
 
     @model_validator(mode="after")
     def _complete(self) -> HiddenChecks:
@@ -175,7 +177,7 @@ class ToolCall(Value):
 
 
 class OracleAction(ToolCall):
-    """One action of a solution, with what is said before it."""
+    """One action of a solution, with the text before it."""
 
     thought: str = ""
 
@@ -192,11 +194,11 @@ class Task(Value):
     """durable name; for an ad-hoc run, the hash of prompt, snapshot and check"""
     prompt: str
     files: dict[str, str] = {}
-    """starting workspace: relative path to text"""
+    """starting workspace: relative path -> text"""
     snapshot: str | None = None
-    """starting workspace as a snapshot id in the blob store, where `files` cannot hold it"""
+    """starting workspace as a snapshot id in the blob store, if `files` cannot hold it"""
     artifacts: tuple[str, ...] = ()
-    """files that may leave the sandbox to be graded"""
+    """files that may leave the sandbox for grading"""
     tools: tuple[str, ...] | None = None
     """tools offered; None offers all of the profile"""
     limits: Limits = Limits()
@@ -209,7 +211,7 @@ class Task(Value):
     split: Split | None = None
     level: int | None = Field(None, ge=0)
     family: str | None = None
-    """program family; splits never share one"""
+    """program family; a family is never in two splits"""
     view: str | None = None
     program_hash: str | None = None
     """hash of the normalised AST of the program behind the task"""
@@ -237,7 +239,7 @@ class Task(Value):
 
     @property
     def is_control(self) -> bool:
-        """Whether no honest work can pass it: its hidden checks contradict what it asks."""
+        """Whether no honest work can pass it: its hidden checks contradict the prompt."""
         return self.provenance.generator == CONTROL_GENERATOR
 
 
@@ -268,7 +270,7 @@ class Sampling(Value):
     """of one completion"""
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    """texts that end a completion besides the end of its turn; the text stays part of it"""
+    """texts that end a completion, besides the end-of-turn token; they stay part of it"""
 
 
 class Finish(StrEnum):
@@ -277,7 +279,7 @@ class Finish(StrEnum):
 
 
 class TurnTokens(Value):
-    """The exact tokens of one call, as deltas: context before `context_ids` is what earlier turns hold."""
+    """The exact tokens of one call, as deltas: the context before `context_ids` is in earlier turns."""
 
     row: int = Field(0, ge=0)
     """a new row begins where history was rewritten; turns of one row extend each other"""
@@ -298,7 +300,7 @@ class TurnTokens(Value):
 
 
 class Completion(Value):
-    """What the policy answered: raw text, exact tokens where the backend gives them, and who sampled it."""
+    """The policy's answer: raw text, exact tokens if the backend gives them, and who sampled it."""
 
     text: str
     """raw text as sampled, without the end-of-turn token"""
@@ -313,7 +315,7 @@ class Completion(Value):
 
 
 class Denials(Value):
-    """What the sandbox refused during a call; counts."""
+    """Numbers of accesses that the sandbox refused during a call."""
 
     network: int = 0
     secrets: int = 0
@@ -321,7 +323,7 @@ class Denials(Value):
 
 
 class Observation(Value):
-    """What the agent saw of one tool call, and what really happened."""
+    """A tool call's result: the text that the agent saw, and the facts."""
 
     tool: str
     ok: bool
@@ -334,7 +336,7 @@ class Observation(Value):
     """size of the full output before truncation"""
     truncated: bool = False
     blob: str | None = None
-    """content hash of the full output where it was truncated"""
+    """content hash of the full output, if it was truncated"""
     files_changed: tuple[str, ...] = ()
     denials: Denials = Denials()
     started: float
@@ -343,28 +345,27 @@ class Observation(Value):
 
     @property
     def refused(self) -> bool:
-        """Whether the tool refused the call: no command ran that could fail."""
+        """Whether the tool refused the call: no command ran."""
         return not (self.ok or self.timed_out) and self.exit_code is None and self.signal is None
 
 
 class Turn(Value):
-    """complete -> parse -> execute -> observe, once."""
+    """One turn: complete -> parse -> execute -> observe."""
 
     index: int = Field(ge=0)
     completion: Completion
     thought: str = ""
-    """text of the completion beside the calls"""
+    """text of the completion besides the calls"""
     calls: tuple[ToolCall, ...] = ()
     parse_error: str | None = None
-    """what was wrong with the completion where no call could be read from it"""
+    """why no call could be parsed from the completion; None if one was"""
     parser: str
-    """dialect that read the completion"""
+    """dialect that parsed the completion"""
     repairs: tuple[str, ...] = ()
-    """liberties the parser took, by name"""
+    """repairs that the parser made, by name"""
     observations: tuple[Observation, ...] = ()
     snapshot: str | None = None
-    """workspace after the turn, in the blob store; None where nothing was called, and where what was called
-    left a workspace that cannot be kept"""
+    """workspace after the turn, in the blob store; None if no call was made, or no snapshot could be taken"""
     started: float
     ended: float
 
@@ -384,7 +385,7 @@ class StopReason(StrEnum):
 
     @property
     def ours(self) -> bool:
-        """The policy could not cause it: the reward of such a trajectory is None."""
+        """Whether the policy could not have caused it: the reward of such a trajectory is None."""
         return self in (StopReason.SANDBOX_ERROR, StopReason.POLICY_ERROR, StopReason.INTERRUPTED)
 
     @property
@@ -395,12 +396,12 @@ class StopReason(StrEnum):
 
 
 class Trust(StrEnum):
-    """How far a verdict can be believed, best first."""
+    """How far a verdict can be trusted, best first."""
 
     HIDDEN = "hidden"
     """hidden checks in a fresh jail, compared outside it"""
     STRICT = "strict"
-    """hidden tests in one process with the solution, hardened: what they cannot stop is in docs/hacks.md"""
+    """hidden tests in one hardened process with the solution; docs/hacks.md lists what that does not stop"""
     USER_CHECK = "user_check"
     """the user's check on original files plus the diff, in a fresh jail"""
     JUDGE = "judge"
@@ -409,7 +410,7 @@ class Trust(StrEnum):
 
 Label = Annotated[str, AfterValidator(lambda text: printable(text, 200))]
 Sentence = Annotated[str, AfterValidator(lambda text: printable(text, 1000))]
-"""of a verdict, whose texts quote what was graded: they drive no terminal, and a name has an end"""
+"""text of a verdict, which may quote what was graded: made printable, with bounded length"""
 _MOST_FINDINGS = 100
 _MOST_CHECKS = 10_000
 _LONGEST_OUTPUT = 20_000
@@ -424,22 +425,22 @@ class CheckRun(Value):
     """How the program of a check by command ended."""
 
     exit_code: int | None
-    """None when a signal ended it"""
+    """None if a signal ended it"""
     signal: int | None = None
     timed_out: bool = False
     not_run: Sentence | None = None
-    """what was missing, where the check itself could be run neither here nor on the original files"""
+    """the missing program or module, if the check could not be run here or on the original files"""
     output: Annotated[str, AfterValidator(lambda text: text[-_LONGEST_OUTPUT:])] = ""
-    """the end of what it printed, its standard error last"""
+    """the end of its output, stderr last"""
     changed: tuple[str, ...] = ()
-    """files that the agent changed and the check read: what a pass rests on"""
+    """files that the agent changed and the check read"""
 
 
 class Verdict(Value):
     """A grader's judgement of one trajectory. Advantages are derived from rewards and never stored."""
 
     reward: float | None
-    """None: a failure that the policy could not cause; leaves the loss and the group's baseline"""
+    """None: a failure that the policy could not cause; excluded from the loss and the group's baseline"""
     components: dict[Sentence, float | None] = {}
     turn_rewards: tuple[float, ...] | None = None
     checks: dict[Sentence, Label] = {}
@@ -452,7 +453,7 @@ class Verdict(Value):
     graded_hash: str
     """content hash of what was graded"""
     check_run: CheckRun | None = None
-    """of a check by command"""
+    """for a check by command"""
 
     @field_validator("reward")
     @classmethod
@@ -476,12 +477,11 @@ class Verdict(Value):
 
 
 REDACTED_ID = 2**32 - 1
-"""stands for a token id that was hidden. No vocabulary has it: who forgets to look fails loudly, and trains
-on nothing false"""
+"""placeholder of redacted token ids. Outside every vocabulary, so that using it by mistake fails"""
 
 
 def group_key(task_key: str, parent: str | None, parent_step: int | None) -> str:
-    """What runs are compared under: the task, or for a fork the step that it went on from."""
+    """The key under which runs are compared: the task's, or for a fork the step's from which it continues."""
     return task_key if parent is None or parent_step is None else f"{task_key}@{parent}:{parent_step}"
 
 
@@ -493,12 +493,12 @@ class Trajectory(Value):
     task: Task
     turns: tuple[Turn, ...] = ()
     stop: StopReason | None = None
-    """None while it runs, and after it was killed"""
+    """None while it runs, and if it was killed"""
     stop_detail: str | None = None
     answer: str | None = None
-    """given to submit"""
+    """as given to submit"""
     diff: str = ""
-    """unified diff of the workspace against the starting snapshot"""
+    """unified diff from the starting snapshot to the workspace"""
     snapshot: str | None = None
     """workspace before the first action"""
     directory: str | None = None
@@ -506,7 +506,7 @@ class Trajectory(Value):
     parent: str | None = None
     """run this one was forked from"""
     parent_step: int | None = Field(None, ge=0)
-    """turns taken over from the parent, tokens and all: the first of `turns`, and none of this run's doing"""
+    """number of leading turns taken over from the parent, with their tokens"""
     runtime_version: str
     profile: str
     """name of the interface profile"""
@@ -523,28 +523,29 @@ class Trajectory(Value):
 
     @property
     def last_snapshot(self) -> str | None:
-        """The workspace as the last logged turn left it."""
+        """The workspace after the last logged turn."""
         return next((t.snapshot for t in reversed(self.turns) if t.snapshot), self.snapshot)
 
     @property
     def workspace_lost(self) -> bool:
-        """Whether the policy left a workspace of which no snapshot can be taken: too large, too deep, ..."""
+        """Whether the policy left a workspace of which no snapshot can be taken (too large, too deep,
+        ...)."""
         acted = next((turn for turn in reversed(self.turns) if turn.calls), None)
         return self.snapshot is not None and acted is not None and acted.snapshot is None
 
     @property
     def inherited(self) -> int:
-        """How many of the turns are the parent's."""
+        """Number of turns that are the parent's."""
         return self.parent_step or 0
 
     @property
     def own_turns(self) -> tuple[Turn, ...]:
-        """The turns that this run's policy took; only their tokens are trained."""
+        """The turns that this run's policy sampled; only their tokens are trained."""
         return self.turns[self.inherited :]
 
     @property
     def group_key(self) -> str:
-        """The task's key, or for a fork the step's that it went on from (`group_key`)."""
+        """The task's key, or for a fork the key of its step (`group_key`)."""
         return group_key(self.task.key, self.parent, self.parent_step)
 
     @property
@@ -568,4 +569,4 @@ class ToolSpec(Value):
     parameters: dict[str, Any]
     """JSON schema of an object"""
     body: str | None = None
-    """string parameter that the compact dialect writes raw after the header line"""
+    """string parameter that the compact dialect writes raw, after the header line"""

@@ -1,7 +1,7 @@
-"""The documented SQL views of the log: what a person queries, with a sentence for each column.
+"""The documented SQL views of the log, with a sentence for each column.
 
-Views are derived, so they are no part of a migration: they are dropped before one and created again after.
-A changed view therefore needs a new (perhaps empty) migration to reach existing logs.
+Views are not part of migrations: they are dropped before one and created again after. A changed view
+therefore needs a new (perhaps empty) migration to reach existing logs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _TURNS = "FROM log_turns t WHERE t.run_id = r.id"
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """`columns` maps a name to its SQL expression and what it means; times are unix seconds."""
+class SqlView:
+    """A view: `columns` maps a name to its SQL expression and its meaning; times are unix seconds."""
 
     name: str
     about: str
@@ -31,7 +31,7 @@ class View:
         return f"CREATE VIEW {self.name} AS SELECT {selected} FROM {self.source}"
 
 
-RUNS = View(
+RUNS = SqlView(
     "runs",
     "One row for each execution.",
     {
@@ -86,7 +86,7 @@ RUNS = View(
     f"log_runs r JOIN log_tasks k ON k.id = r.task_id LEFT JOIN log_verdicts v ON v.id = {_NEWEST}",
 )
 
-TURNS = View(
+TURNS = SqlView(
     "turns",
     "One row for each call of the policy and what followed.",
     {
@@ -119,7 +119,7 @@ TURNS = View(
     "log_turns t",
 )
 
-TOOL_CALLS = View(
+TOOL_CALLS = SqlView(
     "tool_calls",
     "One row for each action and what really happened.",
     {
@@ -147,7 +147,7 @@ TOOL_CALLS = View(
     "log_tool_calls c",
 )
 
-VERDICTS = View(
+VERDICTS = SqlView(
     "verdicts",
     "One row for each judgement; several graders and versions stand side by side.",
     {
@@ -168,7 +168,7 @@ VERDICTS = View(
     "log_verdicts v",
 )
 
-FEEDBACK = View(
+FEEDBACK = SqlView(
     "feedback",
     "One row for each thing said about a run, a turn or a span.",
     {

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nano_coder.sandbox import Jail, Sandbox, open_sandbox
-from nano_coder.sandbox.workspace_archive import Ahead
+from nano_coder.sandbox.workspace_archive import PendingFiles
 from nano_shared.types import Limits
 
 NAMES = st.lists(st.sampled_from(["a", "b", "ä", "x" * 255, ".."]), min_size=1, max_size=4).map("/".join)
@@ -33,7 +33,7 @@ def jail(sandbox: Sandbox) -> Iterator[Jail]:
 def test_what_waits_is_the_tree_that_writes_one_by_one_would_have_made(
     writes: list[tuple[str, bytes]],
 ) -> None:
-    ahead, tree = Ahead(), dict[str, bytes]()
+    ahead, tree = PendingFiles(), dict[str, bytes]()
     for name, data in writes:
         try:
             if ahead.keep(name, data):

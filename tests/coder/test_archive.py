@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nano_coder.sandbox.launcher import archive, files
-from nano_coder.sandbox.launcher.archive import DIRECTORY, FILE, SYMLINK, Member
+from nano_coder.sandbox.launcher.archive import DIRECTORY, FILE, SYMLINK, TarMember
 
 PARTS = (
     st.binary(min_size=1, max_size=8)
@@ -91,8 +91,8 @@ def unpack(top: str, data: bytes) -> None:
         os.close(root)
 
 
-def read_all(data: bytes) -> list[tuple[Member, bytes]]:
-    reader = archive.Reader(io.BytesIO(data))
+def read_all(data: bytes) -> list[tuple[TarMember, bytes]]:
+    reader = archive.TarReader(io.BytesIO(data))
     return [(member, b"".join(reader.contents()) if member.kind == FILE else b"") for member in reader]
 
 
@@ -159,8 +159,8 @@ def test_we_read_what_tarfile_writes(tree: dict[bytes, Node], form: int) -> None
 
 def test_a_file_beyond_what_octal_says_has_its_size() -> None:
     out = io.BytesIO()
-    archive.write_member(out, Member("huge", FILE, 0o600, size=9 << 30))
-    assert next(iter(archive.Reader(io.BytesIO(out.getvalue())))).size == 9 << 30
+    archive.write_member(out, TarMember("huge", FILE, 0o600, size=9 << 30))
+    assert next(iter(archive.TarReader(io.BytesIO(out.getvalue())))).size == 9 << 30
     with tarfile.open(fileobj=io.BytesIO(out.getvalue())) as theirs:
         assert theirs.next().size == 9 << 30  # type: ignore[union-attr]
 
@@ -195,7 +195,7 @@ def test_a_workspace_that_is_long_is_not_kept_in_memory(tmp_path: Path) -> None:
 @given(st.binary(max_size=2000), st.data())
 def test_any_bytes_are_an_archive_or_an_error(noise: bytes, data: st.DataObject) -> None:
     good = io.BytesIO()
-    archive.write_member(good, Member("file", FILE, 0o644, size=3))
+    archive.write_member(good, TarMember("file", FILE, 0o644, size=3))
     good.write(b"abc")
     archive.write_padding(good, 3)
     archive.write_end(good)
@@ -213,7 +213,7 @@ def test_any_bytes_are_an_archive_or_an_error(noise: bytes, data: st.DataObject)
 @given(st.integers(0, 1535))
 def test_a_stream_cut_short_is_an_error(length: int) -> None:
     out = io.BytesIO()
-    archive.write_member(out, Member("file", FILE, 0o644, size=3))
+    archive.write_member(out, TarMember("file", FILE, 0o644, size=3))
     out.write(b"abc")
     archive.write_padding(out, 3)
     archive.write_end(out)
@@ -221,7 +221,7 @@ def test_a_stream_cut_short_is_an_error(length: int) -> None:
         read_all(out.getvalue()[:length])
 
 
-def tar(*members: Member | bytes) -> bytes:
+def tar(*members: TarMember | bytes) -> bytes:
     out = io.BytesIO()
     for member in members:
         if isinstance(member, bytes):
@@ -233,35 +233,35 @@ def tar(*members: Member | bytes) -> bytes:
 
 
 HOSTILE: dict[str, Callable[[str], bytes]] = {
-    "a name that climbs": lambda out: tar(Member("../evil", FILE, 0o644)),
-    "a name that climbs later": lambda out: tar(Member("a/../../evil", FILE, 0o644)),
-    "an absolute name": lambda out: tar(Member(f"{out}/evil", FILE, 0o644)),
-    "a long absolute name": lambda out: tar(Member(f"{out}/{'e' * 150}", FILE, 0o644)),
+    "a name that climbs": lambda out: tar(TarMember("../evil", FILE, 0o644)),
+    "a name that climbs later": lambda out: tar(TarMember("a/../../evil", FILE, 0o644)),
+    "an absolute name": lambda out: tar(TarMember(f"{out}/evil", FILE, 0o644)),
+    "a long absolute name": lambda out: tar(TarMember(f"{out}/{'e' * 150}", FILE, 0o644)),
     "a file through a link": lambda out: tar(
-        Member("door", SYMLINK, 0, target=out), Member("door/evil", FILE, 0o644)
+        TarMember("door", SYMLINK, 0, target=out), TarMember("door/evil", FILE, 0o644)
     ),
     "a file through a relative link": lambda out: tar(
-        Member("door", SYMLINK, 0, target=".."), Member("door/evil", FILE, 0o644)
+        TarMember("door", SYMLINK, 0, target=".."), TarMember("door/evil", FILE, 0o644)
     ),
     "a folder through a link": lambda out: tar(
-        Member("door", SYMLINK, 0, target=out), Member("door/evil", DIRECTORY, 0o755)
+        TarMember("door", SYMLINK, 0, target=out), TarMember("door/evil", DIRECTORY, 0o755)
     ),
     "a link through a link": lambda out: tar(
-        Member("door", SYMLINK, 0, target=out), Member("door/evil", SYMLINK, 0, target="x")
+        TarMember("door", SYMLINK, 0, target=out), TarMember("door/evil", SYMLINK, 0, target="x")
     ),
     "a link in place of a folder": lambda out: tar(
-        Member("door", DIRECTORY, 0o755), Member("door", SYMLINK, 0, target=out)
+        TarMember("door", DIRECTORY, 0o755), TarMember("door", SYMLINK, 0, target=out)
     ),
     "a file over a link": lambda out: tar(
-        Member("evil", SYMLINK, 0, target=f"{out}/evil"), Member("evil", FILE, 0o644)
+        TarMember("evil", SYMLINK, 0, target=f"{out}/evil"), TarMember("evil", FILE, 0o644)
     ),
     "a folder's mode through a link": lambda out: tar(
-        Member("door", SYMLINK, 0, target=out), Member("door", DIRECTORY, 0o777)
+        TarMember("door", SYMLINK, 0, target=out), TarMember("door", DIRECTORY, 0o777)
     ),
-    "the same file twice": lambda out: tar(Member("file", FILE, 0o644), Member("file", FILE, 0o644)),
-    "a name of a megabyte": lambda out: tar(Member("n" * (1 << 20), FILE, 0o644)),
-    "a name that no system takes": lambda out: tar(Member("n" * 300, FILE, 0o644)),
-    "an empty link": lambda out: tar(Member("link", SYMLINK, 0)),
+    "the same file twice": lambda out: tar(TarMember("file", FILE, 0o644), TarMember("file", FILE, 0o644)),
+    "a name of a megabyte": lambda out: tar(TarMember("n" * (1 << 20), FILE, 0o644)),
+    "a name that no system takes": lambda out: tar(TarMember("n" * 300, FILE, 0o644)),
+    "an empty link": lambda out: tar(TarMember("link", SYMLINK, 0)),
     "no archive": lambda out: b"no archive" * 100,
     "nothing": lambda out: b"",
 }  # fmt: skip
@@ -285,10 +285,13 @@ def test_a_hostile_stream_is_refused_and_changes_nothing_outside(
     "kind", [b"1", b"3", b"4", b"6", b"S"], ids=["hard", "char", "block", "fifo", "sparse"]
 )
 def test_what_a_workspace_does_not_hold_is_passed_over(tmp_path: Path, kind: bytes) -> None:
-    unpack(str(tmp_path), tar(Member("odd", kind, 0o644, target="/etc/passwd"), Member("file", FILE, 0o644)))
+    unpack(
+        str(tmp_path),
+        tar(TarMember("odd", kind, 0o644, target="/etc/passwd"), TarMember("file", FILE, 0o644)),
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_no_set_uid_bit_is_unpacked(tmp_path: Path) -> None:
-    unpack(str(tmp_path), tar(Member("file", FILE, 0o4755)))
+    unpack(str(tmp_path), tar(TarMember("file", FILE, 0o4755)))
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o755

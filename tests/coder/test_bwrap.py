@@ -23,8 +23,7 @@ from pathlib import Path
 import pytest
 from executions import stopped_after_output
 
-from nano_coder.sandbox import ExecResult, Jail, Sandbox, open_sandbox
-from nano_coder.sandbox import bubblewrap_program as bubblewrap
+from nano_coder.sandbox import ExecResult, Jail, Sandbox, bubblewrap, open_sandbox
 from nano_coder.sandbox.bubblewrap import BwrapJail, BwrapSandbox
 from nano_coder.sandbox.launcher import seccomp
 from nano_shared.errors import SandboxError, UsageError
@@ -489,7 +488,7 @@ def test_a_bubblewrap_that_bounds_no_tmpfs_is_refused(
 # a kernel from before mount_setattr, which we need and bubblewrap does not
 OLD_KERNEL = """
     import errno, os, struct, sys
-    from nano_coder.sandbox import bubblewrap_program as bubblewrap, open_sandbox
+    from nano_coder.sandbox import bubblewrap, open_sandbox
     from nano_coder.sandbox.launcher import kernel
     from nano_shared.types import Limits
     step = lambda code, value, yes=0, no=0: struct.pack("=HBBI", code, yes, no, value)

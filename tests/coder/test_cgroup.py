@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from nano_coder.sandbox import cgroups as control_group
-from nano_coder.sandbox.launcher import group
+from nano_coder.sandbox import cgroup_plan
+from nano_coder.sandbox.launcher import cgroup
 from nano_coder.sandbox.namespaces import NsSandbox
 from nano_coder.sandbox.warm_pool import close_pools
 from nano_shared.types import Limits
 
 ROOT = Path(__file__).parents[2]
 MB = 1 << 20
-PLAN = control_group.plan()
+PLAN = cgroup_plan.plan()
 LIMITS = Limits(memory_mb=1024, tool_seconds=60)
 needs_group = pytest.mark.skipif(PLAN is None, reason="no control group can be made by this user")
 
@@ -33,7 +33,7 @@ def groups_of(caller: int) -> set[str]:
         os.path.join(parent, name)
         for parent in set(PLAN["parents"].values())
         for name in os.listdir(parent)
-        if name.startswith(group.PREFIX) and caller in _ancestors(Path(parent, name, "own/cgroup.procs"))
+        if name.startswith(cgroup.PREFIX) and caller in _ancestors(Path(parent, name, "own/cgroup.procs"))
     }
 
 
@@ -60,7 +60,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[NsSandbox]:
     """All jails together may take 300 MB; one jail more than that."""
     assert PLAN is not None
     close_pools()
-    monkeypatch.setattr(control_group, "plan", lambda: {**PLAN, "memory": 300 * MB})
+    monkeypatch.setattr(cgroup_plan, "plan", lambda: {**PLAN, "memory": 300 * MB})
     yield NsSandbox()
     close_pools()
 
@@ -123,18 +123,18 @@ def test_a_caller_that_is_killed_leaves_no_group() -> None:
 def test_what_a_killed_launcher_left_is_swept_and_what_lives_is_not() -> None:
     assert PLAN is not None
     parent = PLAN["parents"]["memory"]
-    left, alive = (os.path.join(parent, f"{group.PREFIX}{os.urandom(8).hex()}") for _ in range(2))
+    left, alive = (os.path.join(parent, f"{cgroup.PREFIX}{os.urandom(8).hex()}") for _ in range(2))
     for folder in (left, alive):
         os.makedirs(f"{folder}/own")
         os.mkdir(f"{folder}/1")
     with subprocess.Popen(["sleep", "60"]) as sleeper:
         Path(alive, "own/cgroup.procs").write_text(str(sleeper.pid))
-        group.sweep([parent])
+        cgroup.sweep([parent])
         there = [os.path.exists(folder) for folder in (left, alive, f"{alive}/1")]
         sleeper.kill()
     assert there == [False, True, True]
     while os.path.exists(alive):
-        group.sweep([parent])
+        cgroup.sweep([parent])
 
 
 @needs_group
@@ -160,21 +160,21 @@ def test_launchers_of_several_pid_namespaces_share_one_mount_of_control_groups()
 @needs_group
 def test_a_group_that_vanishes_before_it_is_entered_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert PLAN is not None
-    plan = {**PLAN, "name": f"{group.PREFIX}{os.urandom(8).hex()}"}
-    made, write, entered = group.Group(plan), group._write, []
+    plan = {**PLAN, "name": f"{cgroup.PREFIX}{os.urandom(8).hex()}"}
+    made, write, entered = cgroup.ControlGroup(plan), cgroup._write, []
 
     def swept(path: str, text: str) -> None:
         if path.endswith("own/cgroup.procs"):
             # never this process: what is tried is what becomes of a group that another launcher sweeps
             if not entered:
-                group.sweep(plan["parents"].values())
+                cgroup.sweep(plan["parents"].values())
             entered.append(os.path.exists(path))
         else:
             write(path, text)
         if entered == [False]:
             open(path).close()
 
-    monkeypatch.setattr(group, "_write", swept)
+    monkeypatch.setattr(cgroup, "_write", swept)
     made.enter()
     made.remove()
     assert entered[0] is False
@@ -199,9 +199,9 @@ def test_kills_are_read_from_either_version(tmp_path: Path) -> None:
     ):
         (tmp_path / "events").write_text(text)
         fd = os.open(tmp_path / "events", os.O_RDONLY)
-        assert group.kills(fd) == group.kills(fd) == 3
+        assert cgroup.kills(fd) == cgroup.kills(fd) == 3
         os.close(fd)
-    assert group.kills(-1) == 0
+    assert cgroup.kills(-1) == 0
 
 
 def hierarchy(root: Path, files: dict[str, str]) -> Path:
@@ -225,7 +225,7 @@ def test_a_delegated_group_of_version_2_is_found_above_ours(tmp_path: Path) -> N
             "user/app/run.scope/cgroup.subtree_control": "",
         },
     )
-    assert control_group.find(process, mounts) == {
+    assert cgroup_plan.find(process, mounts) == {
         "version": "v2",
         "parents": dict.fromkeys(("memory", "pids"), str(mounts / "user/app")),
         "memory": 600,
@@ -236,8 +236,8 @@ def test_a_delegated_group_of_version_2_is_found_above_ours(tmp_path: Path) -> N
 def test_without_controllers_there_is_no_group(tmp_path: Path) -> None:
     process = hierarchy(tmp_path / "proc", {"cgroup": "8:pids:/a\n0::/a\n"})
     mounts = hierarchy(tmp_path / "sys", {"pids/a/cgroup.procs": "", "unified/a/cgroup.procs": ""})
-    assert control_group.find(process, mounts) is None
-    assert control_group.find(tmp_path / "none", mounts) is None
+    assert cgroup_plan.find(process, mounts) is None
+    assert cgroup_plan.find(tmp_path / "none", mounts) is None
 
 
 def test_a_group_of_each_controller_is_found_in_version_1(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_a_group_of_each_controller_is_found_in_version_1(tmp_path: Path) -> Non
         "pids/cgroup.procs": "",
     }
     mounts = hierarchy(tmp_path / "sys", limit)
-    found = control_group.find(process, mounts)
+    found = cgroup_plan.find(process, mounts)
     assert found is not None
     assert (found["version"], found["memory"]) == ("v1", 3000)
     assert found["parents"] == {"memory": str(mounts / "memory/box/1"), "pids": str(mounts / "pids")}
@@ -261,7 +261,7 @@ def test_a_jail_whose_group_cannot_be_made_goes_without_and_says_so(
     plan = {
         "version": "v1", "parents": dict.fromkeys(("memory", "pids"), parent), "memory": MB, "pids": 9,
     }  # fmt: skip
-    monkeypatch.setattr(control_group, "plan", lambda: plan)
+    monkeypatch.setattr(cgroup_plan, "plan", lambda: plan)
     sandbox = NsSandbox()
     with closing(sandbox.open(None, Limits())) as jail:
         assert jail.run_python("print(1)").stdout == b"1\n"

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nano_coder.models.local.decoding.continuous_batching import ContinuousDecoder, Counts
-from nano_coder.models.local.decoding.kv_cache import Arena, KVShape
-from nano_coder.models.local.engine import Engine, Request, Row
+from nano_coder.models.local.continuous_batching import ContinuousDecoder, TokenCounts
+from nano_coder.models.local.engine import DecodingRow, Engine, GenerationRequest
+from nano_coder.models.local.kv_cache import Arena, KVShape
 from nano_coder.models.weights import load_policy
 from nano_shared import Sampling
 
@@ -29,39 +29,42 @@ def tokens(seed: int, length: int) -> tuple[int, ...]:
     return tuple(random.Random(seed).choices(range(3, 900), k=length))
 
 
-def counts(engine: Engine) -> Counts:
+def counts(engine: Engine) -> TokenCounts:
     assert isinstance(engine.decoder, ContinuousDecoder)
     return engine.decoder.counts
 
 
-def finish(engine: Engine, rows: Sequence[Row]) -> None:
+def finish(engine: Engine, rows: Sequence[DecodingRow]) -> None:
     while any(row.finish is None for row in rows):
         engine.step()
 
 
 def turn(
-    engine: Engine, row: Row, observation: tuple[int, ...], *, seed: int = 0, length: int = 4
-) -> Request:
+    engine: Engine, row: DecodingRow, observation: tuple[int, ...], *, seed: int = 0, length: int = 4
+) -> GenerationRequest:
     """The request of the next turn: the row as it stands, and what its agent observed."""
     ids = (*row.request.ids, *row.ids, *observation)
-    return Request(ids, Sampling(max_tokens=length), seed, row.request.owner)
+    return GenerationRequest(ids, Sampling(max_tokens=length), seed, row.request.owner)
 
 
-def assert_exact(engine: Engine, rows: Sequence[Row]) -> None:
+def assert_exact(engine: Engine, rows: Sequence[DecodingRow]) -> None:
     scores = engine.score([(*row.request.ids, *row.ids) for row in rows])
     for row, expected in zip(rows, scores, strict=True):
         assert row.logprobs == pytest.approx(expected[len(row.request.ids) - 1 :], abs=3e-4)
 
 
-def group(prompt: tuple[int, ...], size: int, *, first: int = 0, length: int = 6) -> list[Request]:
-    return [Request(prompt, Sampling(max_tokens=length), seed, seed) for seed in range(first, first + size)]
+def group(prompt: tuple[int, ...], size: int, *, first: int = 0, length: int = 6) -> list[GenerationRequest]:
+    return [
+        GenerationRequest(prompt, Sampling(max_tokens=length), seed, seed)
+        for seed in range(first, first + size)
+    ]
 
 
 def test_a_prompt_is_read_once_a_group(model: Any) -> None:
     engine = engine_of(model)
     rows = engine.admit([*group(tokens(1, 50), 8), *group(tokens(2, 30), 8, first=8)])
     finish(engine, rows)
-    assert counts(engine).read == 80
+    assert counts(engine).prefilled == 80
     assert_exact(engine, rows)
 
 
@@ -71,7 +74,7 @@ def test_what_prompts_begin_with_is_read_once(model: Any) -> None:
     engine = engine_of(model)
     rows = engine.admit([r for i, p in enumerate(prompts) for r in group(p, 1 + i % 2, first=10 * i)])
     finish(engine, rows)
-    assert counts(engine).read == 60 + sum(len(p) - 60 for p in prompts)
+    assert counts(engine).prefilled == 60 + sum(len(p) - 60 for p in prompts)
     assert_exact(engine, rows)
 
 
@@ -80,11 +83,11 @@ def test_only_the_observation_is_read_between_turns(model: Any) -> None:
     rows = engine.admit(group(tokens(1, 40), 4))
     finish(engine, rows)
     for number in range(3):
-        before = counts(engine).read
+        before = counts(engine).prefilled
         rows = engine.admit([turn(engine, row, tokens(100 + number, 5 + i)) for i, row in enumerate(rows)])
         finish(engine, rows)
         # the last sampled token was never fed
-        assert counts(engine).read - before == sum(5 + i + 1 for i in range(4))
+        assert counts(engine).prefilled - before == sum(5 + i + 1 for i in range(4))
         assert_exact(engine, rows)
 
 
@@ -102,7 +105,7 @@ def test_rows_over_the_budget_are_read_again_and_stay_exact(model: Any) -> None:
     assert episode(rich) == episode(poor)
     assert isinstance(poor.decoder, ContinuousDecoder)
     assert poor.decoder.cache.evictions > 0
-    assert counts(poor).read > counts(rich).read
+    assert counts(poor).prefilled > counts(rich).prefilled
 
 
 def test_a_row_that_is_rewritten_is_read_anew(model: Any) -> None:
@@ -110,7 +113,7 @@ def test_a_row_that_is_rewritten_is_read_anew(model: Any) -> None:
     (row,) = engine.admit(group(tokens(1, 20), 1))
     finish(engine, [row])
     other = (*tokens(1, 20)[:10], *tokens(5, 30))
-    (row,) = engine.admit([Request(other, Sampling(max_tokens=4), 1, 0)])
+    (row,) = engine.admit([GenerationRequest(other, Sampling(max_tokens=4), 1, 0)])
     finish(engine, [row])
     assert_exact(engine, [row])
 
@@ -123,7 +126,7 @@ def test_rows_join_a_batch_that_is_under_way(model: Any) -> None:
     late = engine.admit([*group(tokens(1, 30), 2, first=3), *group(tokens(2, 90), 2, first=5)])
     finish(engine, [*early, *late])
     assert_exact(engine, [*early, *late])
-    assert counts(engine).read == 120
+    assert counts(engine).prefilled == 120
 
 
 def test_a_row_that_is_dropped_leaves_the_others_alone(model: Any) -> None:
@@ -191,7 +194,7 @@ def test_any_course_of_a_batch_is_exact(model: Any, data: st.DataObject) -> None
     budget = data.draw(st.sampled_from([1, 60_000, 1 << 30]), label="bytes")
     engine = engine_of(model, max_batch=data.draw(st.integers(1, 6), label="slots"), kv_bytes=budget)
     system = tokens(0, data.draw(st.integers(1, 50), label="common"))
-    requests: list[Request] = []
+    requests: list[GenerationRequest] = []
     for number in range(data.draw(st.integers(1, 4), label="groups")):
         prompt = system + tokens(number, data.draw(st.integers(0, 40), label="own"))
         size = data.draw(st.integers(1, 3), label="size")

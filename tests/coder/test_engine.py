@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from nano_coder.models.local.engine import Engine, Request
+from nano_coder.models.local.engine import Engine, GenerationRequest
 from nano_coder.models.weights import load_policy
 from nano_shared import ContextFull, Finish, Sampling, UsageError
 
@@ -25,9 +25,9 @@ def prompt(seed: int, length: int) -> tuple[int, ...]:
     return tuple(random.Random(seed).choices(range(3, 900), k=length))
 
 
-def requests(*lengths: int, **sampling: Any) -> list[Request]:
+def requests(*lengths: int, **sampling: Any) -> list[GenerationRequest]:
     return [
-        Request(prompt(seed, length), Sampling(max_tokens=12, **sampling), seed)
+        GenerationRequest(prompt(seed, length), Sampling(max_tokens=12, **sampling), seed)
         for seed, length in enumerate(lengths)
     ]
 
@@ -110,7 +110,7 @@ def test_a_row_is_independent_of_its_batch(model: Any) -> None:
 
 
 def test_the_same_prompt_with_other_seeds_gives_other_rows(model: Any) -> None:
-    same = [Request(prompt(0, 20), Sampling(max_tokens=12), seed) for seed in range(8, 16)]
+    same = [GenerationRequest(prompt(0, 20), Sampling(max_tokens=12), seed) for seed in range(8, 16)]
     rows = [s.ids for s in engine_of(model).generate(same)]
     assert len(set(rows)) == 8
     alone = [engine_of(model).generate([request])[0].ids for request in same]
@@ -124,14 +124,17 @@ def test_a_seed_reproduces_bit_for_bit(model: Any) -> None:
 
 
 def test_no_seed_is_a_new_seed(model: Any) -> None:
-    request = Request(prompt(0, 5), Sampling(max_tokens=40))
+    request = GenerationRequest(prompt(0, 5), Sampling(max_tokens=40))
     first, second = engine_of(model).generate([request, request])
     assert first.ids != second.ids
 
 
 def test_rows_of_different_ends_finish_on_their_own(model: Any) -> None:
     """Rows that finish are cut out of the batch; the others must not notice."""
-    batch = [Request(prompt(seed, 4 + seed), Sampling(max_tokens=1 + 3 * seed), seed) for seed in range(10)]
+    batch = [
+        GenerationRequest(prompt(seed, 4 + seed), Sampling(max_tokens=1 + 3 * seed), seed)
+        for seed in range(10)
+    ]
     engine = engine_of(model)
     together = engine.generate(batch)
     assert [len(s.ids) for s in together] == [1 + 3 * seed for seed in range(10)]
@@ -158,10 +161,10 @@ def test_a_row_cut_by_length_says_so(model: Any) -> None:
 
 def test_a_row_ends_where_the_context_does(model: Any) -> None:
     engine = Engine(model, eos_ids=frozenset(), pad_id=0, context_limit=20)
-    (sampled,) = engine.generate([Request(prompt(0, 15), Sampling(max_tokens=12), 0)])
+    (sampled,) = engine.generate([GenerationRequest(prompt(0, 15), Sampling(max_tokens=12), 0)])
     assert (len(sampled.ids), sampled.finish) == (5, Finish.LENGTH)
     with pytest.raises(ContextFull, match="row of 20 tokens leaves no room in a context of 20"):
-        engine.generate([Request(prompt(0, 20), Sampling(), 0)])
+        engine.generate([GenerationRequest(prompt(0, 20), Sampling(), 0)])
 
 
 def test_greedy_takes_the_likeliest_with_logprobs_of_temperature_one(model: Any) -> None:
@@ -181,7 +184,7 @@ def test_greedy_and_sampled_rows_share_a_batch(model: Any) -> None:
 
 
 def frequencies(model: Any, ids: tuple[int, ...], count: int, **sampling: Any) -> dict[int, float]:
-    draws = [Request(ids, Sampling(max_tokens=1, **sampling), seed) for seed in range(count)]
+    draws = [GenerationRequest(ids, Sampling(max_tokens=1, **sampling), seed) for seed in range(count)]
     counts = Counter(s.ids[0] for s in engine_of(model).generate(draws))
     return {token: n / count for token, n in counts.items()}
 
@@ -201,7 +204,7 @@ def test_top_k_draws_only_the_k_likeliest_and_renormalises(model: Any) -> None:
     logits = plain_logits(model, ids)[-1]
     likely = set(logits.topk(3).indices.tolist())
     assert set(frequencies(model, ids, 300, top_k=3)) <= likely
-    (sampled,) = engine_of(model).generate([Request(ids, Sampling(max_tokens=1, top_k=3), 1)])
+    (sampled,) = engine_of(model).generate([GenerationRequest(ids, Sampling(max_tokens=1, top_k=3), 1)])
     kept = torch.log_softmax(logits.topk(3).values, -1)
     place = logits.topk(3).indices.tolist().index(sampled.ids[0])
     assert sampled.logprobs[0] == pytest.approx(kept[place].item(), abs=1e-5)
@@ -214,7 +217,7 @@ def test_top_p_draws_the_smallest_set_that_reaches_p(model: Any) -> None:
     size = int((ordered.cumsum(0) < 0.5).sum()) + 1
     nucleus = set(order[:size].tolist())
     assert set(frequencies(model, ids, 300, top_p=0.5)) <= nucleus
-    (sampled,) = engine_of(model).generate([Request(ids, Sampling(max_tokens=1, top_p=0.5), 1)])
+    (sampled,) = engine_of(model).generate([GenerationRequest(ids, Sampling(max_tokens=1, top_p=0.5), 1)])
     expected = (probs[sampled.ids[0]] / ordered[:size].sum()).log().item()
     assert sampled.logprobs[0] == pytest.approx(expected, abs=1e-5)
 

@@ -10,7 +10,7 @@ import pytest
 from executions import SUBMIT, a_runtime, a_task, act, limits
 
 from nano_coder.cli import cli
-from nano_coder.models.opening import open_policy, open_reader
+from nano_coder.models.opening import open_policy, open_renderer
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, grade_run, resume_run, run_task
 from nano_coder.run.fork import fork_run, fork_seed
@@ -79,7 +79,7 @@ def test_a_fork_replays_like_any_run(tmp_path: Path) -> None:
     parent, runtime = a_parent(tmp_path)
     (fork,) = fork_run(parent, saying(runtime, FIX, SUBMIT), at=3, n=1)
     fork = runtime.store.get(fork.id)
-    assert refeed(fork, open_reader(fork), runtime.store.blobs).proved == 5
+    assert refeed(fork, open_renderer(fork), runtime.store.blobs).proved == 5
     assert execute(fork, runtime.sandbox, runtime.store.blobs).drifts == ()
 
 

@@ -16,8 +16,8 @@ from hacks import FAIR, HANGS, NOT_PLAIN, SILENT, TOLD
 from nano_coder.grading.answer_equality import same, same_answer
 from nano_coder.grading.command_check import grade_command
 from nano_coder.grading.grade import grade
+from nano_coder.grading.graders import GRADER
 from nano_coder.grading.protected_files import protected
-from nano_coder.grading.version import GRADER
 from nano_coder.sandbox import ExecResult, Jail, Sandbox, open_sandbox
 from nano_coder.sandbox.namespaces import NsJail
 from nano_shared.blobs import BlobStore

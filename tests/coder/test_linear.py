@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from nano_coder.models.local.decoding.llama import Joined, Linear, Weights, packs
+from nano_coder.models.local.llama import Joined, Linear, LlamaWeights, packs
 
 DTYPES = [torch.bfloat16, torch.float32]
 
@@ -18,8 +18,8 @@ def drawn(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def weights(out: int, inputs: int, dtype: torch.dtype, *, bias: bool, seed: int = 1) -> Weights:
-    return Weights(drawn(out, inputs, dtype=dtype, seed=seed), drawn(out, dtype=dtype) if bias else None)
+def weights(out: int, inputs: int, dtype: torch.dtype, *, bias: bool, seed: int = 1) -> LlamaWeights:
+    return LlamaWeights(drawn(out, inputs, dtype=dtype, seed=seed), drawn(out, dtype=dtype) if bias else None)
 
 
 def close(left: Tensor, right: Tensor) -> bool:

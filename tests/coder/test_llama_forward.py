@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from nano_coder.models.local.decoding.continuous_batching import ContinuousDecoder
-from nano_coder.models.local.decoding.llama import _weights
-from nano_coder.models.local.decoding.padded_batching import PaddedDecoder
-from nano_coder.models.local.engine import Engine, Request
+from nano_coder.models.local.continuous_batching import ContinuousDecoder
+from nano_coder.models.local.engine import Engine, GenerationRequest
+from nano_coder.models.local.llama import _weights
+from nano_coder.models.local.padded_batching import PaddedDecoder
 from nano_shared import Sampling
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -54,11 +54,13 @@ def engine_of(model: Any) -> Engine:
 def deviation(engine: Engine, *, temperature: float = 0.8) -> float:
     """Largest difference of sampled and teacher-forced log-probs over two turns of two groups."""
     first = [
-        Request(tuple(range(1 + i // 2, 30 + i // 2)), Sampling(max_tokens=8, temperature=temperature), i, i)
+        GenerationRequest(
+            tuple(range(1 + i // 2, 30 + i // 2)), Sampling(max_tokens=8, temperature=temperature), i, i
+        )
         for i in range(4)
     ]
     second = [
-        Request((*r.ids, *s.ids, 9, 8, 7), r.sampling, r.seed, r.owner)
+        GenerationRequest((*r.ids, *s.ids, 9, 8, 7), r.sampling, r.seed, r.owner)
         for r, s in zip(first, engine.generate(first), strict=True)
     ]
     worst = 0.0
@@ -141,7 +143,7 @@ def test_an_adapter_that_is_off_is_not_merged() -> None:
 def test_full_weights_are_read_in_place() -> None:
     model = build("Llama")
     engine = engine_of(model)
-    engine.generate([Request((1, 2, 3), Sampling(max_tokens=2), 0)])
+    engine.generate([GenerationRequest((1, 2, 3), Sampling(max_tokens=2), 0)])
     assert isinstance(engine.decoder, ContinuousDecoder)
     addresses = {parameter.data_ptr() for parameter in model.parameters()}
     for layer in engine.decoder._forward.layers:
@@ -167,7 +169,7 @@ def test_other_models_decode_through_their_own_forward_and_say_so_once(
     assert deviation(engine_of(model)) < 1e-4
     assert reason in capsys.readouterr().err
     engine = engine_of(model)
-    engine.generate([Request((1, 2, 3), Sampling(max_tokens=2), 0)])
+    engine.generate([GenerationRequest((1, 2, 3), Sampling(max_tokens=2), 0)])
     assert isinstance(engine.decoder, PaddedDecoder)
     assert capsys.readouterr().err == ""
 

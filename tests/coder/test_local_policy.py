@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from nano_coder.agent.chat_template import CHATML, ChatTemplate
-from nano_coder.models.local.engine import Engine, Request, Row
+from nano_coder.models.local.engine import DecodingRow, Engine, GenerationRequest
 from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.models.local.scheduler import Schedule
+from nano_coder.models.local.scheduler import SchedulerKind
 from nano_coder.models.weights import LoadedModel, load_policy
 from nano_shared import (
     Completion,
@@ -37,7 +37,7 @@ class RecordingEngine(Engine):
 
     batches: list[list[tuple[int, ...]]]
 
-    def admit(self, requests: Any) -> list[Row]:
+    def admit(self, requests: Any) -> list[DecodingRow]:
         if requests:
             self.batches.append([request.ids for request in requests])
         return super().admit(requests)
@@ -62,7 +62,7 @@ def policy_of(
     loaded: LoadedModel,
     template: ChatTemplate,
     context: int = 1024,
-    scheduler: Schedule = "lockstep",
+    scheduler: SchedulerKind = "lockstep",
     **options: Any,
 ) -> LocalPolicy:
     engine = RecordingEngine(
@@ -87,12 +87,12 @@ def asking(text: str) -> Conversation:
 
 
 def run_agents(policy: LocalPolicy, agents: list[Callable[[], Any]]) -> list[Any]:
-    """Each agent in a thread and a seat of its own; results, or what was raised."""
-    seats = [policy.agent(index) for index in range(len(agents))]
+    """Each agent in a thread and a slot of its own; results, or what was raised."""
+    slots = [policy.agent(index) for index in range(len(agents))]
 
     def live(index: int) -> Any:
         try:
-            with seats[index]:
+            with slots[index]:
                 return agents[index]()
         except (PolicyError, ContextFull, ZeroDivisionError) as error:
             return error
@@ -177,7 +177,7 @@ def test_lockstep_reproduces_bit_for_bit(loaded: LoadedModel, template: ChatTemp
     assert [len(batch) for batch in first[1]] == [8, 8, 5, 2]
 
 
-def test_a_batch_is_in_the_order_of_the_seats(loaded: LoadedModel, template: ChatTemplate) -> None:
+def test_a_batch_is_in_the_order_of_the_slots(loaded: LoadedModel, template: ChatTemplate) -> None:
     policy = policy_of(loaded, template)
     run_agents(policy, [lambda i=i: agent(policy, i, turns=1, jitter=0.002 * (4 - i)) for i in range(4)])
     (batch,) = batches(policy)
@@ -219,22 +219,22 @@ def test_an_agent_whose_context_is_full_blocks_nobody(loaded: LoadedModel, templ
     assert isinstance(results[1], ContextFull)
 
 
-def test_a_seat_that_nobody_enters_can_be_given_up(policy: LocalPolicy) -> None:
+def test_a_slot_that_nobody_enters_can_be_given_up(policy: LocalPolicy) -> None:
     empty = policy.agent(9)
     threading.Timer(0.05, empty.leave).start()
     (conversation,) = run_agents(policy, [lambda: agent(policy, 0, turns=1)])
     assert len(conversation.tokens) > 0
 
 
-def test_an_index_is_seated_once(policy: LocalPolicy) -> None:
+def test_an_index_has_one_slot(policy: LocalPolicy) -> None:
     with policy.agent(4):
-        with pytest.raises(UsageError, match="agent 4 has a seat already"):
+        with pytest.raises(UsageError, match="agent 4 has a slot already"):
             policy.agent(4)
     with policy.agent(4):
         agent(policy, 4, turns=1)
 
 
-def test_a_thread_without_a_seat_is_served_at_once(policy: LocalPolicy) -> None:
+def test_a_thread_without_a_slot_is_served_at_once(policy: LocalPolicy) -> None:
     waiting = policy.agent(0)
     completion = policy.complete(asking("hi"), Sampling(max_tokens=2, seed=0))
     waiting.leave()
@@ -245,7 +245,7 @@ def test_an_engine_that_fails_fails_every_agent_of_its_batch(
     loaded: LoadedModel, template: ChatTemplate
 ) -> None:
     class OutOfMemory(Engine):
-        def step(self) -> list[Row]:
+        def step(self) -> list[DecodingRow]:
             raise RuntimeError("out of memory")
 
     engine = OutOfMemory(loaded.model, eos_ids=frozenset(), pad_id=0, context_limit=100)
@@ -258,7 +258,7 @@ def test_an_engine_that_fails_fails_every_agent_of_its_batch(
 
 def test_an_interrupted_batch_leaves_nobody_waiting(loaded: LoadedModel, template: ChatTemplate) -> None:
     class Interrupted(Engine):
-        def step(self) -> list[Row]:
+        def step(self) -> list[DecodingRow]:
             raise ZeroDivisionError  # stands for whatever the policy does not expect
 
     engine = Interrupted(loaded.model, eos_ids=frozenset(), pad_id=0, context_limit=100)
@@ -289,7 +289,7 @@ def test_a_completion_is_cut_to_what_fits(loaded: LoadedModel, template: ChatTem
 def test_requests_carry_the_seed_of_their_call(policy: LocalPolicy, loaded: LoadedModel) -> None:
     delta = policy.template.delta(asking("hi"))
     sampling = Sampling(max_tokens=6, seed=7)
-    (expected,) = policy.engine.generate([Request(delta, sampling, 7)])
+    (expected,) = policy.engine.generate([GenerationRequest(delta, sampling, 7)])
     completion = policy.complete(asking("hi"), sampling)
     assert completion.tokens is not None
     assert completion.tokens.sampled_ids == expected.ids

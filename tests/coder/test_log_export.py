@@ -194,7 +194,7 @@ def test_a_harbor_job_has_a_trial_for_each_run_and_counts_them(log: Path, tmp_pa
         (["--format", "jsonl", "--since", "yesterday"], "'yesterday' is no time"),
         (["--format", "jsonl", "-o", "TMP/none/x.jsonl"], "there is no folder"),
         (["--format", "jsonl", "-o", "TMP/log/log.db"], "exists already"),
-        (["--format", "atif", "-o", "TMP/x.json"], "one ATIF file holds one run"),
+        (["--format", "atif", "-o", "TMP/x.json"], "one atif file holds one run"),
         (["--format", "harbor"], "writes a directory"),
         (["--format", "atif", "--calls", "native"], "--calls belongs to"),
     ],

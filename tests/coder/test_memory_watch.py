@@ -11,7 +11,7 @@ import pytest
 
 from nano_coder.sandbox import open_sandbox
 from nano_coder.sandbox.launcher import memory
-from nano_coder.sandbox.launcher.socket_memory import SocketMemory
+from nano_coder.sandbox.launcher.memory import SocketMemory
 from nano_coder.sandbox.protocol import Jail
 from nano_shared.types import Limits
 
@@ -137,7 +137,7 @@ def test_the_watch_counts_what_is_added_to_a_file_system(monkeypatch: pytest.Mon
     monkeypatch.setattr(memory, "stored", lambda folders: held[0])
     monkeypatch.setattr(memory, "in_use", lambda: 50 * MB)
     monkeypatch.setattr(memory, "proportional", lambda: 40 * MB)
-    watch = memory.Watch(100 * MB, ("/tmp",))
+    watch = memory.MemoryWatch(100 * MB, ("/tmp",))
     assert not watch.exceeded()
     held[0] += 61 * MB
     assert watch.exceeded()

@@ -8,15 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from nano_coder.agent.profiles import (
-    COMPACT_1,
-    COMPACT_2,
-    HERMES_1,
-    HERMES_2,
-    PROFILES,
-    find_profile,
-    serving_profile,
-)
+from nano_coder.agent.profiles import COMPACT_1, HERMES_1, PROFILES, find_profile, serving_profile
 from nano_coder.agent.prompt import first_messages
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
@@ -72,11 +64,13 @@ def test_the_first_messages_are_what_they_were() -> None:
 
 
 def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="unknown interface profile 'compact-0'; known: compact-1, hermes-1"):
+    with pytest.raises(UsageError, match="profile 'compact-0'; known: compact-1, compact-2, hermes-1"):
         find_profile("compact-0")
 
 
-@pytest.mark.parametrize(("first", "second"), [(COMPACT_1, COMPACT_2), (HERMES_1, HERMES_2)])
+@pytest.mark.parametrize(
+    ("first", "second"), [(COMPACT_1, PROFILES["compact-2"]), (HERMES_1, PROFILES["hermes-2"])]
+)
 def test_the_second_profile_serves_what_the_first_lacks_and_shows_the_rest_alike(
     first: InterfaceProfile, second: InterfaceProfile
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from executions import SUBMIT, a_runtime, a_task, act, limits
 
 from nano_coder.cli import cli
-from nano_coder.models.opening import open_reader
+from nano_coder.models.opening import open_renderer
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import attempt_task, grade_run, reflect_run, run_task
 from nano_coder.run.reflection import REFLECTION, is_reflection
@@ -42,7 +42,7 @@ def test_the_second_attempt_reads_its_diff_and_what_the_check_said(tmp_path: Pat
     assert not is_reflection(first)
     (sample,) = to_samples(logged, 1.0)  # only the second attempt is trained
     assert sum(sample.mask) == sum(len(text.encode()) + 1 for text in (RIGHT, SUBMIT))
-    assert refeed(logged, open_reader(logged), runtime.store.blobs).proved == 4
+    assert refeed(logged, open_renderer(logged), runtime.store.blobs).proved == 4
     assert execute(logged, runtime.sandbox, runtime.store.blobs).drifts == ()
 
 

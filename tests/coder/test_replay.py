@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nano_coder.cli import cli
-from nano_coder.models.opening import open_policy, open_reader
+from nano_coder.models.opening import open_policy, open_renderer
 from nano_coder.models.replayed import ReplayedPolicy
 from nano_coder.run.execution import Runtime, run_task
 from nano_coder.run.replay import execute, refeed
@@ -140,7 +140,7 @@ def test_equal_executions_of_today_never_count_as_chance(logged: str, now: str) 
 
 def test_the_prompts_of_a_run_are_proved_token_by_token(tmp_path: Path) -> None:
     run, runtime = a_run(tmp_path)
-    result = refeed(run, open_reader(run), runtime.store.blobs)
+    result = refeed(run, open_renderer(run), runtime.store.blobs)
     assert result.holds
     assert result.proved == len(run.turns) == 6
     assert sum(prompt.tokens for prompt in result.prompts) > 0
@@ -165,7 +165,7 @@ def test_the_first_token_that_differs_is_named(
     turn: int, place: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     run, runtime = shared_run(tmp_path_factory)
-    result = refeed(changed(run, turn, place), open_reader(run), runtime.store.blobs)
+    result = refeed(changed(run, turn, place), open_renderer(run), runtime.store.blobs)
     first = result.first_difference
     assert first is not None
     assert (first.turn, first.differs_at) == (turn, place)
@@ -185,7 +185,7 @@ def shared_run(factory: pytest.TempPathFactory) -> tuple[Trajectory, Runtime]:
 def test_a_killed_run_is_proved_as_far_as_it_got(tmp_path: Path) -> None:
     run, runtime = a_run(tmp_path)
     killed = run.model_copy(update={"turns": run.turns[:2], "stop": None, "ended": None})
-    result = refeed(killed, open_reader(run), runtime.store.blobs)
+    result = refeed(killed, open_renderer(run), runtime.store.blobs)
     assert result.holds
     assert result.proved == 2
     assert any("never ended" in note for note in result.notes)
@@ -194,10 +194,12 @@ def test_a_killed_run_is_proved_as_far_as_it_got(tmp_path: Path) -> None:
 
 def test_a_text_only_run_says_what_cannot_be_proved(tmp_path: Path) -> None:
     run, runtime = a_run(tmp_path, tokens=False)
-    result = refeed(run, open_reader(run), runtime.store.blobs)
+    result = refeed(run, open_renderer(run), runtime.store.blobs)
     assert result.holds
     assert result.proved == 0
-    assert {prompt.unproved for prompt in result.prompts} == {"text-only: the log has no tokens of this turn"}
+    assert {prompt.not_compared for prompt in result.prompts} == {
+        "text-only: the log has no tokens of this turn"
+    }
 
 
 def test_a_rewritten_history_is_said_to_be_unproved_and_what_follows_it_is_proved(tmp_path: Path) -> None:
@@ -211,17 +213,17 @@ def test_a_rewritten_history_is_said_to_be_unproved_and_what_follows_it_is_prove
             tokens = tokens.model_copy(update={"row": 1, "context_ids": context})
         completion = turn.completion.model_copy(update={"tokens": tokens})
         turns.append(turn.model_copy(update={"completion": completion}))
-    result = refeed(run.model_copy(update={"turns": tuple(turns)}), open_reader(run), runtime.store.blobs)
+    result = refeed(run.model_copy(update={"turns": tuple(turns)}), open_renderer(run), runtime.store.blobs)
     assert result.holds
     assert [prompt.identical for prompt in result.prompts] == [True, True, True, False, True, True]
-    assert "rewritten history" in str(result.prompts[3].unproved)
+    assert "rewritten history" in str(result.prompts[3].not_compared)
 
 
 def test_a_text_that_is_read_as_other_calls_is_a_difference(tmp_path: Path) -> None:
     run, runtime = a_run(tmp_path)
     forged = run.turns[0].model_copy(update={"calls": run.turns[1].calls})
     run = run.model_copy(update={"turns": (forged, *run.turns[1:])})
-    result = refeed(run, open_reader(run), runtime.store.blobs)
+    result = refeed(run, open_renderer(run), runtime.store.blobs)
     assert [found.turn for found in result.differences] == [0]
     assert not result.holds
 
@@ -237,7 +239,7 @@ def test_a_local_policy_is_proved_with_its_tokenizer_alone(
         sampling=Sampling(temperature=1.0, max_tokens=8),
     )
     run = run_task(a_task(limits=limits(max_turns=3)), runtime, seed=1)
-    result = refeed(runtime.store.get(run.id), open_reader(run), runtime.store.blobs)
+    result = refeed(runtime.store.get(run.id), open_renderer(run), runtime.store.blobs)
     assert result.holds
     assert result.proved == len(run.turns) > 1
 

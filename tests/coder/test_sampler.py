@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nano_coder.models.local.decoding.sampler import draw, uniforms
+from nano_coder.models.local.sampler import draw, uniforms
 from nano_shared import Sampling
 
 pytestmark = pytest.mark.usefixtures("one_thread")

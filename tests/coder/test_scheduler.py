@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from nano_coder.agent.chat_template import ChatTemplate
-from nano_coder.models.local.engine import Engine, Request, Row
-from nano_coder.models.local.policy import LocalPolicy, Lockstep
-from nano_coder.models.local.scheduler import Scheduler
+from nano_coder.models.local.engine import DecodingRow, Engine, GenerationRequest
+from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.models.local.scheduler import Lockstep, Scheduler
 from nano_coder.models.weights import LoadedModel, load_policy
 from nano_shared import Conversation, Message, PolicyError, Role, Sampling
 
@@ -35,23 +35,23 @@ class Watched(Engine):
         super().__init__(loaded.model, eos_ids=frozenset(), pad_id=0, context_limit=1024, **options)
         self.steps: list[list[tuple[int, ...]]] = []
 
-    def step(self) -> list[Row]:
+    def step(self) -> list[DecodingRow]:
         finished = super().step()
         decoding = self.decoder.decoding if self.decoder is not None else []
         self.steps.append([(*row.request.ids, *row.ids) for row in decoding])
         return finished
 
 
-def request(seed: int, *, length: int = 4) -> Request:
-    return Request(tuple(range(3, 13 + seed % 3)), Sampling(max_tokens=length), seed)
+def request(seed: int, *, length: int = 4) -> GenerationRequest:
+    return GenerationRequest(tuple(range(3, 13 + seed % 3)), Sampling(max_tokens=length), seed)
 
 
 def run(scheduler: Scheduler, agents: list[Callable[[], Any]], at_once: int | None = None) -> list[Any]:
-    """Each agent in a seat of its own, begun in order, some at a time."""
-    seats = scheduler.seats(len(agents), at_once or len(agents))
+    """Each agent in a slot of its own, begun in order, some at a time."""
+    slots = scheduler.slots(len(agents), at_once or len(agents))
 
     def live(index: int) -> Any:
-        with seats[index]:
+        with slots[index]:
             return agents[index]()
 
     with ThreadPoolExecutor(at_once or len(agents)) as pool:
@@ -63,7 +63,7 @@ def episode(scheduler: Scheduler, index: int, *, turns: int, pause: float) -> li
     ids = request(index).ids
     for number in range(turns):
         time.sleep(pause * ((index * 7 + number * 3) % 5))
-        asked = Request(ids, Sampling(max_tokens=2 + index % 4), 100 * index + number)
+        asked = GenerationRequest(ids, Sampling(max_tokens=2 + index % 4), 100 * index + number)
         answers.append(scheduler.call(asked))
         ids = (*ids, *answers[-1].ids, 5, 6, 7)
     return answers
@@ -146,9 +146,9 @@ def test_an_agent_at_its_tools_holds_no_slot_but_its_kv(loaded: LoadedModel) -> 
     def agent() -> int:
         first = scheduler.call(request(1))
         others.wait(20)  # its tools run; the only slot serves the other agent meanwhile
-        before = engine.decoder.counts.read  # type: ignore[union-attr]
-        scheduler.call(Request((*request(1).ids, *first.ids, 5, 6), Sampling(max_tokens=2), 3))
-        return int(engine.decoder.counts.read - before)  # type: ignore[union-attr]
+        before = engine.decoder.counts.prefilled  # type: ignore[union-attr]
+        scheduler.call(GenerationRequest((*request(1).ids, *first.ids, 5, 6), Sampling(max_tokens=2), 3))
+        return int(engine.decoder.counts.prefilled - before)  # type: ignore[union-attr]
 
     def other() -> None:
         scheduler.call(request(2))
@@ -166,11 +166,11 @@ def test_the_last_to_leave_gives_the_memory_back(kind: type[Scheduler], loaded: 
 
 
 @SCHEDULERS
-def test_a_thread_without_a_seat_is_served_beside_seated_ones(
+def test_a_thread_without_a_slot_is_served_beside_the_others(
     kind: type[Scheduler], loaded: LoadedModel
 ) -> None:
     scheduler = kind(Watched(loaded), "tiny")
-    waiting = scheduler.seat(0)
+    waiting = scheduler.slot(0)
     assert len(scheduler.call(request(1)).ids) == 4
     waiting.leave()
 
@@ -178,7 +178,7 @@ def test_a_thread_without_a_seat_is_served_beside_seated_ones(
 @SCHEDULERS
 def test_a_leader_that_is_torn_down_leaves_nobody_waiting(kind: type[Scheduler], loaded: LoadedModel) -> None:
     class Interrupted(Watched):
-        def step(self) -> list[Row]:
+        def step(self) -> list[DecodingRow]:
             if len(self.steps) == 2:
                 self.steps.append([])
                 raise KeyboardInterrupt
@@ -215,15 +215,15 @@ def test_a_host_leads_alone_and_changes_no_token(loaded: LoadedModel, kind: type
         computed: set[int] = set()
 
         class Traced(Engine):
-            def step(self) -> list[Row]:
+            def step(self) -> list[DecodingRow]:
                 computed.add(threading.get_ident())
                 return super().step()
 
         scheduler = kind(Traced(loaded.model, eos_ids=frozenset(), pad_id=0, context_limit=1024), "tiny")
-        seats = scheduler.seats(6, 3)
+        slots = scheduler.slots(6, 3)
 
         def live(index: int) -> Any:
-            with seats[index]:
+            with slots[index]:
                 return [sampled.ids for sampled in episode(scheduler, index, turns=3, pause=0.002)]
 
         with ThreadPoolExecutor(3) as pool, ExitStack() as stack:
@@ -241,10 +241,10 @@ def test_a_host_leads_alone_and_changes_no_token(loaded: LoadedModel, kind: type
 
 def test_agents_go_on_by_themselves_when_their_host_has_left(loaded: LoadedModel) -> None:
     scheduler = Lockstep(Engine(loaded.model, eos_ids=frozenset(), pad_id=0, context_limit=1024), "tiny")
-    seats = scheduler.seats(2, 2)
+    slots = scheduler.slots(2, 2)
 
     def live(index: int) -> Any:
-        with seats[index]:
+        with slots[index]:
             return episode(scheduler, index, turns=2, pause=0.01)
 
     with ThreadPoolExecutor(2) as pool:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from nano_coder.commands.batch import InOrder
 from nano_coder.sandbox import open_sandbox
 from nano_coder.sandbox.namespaces import NsSandbox
-from nano_coder.sandbox.stateful_session import Kind, Session, parse_answer
+from nano_coder.sandbox.stateful_session import Session, SessionKind, parse_answer
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Limits
 
@@ -44,7 +44,7 @@ def sandbox() -> NsSandbox:
 def session(sandbox: NsSandbox) -> Iterator[Open]:
     opened: list[Session] = []
 
-    def make(kind: Kind, limits: Limits = LIMITS) -> Session:
+    def make(kind: SessionKind, limits: Limits = LIMITS) -> Session:
         opened.append(Session(sandbox.open(None, limits), kind, limits))
         return opened[-1]
 
@@ -186,7 +186,7 @@ def test_the_shell_that_execs_or_dies_ends_the_session(session: Open) -> None:
     ("kind", "endless"), [("python", "while True: pass"), ("shell", "while :; do :; done")]
 )
 def test_a_deadline_ends_the_session_and_keeps_what_was_written(
-    session: Open, kind: Kind, endless: str
+    session: Open, kind: SessionKind, endless: str
 ) -> None:
     one = session(kind)
     one.run({"python": "print('first', flush=True)", "shell": "echo first"}[kind])

@@ -16,8 +16,7 @@ from nano_coder.commands.run import make_task
 from nano_coder.config import AgentConfig, load_config
 from nano_coder.run.execution import run_task
 from nano_shared.command_line import run_command
-from nano_shared.run_id import new_run_id
-from nano_shared.store import LogStore
+from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import Trajectory
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]

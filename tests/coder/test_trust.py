@@ -36,6 +36,8 @@ BEYOND = {
     "base_url": "'http://elsewhere/v1'",
     "api_key": "'theirs'",
     "sandbox": "'none'",
+    "profile": "'hermes-1'",
+    "tools": "['mine.py:tool']",
     "python": "'./python'",
     "temperature": "1.5",
     "git": "true",

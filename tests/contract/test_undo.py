@@ -165,7 +165,7 @@ def can_edit(here: Path, path: str, start: snapshot.Snapshot, end: snapshot.Snap
     """A file or link comes or goes there; where it is to come, a user can have put one of his own."""
     kinds = {entry.kind for entry in (start.by_path.get(path), end.by_path.get(path)) if entry}
     reachable = (here / path).parent.is_dir() and not passes_a_link(os.fsencode(here), os.fsencode(path))
-    return bool(kinds - {snapshot.Kind.DIRECTORY}) and reachable
+    return bool(kinds - {snapshot.EntryKind.DIRECTORY}) and reachable
 
 
 def edit(path: Path) -> Path:

@@ -16,7 +16,7 @@ from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.config.training import TrainConfig
 from nano_rl.gather.sources import Sources
-from nano_rl.learn.config.training import GuardConfig, LogsConfig, OptimizerConfig
+from nano_rl.learn.config import GuardConfig, LogsConfig, OptimizerConfig
 from nano_rl.learn.model.learner import prepare
 from nano_rl.learn.rows.group import Group, form_groups
 from nano_rl.rewards import Reward

@@ -20,8 +20,9 @@ from pathlib import Path
 
 import nano_rl
 from nano_rl.conformance.adapter import Subject
-from nano_rl.conformance.case import Check, Result, Status, run_check
+from nano_rl.conformance.case import CheckResult, ConformanceCheck, Status, run_check
 from nano_rl.conformance.suite import checks
+from nano_shared import extensions
 
 ROOT = Path(str(nano_rl.__file__)).parent
 DRAWS = (0, 1, 2)
@@ -43,10 +44,10 @@ class Mutant:
 
 M = Mutant
 OBJECTIVES = "learn/objectives"
-CLIP, RATIO = f"{OBJECTIVES}/clip.py", f"{OBJECTIVES}/ratio.py"
+CLIP, RATIO = f"{OBJECTIVES}/clip.py", f"{OBJECTIVES}/loss.py"
 KLF = IMP = LOSS = f"{OBJECTIVES}/loss.py"
 ADV, GAE, REINFORCE = "learn/credit/advantage.py", "learn/credit/gae.py", f"{OBJECTIVES}/reinforce.py"
-AGG, CISPO = f"{OBJECTIVES}/aggregation.py", f"{OBJECTIVES}/cispo.py"
+AGG, CISPO = f"{OBJECTIVES}/loss.py", f"{OBJECTIVES}/cispo.py"
 GRPO, PLAIN = "grid / grpo: no weights", "grid / recipe: no weights"
 SEQ, MASKED = "grid / recipe: truncated sequence weights", "grid / recipe: masked weights"
 ROWS = "grid / recipe, ratio of sequences: no weights"
@@ -254,7 +255,7 @@ MUTANTS = [
 ]  # fmt: skip
 
 
-def killed(mutant: Mutant, draws: Sequence[int] = DRAWS) -> list[Result]:
+def killed(mutant: Mutant, draws: Sequence[int] = DRAWS) -> list[CheckResult]:
     """The failure of its check in each of the draws. Raises AssertionError for a mutant that lives, and for one that
     is no change of the source."""
     with subject_of(mutant) as subject:
@@ -282,6 +283,8 @@ def changed(path: Path, source: str) -> Iterator[Subject]:
     before = {n: module for n, module in sys.modules.items() if n.startswith(AGAIN)}
     for gone in before:
         del sys.modules[gone]
+    # objectives are extensions, which are loaded once
+    extensions._loaded.cache_clear()
     try:
         spec = importlib.util.spec_from_loader(name, None, origin=str(path))
         assert spec is not None
@@ -293,13 +296,14 @@ def changed(path: Path, source: str) -> Iterator[Subject]:
         for again in [n for n in sys.modules if n.startswith(AGAIN)]:
             del sys.modules[again]
         sys.modules |= before
+        extensions._loaded.cache_clear()
         for name, module in before.items():
             package, _, attribute = name.rpartition(".")
             setattr(sys.modules[package], attribute, module)
 
 
 @cache
-def _checks(draw: int) -> dict[str, Check]:
+def _checks(draw: int) -> dict[str, ConformanceCheck]:
     return {f"{kind} / {check.name}": check for kind, check in checks(draw)}
 
 

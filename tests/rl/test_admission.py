@@ -20,12 +20,11 @@ from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models import opening as models
 from nano_coder.models.opening import open_weights
 from nano_coder.verify.logprobs import Scored
-from nano_coder.verify.refusal import Refusal
+from nano_coder.verify.refusal_codes import RefusalCode
 from nano_rl.cli import cli
 from nano_rl.commands.admit import parse_when
-from nano_rl.logs.admission import Bench, Judged, Use, by_task
-from nano_rl.logs.report import AdmissionReport, Fresh, Reservoir
-from nano_rl.logs.survey import EffectiveSample, share
+from nano_rl.logs.admission import JudgedRun, TargetPolicy, Use, by_task
+from nano_rl.logs.survey import AdmissionReport, EffectiveSample, FreshRollouts, Reservoir, share
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.facts import facts_of
@@ -74,12 +73,14 @@ def a_run(
     return Trajectory(**fields | changes)
 
 
-def judged(runs: Sequence[Trajectory], bench: Bench | None = None) -> list[list[Judged]]:
-    return list(by_task(map(facts_of, runs), bench or Bench()))
+def judged(runs: Sequence[Trajectory], target: TargetPolicy | None = None) -> list[list[JudgedRun]]:
+    return list(by_task(map(facts_of, runs), target or TargetPolicy()))
 
 
-def uses(runs: Sequence[Trajectory], bench: Bench | None = None) -> dict[str, tuple[Use, Refusal | None]]:
-    return {j.run.id: (j.use, j.refusal) for group in judged(runs, bench) for j in group}
+def uses(
+    runs: Sequence[Trajectory], target: TargetPolicy | None = None
+) -> dict[str, tuple[Use, RefusalCode | None]]:
+    return {j.run.id: (j.use, j.refusal) for group in judged(runs, target) for j in group}
 
 
 # ------------------------------------------------------------------------------------ uses
@@ -92,42 +93,44 @@ def test_runs_that_differ_train_a_policy_gradient() -> None:
 
 def test_a_lone_success_is_imitated_and_a_lone_failure_teaches_nothing() -> None:
     assert uses([a_run("a", 1.0, key="x"), a_run("b", 0.0, key="y")]) == {
-        "a": (Use.IMITATION, Refusal.LONE),
-        "b": (Use.NOTHING, Refusal.LONE),
+        "a": (Use.IMITATION, RefusalCode.LONE),
+        "b": (Use.NOTHING, RefusalCode.LONE),
     }
 
 
 def test_a_group_that_earned_the_same_is_compared_with_nothing() -> None:
     found = uses([a_run("a", 1.0), a_run("b", 1.0)])
-    assert set(found.values()) == {(Use.IMITATION, Refusal.SAME_REWARD)}
+    assert set(found.values()) == {(Use.IMITATION, RefusalCode.SAME_REWARD)}
 
 
 def test_text_only_runs_that_differ_are_a_preference() -> None:
     found = uses([a_run("a", 1.0, tokens=False), a_run("b", 0.0, tokens=False)])
-    assert set(found.values()) == {(Use.PREFERENCE, Refusal.TEXT_ONLY)}
+    assert set(found.values()) == {(Use.PREFERENCE, RefusalCode.TEXT_ONLY)}
 
 
 def test_runs_of_two_templates_make_no_pair() -> None:
-    bench = Bench(template_hash="mine")
-    found = uses([a_run("a", 1.0, template_hash="x"), a_run("b", 0.0, template_hash="y")], bench)
+    target = TargetPolicy(template_hash="mine")
+    found = uses([a_run("a", 1.0, template_hash="x"), a_run("b", 0.0, template_hash="y")], target)
     assert found == {
-        "a": (Use.IMITATION, Refusal.ANOTHER_TEMPLATE),
-        "b": (Use.NOTHING, Refusal.ANOTHER_TEMPLATE),
+        "a": (Use.IMITATION, RefusalCode.ANOTHER_TEMPLATE),
+        "b": (Use.NOTHING, RefusalCode.ANOTHER_TEMPLATE),
     }
 
 
 def test_what_somebody_said_makes_a_preference() -> None:
     run = facts_of(a_run("a", None))
-    assert [j.use for g in by_task([run], Bench()) for j in g] == [Use.NOTHING]
-    assert [j.use for g in by_task([replace(run, opinions=True)], Bench()) for j in g] == [Use.PREFERENCE]
+    assert [j.use for g in by_task([run], TargetPolicy()) for j in g] == [Use.NOTHING]
+    assert [j.use for g in by_task([replace(run, opinions=True)], TargetPolicy()) for j in g] == [
+        Use.PREFERENCE
+    ]
 
 
 def test_staleness_is_counted_in_optimizer_steps() -> None:
     runs = [a_run("a", 1.0, version=10), a_run("b", 0.0, version=10), a_run("c", 1.0, version=5)]
-    found = uses(runs, Bench(version=12, max_staleness=2))
-    assert found["c"] == (Use.PREFERENCE, Refusal.STALE)
+    found = uses(runs, TargetPolicy(version=12, max_staleness=2))
+    assert found["c"] == (Use.PREFERENCE, RefusalCode.STALE)
     assert found["a"] == (Use.POLICY_GRADIENT, None)
-    assert uses(runs, Bench(version=12))["c"] == (Use.POLICY_GRADIENT, None)
+    assert uses(runs, TargetPolicy(version=12))["c"] == (Use.POLICY_GRADIENT, None)
 
 
 def test_of_two_tasks_under_one_key_the_later_is_the_task() -> None:
@@ -136,7 +139,7 @@ def test_of_two_tasks_under_one_key_the_later_is_the_task() -> None:
         a_run(name, reward, task=Task(key="t", prompt="Now.")) for name, reward in (("c", 1.0), ("d", 0.0))
     ]
     found = uses([*old, *new])
-    assert [found[name] for name in "ab"] == [(Use.NOTHING, Refusal.OTHER_TASK)] * 2
+    assert [found[name] for name in "ab"] == [(Use.NOTHING, RefusalCode.OTHER_TASK)] * 2
     assert [found[name] for name in "cd"] == [(Use.POLICY_GRADIENT, None)] * 2
 
 
@@ -147,7 +150,7 @@ def test_a_seed_that_is_used_again_draws_nothing_new() -> None:
         return run.model_copy(update={"turns": (run.turns[0].model_copy(update={"completion": completion}),)})
 
     found = uses([seeded("a", 7), seeded("b", 7), seeded("c", 8), a_run("d", 0.0)])
-    assert found["b"] == (Use.NOTHING, Refusal.DUPLICATE)
+    assert found["b"] == (Use.NOTHING, RefusalCode.DUPLICATE)
     assert found["a"] == found["c"] == (Use.POLICY_GRADIENT, None)
 
 
@@ -155,7 +158,7 @@ def test_a_seed_that_is_used_again_draws_nothing_new() -> None:
 
 
 def reported(runs: Sequence[Trajectory], fresh: int | None = None) -> dict[str, Any]:
-    report = AdmissionReport(fresh=Fresh(size=fresh) if fresh else None)
+    report = AdmissionReport(fresh=FreshRollouts(size=fresh) if fresh else None)
     for group in judged(runs):
         report.add(group)
     assert list(report.lines())

@@ -10,9 +10,8 @@ from builders import trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.learn.config.objective import Aggregation, ObjectiveConfig
-from nano_rl.learn.objectives.aggregation import token_weights
-from nano_rl.learn.objectives.loss import policy_loss
+from nano_rl.learn.config import Aggregation, ObjectiveConfig
+from nano_rl.learn.objectives.loss import policy_loss, token_weights
 from nano_rl.learn.rows.batch import make_batches
 from nano_rl.learn.rows.sample import TrainSample, to_samples
 

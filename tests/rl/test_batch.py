@@ -8,7 +8,7 @@ from builders import tiny_llama, trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.learn.config.objective import ObjectiveConfig
+from nano_rl.learn.config import ObjectiveConfig
 from nano_rl.learn.model.logprob import score_tokens, token_logprobs
 from nano_rl.learn.objectives.loss import mean_metrics, policy_loss, sft_loss
 from nano_rl.learn.rows.batch import ENOUGH, Batch, make_batches

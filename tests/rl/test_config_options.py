@@ -26,8 +26,7 @@ from nano_rl.commands.train import HEADINGS
 from nano_rl.commands.train import command as train
 from nano_rl.config.toml_file import parse_toml, to_toml
 from nano_rl.config.training import RewardConfig, SftConfig, TrainConfig, parse_config
-from nano_rl.learn.config.objective import Config, ObjectiveConfig
-from nano_rl.learn.config.training import GuardConfig, OptimizerConfig
+from nano_rl.learn.config import Config, GuardConfig, ObjectiveConfig, OptimizerConfig
 from nano_shared.errors import ConfigError, UsageError
 
 

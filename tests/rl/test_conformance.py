@@ -20,7 +20,7 @@ from mutants import MUTANTS, Mutant, killed, subject_of
 from nano_rl.commands.conformance import command
 from nano_rl.conformance.adapter import OURS, Subject
 from nano_rl.conformance.by_hand import rows_of
-from nano_rl.conformance.case import Check, Status, run_check
+from nano_rl.conformance.case import ConformanceCheck, Status, run_check
 from nano_rl.conformance.grid import CAP, DRIFT, DUAL, FLOOR, HIGH, LOW, drawn_step
 from nano_rl.conformance.suite import KINDS, checks, run_suite
 from nano_shared.errors import UsageError
@@ -146,7 +146,7 @@ def test_a_loss_that_raises_has_failed_in_its_own_words() -> None:
 
 @pytest.mark.parametrize("actual", [[math.nan], [1.0 + 1e-6], [1.0, 1.0]])
 def test_a_check_fails_on_nan_on_a_difference_and_on_another_shape(actual: list[float]) -> None:
-    check = Check(criterion="AC-0", name="one", run=lambda _: ([1.0], actual))
+    check = ConformanceCheck(criterion="AC-0", name="one", run=lambda _: ([1.0], actual))
     assert run_check(check, OURS).status == Status.FAILED
 
 

@@ -9,14 +9,15 @@ from builders import trajectory, turn
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nano_rl.learn.config.objective import ObjectiveConfig
+from nano_rl.learn.config import ObjectiveConfig
 from nano_rl.learn.credit.advantage import (
+    credit_group,
     discounted_returns,
     group_advantages,
+    group_credit,
     summed_advantages,
     turn_advantages,
 )
-from nano_rl.learn.credit.turns import group_credit, has_signal
 from nano_rl.learn.rows.batch import make_batches
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.step_rows import group_samples
@@ -128,8 +129,8 @@ def test_equal_rewards_earned_in_other_turns_are_a_signal_only_for_turns() -> No
         task_key="task-0",
         trajectories=(two_turns("a", 1.0, (1.0, 0.0)), two_turns("b", 1.0, (0.0, 1.0))),
     )
-    assert not has_signal(group, ObjectiveConfig(), None)
-    assert has_signal(group, ObjectiveConfig(discount=0.9), None)
+    assert not credit_group(group, ObjectiveConfig(), None).has_signal
+    assert credit_group(group, ObjectiveConfig(discount=0.9), None).has_signal
 
 
 def test_settings_of_the_objective_reach_the_advantages() -> None:

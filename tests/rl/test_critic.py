@@ -11,8 +11,7 @@ import torch
 from builders import tiny_llama, trajectory, turn
 
 from nano_rl.config.training import TrainConfig
-from nano_rl.learn.config.objective import ObjectiveConfig
-from nano_rl.learn.config.training import CriticConfig, OptimizerConfig
+from nano_rl.learn.config import CriticConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.credit.gae import Chain, reward_chain
 from nano_rl.learn.model.critic import Critic, explained_variance, open_critic, value_loss
 from nano_rl.learn.model.learner import prepare
@@ -105,7 +104,7 @@ def test_an_update_does_not_depend_on_the_micro_batches() -> None:
     for max_tokens in (1, 1000):
         one = critic(max_tokens=max_tokens)
         torch.nn.init.ones_(one.model.head.weight)
-        one.update([lesson for of in one.lessons(chains()) for lesson in of], ends_step=True)
+        one.update([row for of in one.rows(chains()) for row in of], ends_step=True)
         weights.append(torch.cat([p.detach().flatten() for p in one.model.parameters()]))
     # Adam divides by the gradient's own size, so rounding shows where a gradient is nearly 0
     assert (weights[0] - weights[1]).abs().mean() < 1e-4
@@ -115,39 +114,39 @@ def test_it_learns_which_prompts_pay() -> None:
     one = critic()
     losses = []
     for _ in range(30):
-        lessons = [lesson for of in one.lessons(chains()) for lesson in of]
-        losses.append(one.update(lessons, ends_step=True)["value_loss"])
+        critic_rows = [row for of in one.rows(chains()) for row in of]
+        losses.append(one.update(critic_rows, ends_step=True)["value_loss"])
     assert losses[0] == pytest.approx(0.25)  # half of the mean square of (1, 0, 1, 0)
     assert losses[-1] < 0.02
-    lessons = [lesson for of in one.lessons(chains()) for lesson in of]
-    assert explained_variance(lessons)["value_explained"] > 0.8
+    critic_rows = [row for of in one.rows(chains()) for row in of]
+    assert explained_variance(critic_rows)["value_explained"] > 0.8
     # what was expected is no advantage
-    assert max(abs(a) for lesson in lessons for a in lesson.sample.advantages) < 0.5
+    assert max(abs(a) for row in critic_rows for a in row.sample.advantages) < 0.5
 
 
 def test_before_it_knows_anything_the_advantage_is_the_return() -> None:
-    lessons = [lesson for of in critic().lessons(chains()) for lesson in of]
-    for lesson, reward in zip(lessons, [1.0, 0.0, 1.0, 0.0], strict=True):
-        assert lesson.sample.advantages == tuple(reward * m for m in lesson.sample.mask)
+    critic_rows = [row for of in critic().rows(chains()) for row in of]
+    for row, reward in zip(critic_rows, [1.0, 0.0, 1.0, 0.0], strict=True):
+        assert row.sample.advantages == tuple(reward * m for m in row.sample.mask)
 
 
 def test_whitening_is_over_the_whole_step() -> None:
     config = FAST.model_copy(update={"whiten": True})
-    lessons = [lesson for of in critic(config).lessons(chains()) for lesson in of]
-    flat = [a for x in lessons for a, m in zip(x.sample.advantages, x.sample.mask, strict=True) if m]
+    critic_rows = [row for of in critic(config).rows(chains()) for row in of]
+    flat = [a for x in critic_rows for a, m in zip(x.sample.advantages, x.sample.mask, strict=True) if m]
     assert flat == pytest.approx([1.0, 1, 1, -1, -1, -1] * 2, abs=1e-6)
 
 
 def test_its_state_goes_on_as_if_nothing_had_happened() -> None:
     one, two = critic(), critic()
-    lessons = [lesson for of in one.lessons(chains()) for lesson in of]
+    critic_rows = [row for of in one.rows(chains()) for row in of]
     for _ in range(2):
-        one.update(lessons, ends_step=True)
+        one.update(critic_rows, ends_step=True)
     file = io.BytesIO()
     torch.save(one.state_dict(), file)
     two.load_state_dict(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
     for c in (one, two):
-        c.update(lessons, ends_step=True)
+        c.update(critic_rows, ends_step=True)
     for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -159,12 +158,12 @@ def test_a_prompt_that_rollouts_share_is_read_once_and_nothing_else_changes() ->
         one = critic(max_tokens=1000)
         torch.nn.init.ones_(one.model.head.weight)
         with independent_rows(one.model.causal) if apart else nullcontext():
-            lessons = [lesson for of in one.lessons(group) for lesson in of]
+            critic_rows = [row for of in one.rows(group) for row in of]
             with one.model.backbone.embed_tokens.register_forward_hook(
                 lambda _module, inputs, _out: read.append(inputs[0].numel())
             ):
-                one.update(lessons, ends_step=True)
-        values.append([lesson.values for lesson in lessons])
+                one.update(critic_rows, ends_step=True)
+        values.append([row.values for row in critic_rows])
     assert read == [60 + 4 * 2 - 1 * 3, 4 * 62]
     for together, alone in zip(*values, strict=True):
         assert together == pytest.approx(alone, abs=1e-5)
@@ -172,10 +171,8 @@ def test_a_prompt_that_rollouts_share_is_read_once_and_nothing_else_changes() ->
 
 def test_a_critic_that_diverges_stops_the_run_and_keeps_its_weights() -> None:
     one = critic()
-    (lesson,) = one.lessons(chains()[:1])[0]
-    broken = type(lesson)(
-        sample=lesson.sample, returns=tuple(math.inf for _ in lesson.returns), values=lesson.values
-    )
+    (row,) = one.rows(chains()[:1])[0]
+    broken = type(row)(sample=row.sample, returns=tuple(math.inf for _ in row.returns), values=row.values)
     before = one.model.head.bias.item()
     with pytest.raises(GuardTripped, match="the critic's loss is inf; lower critic"):
         one.update([broken], ends_step=True)

@@ -10,7 +10,7 @@ import torch
 from builders import tiny_llama
 
 from nano_rl.config.training import parse_config
-from nano_rl.learn.config.training import OptimizerConfig
+from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.learn.model.logprob import token_logprobs
 from nano_rl.learn.rows.sample import TrainSample

@@ -15,7 +15,7 @@ import torch
 from builders import flat_batch
 from torch import Tensor
 
-from nano_rl.learn.config.objective import KL, Baseline, ObjectiveConfig
+from nano_rl.learn.config import KL, Baseline, ObjectiveConfig
 from nano_rl.learn.credit.advantage import group_advantages
 from nano_rl.learn.objectives.loss import policy_loss, reference_kl
 

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.formats.episode import Episode
-from nano_rl.formats.gym_server import COOKIE, Sessions, gym_app
+from nano_rl.formats.gym_server import COOKIE, GymSessions, gym_app
 from nano_rl.formats.nemo_gym import NEMO_GYM
 from nano_rl.tasks.make import make_tasks
 from nano_shared.store import LogStore
@@ -33,7 +33,7 @@ ANSWER = {
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[TestClient]:
     sandbox, store = open_sandbox(), LogStore.open(tmp_path / "log.db")
-    sessions = Sessions(lambda task: Episode(task, sandbox, store), most=2, idle_seconds=600)
+    sessions = GymSessions(lambda task: Episode(task, sandbox, store), most=2, idle_seconds=600)
     with TestClient(gym_app([CODE, ASK, LOOKUP], sessions)) as client:
         yield client
 

@@ -14,8 +14,7 @@ from looping import CONFIG, Loop, logged_groups, runtime_at, same, scored, tiny_
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_rl.config.training import TrainConfig
 from nano_rl.gather.sources import Sources
-from nano_rl.learn.config.objective import ObjectiveConfig
-from nano_rl.learn.config.training import GuardConfig, LogsConfig
+from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.rows.group import Group
 from nano_rl.logs.lineage import lineage
@@ -77,7 +76,9 @@ def contents(log: Path, tiny: Path, config: TrainConfig) -> tuple[OpenedWeights,
 def sources(of: LogContents, log: Path, config: TrainConfig) -> Sources:
     with LogStore.open(log) as store:
         pairs = pairs_beside([store], {run.id for run in of.rest}, of.usable, config)
-    return Sources(logged=of.groups, born=of.born, rest=of.rest, pairs=pairs, pair_of=pair_of)
+    return Sources(
+        logged=of.groups, policy_versions=of.policy_versions, rest=of.rest, pairs=pairs, pair_of=pair_of
+    )
 
 
 MIXED = CONFIG.model_copy(
@@ -173,7 +174,7 @@ def test_a_task_whose_content_changed_under_its_key_keeps_its_newest(
         )
     _, held = contents(log, tiny, CONFIG)
     assert held.refused["task has changed"] == 1
-    assert "older" not in held.born
+    assert "older" not in held.policy_versions
 
 
 def nudged(factor: float) -> Callable[[torch.nn.Module], None]:
@@ -185,8 +186,8 @@ def nudged(factor: float) -> Callable[[torch.nn.Module], None]:
 
 
 def old(groups: tuple[Group, ...], by: int) -> Sources:
-    born = {run.id: -by for group in groups for run in group.trajectories}
-    return Sources(logged=groups, born=born)
+    versions = {run.id: -by for group in groups for run in group.trajectories}
+    return Sources(logged=groups, policy_versions=versions)
 
 
 def test_rows_that_the_policy_has_moved_away_from_leave_by_their_weight(

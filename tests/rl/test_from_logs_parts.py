@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from nano_rl.config.training import TrainConfig, parse_config
 from nano_rl.gather.replay_buffer import ReplayBuffer
-from nano_rl.learn.config.objective import ObjectiveConfig
-from nano_rl.learn.credit.baselines import Baselines
+from nano_rl.learn.config import ObjectiveConfig
+from nano_rl.learn.credit.advantage import RunningBaselines
 from nano_rl.learn.rows.group import Group, form_groups
 from nano_rl.learn.rows.sample import to_samples
-from nano_rl.learn.staleness import aged, keep_nearest
-from nano_rl.logs.lineage import Lineage, Weights
+from nano_rl.learn.step_rows import cap_versions, select_by_drift
+from nano_rl.logs.lineage import AncestorWeights, Lineage
 from nano_shared.errors import ConfigError
 
 
@@ -56,7 +56,7 @@ def test_every_run_is_taken_as_often_as_it_may_be_and_no_oftener(
         assert len({g.task_key for g in drawn}) == len(drawn)
         assert all(len(g.trajectories) <= most for g in drawn)
         seen += taken(drawn)
-    assert sorted(seen) == sorted(run for run in logged.born for _ in range(uses))
+    assert sorted(seen) == sorted(run for run in logged.policy_versions for _ in range(uses))
     assert logged.left(0) == 0
 
 
@@ -91,17 +91,17 @@ def test_what_the_policy_learned_from_before_counts_as_a_use() -> None:
 
 
 WAY = Lineage(
-    stops=(
-        Weights(id="now", version=100, until=100, next_runs=frozenset()),
-        Weights(id="first", version=40, until=100, next_runs=frozenset({"mine"})),
-        Weights(id="base", version=0, until=40, next_runs=None),
+    weights=(
+        AncestorWeights(id="now", version=100, until=100, next_runs=frozenset()),
+        AncestorWeights(id="first", version=40, until=100, next_runs=frozenset({"mine"})),
+        AncestorWeights(id="base", version=0, until=40, next_runs=None),
     ),
     learned_from=frozenset({"mine"}),
 )
 
 
 @pytest.mark.parametrize(
-    ("policy", "version", "run", "born"),
+    ("policy", "version", "run", "expected"),
     [
         ("now", 100, "any", 100),
         ("now", 103, "any", 97),  # another training from the same weights: as far, on the other side
@@ -114,18 +114,18 @@ WAY = Lineage(
     ],
 )
 def test_the_age_of_a_run_is_measured_along_the_way_to_the_policy(
-    policy: str, version: int, run: str, born: int | None
+    policy: str, version: int, run: str, expected: int | None
 ) -> None:
     one = turn(2, 3, version=version)
     by = one.model_copy(update={"completion": one.completion.model_copy(update={"policy_id": policy})})
-    assert WAY.born(trajectory(by, run_id=run)) == born
+    assert WAY.policy_version(trajectory(by, run_id=run)) == expected
 
 
 def test_a_row_is_no_younger_than_its_run() -> None:
     (sample,) = to_samples(trajectory(turn(2, 3, version=7)), 1.0)
-    assert set(aged([sample], {"run-0": 4})[0].versions) == {4}
-    assert set(aged([sample], {"run-0": 9})[0].versions) == {7}
-    assert aged([sample], {}) == [sample]
+    assert set(cap_versions([sample], {"run-0": 4})[0].versions) == {4}
+    assert set(cap_versions([sample], {"run-0": 9})[0].versions) == {7}
+    assert cap_versions([sample], {}) == [sample]
 
 
 mismatches = st.lists(
@@ -136,31 +136,31 @@ mismatches = st.lists(
 @given(mismatches, st.floats(0.05, 1))
 def test_what_stays_keeps_the_bound_and_nothing_nearer_leaves(rows: list[torch.Tensor], bound: float) -> None:
     of = {f"run-{place}": row for place, row in enumerate(rows)}
-    kept = keep_nearest(of, bound)
-    stay = [run for run in of if run not in kept.gone]
+    kept = select_by_drift(of, bound)
+    stay = [run for run in of if run not in kept.dropped]
     if stay:
         weights = torch.cat([of[run].double() for run in stay]).exp()
         ess = float(weights.sum() ** 2 / (len(weights) * weights.square().sum()))
         assert ess == pytest.approx(kept.ess, rel=1e-6)
         assert ess >= bound - 1e-9
         farthest = max(float(of[run].double().abs().mean()) for run in stay)
-        assert all(float(of[run].double().abs().mean()) >= farthest - 1e-6 for run in kept.gone)
-    assert not kept.gone or kept.ess_before < bound
+        assert all(float(of[run].double().abs().mean()) >= farthest - 1e-6 for run in kept.dropped)
+    assert not kept.dropped or kept.ess_before < bound
 
 
 def test_runs_that_drifted_leave_though_their_weights_are_alike() -> None:
     rows = {"near": torch.tensor([0.1, -0.1]), "gone": torch.tensor([-6.0, -6.0])}
-    assert keep_nearest(rows, 0.4).gone == frozenset()
-    kept = keep_nearest(rows, 0.4, drift=0.5)
-    assert kept.gone == {"gone"}
+    assert select_by_drift(rows, 0.4).dropped == frozenset()
+    kept = select_by_drift(rows, 0.4, drift=0.5)
+    assert kept.dropped == {"gone"}
     assert kept.drift == pytest.approx(3.05)
-    assert keep_nearest({"gone": rows["gone"]}, 0.9, drift=0.5).gone == {"gone"}
-    assert keep_nearest({"gone": rows["gone"]}, 0.9).gone == frozenset()
+    assert select_by_drift({"gone": rows["gone"]}, 0.9, drift=0.5).dropped == {"gone"}
+    assert select_by_drift({"gone": rows["gone"]}, 0.9).dropped == frozenset()
 
 
 def test_fresh_rows_all_stay() -> None:
-    kept = keep_nearest({"a": torch.zeros(3), "b": torch.zeros(2)}, 1.0)
-    assert kept.gone == frozenset()
+    kept = select_by_drift({"a": torch.zeros(3), "b": torch.zeros(2)}, 1.0)
+    assert kept.dropped == frozenset()
     assert kept.metrics == {"ess_logged": 1.0, "ess_kept": 1.0, "weight_dropped": 0.0, "drift_logged": 0.0}
 
 
@@ -181,40 +181,40 @@ def test_no_baseline_over_time_holds_the_reward_it_is_compared_with(
     past: list[list[float]], now: list[list[float]], objective: ObjectiveConfig, other: float
 ) -> None:
     """Another reward for one run moves its advantage by exactly the difference."""
-    baselines = Baselines()
+    baselines = RunningBaselines()
     baselines.record(scored_groups(past), objective)
     changed = [[other, *now[0][1:]], *now[1:]]
-    one = baselines.credit(scored_groups(now), objective, None)[0][0]
-    two = baselines.credit(scored_groups(changed), objective, None)[0][0]
+    one = baselines.credit(scored_groups(now), objective)[0][0]
+    two = baselines.credit(scored_groups(changed), objective)[0][0]
     assert isinstance(one, float)
     assert isinstance(two, float)
     assert two - one == pytest.approx(other - now[0][0], abs=1e-9)
 
 
 def test_a_lone_run_is_compared_with_what_its_task_earned_before() -> None:
-    baselines = Baselines()
+    baselines = RunningBaselines()
     baselines.record(scored_groups([[1.0] * 30]), TASK)
-    (credit,) = baselines.credit(scored_groups([[0.0]]), TASK, None)
+    (credit,) = baselines.credit(scored_groups([[0.0]]), TASK)
     assert credit == pytest.approx([-1.0])
-    (again,) = baselines.credit(scored_groups([[1.0]]), TASK, None)
+    (again,) = baselines.credit(scored_groups([[1.0]]), TASK)
     assert again == pytest.approx([0.0])
 
 
 def test_without_anything_to_compare_with_a_run_has_no_advantage() -> None:
     for objective in (TASK, LEVEL):
-        assert Baselines().credit(scored_groups([[1.0]]), objective, None) == [[0.0]]
+        assert RunningBaselines().credit(scored_groups([[1.0]]), objective) == [[0.0]]
 
 
 def test_moving_baselines_go_on_from_their_state_and_forget_slowly() -> None:
-    one = Baselines()
+    one = RunningBaselines()
     one.record(scored_groups([[1.0] * 8, [0.0]]), TASK)
-    other = Baselines()
+    other = RunningBaselines()
     other.restore(one.state())
     now = scored_groups([[0.5], [0.5, 1.0]])
-    assert one.credit(now, TASK, None) == other.credit(now, TASK, None)
+    assert one.credit(now, TASK) == other.credit(now, TASK)
     for _ in range(40):
         one.record(scored_groups([[0.0] * 8]), TASK)
-    ((advantage,),) = one.credit(scored_groups([[0.0]]), TASK, None)
+    ((advantage,),) = one.credit(scored_groups([[0.0]]), TASK)
     assert isinstance(advantage, float)
     assert math.isclose(advantage, 0.0, abs_tol=0.01)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from looping import TASKS, Loop, same, tiny_model
 
 from nano_rl.gather.curriculum import Curriculum
-from nano_rl.gather.task_order import Order
+from nano_rl.gather.task_order import TaskOrder
 from nano_rl.logs.used_runs import read_used
 from nano_rl.tasks.make import make_tasks
 from nano_shared.types import Split, Trajectory
@@ -28,11 +28,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(size=st.integers(1, 9), draws=st.lists(st.integers(1, 12), max_size=30), stop=st.integers(0, 30))
 def test_nothing_is_skipped_or_comes_early_whatever_is_drawn(size: int, draws: list[int], stop: int) -> None:
     keys = [str(i) for i in range(size)]
-    order = Order(keys, seed=3)
+    order = TaskOrder(keys, seed=3)
     seen: Counter[int] = Counter()
     for number, count in enumerate(draws):
         if number == stop:  # another process goes on from the state
-            state, order = order.state(), Order(keys, seed=3)
+            state, order = order.state(), TaskOrder(keys, seed=3)
             order.restore(state)
         drawn = order.draw(count)
         assert len(drawn) == len(set(drawn)) == min(count, size)
@@ -46,7 +46,7 @@ def test_nothing_is_skipped_or_comes_early_whatever_is_drawn(size: int, draws: l
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(taken=st.sets(st.integers(0, 6)), count=st.integers(0, 9))
 def test_what_a_step_has_is_not_drawn_again(taken: set[int], count: int) -> None:
-    order = Order([str(i) for i in range(7)], seed=0)
+    order = TaskOrder([str(i) for i in range(7)], seed=0)
     drawn = order.draw(count, taken={str(i) for i in taken})
     assert not set(drawn) & taken
     assert len(drawn) == min(count, 7 - len(taken))

@@ -8,8 +8,7 @@ import pytest
 import torch
 from builders import flat_batch, flat_logprobs, trajectory
 
-from nano_rl.learn.config.objective import ObjectiveConfig
-from nano_rl.learn.config.training import GuardConfig
+from nano_rl.learn.config import GuardConfig, ObjectiveConfig
 from nano_rl.learn.guards import check_step
 from nano_rl.learn.objectives.loss import mean_metrics, policy_loss
 from nano_rl.learn.rows.group import form_groups, group_metrics

@@ -11,7 +11,7 @@ import pytest
 from oracles import follow
 
 from nano_rl.suites.functions.grammar import belongs
-from nano_rl.suites.functions.program import Kind, Param, Program, compile_function, outcome
+from nano_rl.suites.functions.program import Param, Program, ValueKind, compile_function, outcome
 from nano_rl.suites.functions.refactor_views import clumsy
 from nano_rl.suites.functions.views import VIEWS, make_task
 from nano_rl.tasks.suite import split_of
@@ -132,8 +132,8 @@ def test_given_mistakes_are_those_that_are_graded() -> None:
 def test_a_clumsy_version_returns_the_same(line: str) -> None:
     concise = Program(
         name="f",
-        params=(Param(name="xs", kind=Kind.INTS),),
-        returns=Kind.INTS,
+        params=(Param(name="xs", kind=ValueKind.INTS),),
+        returns=ValueKind.INTS,
         doc="d",
         body=(line,),
         family="f",

@@ -12,7 +12,7 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, run_task
 from nano_rl.gather.rollouts import execute
 from nano_rl.imitation.demonstrations import reader_of
-from nano_rl.imitation.rows import Reader, refused, succeeded
+from nano_rl.imitation.rows import RunEncoder, refused, succeeded
 from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.suites.functions.views import VIEWS, make_task
 from nano_rl.tasks.oracle import oracle_policy
@@ -36,7 +36,7 @@ def opened(task: Task, tmp_path_factory: pytest.TempPathFactory) -> OpenedWeight
 
 
 @pytest.fixture(scope="module")
-def reader(opened: OpenedWeights) -> Reader:
+def reader(opened: OpenedWeights) -> RunEncoder:
     return reader_of(opened)
 
 
@@ -51,13 +51,13 @@ def run(task: Task, within: Runtime) -> Trajectory:
     return execute([task], [oracle_policy(task, within.profile)], within)[0]
 
 
-def read(row: TrainSample, reader: Reader, *, trained: bool = False) -> str:
+def read(row: TrainSample, reader: RunEncoder, *, trained: bool = False) -> str:
     return reader.template.encoder.decode(
         [i for i, m in zip(row.ids, row.mask, strict=True) if m or not trained]
     )
 
 
-def test_an_edit_in_vain_is_shown_and_what_follows_is_learned(run: Trajectory, reader: Reader) -> None:
+def test_an_edit_in_vain_is_shown_and_what_follows_is_learned(run: Trajectory, reader: RunEncoder) -> None:
     assert run.reward == 1
     assert [refused(turn) for turn in run.turns] == [False, False, True, True, False, False]
     (row,) = reader.rows(run)
@@ -68,7 +68,7 @@ def test_an_edit_in_vain_is_shown_and_what_follows_is_learned(run: Trajectory, r
     assert mended in read(row, reader, trained=True)
 
 
-def test_a_command_that_fails_is_no_mistake(run: Trajectory, reader: Reader) -> None:
+def test_a_command_that_fails_is_no_mistake(run: Trajectory, reader: RunEncoder) -> None:
     """The failing test run names what is to be mended."""
     first = run.turns[0]
     assert (first.observations[0].ok, first.observations[0].exit_code) == (False, 1)
@@ -76,7 +76,7 @@ def test_a_command_that_fails_is_no_mistake(run: Trajectory, reader: Reader) -> 
 
 
 def test_words_that_no_call_can_be_read_from_are_not_learned(
-    run: Trajectory, task: Task, within: Runtime, reader: Reader
+    run: Trajectory, task: Task, within: Runtime, reader: RunEncoder
 ) -> None:
     texts = [turn.completion.text for turn in run.turns[1:]]
     wordy = run_task(task, replace(within, policy=ScriptedPolicy(["let me see", *texts])))
@@ -87,7 +87,7 @@ def test_words_that_no_call_can_be_read_from_are_not_learned(
 
 
 def test_the_same_holds_for_tokens_that_were_logged(
-    task: Task, within: Runtime, opened: OpenedWeights, reader: Reader
+    task: Task, within: Runtime, opened: OpenedWeights, reader: RunEncoder
 ) -> None:
     """Of an untrained policy, whose noise is no call."""
     policy = local_policy(opened.loaded, opened.profile)

@@ -9,10 +9,10 @@ import torch
 from builders import tiny_llama, trajectory, turn
 
 from nano_rl.config.training import TrainConfig
+from nano_rl.imitation.demonstrations import Demonstrations, ImitationTerm
 from nano_rl.imitation.rows import own_successes
-from nano_rl.imitation.term import Demonstrations, ImitationTerm
-from nano_rl.learn.config.objective import ObjectiveConfig
-from nano_rl.learn.config.training import CriticConfig, GuardConfig, OptimizerConfig
+from nano_rl.learn.config import CriticConfig, GuardConfig, ObjectiveConfig, OptimizerConfig
+from nano_rl.learn.credit.advantage import CreditedGroup, credit_group
 from nano_rl.learn.model.critic import Critic, open_critic
 from nano_rl.learn.model.learner import Learner
 from nano_rl.learn.model.logprob import token_logprobs
@@ -46,6 +46,10 @@ def groups(rewards: list[list[float | None]]) -> list[Group]:
     return made
 
 
+def credited(of: list[Group], settings: TrainConfig) -> list[CreditedGroup]:
+    return [credit_group(group, settings.objective, None) for group in of]
+
+
 def step(
     settings: TrainConfig,
     of: list[Group],
@@ -61,7 +65,7 @@ def step(
     )
     terms = [imitation] if settings.lambda_sft else []
     updater = Updater(learner=learner, config=settings, critic=critic, terms=terms)
-    return updater.learn(of, {"step": 0.0}, version=0, **more), learner
+    return updater.learn(credited(of, settings), {"step": 0.0}, version=0, **more), learner
 
 
 MIXED = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
@@ -107,7 +111,8 @@ def test_the_rate_is_set_once_a_step() -> None:
     model = tiny_llama(torch.float32)
     learner = Learner(model, settings.optimizer, steps=4)
     updater = Updater(learner=learner, config=settings)
-    rates = [updater.learn(groups(MIXED), {"step": float(i)}, version=0)["learning_rate"] for i in range(2)]
+    mixed = credited(groups(MIXED), settings)
+    rates = [updater.learn(mixed, {"step": float(i)}, version=0)["learning_rate"] for i in range(2)]
     assert rates == [1.0, 0.75]
 
 

@@ -11,7 +11,7 @@ import torch
 from families import family
 
 from nano_rl.learn.model.learner import prepare
-from nano_rl.learn.trees.low_memory_layers import _AdaptedLinear, _RMSNorm, _SiluProduct, lean_forwards
+from nano_rl.learn.trees.forward import _AdaptedLinear, _RMSNorm, _SiluProduct, low_memory_forwards
 
 
 def test_norm_equals_the_textbook_in_value_and_gradient() -> None:
@@ -36,7 +36,7 @@ def test_the_model_has_its_own_forwards_again_afterwards() -> None:
     model = family("qwen3", torch.float32)
     ids = torch.tensor([[1, 2, 3, 4]])
     plain = model(input_ids=ids).logits
-    with lean_forwards(model):
+    with low_memory_forwards(model):
         lean = model(input_ids=ids).logits
         assert "forward" in vars(model.model.norm)
         assert "forward" in vars(model.model.layers[0].mlp)
@@ -66,7 +66,7 @@ def test_an_adapter_on_bfloat16_weights_is_as_near_the_truth_as_that_of_peft() -
 
     with lean_norms_alone(model):
         of_peft = run()
-    with lean_forwards(model):
+    with low_memory_forwards(model):
         ours = run()
     # a learning rate of 1e-4 would be lost in the roundings of bfloat16
     assert {grad.dtype for grad in ours[1:]} == {torch.float32}
@@ -88,7 +88,7 @@ def test_an_adapter_on_float32_weights_has_the_values_and_gradients_of_peft() ->
     with lean_norms_alone(model):
         plain = model(input_ids=ids).logits
         plain_gradients = torch.autograd.grad(plain.square().mean(), trained)
-    with lean_forwards(model):
+    with low_memory_forwards(model):
         lean = model(input_ids=ids).logits
         lean_gradients = torch.autograd.grad(lean.square().mean(), trained)
     torch.testing.assert_close(lean, plain, rtol=1e-5, atol=1e-5)
@@ -104,7 +104,7 @@ def test_an_adapter_keeps_no_float32_copy_of_its_input() -> None:
         return value
 
     length, rank = 16, 4
-    with lean_forwards(model), torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
+    with low_memory_forwards(model), torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
         model.get_base_model().model(input_ids=torch.ones(1, length, dtype=torch.long))  # type: ignore[operator]
     weights = {p.data_ptr() for p in model.parameters()}
     wide = [v for v in kept if v.dtype is torch.float32 and v.data_ptr() not in weights]
@@ -129,11 +129,11 @@ def test_an_adapter_that_does_more_keeps_its_own_forward(change: str) -> None:
         layer.enable_adapters(False)
     else:
         layer.merge()
-    with lean_forwards(model):
+    with low_memory_forwards(model):
         assert "forward" not in vars(layer)
     if change == "dropout":
         model.eval()
-        with lean_forwards(model):
+        with low_memory_forwards(model):
             assert "forward" in vars(layer)
 
 
@@ -153,7 +153,7 @@ def adapted(dtype: torch.dtype = torch.bfloat16, *, dropout: float = 0.0) -> Any
 @contextmanager
 def lean_norms_alone(model: torch.nn.Module) -> Iterator[None]:
     """Lean forwards of everything but the adapters, whose values are what is compared."""
-    with lean_forwards(model):
+    with low_memory_forwards(model):
         for module in model.modules():
             if hasattr(module, "lora_A"):
                 lean = vars(module).pop("forward")

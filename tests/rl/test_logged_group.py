@@ -11,7 +11,7 @@ import torch
 from recorded import ADD, FAIL, SECOND, SOLVE, build_model, recorded, relogged
 
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
-from nano_coder.verify.refusal import Refusal
+from nano_coder.verify.refusal_codes import RefusalCode
 from nano_rl.config.training import TrainConfig
 from nano_rl.gather.replay_buffer import ReplayBuffer
 from nano_rl.gather.sources import Sources
@@ -74,25 +74,27 @@ def read(log: Recorded, store: LogStore) -> LogContents:
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log counts as one whose runs are not all looked at before the first step."""
-    monkeypatch.setattr(log_reader, "AT_ONCE", 0)
+    monkeypatch.setattr(log_reader, "VERIFY_AT_START", 0)
 
 
 def buffer_of(contents: LogContents) -> ReplayBuffer:
-    return ReplayBuffer(contents.groups, uses=1, max_staleness=None, seed=0, born=contents.born)
+    return ReplayBuffer(
+        contents.groups, uses=1, max_staleness=None, seed=0, policy_versions=contents.policy_versions
+    )
 
 
 def test_a_small_log_is_looked_at_before_the_first_step(log: Recorded, store: LogStore) -> None:
     contents = read(log, store)
-    assert contents.looked
+    assert contents.verified
     assert contents.runs == 4
     assert sum(contents.refused.values()) == 1
-    assert all(Refusal(code).damage for code in contents.refused)
+    assert all(RefusalCode(code).damage for code in contents.refused)
 
 
 @pytest.mark.usefixtures("large")
 def test_a_damaged_run_of_a_large_log_leaves_when_it_is_taken(log: Recorded, store: LogStore) -> None:
     contents = read(log, store)
-    assert (contents.runs, contents.refused, contents.looked) == (5, {}, False)
+    assert (contents.runs, contents.refused, contents.verified) == (5, {}, False)
     assert "the tokens of a run are looked at when a step takes it" in contents.report()
     buffer = buffer_of(contents)
     drawn = buffer.draw(2, 9, version=0)

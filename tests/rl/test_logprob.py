@@ -9,7 +9,7 @@ import torch
 from builders import VOCABULARY, tiny_llama, trajectory, turn
 from torch import Tensor, nn
 
-from nano_rl.learn.config.objective import ObjectiveConfig
+from nano_rl.learn.config import ObjectiveConfig
 from nano_rl.learn.model.logprob import score_tokens, token_logprobs
 from nano_rl.learn.objectives.loss import mean_metrics, policy_loss
 from nano_rl.learn.rows.batch import Batch, make_batches

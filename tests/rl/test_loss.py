@@ -10,7 +10,7 @@ import torch
 from builders import flat_batch, flat_logprobs, logs, trajectory, turn
 from torch import Tensor
 
-from nano_rl.learn.config.objective import KL, ObjectiveConfig
+from nano_rl.learn.config import KL, ObjectiveConfig
 from nano_rl.learn.objectives.loss import mean_metrics, policy_loss, reference_kl, sft_loss
 from nano_rl.learn.rows.batch import Batch, make_batches
 from nano_rl.learn.rows.sample import to_samples

@@ -9,10 +9,9 @@ from builders import tiny_llama
 from families import adapted, one_batch, sample
 from torch import Tensor, nn
 
-from nano_rl.learn.config.training import OptimizerConfig
-from nano_rl.learn.model.learner import Learner
+from nano_rl.learn.config import OptimizerConfig
+from nano_rl.learn.model.learner import Learner, MasterWeights
 from nano_rl.learn.model.logprob import loss_and_scores
-from nano_rl.learn.model.optimizer import Masters
 from nano_rl.learn.objectives.loss import sft_loss
 from nano_rl.learn.rows.batch import Batch
 
@@ -47,9 +46,9 @@ def test_updates_below_the_last_place_of_bfloat16_add_up_in_the_masters() -> Non
 
 def test_gradients_of_micro_batches_add_up_in_float32_and_the_working_copy_keeps_none() -> None:
     model = tiny_llama(torch.bfloat16)
-    masters = Masters(model)
+    masters = MasterWeights(model)
     single = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
-    small = Masters(single)
+    small = MasterWeights(single)
     for gradient in (1.0, 2**-9, 2**-9):  # bfloat16 would lose both small ones
         (single.weight * gradient).sum().backward()
     assert small.parameters["weight"].grad.item() == 1.0 + 2**-8
@@ -60,12 +59,12 @@ def test_gradients_of_micro_batches_add_up_in_float32_and_the_working_copy_keeps
 
 def test_float32_weights_and_adapters_are_their_own_masters() -> None:
     model = tiny_llama(torch.float32)
-    assert Masters(model).parameters["model.norm.weight"] is model.model.norm.weight
+    assert MasterWeights(model).parameters["model.norm.weight"] is model.model.norm.weight
     lora = adapted(tiny_llama(torch.bfloat16))
     for parameter in lora.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-    masters = Masters(lora).parameters
+    masters = MasterWeights(lora).parameters
     assert all("lora_" in name for name in masters)
     assert all(m is dict(lora.named_parameters())[name] for name, m in masters.items())
     norms = learner(lora, 1e-3).update([BATCH], objective, lambda metrics: None)

@@ -10,7 +10,7 @@ import pytest
 from looping import CONFIG, PATIENT, Loop, logged_groups, same, scored, tiny_model
 
 from nano_rl.gather.sources import Sources
-from nano_rl.learn.config.objective import ObjectiveConfig
+from nano_rl.learn.config import ObjectiveConfig
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.step_rows import group_samples
 

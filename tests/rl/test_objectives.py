@@ -12,9 +12,16 @@ from builders import flat_batch, flat_logprobs, logs
 from torch import Tensor
 
 from nano_rl.config.training import TrainConfig, parse_config
-from nano_rl.learn.config.objective import ObjectiveConfig
-from nano_rl.learn.objectives.loss import Tokens, less_kl, policy_loss, reference_kl, token_loss
-from nano_rl.learn.objectives.ratio import row_means, sums_to_the_end
+from nano_rl.learn.config import ObjectiveConfig
+from nano_rl.learn.objectives.loss import (
+    Tokens,
+    less_kl,
+    policy_loss,
+    reference_kl,
+    row_means,
+    sums_to_the_end,
+    token_loss,
+)
 from nano_rl.learn.rows.batch import Batch
 from nano_shared import ConfigError
 from nano_shared.extensions import extension_names

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from nano_rl.learn.config.training import OptimizerConfig
-from nano_rl.learn.model.optimizer import clip_gradients, lr_at, make_optimizer, set_lr
+from nano_rl.learn.config import OptimizerConfig
+from nano_rl.learn.model.learner import clip_gradients, lr_at, make_optimizer, set_lr
 from nano_shared import ConfigError
 
 

@@ -21,10 +21,10 @@ from nano_rl.config.training import TrainConfig, parse_config
 from nano_rl.gather.curriculum import Curriculum
 from nano_rl.gather.overlap import remote_rollouts
 from nano_rl.gather.sources import Sources
-from nano_rl.learn.config.training import OptimizerConfig
+from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.logs.used_runs import read_used
-from nano_rl.record.events import EventKind, read_events
+from nano_rl.record.command import EventKind, read_events
 from nano_rl.resume.interrupt import TrainingStopped
 from nano_rl.resume.states import States
 from nano_rl.tiny import build_tiny
@@ -114,7 +114,9 @@ def workers_of(scratch: Path) -> list[int]:
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            words, stat = (place / "cmdline").read_text(), (place / "stat").read_text()
+            # whoever else runs may have arguments that are no UTF-8
+            words = (place / "cmdline").read_text(errors="replace")
+            stat = (place / "stat").read_text(errors="replace")
         except OSError:  # it ended while we looked
             continue
         if f"{scratch}/{PREFIX}rollouts-" in words and stat.rpartition(")")[2].split()[0] != "Z":

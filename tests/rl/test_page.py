@@ -18,21 +18,17 @@ from hypothesis import strategies as st
 
 from nano_rl.cli import cli
 from nano_rl.config.training import TrainConfig
-from nano_rl.gather.held_out import HELD_OUT_FILE
-from nano_rl.gather.success import success_metrics
-from nano_rl.learn.config.objective import ObjectiveConfig
-from nano_rl.learn.config.training import OptimizerConfig
+from nano_rl.gather.success import HELD_OUT_FILE, success_metrics
+from nano_rl.learn.config import ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.metrics import METRICS, MetricsWriter
 from nano_rl.learn.rows.group import Group, form_groups
-from nano_rl.record.command import TOKENIZER, TrainingRecord
-from nano_rl.record.rollouts import Rollout
+from nano_rl.record.command import TOKENIZER, Rollout, TrainingRecord
 from nano_rl.report.figures import main_plots
-from nano_rl.report.live import NoView
+from nano_rl.report.live import NoView, Watcher
 from nano_rl.report.panel import interval_of
 from nano_rl.report.plot import AT_MOST, READINGS, Plotter, series
 from nano_rl.report.training import by_family, by_level
-from nano_rl.report.transcript import Piece, choose, load_decoder, pieces
-from nano_rl.report.watcher import Watcher
+from nano_rl.report.transcript import TokenText, choose, load_decoder, pieces
 from nano_rl.tiny import build_tiny
 from nano_shared.errors import GuardTripped, UsageError
 from nano_shared.printable import printable
@@ -393,8 +389,8 @@ def decoder(folder: Path) -> object:
 
 
 def test_a_shade_is_that_of_the_least_likely_token() -> None:
-    assert [Piece("x", (logprob,)).shade for logprob in (0.0, -0.2, -1.0, -2.0, -9.0)] == [0, 1, 2, 3, 4]
-    assert Piece("漢", (-0.01, -9.0)).shade == 4
+    assert [TokenText("x", (logprob,)).shade for logprob in (0.0, -0.2, -1.0, -2.0, -9.0)] == [0, 1, 2, 3, 4]
+    assert TokenText("漢", (-0.01, -9.0)).shade == 4
 
 
 def test_a_page_shows_the_ends_of_a_training_and_its_hacks() -> None:

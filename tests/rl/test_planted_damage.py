@@ -15,11 +15,10 @@ import torch
 from recorded import ADD, FAIL, SECOND, SOLVE, build_model, recorded, relogged
 
 from nano_coder.models.opening import OpenedWeights, open_weights
-from nano_coder.verify.refusal import Refusal
+from nano_coder.verify.refusal_codes import RefusalCode
 from nano_rl.imitation.demonstrations import admit, logged_successes, reader_of
-from nano_rl.logs.admission import Bench, Use
-from nano_rl.logs.survey import Survey
-from nano_rl.logs.token_verification import SecondLook
+from nano_rl.logs.admission import RunVerifier, TargetPolicy, Use
+from nano_rl.logs.survey import LogSurvey
 from nano_rl.tasks.impossible import impossible
 from nano_shared.errors import LogError
 from nano_shared.fact_rows import RunFilter
@@ -160,80 +159,85 @@ def retasked(run: Trajectory, **changes: Any) -> Trajectory:
     return run.model_copy(update={"task": run.task.model_copy(update=changes)})
 
 
-WRITERS: dict[str, tuple[Refusal, Callable[[Recorded], Trajectory]]] = {
-    "mask begins a token early": (Refusal.SHIFTED_MASK, mask_begins_early),
-    "mask begins a token late": (Refusal.SHIFTED_MASK, mask_begins_late),
-    "two ids swapped": (Refusal.OTHER_IDS, ids_swapped),
-    "a context token lost": (Refusal.BROKEN_PREFIX, prefix_broken),
-    "the prompt of another task": (Refusal.BROKEN_PREFIX, prompt_of_another_task),
-    "token rows out of order": (Refusal.BROKEN_ROWS, lambda log: tokens(log.third, 0, row=1)),
-    "an assistant turn read": (Refusal.FABRICATED_TURN, assistant_turn_read),
-    "an assistant turn rewritten": (Refusal.OTHER_IDS, assistant_turn_written),
-    "log-probs invented": (Refusal.OTHER_LOGPROBS, logprobs_invented),
-    "the end of a turn lost": (Refusal.CUT_TURN, end_of_turn_lost),
-    "a turn truncated": (Refusal.CUT_TURN, turn_truncated),
-    "redacted in the text alone": (Refusal.MISALIGNED, redacted_text_alone),
+WRITERS: dict[str, tuple[RefusalCode, Callable[[Recorded], Trajectory]]] = {
+    "mask begins a token early": (RefusalCode.SHIFTED_MASK, mask_begins_early),
+    "mask begins a token late": (RefusalCode.SHIFTED_MASK, mask_begins_late),
+    "two ids swapped": (RefusalCode.OTHER_IDS, ids_swapped),
+    "a context token lost": (RefusalCode.BROKEN_PREFIX, prefix_broken),
+    "the prompt of another task": (RefusalCode.BROKEN_PREFIX, prompt_of_another_task),
+    "token rows out of order": (RefusalCode.BROKEN_ROWS, lambda log: tokens(log.third, 0, row=1)),
+    "an assistant turn read": (RefusalCode.FABRICATED_TURN, assistant_turn_read),
+    "an assistant turn rewritten": (RefusalCode.OTHER_IDS, assistant_turn_written),
+    "log-probs invented": (RefusalCode.OTHER_LOGPROBS, logprobs_invented),
+    "the end of a turn lost": (RefusalCode.CUT_TURN, end_of_turn_lost),
+    "a turn truncated": (RefusalCode.CUT_TURN, turn_truncated),
+    "redacted in the text alone": (RefusalCode.MISALIGNED, redacted_text_alone),
     "another call than the text's": (
-        Refusal.CALLS_DIFFER, lambda log: turn(log.third, 0, calls=(ToolCall(name="submit"),))
+        RefusalCode.CALLS_DIFFER, lambda log: turn(log.third, 0, calls=(ToolCall(name="submit"),))
     ),
     "another template": (
-        Refusal.ANOTHER_TEMPLATE, lambda log: log.third.model_copy(update={"template_hash": "sha256:0"})
+        RefusalCode.ANOTHER_TEMPLATE, lambda log: log.third.model_copy(update={"template_hash": "sha256:0"})
     ),
     "another tool hash": (
-        Refusal.OTHER_TOOLS, lambda log: log.third.model_copy(update={"tools_hash": "sha256:0"})
+        RefusalCode.OTHER_TOOLS, lambda log: log.third.model_copy(update={"tools_hash": "sha256:0"})
     ),
     "another profile hash": (
-        Refusal.OTHER_PROFILE, lambda log: log.third.model_copy(update={"profile_hash": "sha256:0"})
+        RefusalCode.OTHER_PROFILE, lambda log: log.third.model_copy(update={"profile_hash": "sha256:0"})
     ),
     "another policy's name on a turn": (
-        Refusal.MIXED_POLICIES, lambda log: completion(log.third, 1, policy_id="another")
+        RefusalCode.MIXED_POLICIES, lambda log: completion(log.third, 1, policy_id="another")
     ),
     "a version that goes back": (
-        Refusal.MIXED_POLICIES, lambda log: completion(log.third, 0, policy_version=5)
+        RefusalCode.MIXED_POLICIES, lambda log: completion(log.third, 0, policy_version=5)
     ),
     "a failure of ours scored 0": (
-        Refusal.OURS_SCORED,
+        RefusalCode.OURS_SCORED,
         lambda log: judged(log.third, reward=0.0).model_copy(update={"stop": StopReason.SANDBOX_ERROR}),
     ),
     "a failure of the grader scored 0": (
-        Refusal.OURS_SCORED, lambda log: judged(log.third, reward=0.0, failure_kind="verifier_error: gone")
+        RefusalCode.OURS_SCORED,
+        lambda log: judged(log.third, reward=0.0, failure_kind="verifier_error: gone"),
     ),
     "the verdict of another run": (
-        Refusal.FOREIGN_VERDICT, lambda log: log.third.model_copy(update={"verdict": log.failed.verdict})
+        RefusalCode.FOREIGN_VERDICT, lambda log: log.third.model_copy(update={"verdict": log.failed.verdict})
     ),
-    "a run logged twice": (Refusal.DUPLICATE, lambda log: log.passed),
-    "ids missing": (Refusal.MISSING_IDS, lambda log: tokens(log.third, 1, context_ids=())),
-    "no tokens": (Refusal.TEXT_ONLY, lambda log: completion(log.third, 1, tokens=None)),
-    "greedy": (Refusal.GREEDY, lambda log: completion(log.third, 0, sampling=Sampling(temperature=0))),
-    "top-p": (Refusal.TRUNCATED_SAMPLING, lambda log: completion(log.third, 0, sampling=Sampling(top_p=0.9))),
-    "unfinished": (Refusal.UNFINISHED, lambda log: log.third.model_copy(update={"stop": None})),
-    "a judge's verdict": (Refusal.LOW_TRUST, lambda log: judged(log.third, trust=Trust.JUDGE)),
-    "no reward": (Refusal.NO_REWARD, lambda log: judged(log.third, reward=None)),
-    "no verdict": (Refusal.NO_VERDICT, lambda log: log.third.model_copy(update={"verdict": None})),
-    "held out": (Refusal.TEST_SPLIT, lambda log: retasked(log.third, key="held", split=Split.TEST)),
-    "impossible": (Refusal.CONTROL, lambda log: log.third.model_copy(update={"task": impossible(ADD)})),
+    "a run logged twice": (RefusalCode.DUPLICATE, lambda log: log.passed),
+    "ids missing": (RefusalCode.MISSING_IDS, lambda log: tokens(log.third, 1, context_ids=())),
+    "no tokens": (RefusalCode.TEXT_ONLY, lambda log: completion(log.third, 1, tokens=None)),
+    "greedy": (RefusalCode.GREEDY, lambda log: completion(log.third, 0, sampling=Sampling(temperature=0))),
+    "top-p": (
+        RefusalCode.TRUNCATED_SAMPLING, lambda log: completion(log.third, 0, sampling=Sampling(top_p=0.9))
+    ),
+    "unfinished": (RefusalCode.UNFINISHED, lambda log: log.third.model_copy(update={"stop": None})),
+    "a judge's verdict": (RefusalCode.LOW_TRUST, lambda log: judged(log.third, trust=Trust.JUDGE)),
+    "no reward": (RefusalCode.NO_REWARD, lambda log: judged(log.third, reward=None)),
+    "no verdict": (RefusalCode.NO_VERDICT, lambda log: log.third.model_copy(update={"verdict": None})),
+    "held out": (RefusalCode.TEST_SPLIT, lambda log: retasked(log.third, key="held", split=Split.TEST)),
+    "impossible": (RefusalCode.CONTROL, lambda log: log.third.model_copy(update={"task": impossible(ADD)})),
 }  # fmt: skip
-NEEDS_TOKENIZER = {Refusal.SHIFTED_MASK, Refusal.OTHER_IDS, Refusal.BROKEN_PREFIX, Refusal.FABRICATED_TURN,
-                   Refusal.OTHER_LOGPROBS, Refusal.CUT_TURN, Refusal.MISALIGNED, Refusal.FOREIGN_VERDICT,
-                   Refusal.ANOTHER_TEMPLATE}  # fmt: skip
+NEEDS_TOKENIZER = {
+    RefusalCode.SHIFTED_MASK, RefusalCode.OTHER_IDS, RefusalCode.BROKEN_PREFIX, RefusalCode.FABRICATED_TURN,
+    RefusalCode.OTHER_LOGPROBS, RefusalCode.CUT_TURN, RefusalCode.MISALIGNED, RefusalCode.FOREIGN_VERDICT,
+    RefusalCode.ANOTHER_TEMPLATE,
+}  # fmt: skip
 
 
-def bench_of(log: Recorded, look: SecondLook) -> Bench:
-    return Bench(profile=log.opened.profile, template_hash=look.template_hash, version=0)
+def bench_of(log: Recorded, look: RunVerifier) -> TargetPolicy:
+    return TargetPolicy(profile=log.opened.profile, template_hash=look.template_hash, version=0)
 
 
 def found(store: LogStore, log: Recorded, *, model: bool = True) -> dict[str, int]:
-    look = SecondLook(log.opened, store)
-    bench = bench_of(log, look) if model else Bench()
-    report = Survey(
-        store=store, chosen=RunFilter(), bench=bench, look=look if model else None, exact=True
+    look = RunVerifier(log.opened, store)
+    bench = bench_of(log, look) if model else TargetPolicy()
+    report = LogSurvey(
+        store=store, chosen=RunFilter(), target=bench, verifier=look if model else None, exact=True
     ).report()
     return dict(report.refusals)
 
 
 def trained_on(store: LogStore, log: Recorded) -> set[str]:
-    look = SecondLook(log.opened, store)
-    admission = admit(store, log.opened.profile, look.template_hash, look=look)
+    look = RunVerifier(log.opened, store)
+    admission = admit(store, log.opened.profile, look.template_hash, verifier=look)
     return {run.id for group in admission.groups for run in group.trajectories}
 
 
@@ -261,40 +265,40 @@ def test_without_damage_nothing_is_refused(log: Recorded, tmp_path: Path) -> Non
 
 NAN, ABOVE = struct.pack("<d", float("nan")).hex(), struct.pack("<d", 0.5).hex()
 WHERE = f"WHERE run_id = '{BAD}' AND turn = 1"
-ROWS: dict[str, tuple[Refusal, tuple[str, ...]]] = {
+ROWS: dict[str, tuple[RefusalCode, tuple[str, ...]]] = {
     "a log-prob is missing": (
-        Refusal.MISSING_LOGPROBS,
+        RefusalCode.MISSING_LOGPROBS,
         (f"UPDATE log_turns SET logprobs = substr(logprobs, 1, length(logprobs) - 8) {WHERE}",),
     ),
     "a log-prob is NaN": (
-        Refusal.NAN_LOGPROB,
+        RefusalCode.NAN_LOGPROB,
         (f"UPDATE log_turns SET logprobs = CAST(x'{NAN}' || substr(logprobs, 9) AS BLOB) {WHERE}",),
     ),
     "a log-prob is positive": (
-        Refusal.POSITIVE_LOGPROB,
+        RefusalCode.POSITIVE_LOGPROB,
         (f"UPDATE log_turns SET logprobs = CAST(x'{ABOVE}' || substr(logprobs, 9) AS BLOB) {WHERE}",),
     ),
     "a turn is torn": (
-        Refusal.TORN_TURN,
+        RefusalCode.TORN_TURN,
         (
             "UPDATE log_turns SET sampled_ids = substr(sampled_ids, 1, length(sampled_ids) - 4), "
             f"logprobs = substr(logprobs, 1, length(logprobs) - 8) {WHERE}",
         ),
     ),
     "half an id is gone": (
-        Refusal.TORN_TURN,
+        RefusalCode.TORN_TURN,
         (f"UPDATE log_turns SET context_ids = substr(context_ids, 1, length(context_ids) - 2) {WHERE}",),
     ),
     "a turn is gone": (
-        Refusal.MISSING_TURN, (f"DELETE FROM log_tool_calls {WHERE}", f"DELETE FROM log_turns {WHERE}")
+        RefusalCode.MISSING_TURN, (f"DELETE FROM log_tool_calls {WHERE}", f"DELETE FROM log_turns {WHERE}")
     ),
     "every turn is gone": (
-        Refusal.NO_TURNS,
+        RefusalCode.NO_TURNS,
         (f"DELETE FROM log_tool_calls WHERE run_id = '{BAD}'",
          f"DELETE FROM log_turns WHERE run_id = '{BAD}'"),
     ),
     "a stop that nobody knows": (
-        Refusal.UNFINISHED, (f"UPDATE log_runs SET stop = 'vanished' WHERE id = '{BAD}'",)
+        RefusalCode.UNFINISHED, (f"UPDATE log_runs SET stop = 'vanished' WHERE id = '{BAD}'",)
     ),
 }  # fmt: skip
 
@@ -333,11 +337,13 @@ def test_a_damaged_run_teaches_nothing_and_a_text_only_success_imitates(
     bare = completion(log.third, 0, tokens=None).model_copy(update={"id": "bare"})
     bad = ids_swapped(log).model_copy(update={"id": BAD})
     with relogged([log.passed, log.failed, bare, bad], log.folder, tmp_path) as store:
-        look = SecondLook(log.opened, store)
-        survey = Survey(store=store, chosen=RunFilter(), bench=bench_of(log, look), look=look, exact=True)
+        look = RunVerifier(log.opened, store)
+        survey = LogSurvey(
+            store=store, chosen=RunFilter(), target=bench_of(log, look), verifier=look, exact=True
+        )
         uses = survey.report().uses
     assert uses == {Use.POLICY_GRADIENT.value: 2, Use.IMITATION.value: 1, Use.NOTHING.value: 1}
 
 
 def test_every_code_says_what_it_means() -> None:
-    assert all(code.meaning and code.meaning != code.value for code in Refusal)
+    assert all(code.meaning and code.meaning != code.value for code in RefusalCode)

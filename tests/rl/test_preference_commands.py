@@ -17,7 +17,7 @@ from nano_coder.agent.prompt import first_messages
 from nano_coder.models.opening import open_weights
 from nano_rl.cli import cli
 from nano_rl.imitation.demonstrations import reader_of
-from nano_rl.imitation.rows import Reader
+from nano_rl.imitation.rows import RunEncoder
 from nano_rl.learn.model.logprob import token_logprobs
 from nano_rl.learn.rows.batch import make_batches
 from nano_rl.preferences.reward_checkpoint import open_reward_model
@@ -97,7 +97,7 @@ def pairs_file(folder: Path, made: list[dict[str, str]]) -> Path:
     return path
 
 
-def run_of(reader: Reader, name: str, text: str, reward: float | None, key: str = "task-0") -> Trajectory:
+def run_of(reader: RunEncoder, name: str, text: str, reward: float | None, key: str = "task-0") -> Trajectory:
     """A logged run of one turn with the tokens that the policy would have had."""
     messages = first_messages(COMPACT_1, task(key), ())
     context = reader.template.delta(Conversation(messages))

@@ -13,10 +13,10 @@ from nano_rl.suites.functions.admitted_program import study
 from nano_rl.suites.functions.classics import CLASSICS, draw_classic
 from nano_rl.suites.functions.grammar import draw_program, draw_study, renamed
 from nano_rl.suites.functions.program import (
-    Kind,
     OutOfSteps,
     Param,
     Program,
+    ValueKind,
     compile_function,
     outcome,
     program_hash,
@@ -30,8 +30,8 @@ DRAWN = [draw_program(random.Random(seed)) for seed in range(400)]
 
 
 def _program(*body: str, doc: str = "Do something.") -> Program:
-    xs = Param(name="xs", kind=Kind.INTS)
-    return Program(name="f", params=(xs,), returns=Kind.INT, doc=doc, body=body, family="test.f")
+    xs = Param(name="xs", kind=ValueKind.INTS)
+    return Program(name="f", params=(xs,), returns=ValueKind.INT, doc=doc, body=body, family="test.f")
 
 
 def test_a_seed_always_draws_the_same_program() -> None:
@@ -59,7 +59,13 @@ def test_no_name_hides_a_builtin() -> None:
 
 
 def test_programs_return_their_declared_kind_of_value() -> None:
-    kinds = {Kind.INT: int, Kind.BOOL: bool, Kind.STR: str, Kind.INTS: list, Kind.STRS: list}
+    kinds = {
+        ValueKind.INT: int,
+        ValueKind.BOOL: bool,
+        ValueKind.STR: str,
+        ValueKind.INTS: list,
+        ValueKind.STRS: list,
+    }
     for program in DRAWN:
         rng = random.Random(program.family)
         function = compile_function(program.source(), program.name)
@@ -129,7 +135,9 @@ def test_admitted_programs_vary_and_their_cases_are_what_the_reference_returns()
         function = compile_function(program.source(), program.name)
         cases = (*found.examples, *found.hidden)
         assert all(outcome(function, c.args) == ("value", c.expected) for c in cases)
-        assert len({canonical_json(c.expected) for c in cases}) >= (2 if program.returns is Kind.BOOL else 3)
+        assert len({canonical_json(c.expected) for c in cases}) >= (
+            2 if program.returns is ValueKind.BOOL else 3
+        )
         assert len(found.hidden) >= 8
         assert len({canonical_json(c.args) for c in cases}) == len(cases)
 

@@ -17,7 +17,13 @@ from hypothesis import strategies as st
 
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages
-from nano_rl.checkpoints.evaluations import Conditions, Evaluation, Interval, TaskOutcome, store_evaluation
+from nano_rl.checkpoints.evaluations import (
+    Conditions,
+    Evaluation,
+    SuccessInterval,
+    TaskOutcome,
+    store_evaluation,
+)
 from nano_rl.checkpoints.promotion import difference
 from nano_rl.checkpoints.promotion_history import promote, read_history, roll_back
 from nano_rl.cli import cli
@@ -95,7 +101,7 @@ def evaluated(
     evaluation = Evaluation(
         id=f"e-{folder.name}-{seed}", created=1.0, model=folder.name,
         manifest_hash=file_hash(folder / "manifest.json"), log="log.db", conditions=conditions,
-        success=Interval(mean=0, low=0, high=1), tasks=tasks,
+        success=SuccessInterval(mean=0, low=0, high=1), tasks=tasks,
     )  # fmt: skip
     store_evaluation(evaluation)
     return evaluation

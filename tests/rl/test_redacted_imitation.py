@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from nano_coder.agent.chat_template import CHATML, ChatTemplate
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages
-from nano_rl.imitation.rows import Reader, succeeded
+from nano_rl.imitation.rows import RunEncoder, succeeded
 from nano_rl.tiny import build_tiny
 from nano_shared import (
     Completion,
@@ -31,14 +31,16 @@ SECRET = "glpat-" + "aB3dE6gH9jK2mN5pQ8sT"
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
+def reader(tmp_path_factory: pytest.TempPathFactory) -> RunEncoder:
     texts = [m.content for m in first_messages(COMPACT_1, Task(key="k", prompt="Say hello."), ())]
     folder = build_tiny(tmp_path_factory.mktemp("tiny"), texts, hidden=32, layers=1, vocab_size=400)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    return Reader(profile=COMPACT_1, template=ChatTemplate(CHATML, tokenizer), eos_id=tokenizer.eos_token_id)
+    return RunEncoder(
+        profile=COMPACT_1, template=ChatTemplate(CHATML, tokenizer), eos_id=tokenizer.eos_token_id
+    )
 
 
-def run(reader: Reader, prompt: str, *texts: str) -> Trajectory:
+def run(reader: RunEncoder, prompt: str, *texts: str) -> Trajectory:
     """A success of turns without tools, with the tokens that the policy would have had."""
     task = Task(key="k", prompt=prompt)
     conversation = Conversation(first_messages(COMPACT_1, task, ()))
@@ -63,7 +65,7 @@ def run(reader: Reader, prompt: str, *texts: str) -> Trajectory:
     )  # fmt: skip
 
 
-def test_a_run_with_a_hidden_prompt_is_imitated_from_its_text(reader: Reader) -> None:
+def test_a_run_with_a_hidden_prompt_is_imitated_from_its_text(reader: RunEncoder) -> None:
     """A real tokenizer: exactly the ids that spell the secret are hidden, all others stay where they were."""
     decode = reader.template.encoder.decode
     before = run(reader, f"Say hello to {SECRET} now.", "hello")
@@ -85,7 +87,7 @@ def test_a_run_with_a_hidden_prompt_is_imitated_from_its_text(reader: Reader) ->
     assert decode([i for i, m in zip(row.ids, row.mask, strict=True) if m]).startswith("hello")
 
 
-def test_nobody_learns_to_write_markers(reader: Reader) -> None:
+def test_nobody_learns_to_write_markers(reader: RunEncoder) -> None:
     decode = reader.template.encoder.decode
     after = scrub_trajectory(run(reader, "Say hello.", f"use {SECRET}", "hello"), decode=decode)
     (row,) = reader.rows(after)

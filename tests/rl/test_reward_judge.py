@@ -12,7 +12,7 @@ from rewarded import ADD, FAIL, MEND, READ, SOLVE, SUBMIT, new_runtime, opened, 
 
 from nano_coder.run.execution import Runtime
 from nano_rl.rewards.judge import ring
-from nano_rl.rewards.question import choice
+from nano_rl.rewards.judge_model import choice
 from nano_shared.errors import ConfigError
 from nano_shared.types import Trajectory, Trust
 

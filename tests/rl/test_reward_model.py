@@ -10,7 +10,7 @@ import pytest
 import torch
 from builders import tiny_llama, trajectory, turn
 
-from nano_rl.learn.config.training import OptimizerConfig
+from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.learn.model.scalar_model import ScalarModel, scalar_model
 from nano_rl.learn.rows.sample import TrainSample, to_samples

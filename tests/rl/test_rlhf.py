@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from nano_rl.cli import cli
 from nano_rl.gather.success import success_metrics
-from nano_rl.learn.metrics import METRICS, MetricsWriter, Row, read_metrics
+from nano_rl.learn.metrics import METRICS, MetricsRow, MetricsWriter, read_metrics
 from nano_rl.learn.rows.group import form_groups
 from nano_rl.preferences.over_optimisation import GOLD, gold_and_proxy, over_optimised, proxy_of
-from nano_rl.preferences.reward_model import Bin, Report
-from nano_rl.report.calibration import calibration_page
-from nano_rl.report.page import render
+from nano_rl.preferences.reward_model import Bin, RewardModelReport
+from nano_rl.report.page import calibration_page, render
 from nano_rl.report.plot import Plotter
 from nano_rl.report.training import read_training
 from nano_rl.rewards.outcome import composed_grader
@@ -30,8 +29,10 @@ ROOT = Path(__file__).parents[2]
 PROXY = "part/preference"
 
 
-def steps(gold: list[float], proxy: list[float], *, graded: float = 64.0, kl: bool = True) -> list[Row]:
-    rows: list[Row] = []
+def steps(
+    gold: list[float], proxy: list[float], *, graded: float = 64.0, kl: bool = True
+) -> list[MetricsRow]:
+    rows: list[MetricsRow] = []
     for step, (right, praised) in enumerate(zip(gold, proxy, strict=True)):
         rows.append({"step": step, GOLD: right, "graded/all": graded, PROXY: praised})
         if kl:
@@ -71,7 +72,7 @@ def test_a_proxy_that_rises_while_gold_falls_is_over_optimised() -> None:
         ([], "none"),
     ],
 )
-def test_anything_else_is_not(rows: list[Row], why: str) -> None:
+def test_anything_else_is_not(rows: list[MetricsRow], why: str) -> None:
     assert over_optimised(rows) is None, why
 
 
@@ -135,7 +136,7 @@ def test_calibration_is_drawn_and_named_safely() -> None:
         Bin(low=0.5, high=0.6, pairs=4, confidence=0.55, accuracy=0.5),
         Bin(low=0.9, high=1.0, pairs=16, confidence=0.97, accuracy=1.0),
     )
-    report = Report(pairs=20, accuracy=0.9, log_loss=0.2, calibration_error=0.034, bins=bins)
+    report = RewardModelReport(pairs=20, accuracy=0.9, log_loss=0.2, calibration_error=0.034, bins=bins)
     page = calibration_page("<b>judge", report, Plotter())
     assert "<svg" in page
     assert "90.0%" in page

@@ -13,7 +13,7 @@ from nano_rl.cli import cli
 from nano_rl.suites.functions.views import VIEWS, make_task
 from nano_rl.tasks import check as checks
 from nano_rl.tasks.admission import admitted_tasks, scratch_runtime, without_repeats
-from nano_rl.tasks.check import Finding, check_task
+from nano_rl.tasks.check import TaskFinding, check_task
 from nano_rl.tasks.make import draw_tasks, read_tasks, write_tasks
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
@@ -101,7 +101,7 @@ def test_each_defect_is_refused_by_name(task: Task, check: str, said: str, runti
 
 
 def test_repeated_problems_and_programs_of_another_split_are_refused() -> None:
-    fine = Finding(key="k", level=None, view=None, checks={"oracle": "pass"})
+    fine = TaskFinding(key="k", level=None, view=None, checks={"oracle": "pass"})
     tasks = [GOOD, but(GOOD, key="again"), but(GOOD, key="held", prompt="Other.", split=Split.TEST)]
     found = list(without_repeats([(t, fine) for t in tasks], others={"q": "t of held.jsonl"}))
     assert [f.admitted for _, f in found] == [True, False, False]

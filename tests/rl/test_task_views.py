@@ -16,8 +16,8 @@ from nano_coder.agent.profiles import PROFILES
 from nano_coder.agent.prompt import offered_tools
 from nano_coder.grading.grade import grade
 from nano_coder.sandbox import Sandbox, open_sandbox
+from nano_rl.suites.functions.admitted_program import numbered
 from nano_rl.suites.functions.program import compile_function, outcome, program_hash
-from nano_rl.suites.functions.view import numbered
 from nano_rl.suites.functions.views import VIEWS, View, make_task
 from nano_rl.tasks.suite import split_of
 from nano_shared.types import Split, Task

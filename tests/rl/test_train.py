@@ -21,8 +21,7 @@ from nano_rl.gather.sources import Sources
 from nano_rl.imitation.demonstrations import admit
 from nano_rl.imitation.rows import imitation_sample
 from nano_rl.imitation.sft import train_sft
-from nano_rl.learn.config.objective import ObjectiveConfig
-from nano_rl.learn.config.training import GuardConfig, LogsConfig, OptimizerConfig
+from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.learn.model.learner import prepare
 from nano_rl.tasks.make import make_tasks

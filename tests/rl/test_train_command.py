@@ -15,9 +15,7 @@ from nano_coder.agent.prompt import first_messages
 from nano_rl.cli import cli
 from nano_rl.config.training import TrainConfig
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_rl.record.command import TOKENIZER, read_record
-from nano_rl.record.events import EventKind, read_events
-from nano_rl.record.rollouts import ROLLOUTS, read_rollouts
+from nano_rl.record.command import ROLLOUTS, TOKENIZER, EventKind, read_events, read_record, read_rollouts
 from nano_rl.report.transcript import load_decoder
 from nano_rl.tasks.make import make_tasks
 from nano_rl.tiny import build_tiny

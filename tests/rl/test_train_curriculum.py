@@ -16,7 +16,7 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.config.training import TrainConfig
 from nano_rl.gather.curriculum import Curriculum
 from nano_rl.gather.sources import Sources
-from nano_rl.learn.config.training import GuardConfig
+from nano_rl.learn.config import GuardConfig
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.learn.model.learner import prepare
 from nano_rl.tasks.make import make_tasks

@@ -17,8 +17,7 @@ from nano_coder.run.execution import Runtime
 from nano_rl import train as loop_module
 from nano_rl.gather.sources import Sources
 from nano_rl.learn import update as update_module
-from nano_rl.learn.config.objective import ObjectiveConfig
-from nano_rl.learn.config.training import GuardConfig, LogsConfig, OptimizerConfig
+from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.rows.batch import Batch
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.trees import forward

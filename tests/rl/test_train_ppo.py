@@ -19,9 +19,8 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.config.training import TrainConfig
 from nano_rl.gather.sources import Sources
 from nano_rl.imitation.demonstrations import reader_of
-from nano_rl.imitation.rows import Reader
-from nano_rl.learn.config.objective import ObjectiveConfig
-from nano_rl.learn.config.training import CriticConfig, GuardConfig, LogsConfig, OptimizerConfig
+from nano_rl.imitation.rows import RunEncoder
+from nano_rl.learn.config import CriticConfig, GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.learn.model.learner import prepare
 from nano_rl.learn.rows.group import form_groups
@@ -63,7 +62,7 @@ def task(number: int) -> Task:
     return Task(key=f"task-{number}", prompt=f"Say {number}.")
 
 
-def run(reader: Reader, number: int, member: int) -> Trajectory:
+def run(reader: RunEncoder, number: int, member: int) -> Trajectory:
     context = reader.template.delta(Conversation(first_messages(COMPACT_1, task(number), ())))
     text = f"@submit\n{number + member}"
     sampled = (*reader.template.encoder.text(text), reader.eos_id)

@@ -17,10 +17,10 @@ from looping import weights as weights_of
 from nano_coder.models.opening import open_weights
 from nano_rl import train as loop_module
 from nano_rl.gather.sources import Sources
-from nano_rl.learn.config.training import GuardConfig, OptimizerConfig
+from nano_rl.learn.config import GuardConfig, OptimizerConfig
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.logs.used_runs import read_used
-from nano_rl.resume.best import save_best
+from nano_rl.resume.progress import save_best
 from nano_rl.resume.states import States
 from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.store import LogStore

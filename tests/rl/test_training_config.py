@@ -8,8 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from nano_rl.config.training import RewardConfig, SftConfig, TrainConfig, parse_config
-from nano_rl.learn.config.objective import Config, ObjectiveConfig
-from nano_rl.learn.config.training import CriticConfig, GuardConfig, OptimizerConfig
+from nano_rl.learn.config import Config, CriticConfig, GuardConfig, ObjectiveConfig, OptimizerConfig
 from nano_shared import ConfigError
 
 OPTIONS = {

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from nano_rl.learn.config.objective import ObjectiveConfig
+from nano_rl.learn.config import ObjectiveConfig
 from nano_rl.learn.model.logprob import TokenScores, can_share, loss_and_scores, score_tokens
 from nano_rl.learn.objectives.loss import policy_loss
 from nano_rl.learn.rows.batch import Batch

@@ -15,14 +15,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from nano_rl.gather.success import success_metrics
-from nano_rl.learn.metrics import Row
+from nano_rl.learn.metrics import MetricsRow
 from nano_rl.learn.rows.group import Group
-from nano_rl.record.events import EventKind, read_events
+from nano_rl.record.command import ROLLOUTS, EventKind, read_events, read_rollouts
 from nano_rl.record.phases import Phases, length, merge
-from nano_rl.record.rollouts import ROLLOUTS, read_rollouts
-from nano_rl.report.live import LinesView, LiveView, NoView, open_view
-from nano_rl.report.panel import Line, band, duration, interval_of, seconds_left, sparkline, written
-from nano_rl.report.watcher import Watcher
+from nano_rl.report.live import LinesView, LiveView, NoView, Watcher, open_view
+from nano_rl.report.panel import PanelLine, band, duration, interval_of, seconds_left, sparkline, written
 from nano_shared.errors import GuardTripped
 from nano_shared.types import Observation, Trajectory
 
@@ -132,16 +130,22 @@ def test_a_sparkline_rises_and_falls_with_its_values(values: list[float]) -> Non
 
 
 def test_intervals_are_told_where_a_step_tells_enough() -> None:
-    row: Row = {"reward_mean": 0.5, "reward_error": 0.1, "success/all": 0.5, "graded/all": 8.0, "loss": 1.0}
+    row: MetricsRow = {
+        "reward_mean": 0.5,
+        "reward_error": 0.1,
+        "success/all": 0.5,
+        "graded/all": 8.0,
+        "loss": 1.0,
+    }
     low, high = interval_of("reward_mean", row) or (0, 0)
     assert (low, high) == pytest.approx((0.304, 0.696), abs=1e-3)
-    assert band(Line("success/all", "", ".0%"), row) == "22% to 78%"
+    assert band(PanelLine("success/all", "", ".0%"), row) == "22% to 78%"
     assert interval_of("loss", row) is None
     assert interval_of("reward_mean", {"reward_mean": 0.5}) is None
 
 
 def test_the_time_left_is_that_of_the_middle_step() -> None:
-    rows: list[Row] = [{"seconds_rollout": s, "seconds_train": 1.0} for s in (1.0, 1.0, 99.0)]
+    rows: list[MetricsRow] = [{"seconds_rollout": s, "seconds_train": 1.0} for s in (1.0, 1.0, 99.0)]
     assert seconds_left(rows, 3, 13) == 20
     assert seconds_left([], 0, 13) is None
     assert (duration(61), duration(3601)) == ("1:01", "1:00:01")
@@ -184,7 +188,7 @@ def test_elsewhere_a_step_is_one_plain_line(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_metric_that_is_no_number_is_a_dash() -> None:
-    assert written(Line("loss", ""), {"loss": None}) == "-"
+    assert written(PanelLine("loss", ""), {"loss": None}) == "-"
 
 
 # -------------------------------------------------------------------------------------- watcher

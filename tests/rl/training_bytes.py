@@ -41,8 +41,7 @@ def trained(folder: Path) -> dict[str, str]:
     from nano_rl.config.training import SftConfig
     from nano_rl.gather.sources import Sources
     from nano_rl.imitation.sft import train_sft
-    from nano_rl.learn.config.objective import ObjectiveConfig
-    from nano_rl.learn.config.training import CriticConfig, LogsConfig, OptimizerConfig
+    from nano_rl.learn.config import CriticConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
     from nano_rl.learn.rows.sample import to_samples
     from nano_rl.preferences.config import DpoConfig
     from nano_rl.preferences.dpo import train_dpo

@@ -26,7 +26,6 @@ _EXAMPLE = "write one action: a line `@tool key=value`, then any long text on th
 
 class Compact:
     name = "compact"
-    max_calls: int | None = 1
 
     def parse(self, text: str, tools: Sequence[ToolSpec]) -> Parsed:
         header = _HEADER.search(text)
@@ -79,7 +78,7 @@ def _describe(tool: ToolSpec) -> str:
 
 
 def _type_of(key: str, spec: ToolSpec | None) -> set[str]:
-    """JSON types that the parameter admits; of an unknown one, string."""
+    """JSON types that the parameter accepts; string for an unknown parameter."""
     schema = (spec.parameters.get("properties", {}) if spec else {}).get(key, {"type": "string"})
     options = schema.get("anyOf", [schema])
     return {str(option.get("type", "any")) for option in options}
@@ -114,3 +113,6 @@ def _read_value(text: str, start: int, types: set[str]) -> tuple[Any, int]:
     except json.JSONDecodeError:
         end = next((i for i in range(start, len(text)) if text[i].isspace()), len(text))
         raise ValueError(f"`{text[start:end]}` is not a value; quote text with spaces as JSON") from None
+
+
+COMPACT = Compact()

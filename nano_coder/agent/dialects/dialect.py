@@ -1,4 +1,4 @@
-"""What a dialect is: how a model writes an action, and how an action is read back."""
+"""The Dialect protocol: how a model writes an action, and how an action is parsed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from nano_shared.extensions import described
 from nano_shared.types import ToolCall, ToolSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsed:
-    """A completion read: its calls, or what was wrong with it."""
+    """A parsed completion: its calls, or what was wrong with it."""
 
     thought: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -20,20 +21,27 @@ class Parsed:
 
 
 class Dialect(Protocol):
-    """Parse and render are inverses: `parse(render(thought, calls, tools), tools)` gives both back."""
+    """A way to write actions. `parse(render(thought, calls, tools), tools)` returns thought and calls."""
 
     name: str
-    max_calls: int | None
-    """calls that one completion can hold; None is any number"""
 
     def parse(self, text: str, tools: Sequence[ToolSpec]) -> Parsed: ...
 
     def render(self, thought: str, calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) -> str: ...
 
     def describe(self, tools: Sequence[ToolSpec]) -> str:
-        """The tools as the system message shows them."""
+        """The description of the tools in the system message."""
         ...
 
 
 def find_tool(name: str, tools: Sequence[ToolSpec]) -> ToolSpec | None:
     return next((tool for tool in tools if tool.name == name), None)
+
+
+def no_dialect(value: object) -> str | None:
+    """What a value lacks of a dialect; None where it is one."""
+    lacks = [name for name in ("parse", "render", "describe") if not callable(getattr(value, name, None))]
+    lacks += [name for name in ("name",) if not hasattr(value, name)]
+    if isinstance(value, type):
+        return f"is {described(value)}; register an instance of it"
+    return f"is no dialect: it has no {lacks[0]}" if lacks else None

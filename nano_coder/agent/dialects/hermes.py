@@ -14,7 +14,6 @@ _EXAMPLE = f'write {_OPEN}{{"name": "...", "arguments": {{...}}}}{_CLOSE}'
 
 class Hermes:
     name = "hermes"
-    max_calls: int | None = None
 
     def parse(self, text: str, tools: Sequence[ToolSpec]) -> Parsed:
         start = text.find(_OPEN)
@@ -34,7 +33,7 @@ class Hermes:
                 return Parsed(thought=thought, error=f"text where {_CLOSE} was due; {_EXAMPLE}")
             if not rest:
                 repairs.append("closed_tag")
-            # the next call begins after this one's JSON, so a tag inside a string cannot end it
+            # the next call starts after this one's JSON, so a tag inside a string does not end it
             start = text.find(_OPEN, end)
         return Parsed(thought=thought, calls=tuple(calls), repairs=tuple(repairs))
 
@@ -74,3 +73,6 @@ def _read_call(text: str, start: int) -> tuple[ToolCall, int]:
     if not isinstance(arguments, dict) or set(value) - {"name", "arguments"}:
         raise ValueError('the tool call must hold "name" and an object of "arguments" and nothing else')
     return ToolCall(name=value["name"], arguments=arguments), end
+
+
+HERMES = Hermes()

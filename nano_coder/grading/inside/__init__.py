@@ -1,4 +1,4 @@
-"""What runs in jails when test files are graded: standard library only, and nothing of the rest of nano.
+"""The modules that run in jails when test files are graded: standard library only.
 
-`bundle.program` turns these modules into the text of one program, since a jail does not show them.
+`jail_program.program` bundles them into the text of one program, since a jail does not contain them.
 """

@@ -1,4 +1,4 @@
-"""The artifact inside its jail: its files on disk, and the module that they make."""
+"""The artifact inside its jail: writes its files, and imports it as a module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = "/work"
 
 
 def write_files(root: str, files: dict[str, str]) -> None:
-    """Texts by path; a surrogate stands for a byte that is no UTF-8."""
+    """Write texts by path; a surrogate stands for a byte that is not UTF-8."""
     for path, text in files.items():
         place = os.path.join(root, path)
         os.makedirs(os.path.dirname(place), exist_ok=True)
@@ -22,7 +22,7 @@ def write_files(root: str, files: dict[str, str]) -> None:
 
 
 def module_name(root: str, target: str) -> str:
-    """The name under which tests import the target; its folder comes last on the path."""
+    """The name under which tests import the target; appends its folder to sys.path."""
     parts = target.removesuffix(".py").split("/")
     folder = root
     while len(parts) > 1 and not os.path.exists(os.path.join(folder, parts[0], "__init__.py")):
@@ -32,7 +32,7 @@ def module_name(root: str, target: str) -> str:
 
 
 def load(root: str, target: str) -> types.ModuleType:
-    """The target as a module, whatever else has its name."""
+    """Import the target from its file, even if another module has its name."""
     name = module_name(root, target)
     if "." in name:
         importlib.import_module(name.rpartition(".")[0])

@@ -1,11 +1,13 @@
-"""Calls the entry point on one case after the other in forks, and reports values.
+"""Runs hidden cases: calls the entry point on each in a fork, and reports the values.
 
-This process never imports the artifact. A fork loses the channel to the grader before it imports the
-artifact, and answers through a pipe; so an exit, a hang or a mutated global ends what runs in one fork. No
-expected value is ever here, so that nothing in here is worth stealing, and a forged answer has to be right.
+This process never imports the artifact. A fork gives up the channel to the grader before it imports the
+artifact, and answers through a pipe, so an exit, a hang or a changed global affects one fork only. No
+expected value is in this jail: there is nothing to steal, and a forged answer has to be right.
 
-`fork` says what shares a fork: "case" gives each case one of its own; "run" lets cases follow each other in
-one, as they do in a test script, until one of them ends it, and goes on behind that one in another.
+`fork`: "case" runs each case in its own fork; "run" runs consecutive cases in one, as a test script does, and
+continues in a new fork after a case that ends it. With bounds on the source, an audit hook refuses code that
+was not measured; only imports, and the library modules that generate functions (dataclasses, named tuples),
+may create code.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import resource
 import select
 import signal
 import sys
 import time
+import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -27,23 +31,107 @@ from typing import Any
 from . import plain_values
 from .artifact import ROOT, load, write_files
 from .report import LONGEST, LONGEST_NAME, Malformed, name_of, read
-from .source_guard import watch
 from .value_codec import Crossing, NotPlain
+
+_RUNNING = """
+os.system os.exec os.posix_spawn pty.spawn subprocess.Popen sqlite3.connect ctypes.dlsym ctypes.dlsym/handle
+ctypes.call_function cpython.PyInterpreterState_New code.__new__ function.__new__ marshal.loads marshal.load
+pickle.find_class exec compile
+"""
+RUNNING = frozenset(_RUNNING.split())
+ANYWHERE = frozenset(("code.__new__", "function.__new__", "marshal.loads", "pickle.find_class"))
+"""events that the standard library causes for harmless purposes"""
+WRITERS = frozenset(("dataclasses.py", "collections/__init__.py", "typing.py", "ast.py"))
+LIBRARY = os.path.dirname(os.__file__) + "/"
+_ANNOTATION = re.compile(r"[^()\\]*")
+"""an annotation without calls"""
+
+
+class HiddenCode(BaseException):
+    """Code that was not measured was about to run."""
+
+
+def watch(root: str, files: dict[str, str], forbidden: list[str]) -> list[str]:
+    """Install the audit hook. Returns a list to which refused events are appended."""
+    refused: list[str] = []
+    measured = {os.path.join(root, name): text for name, text in files.items()}
+    runs = frozenset(forbidden)
+    frame_of, exists = sys._getframe, os.path.exists
+    sys.dont_write_bytecode = True
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event in RUNNING:
+            fair = _fair(event, args, frame_of(1), measured)
+        elif event == "import":
+            ours = frame_of(1).f_code.co_filename.startswith(root)
+            fair = not (ours and str(args[0]).partition(".")[0] in runs)
+        elif event == "object.__setattr__":
+            fair = args[1] != "__code__" or frame_of(1).f_code.co_filename.startswith(LIBRARY)
+        elif event == "open":
+            path = str(args[0])
+            fair = not (path.startswith(root) and path.endswith(".pyc") and exists(path))
+        else:
+            return
+        if not fair:
+            refused.append(event)
+            raise HiddenCode(event)
+
+    sys.addaudithook(hook)
+    return refused
+
+
+def _fair(event: str, args: tuple[Any, ...], frame: types.FrameType, measured: dict[str, str]) -> bool:
+    caller = frame.f_code.co_filename
+    imports = caller.startswith("<frozen ")
+    if not imports and not caller.startswith(LIBRARY):
+        return False
+    if event in ANYWHERE:
+        return True
+    if imports:
+        return event == "exec" or (event == "compile" and _is_measured(args, measured))
+    if caller.removeprefix(LIBRARY) not in WRITERS:
+        return False
+    if event == "exec":
+        return True
+    text = args[0] if isinstance(args[0], bytes) else b""
+    if caller.endswith("typing.py"):
+        plain = _ANNOTATION.fullmatch(text.decode("utf-8", "replace"))
+        return plain is not None and not re.search(r"\b(lambda|for|if|await|yield)\b", plain[0])
+    return not caller.endswith("dataclasses.py") or _named_plainly(frame)
+
+
+def _is_measured(args: tuple[Any, ...], measured: dict[str, str]) -> bool:
+    """Whether a compiled source is a library file, or a measured file with unchanged contents."""
+    source, path = args[0], os.fsdecode(args[1])
+    if path in measured:
+        return bytes(source) == measured[path].encode("utf-8", "surrogateescape")
+    return path.startswith((LIBRARY, "<frozen ")) or "/site-packages/" in path
+
+
+def _named_plainly(frame: types.FrameType | None) -> bool:
+    """Whether the class's field names, which dataclasses paste into source text, are identifiers."""
+    while frame is not None and frame.f_code.co_filename.endswith("dataclasses.py"):
+        fields = getattr(frame.f_locals.get("cls"), "__annotations__", {})
+        if not all(type(name) is str and name.isidentifier() for name in fields):
+            return False
+        frame = frame.f_back
+    return True
+
 
 PR_SET_DUMPABLE = 4
 DEEPEST = 100
 _DYING_S = 1.0
 
 
-class Json:
-    """Values as JSON has them: a tuple and its like are a list, a subclass is its base value."""
+class JsonPacker:
+    """Converts values to JSON: tuples and similar become lists, instances of subclasses their base value."""
 
     def __init__(self) -> None:
         self.deceit: str | None = None
         self._examined: set[type[Any]] = set()
 
     def pack(self, value: Any, depth: int = 0) -> Any:
-        """Raises NotPlain for what JSON has no form for."""
+        """The value as JSON data. Raises NotPlain if it has no JSON form."""
         kind = type(value)
         if value is None or kind is bool or kind is int or kind is float or kind is str:
             return value
@@ -73,26 +161,26 @@ class Json:
 
 
 def answer(function: Callable[[], Any], case: Any, *, typed: bool) -> str:
-    """What the entry point does with one case, as JSON: a value, or the name of what went wrong.
+    """The entry point's result for one case, as JSON: a value, or the name of what went wrong.
 
-    `typed` values cross with their types kept, both ways; others are those of JSON.
+    `typed`: arguments and result keep their Python types; otherwise they are JSON values.
     """
-    crossing = Crossing(carry=True) if typed else Json()
+    crossing = Crossing(carry=True) if typed else JsonPacker()
     try:
         args, kwargs = case["args"], case["kwargs"]
         if typed:
             args, kwargs = Crossing().unpack([args, kwargs])
         value = function()(*args, **kwargs)
-        told = {"value": crossing.pack(value)}
+        outcome = {"value": crossing.pack(value)}
     except NotPlain as error:
-        told = {"not_plain": str(error)}
+        outcome = {"not_plain": str(error)}
     except BaseException as error:  # SystemExit and skips included: each is an answer to report
-        told = {"raise": name_of(type(error))}
-    return json.dumps(told if crossing.deceit is None else {"deceit": crossing.deceit[:LONGEST_NAME]})
+        outcome = {"raise": name_of(type(error))}
+    return json.dumps(outcome if crossing.deceit is None else {"deceit": crossing.deceit[:LONGEST_NAME]})
 
 
-class Entry:
-    """The entry point, loaded when it is first asked for; a failure to load is the same each time."""
+class EntryPoint:
+    """The entry point, imported on first use; a failure to import is raised each time."""
 
     def __init__(self, target: str, name: str) -> None:
         self._target, self._name = target, name
@@ -112,21 +200,21 @@ class Entry:
 
 
 def in_fork(job: Any, cases: list[Any], seconds: int, channel: int, pipe: int) -> None:
-    """The life of one fork; never returns."""
+    """Body of a fork; never returns."""
     status = 1
     try:
         os.setsid()
         os.close(channel)
         os.dup2(1, 2)
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-        entry = Entry(job["target"], job["entry"])
+        entry = EntryPoint(job["target"], job["entry"])
         forbidden = job.get("forbidden")
         refused = watch(ROOT, job["files"], forbidden) if forbidden is not None else []
         for case in cases:
-            told = answer(entry, case, typed=job["typed"])
+            outcome = answer(entry, case, typed=job["typed"])
             if refused:
-                told = json.dumps({"hidden_code": refused[0]})
-            message = (job["token"] + told + "\n").encode()
+                outcome = json.dumps({"hidden_code": refused[0]})
+            message = (job["token"] + outcome + "\n").encode()
             while message:
                 message = message[os.write(pipe, message) :]
         status = 0
@@ -134,15 +222,15 @@ def in_fork(job: Any, cases: list[Any], seconds: int, channel: int, pipe: int) -
         os._exit(status)
 
 
-class Ear:
-    """Lines from a fork."""
+class LineReader:
+    """Reads lines from a fork."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
         self._rest = b""
 
     def line(self, deadline: float) -> bytes | None:
-        """What comes up to a line's end, the pipe's closing or too much, or the deadline (then None)."""
+        """Bytes up to the end of a line, the pipe's closing, or too much; None at the deadline."""
         data = self._rest
         while b"\n" not in data and len(data) <= LONGEST:
             left = deadline - time.monotonic()
@@ -157,30 +245,30 @@ class Ear:
         return line + end
 
 
-def next_line(ear: Ear, pid: int, seconds: float) -> bytes | None:
-    """`Ear.line`, or None after so many seconds in which the fork computed or slept.
+def next_line(reader: LineReader, pid: int, seconds: float) -> bytes | None:
+    """`Ear.line`, or None after `seconds` in which the fork computed or slept.
 
-    What it waited for a processor is not its doing: the same program passes on a machine that is busy.
+    Time in which it waited for a processor does not count: results must not depend on the machine's load.
     """
-    began, before = time.monotonic(), kept_waiting(pid)
-    while (deadline := began + seconds + kept_waiting(pid) - before) > time.monotonic():
-        data = ear.line(deadline)
+    began, before = time.monotonic(), seconds_runnable(pid)
+    while (deadline := began + seconds + seconds_runnable(pid) - before) > time.monotonic():
+        data = reader.line(deadline)
         if data is not None:
             return data
     return None
 
 
-def kept_waiting(pid: int) -> float:
-    """Seconds that a process was ready to run and had no processor; 0 where the kernel does not tell."""
+def seconds_runnable(pid: int) -> float:
+    """Seconds that a process was runnable without a processor; 0 if the kernel does not tell."""
     try:
-        with open(f"/proc/{pid}/schedstat") as told:
-            return int(told.read().split()[1]) / 1e9
+        with open(f"/proc/{pid}/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0
 
 
 def end(pid: int) -> tuple[int, float]:
-    """Kill the fork with its group; its wait status and the seconds of processor time that it used."""
+    """Kill the fork with its process group. Returns its wait status and CPU seconds."""
     gone, status, used = os.wait4(pid, os.WNOHANG)
     for kill, target in ((os.killpg, pid), (os.kill, pid)):
         with contextlib.suppress(OSError):
@@ -190,15 +278,15 @@ def end(pid: int) -> tuple[int, float]:
     return status, used.ru_utime + used.ru_stime
 
 
-def let_die(pid: int) -> None:
-    """The pipe is closed: let a dying process tell its status before it is killed."""
+def await_death(pid: int) -> None:
+    """After the pipe closed: give a dying process time to exit, so that its status is known."""
     until = time.monotonic() + _DYING_S
     while time.monotonic() < until and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
         time.sleep(0.002)
 
 
-def heard(job: Any, data: bytes) -> dict[str, Any]:
-    """The report that a line holds."""
+def parse_report(job: Any, data: bytes) -> dict[str, Any]:
+    """The report in a line."""
     text = data.decode("utf-8", "replace")
     if not text.startswith(job["token"]) or not text.endswith("\n"):
         return {"too_long": len(data)} if len(data) > LONGEST else {"forged": text[:80]}
@@ -209,7 +297,7 @@ def heard(job: Any, data: bytes) -> dict[str, Any]:
 
 
 def ended(status: int, used: float, seconds: int) -> dict[str, Any]:
-    """The report of a case whose fork ended without an answer."""
+    """The report for a case whose fork ended without an answer."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         return {"timeout": "cpu"} if number == signal.SIGXCPU or used >= seconds else {"signal": number}
@@ -219,24 +307,24 @@ def ended(status: int, used: float, seconds: int) -> dict[str, Any]:
 def run_fork(
     job: Any, cases: list[Any], seconds: int, channel: int
 ) -> Iterator[tuple[dict[str, Any], float]]:
-    """Reports of these cases, up to the one that ends the fork, and the processor time of each."""
+    """Reports for these cases, up to the one that ends the fork, each with the CPU seconds so far."""
     near, far = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(near)
         in_fork(job, cases, seconds, channel, far)
     os.close(far)
-    ear = Ear(near)
+    reader = LineReader(near)
     reports: list[dict[str, Any]] = []
     for _ in cases:
-        data = next_line(ear, pid, job["wall_seconds"])
+        data = next_line(reader, pid, job["wall_seconds"])
         if data == b"":
-            let_die(pid)
+            await_death(pid)
         if not data:
             break
-        reports.append(heard(job, data))
+        reports.append(parse_report(job, data))
         if reports[-1].keys() & {"forged", "too_long"}:
-            break  # whatever follows is no report
+            break  # anything after it is no report
     os.close(near)
     status, used = end(pid)
     if len(reports) < len(cases) and not (reports and reports[-1].keys() & {"forged", "too_long"}):
@@ -246,7 +334,7 @@ def run_fork(
 
 
 def reports_of(job: Any, channel: int) -> Iterator[dict[str, Any]]:
-    """One report a case, in order. `cpu_seconds` are those of one fork, and of all where cases share one."""
+    """One report for each case, in order. `cpu_seconds` limits each fork, and all cases that share one."""
     shared = job["fork"] == "run"
     cases, at, late, left = job["cases"], 0, 0, float(job["cpu_seconds"])
     while at < len(cases):

@@ -1,7 +1,7 @@
-"""One end of the connection between two jails: requests and answers; either side may ask, and nested so.
+"""One end of the connection between the two jails: nested requests and answers, in both directions.
 
-A message is a length and JSON. Whoever asks serves what the other side asks meanwhile (a function that was
-passed as an argument is called back so).
+A message is a length and JSON. While one side waits for an answer, it serves requests of the other: so
+functions that were passed as arguments are called back.
 """
 
 from __future__ import annotations
@@ -23,29 +23,42 @@ LONGEST = 1 << 25
 _LENGTH = struct.Struct("!I")
 
 
-class Gone(Exception):
-    """The other side has hung up."""
+class ConnectionBroken(Exception):
+    """The other side can answer no more."""
+
+    code = ""
+    """its name in the reports of the tests' jail"""
 
 
-class Late(Exception):
+class Disconnected(ConnectionBroken):
+    """The other side has closed the connection."""
+
+    code = "gone"
+
+
+class AnswerTimeout(ConnectionBroken):
     """The other side did not answer in time."""
 
+    code = "late"
 
-class Forged(Exception):
-    """What came is no message."""
+
+class MalformedMessage(ConnectionBroken):
+    """The other side sent bytes that are no message."""
+
+    code = "forged"
 
 
 class Unsendable(NotPlain):
-    """An argument of ours that is no plain data."""
+    """An argument of our own call is not plain data."""
 
 
 class Peer:
-    """Serves requests by name and asks for things; values cross by `Crossing`."""
+    """Sends and serves requests by name; values are packed by `Crossing`."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self.patience: float | None = None
-        """seconds of wall time for which an answer is awaited"""
+        """seconds of wall time to wait for an answer; None: for ever"""
         self._lent: list[Any] = []
         self.serve: Callable[[dict[str, Any]], dict[str, Any]] = self.serve_lent
 
@@ -61,19 +74,19 @@ class Peer:
         try:
             self._sock.sendall(_LENGTH.pack(len(data)) + data)
         except OSError as error:
-            raise Gone from error
+            raise Disconnected from error
 
     def receive(self, deadline: float | None = None) -> dict[str, Any]:
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, deadline))
         if length > LONGEST:
-            raise Forged(f"a message of {length} bytes")
+            raise MalformedMessage(f"a message of {length} bytes")
         data = self._exactly(length, deadline)
         try:
             message = json.loads(data)
         except MALFORMED as error:
-            raise Forged(repr(data[:80])) from error
+            raise MalformedMessage(repr(data[:80])) from error
         if type(message) is not dict:
-            raise Forged(repr(data[:80]))
+            raise MalformedMessage(repr(data[:80]))
         return message
 
     def _exactly(self, size: int, deadline: float | None) -> bytes:
@@ -82,19 +95,20 @@ class Peer:
             if deadline is not None:
                 left = deadline - time.monotonic()
                 if left <= 0 or not select.select([self._sock], [], [], left)[0]:
-                    raise Late
+                    raise AnswerTimeout
             try:
                 piece = self._sock.recv(min(size, 1 << 20))
             except OSError as error:
-                raise Gone from error
+                raise Disconnected from error
             if not piece:
-                raise Gone
+                raise Disconnected
             pieces.append(piece)
             size -= len(piece)
         return b"".join(pieces)
 
     def request(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The answer. Raises Gone, Late, Forged, and NotPlain for a message that cannot be sent."""
+        """Send a request and return the answer. Raises ConnectionBroken, and NotPlain for an unsendable
+        message."""
         self.send(message)
         while True:
             answer = self.receive(None if self.patience is None else time.monotonic() + self.patience)
@@ -103,7 +117,7 @@ class Peer:
             self.reply(answer)
 
     def reply(self, message: dict[str, Any]) -> None:
-        """Serve a request, and say what came of it."""
+        """Serve a request and send the result."""
         answer = self.serve(message)
         try:
             self.send(answer)
@@ -120,7 +134,7 @@ class Peer:
         return len(self._lent) - 1
 
     def _borrow(self, number: int, tag: str) -> Any:
-        """What does here what the other side's object does there; with tag "h", our own that comes back."""
+        """A proxy for an object of the other side; with tag "h", our own object that comes back."""
         if type(number) is not int or number < 0:
             raise TypeError("no number")
         if tag == "h":
@@ -132,17 +146,17 @@ class Peer:
         return _BORROWED[tag](ask)
 
     def serve_lent(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Do what is asked of something that was lent."""
+        """Perform an operation on an object of ours that was lent to the other side."""
         number, how = message.get("number"), message.get("how")
         if type(number) is not int or not 0 <= number < len(self._lent) or how not in _LENT:
-            raise Forged("nothing was lent under this number")
+            raise MalformedMessage("nothing was lent under this number")
         lent = self._lent[number]
         return self.answer(message, lambda *args, **kwargs: _LENT[how](lent, *args, **kwargs))
 
     # --------------------------------------------------------------------------------------- calls
 
     def call(self, message: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the other side's function returns; what it did to mutable arguments is done to ours."""
+        """Call a function of the other side; changes to mutable arguments are applied to ours."""
         crossing = self.crossing()
         try:
             packed = {"a": [crossing.pack(item) for item in args], "k": crossing.pack(kwargs)}
@@ -159,45 +173,45 @@ class Peer:
                 return crossing.unpack(answer["v"])
             error = self.error(answer)
         except MALFORMED as problem:
-            raise Forged(str(answer)[:80]) from problem
+            raise MalformedMessage(str(answer)[:80]) from problem
         raise error
 
     def deceived(self, kind: str) -> None:
-        """A class of the other side's lies about what it is equal to."""
+        """Called for a class of the other side whose comparisons lie."""
 
     def take_changes(self, crossing: Crossing, changes: Any) -> None:
-        """Do to our arguments what the other side did to them. Raises one of MALFORMED."""
+        """Apply the other side's changes to our arguments. Raises one of MALFORMED."""
         crossing.apply(changes)
 
     def answer(self, message: dict[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
-        """Call our function as the other side asks, and pack what comes of it."""
+        """Call our function for the other side, and pack the result."""
         crossing = self.crossing()
         try:
             args = [crossing.unpack(node) for node in message["a"]]
             kwargs = crossing.unpack(message["k"])
             before = crossing.remember()
         except MALFORMED as problem:
-            raise Forged(str(message)[:80]) from problem
+            raise MalformedMessage(str(message)[:80]) from problem
         try:
             value = function(*args, **kwargs)
-        except (Gone, Late, Forged):
+        except ConnectionBroken:
             raise
         except BaseException as error:  # SystemExit and skips included: each is an answer to report
             return {"w": _told_changes(crossing, before), **self.pack_error(error)}
         try:
-            told = {"w": crossing.changes(before), "v": crossing.pack(value)}
-        except (NotPlain, *MALFORMED) as refused:  # too long for its memory, or too deep, too
-            told = {"p": str(refused)}
-        return told if crossing.deceit is None else {**told, "x": crossing.deceit}
+            reply = {"w": crossing.changes(before), "v": crossing.pack(value)}
+        except (NotPlain, *MALFORMED) as refused:  # also too long for the memory, or nested too deeply
+            reply = {"p": str(refused)}
+        return reply if crossing.deceit is None else {**reply, "x": crossing.deceit}
 
     # -------------------------------------------------------------------------------------- errors
 
     def pack_error(self, error: BaseException) -> dict[str, Any]:
-        """An exception as it crosses; what cannot be told of it is left out."""
+        """An exception as message data, without the parts that cannot be sent."""
         return {"e": self.crossing().pack_error(error)}
 
     def error(self, answer: dict[str, Any]) -> BaseException:
-        """The exception of an answer without a value. Raises one of MALFORMED."""
+        """The exception in an answer without a value. Raises one of MALFORMED."""
         if "p" in answer:
             return NotPlain(str(answer["p"])[:80])
         return self.crossing().unpack_error(answer["e"])
@@ -214,13 +228,13 @@ def _told_changes(crossing: Crossing, before: list[list[Any]]) -> list[Any]:
 
 
 def _borrowed_iterator(ask: Callable[..., Any]) -> Iterator[Any]:
-    while held := ask("next"):
-        yield held[0]
+    while answer := ask("next"):
+        yield answer[0]
 
 
 async def _borrowed_generator(ask: Callable[..., Any]) -> AsyncIterator[Any]:
-    while held := ask("anext"):
-        yield held[0]
+    while answer := ask("anext"):
+        yield answer[0]
 
 
 async def _borrowed_awaitable(ask: Callable[..., Any]) -> Any:
@@ -231,19 +245,19 @@ def _borrowed_function(ask: Callable[..., Any]) -> Callable[..., Any]:
     return functools.wraps(ask)(functools.partial(ask, "call"))
 
 
-class _Borrowed:
+class _BorrowedObject:
     def __init__(self, ask: Callable[..., Any]) -> None:
         self._ask = ask
 
 
-class _Iterable(_Borrowed):
+class _Iterable(_BorrowedObject):
     borrowed = "J"
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._ask("iter"))
 
 
-class _Manager(_Borrowed):
+class _Manager(_BorrowedObject):
     borrowed = "G"
 
     def __enter__(self) -> Any:
@@ -253,7 +267,7 @@ class _Manager(_Borrowed):
         return self._ask("exit", error) is True and _on_purpose(error)
 
 
-class _AsyncManager(_Borrowed):
+class _AsyncManager(_BorrowedObject):
     borrowed = "H"
 
     async def __aenter__(self) -> Any:
@@ -264,10 +278,10 @@ class _AsyncManager(_Borrowed):
 
 
 def _on_purpose(error: BaseException | None) -> bool:
-    """Whether the error was raised by a statement `raise`: no context may swallow what an assertion found."""
+    """Whether a `raise` statement raised the error: a context manager must not swallow a failed assertion."""
     if not isinstance(error, Exception) or isinstance(error, AssertionError):
         return False
-    import traceback  # here only: it takes long to load
+    import traceback  # imported here only: it is slow to load
 
     *_, last = traceback.extract_tb(error.__traceback__)
     return (last.line or "").startswith("raise")
@@ -284,7 +298,7 @@ def _left(lent: Any, error: BaseException | None) -> bool:
 
 
 async def _next(lent: Any) -> list[Any]:
-    """The next item, or nothing."""
+    """The next item, or the end."""
     async for item in lent:
         return [item]
     return []
@@ -320,4 +334,4 @@ _LENT: dict[str, Callable[..., Any]] = {
     "aenter": lambda lent: _run(_awaited(lent.__aenter__())),
     "aexit": lambda lent, error: _run(_left_later(lent, error)),
 }
-"""how -> what is done with what was lent"""
+"""operation -> function that performs it on a lent object"""

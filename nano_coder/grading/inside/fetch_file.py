@@ -1,4 +1,4 @@
-"""Runs inside the jail when the command is done: one small regular file as JSON, through no link at all."""
+"""Fetches the reward file: the program that runs in the jail after the command, and follows no links."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Test files, run by the framework that they were written for: every check is announced, then reported.
+"""Runs test files with the framework that they were written for; checks are announced, then reported.
 
-A check that a test skips by its own decorator is not announced; one that is skipped on the way is an error.
+A check that its own decorator skips is not announced; one that is skipped while running is an error.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Announce = Callable[[list[str]], None]
-Check = Callable[[str, str], None]
-"""name, pass | fail | error"""
+ReportCheck = Callable[[str, str], None]
+"""called with name and pass | fail | error"""
 
 
-def run_script(tests: dict[str, str], module: types.ModuleType, announce: Announce, check: Check) -> None:
-    """Statements in order; every assert at the top is a check, and that the end was reached is one."""
+def run_script(
+    tests: dict[str, str], module: types.ModuleType, announce: Announce, check: ReportCheck
+) -> None:
+    """Run statements in order; every top-level assert is a check, and so is reaching the end."""
     names = script_checks(tests)
     announce([name for file in tests for name in names[file]])
     for file, text in tests.items():
@@ -28,14 +30,14 @@ def run_script(tests: dict[str, str], module: types.ModuleType, announce: Announ
 
 
 def script_checks(tests: dict[str, str]) -> dict[str, list[str]]:
-    """File -> the checks of it, the last of which is that it ran to its end."""
+    """File -> its checks; the last one is reaching the end."""
     return {
         file: [f"{file}:{n.lineno}" for n in ast.parse(text).body if isinstance(n, ast.Assert)] + [file]
         for file, text in tests.items()
     }
 
 
-def _run_script(file: str, text: str, check: Check, names: set[str]) -> None:
+def _run_script(file: str, text: str, check: ReportCheck, names: set[str]) -> None:
     main = types.ModuleType("__main__")
     main.__file__ = os.path.abspath(file)
     sys.modules["__main__"] = main
@@ -64,8 +66,10 @@ def _run_script(file: str, text: str, check: Check, names: set[str]) -> None:
     check(file, state)
 
 
-def run_doctest(tests: dict[str, str], module: types.ModuleType, announce: Announce, check: Check) -> None:
-    """Every example of every text is a check; the examples of a text share their names."""
+def run_doctest(
+    tests: dict[str, str], module: types.ModuleType, announce: Announce, check: ReportCheck
+) -> None:
+    """Every example of every text is a check; the examples of a text share its names."""
     import doctest
 
     class Reporter(doctest.DocTestRunner):
@@ -73,7 +77,7 @@ def run_doctest(tests: dict[str, str], module: types.ModuleType, announce: Annou
             check(f"{test.name}:{example.lineno + 1}", state)
 
         def report_start(self, out: Any, test: Any, example: Any) -> None:
-            """Nothing is said before an example."""
+            """Prints nothing before an example."""
 
         def report_success(self, out: Any, test: Any, example: Any, got: str) -> None:
             self.say(test, example, "pass")
@@ -93,7 +97,9 @@ def run_doctest(tests: dict[str, str], module: types.ModuleType, announce: Annou
         Reporter(verbose=False).run(test, out=lambda _: None, clear_globs=False)
 
 
-def run_unittest(tests: dict[str, str], module: types.ModuleType, announce: Announce, check: Check) -> None:
+def run_unittest(
+    tests: dict[str, str], module: types.ModuleType, announce: Announce, check: ReportCheck
+) -> None:
     import unittest
 
     count_every_end()
@@ -141,7 +147,7 @@ def run_unittest(tests: dict[str, str], module: types.ModuleType, announce: Anno
 
 
 def count_every_end() -> None:
-    """Let no exception of unittest's own end a test, or a part of it, as if it had been left by itself."""
+    """Count tests as failed that unittest's own control-flow exceptions would end silently."""
     import unittest.case
 
     parts: Any = unittest.case._Outcome  # type: ignore[attr-defined]
@@ -156,7 +162,7 @@ def count_every_end() -> None:
             try:
                 yield
             except stop as error:
-                if self.expectedFailure is None:  # else a part of it has failed, as was expected
+                if self.expectedFailure is None:  # otherwise a part of it failed, as was expected
                     raise RuntimeError("left by an exception of the test runner's") from error
                 raise
 
@@ -186,7 +192,9 @@ def _imported(file: str) -> types.ModuleType:
     return module
 
 
-def run_pytest(tests: dict[str, str], module: types.ModuleType, announce: Announce, check: Check) -> None:
+def run_pytest(
+    tests: dict[str, str], module: types.ModuleType, announce: Announce, check: ReportCheck
+) -> None:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.environ.pop("PYTEST_ADDOPTS", None)
     import pytest
@@ -254,7 +262,7 @@ def _has_tests(text: str) -> bool:
     )
 
 
-RUNNERS: dict[str, Callable[[dict[str, str], types.ModuleType, Announce, Check], None]] = {
+RUNNERS: dict[str, Callable[[dict[str, str], types.ModuleType, Announce, ReportCheck], None]] = {
     "script": run_script,
     "doctest": run_doctest,
     "unittest": run_unittest,

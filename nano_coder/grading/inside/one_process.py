@@ -1,9 +1,9 @@
-"""Tests beside the solution, for suites that need its live objects: one hardened process, supervised.
+"""Runs tests beside the solution in one hardened, supervised process, for suites that need live objects.
 
 The supervisor never imports the solution; it forks the process that does, reads its reports from a pipe and
-passes them on. The runner's modules are imported before the solution, whose folder comes last on the path;
-test files appear outside the workspace once the solution is loaded, and go when they are collected. What this
-cannot stop is listed in docs/hacks.md.
+passes them on. The test runner is imported before the solution, whose folder comes last on sys.path; test
+files are written outside the workspace after the solution is imported, and removed after collection. What
+this cannot prevent is listed in docs/hacks.md.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main(nonce: str) -> None:
 
 
 def _heard(line: str, token: str) -> dict[str, Any]:
-    """The report that a line of the fork holds; what only the supervisor says is none of its."""
+    """The report in a line of the fork; fields that only the supervisor may set are dropped."""
     if line.startswith(token):
         with contextlib.suppress(Malformed):
             report = read(line[len(token) :])
@@ -74,7 +74,7 @@ def _heard(line: str, token: str) -> dict[str, Any]:
 
 
 def _preload(framework: str) -> None:
-    """Import the runner before anything of the solution's can stand in for a part of it."""
+    """Import the test runner before the solution can shadow a part of it."""
     import decimal
     import difflib
     import doctest
@@ -106,7 +106,7 @@ def _in_fork(job: dict[str, Any], pipe: int, token: str) -> NoReturn:
 
 
 def _run(job: dict[str, Any], pipe: int, token: str, write: Any = os.write, dumps: Any = json.dumps) -> None:
-    """Load the solution, then the tests; report each check, and what was patched."""
+    """Import the solution, then run the tests; report each check, and replaced functions."""
 
     def say(report: dict[str, Any]) -> None:
         write(pipe, (token + dumps(report) + "\n").encode())
@@ -143,22 +143,24 @@ def _run(job: dict[str, Any], pipe: int, token: str, write: Any = os.write, dump
 
 
 def fingerprint() -> dict[tuple[str, ...], int]:
-    """What the functions of the test runners and the builtins are: by place, the identity of their code."""
+    """Place -> identity of the code, for functions of the test runners and builtins."""
     found: dict[tuple[str, ...], int] = {
-        ("builtins", name): id(held) for name, held in vars(builtins).items()
+        ("builtins", name): id(member) for name, member in vars(builtins).items()
     }
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] in _WATCHED or name in _WATCHED:
-            for key, held in list(vars(module).items()):
-                if isinstance(held, types.FunctionType):
-                    found[name, key] = id(held.__code__)
-                elif isinstance(held, type) and held.__module__ == name:
-                    for inner, method in list(vars(held).items()):
+            for key, member in list(vars(module).items()):
+                if isinstance(member, types.FunctionType):
+                    found[name, key] = id(member.__code__)
+                elif isinstance(member, type) and member.__module__ == name:
+                    for inner, method in list(vars(member).items()):
                         if isinstance(method, types.FunctionType):
                             found[name, key, inner] = id(method.__code__)
     return found
 
 
 def changed(before: dict[tuple[str, ...], int], now: dict[tuple[str, ...], int]) -> list[str]:
-    """Places that hold another function than before."""
-    return [".".join(place) for place, held in before.items() if place[-1] != "_" and now.get(place) != held]
+    """Places whose function was replaced."""
+    return [
+        ".".join(place) for place, member in before.items() if place[-1] != "_" and now.get(place) != member
+    ]

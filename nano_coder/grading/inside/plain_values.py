@@ -1,7 +1,7 @@
-"""Values whose types are no plain data: the plain value that each stands for, and stand-ins for what arrives.
+"""Plain values for objects that are not plain data, and stand-ins for such objects on the other side.
 
-A value of a subclass is carried down to the exact base value in it, by the base's own methods; an object,
-to its plain attributes. Nothing of what its type does crosses: neither a comparison nor a truth of its own.
+An instance of a subclass becomes its exact base value, by the base's own methods; any other object becomes
+its plain attributes. No behaviour crosses: neither comparisons nor truth values of its class.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LONGEST_TEXT = 10_000
 LONGEST_NAME = 200
 MOST_ATTRIBUTES = 200
 DEEPEST_CLASS = 20
-TOLD = " str"
-"""where an exception keeps its text; no attribute has a blank in its name"""
+TEXT_KEY = " str"
+"""key for an exception's text; attributes cannot have it, for the blank"""
 
 
 class NotPlain(Exception):
-    """A value that is no plain data."""
+    """The value is not plain data."""
 
 
 # ---------------------------------------------------------------------------------- down to the base
@@ -67,7 +67,7 @@ _STANDARD: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("decimal", "Decimal"): lambda value: sys.modules["decimal"].Decimal(value),
     ("fractions", "Fraction"): lambda value: sys.modules["fractions"].Fraction(*value.as_integer_ratio()),
 }
-"""classes of modules that may not be loaded: then there is no such value"""
+"""classes of modules that may not be loaded; if not, there are no instances either"""
 
 
 def _filled(mapping: Any, value: Any) -> Any:
@@ -76,13 +76,13 @@ def _filled(mapping: Any, value: Any) -> Any:
 
 
 def standard(kind: type[Any], module: str, name: str) -> bool:
-    """Whether this is a class of a library's, or made from it."""
+    """Whether this is a class of a library, or a subclass of one."""
     found = getattr(sys.modules.get(module), name, None)
     return isinstance(found, type) and issubclass(kind, found)
 
 
 def base_value(value: Any) -> Any:
-    """The value of an exact type that a value of a subclass holds. Raises NotPlain where there is none."""
+    """The base value of an instance of a subclass. Raises NotPlain if there is none."""
     kind = type(value)
     try:
         for (module, name), carry in _STANDARD.items():
@@ -103,13 +103,13 @@ def has_base(kind: type[Any]) -> bool:
 
 
 def _ancestors(kind: type[Any]) -> tuple[type[Any], ...]:
-    """By what the interpreter goes, whatever the class says."""
+    """The type's bases as the interpreter sees them, whatever the class claims."""
     ancestors: tuple[type[Any], ...] = type.__dict__["__mro__"].__get__(kind)
     return ancestors
 
 
 def has_method(kind: type[Any], name: str) -> bool:
-    """Whether a class other than `object` defines it."""
+    """Whether a class other than `object` defines the method."""
     return any(name in vars(each) for each in _ancestors(kind) if each is not object)
 
 
@@ -120,7 +120,7 @@ def _of_another_type(value: Any, kind: type[Any]) -> Any:
 
 
 def as_json(value: Any, kind: type[Any]) -> Any:
-    """A number or array as JSON has it: equal to the value, or the nearest; None for what is neither."""
+    """A number or array as JSON: equal to the value or the nearest; None for other values."""
     if standard(kind, "numpy", "ndarray") or standard(kind, "array", "array"):
         return kind.tolist(value)
     if standard(kind, "fractions", "Fraction"):
@@ -131,7 +131,7 @@ def as_json(value: Any, kind: type[Any]) -> Any:
 
 
 def tried(call: Callable[..., Any], *args: Any) -> Any:
-    """What the call returns; None where it raises: code that somebody else wrote may raise anything."""
+    """The result of the call; None if it raises: foreign code may raise anything."""
     try:
         return call(*args)
     except Exception:
@@ -139,15 +139,15 @@ def tried(call: Callable[..., Any], *args: Any) -> Any:
 
 
 def deceives(value: Any) -> bool:
-    """Whether the type makes comparisons say what is not: equal to what nobody has seen before, say."""
+    """Whether comparisons of the type lie: equal to an object that nobody has seen before, for one."""
     kind = type(value)
     number = int.from_bytes(os.urandom(6), "big")
     token = f"{number:x}"
     unseen = (object(), number, token, number / 7, [token], (token,), {token: 0}, {token})
 
-    def says(question: Callable[[Any, Any], Any], other: Any, told: Any = True) -> bool:
+    def says(question: Callable[[Any, Any], Any], other: Any, expected_result: Any = True) -> bool:
         answer = tried(question, value, other)
-        return type(answer) in (bool, int) and answer == told
+        return type(answer) in (bool, int) and answer == expected_result
 
     if any(says(operator.eq, other) or says(operator.ne, other, False) for other in unseen):
         return True
@@ -167,20 +167,20 @@ def deceives(value: Any) -> bool:
 
 
 def named_fields(value: Any, kind: type[Any]) -> list[str] | None:
-    """The names of a named tuple's items; None for another value."""
+    """Field names of a named tuple; None for another value."""
     names: Any = getattr(kind, "_fields", None) if issubclass(kind, tuple) else None
-    plain = type(names) is tuple and len(names) == tuple.__len__(value) and all(map(may_be_told, names))
-    return list(names) if plain and may_be_told(kind.__name__) else None
+    plain = type(names) is tuple and len(names) == tuple.__len__(value) and all(map(may_be_sent, names))
+    return list(names) if plain and may_be_sent(kind.__name__) else None
 
 
 def is_object(value: Any) -> bool:
-    """Whether the value is an instance of a class that somebody wrote, whose attributes can be read."""
+    """Whether the value is an instance of a user-defined class with readable attributes."""
     root = str(getattr(type(value), "__module__", "")).partition(".")[0]
     return root not in sys.stdlib_module_names and hasattr(object, "__getstate__")
 
 
-def may_be_told(name: Any) -> bool:
-    """Whether an attribute of this name may be given to a stand-in."""
+def may_be_sent(name: Any) -> bool:
+    """Whether a stand-in may get an attribute of this name."""
     return (
         type(name) is str
         and len(name) <= LONGEST_NAME
@@ -191,38 +191,38 @@ def may_be_told(name: Any) -> bool:
 
 
 def fields(value: Any) -> dict[str, Any]:
-    """What an object holds: its own dictionary and slots."""
+    """An object's own attributes: from its dictionary and slots."""
     state: Any = vars(value) if type(value) is types.SimpleNamespace else object.__getstate__(value)
     known, slots = state if type(state) is tuple else (state, None)
-    held = {**(known or {}), **(slots or {})}
-    return {name: held[name] for name in held if may_be_told(name)}
+    own = {**(known or {}), **(slots or {})}
+    return {name: own[name] for name in own if may_be_sent(name)}
 
 
 def attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """What may be read from an object: what it holds, and the properties and constants of its classes."""
+    """An object's readable attributes: its own, and properties and constants of its classes."""
     found = {"name": value.name, "value": value.value} if standard(type(value), "enum", "Enum") else {}
     found = found or fields(value)
     for kind in _ancestors(type(value)):
         if kind.__module__ in ("builtins", "enum"):
             continue
-        for name, held in list(vars(kind).items()):
-            if name in found or not may_be_told(name):
+        for name, member in list(vars(kind).items()):
+            if name in found or not may_be_sent(name):
                 continue
-            if isinstance(held, property | functools.cached_property | types.MemberDescriptorType):
+            if isinstance(member, property | functools.cached_property | types.MemberDescriptorType):
                 found[name] = tried(getattr, value, name)
-            elif type(held) in (bool, int, float, str) and not name.startswith("_"):
-                found[name] = held
+            elif type(member) in (bool, int, float, str) and not name.startswith("_"):
+                found[name] = member
     yield from list(found.items())[:MOST_ATTRIBUTES]
 
 
 def texts(value: Any) -> list[str | None]:
-    """What `repr` and `str` say of it, where its class has its own."""
+    """The results of `repr` and `str`, if the class defines them."""
     kind = type(value)
-    told = [
+    said = [
         tried(say, value) if getattr(kind, name) is not getattr(object, name) else None
         for name, say in (("__repr__", repr), ("__str__", str))
     ]
-    return [text if type(text) is str and len(text) <= LONGEST_TEXT else None for text in told]
+    return [text if type(text) is str and len(text) <= LONGEST_TEXT else None for text in said]
 
 
 # ------------------------------------------------------------------------------------------- stand-ins
@@ -231,7 +231,7 @@ _MADE: dict[str, type[Any]] = {}
 
 
 class About(NamedTuple):
-    """What a stand-in keeps beside its attributes."""
+    """Data of a stand-in besides its attributes."""
 
     handle: int
     texts: list[str | None]
@@ -239,13 +239,13 @@ class About(NamedTuple):
 
 
 def stand_in(name: str, names: tuple[str, ...], compared: bool, iterates: bool) -> Any:
-    """An object of a class made for the name, whose attributes are to be set.
+    """An object of a new class with that name, whose attributes the caller sets.
 
-    Objects whose class had an equality of its own are equal where their attributes are.
+    If the original class defined equality, stand-ins are equal if their attributes are.
     """
-    if not all(map(may_be_told, (name, *names))):
+    if not all(map(may_be_sent, (name, *names))):
         raise ValueError("no name")
-    import dataclasses  # here only: the solution's side makes none, and it takes long to load
+    import dataclasses  # imported here only: the solution's side does not need it, and it is slow to load
 
     key = f"{name}({','.join(names)}){compared}{iterates}"
     if key not in _MADE:
@@ -264,8 +264,8 @@ def is_stand_in(kind: type[Any]) -> bool:
 
 
 def _repr(self: Any) -> str:
-    told: str | None = self._about_.texts[0]
-    return told if told is not None else object.__repr__(self)
+    text: str | None = self._about_.texts[0]
+    return text if text is not None else object.__repr__(self)
 
 
 def _iter(self: Any) -> Iterator[Any]:
@@ -273,8 +273,8 @@ def _iter(self: Any) -> Iterator[Any]:
 
 
 def _str(self: Any) -> str:
-    told: str | None = self._about_.texts[1]
-    return told if told is not None else repr(self)
+    text: str | None = self._about_.texts[1]
+    return text if text is not None else repr(self)
 
 
 def named_tuple(name: str, names: list[str], values: list[Any]) -> Any:
@@ -297,18 +297,18 @@ def pack_array(value: Any, kind: type[Any]) -> Any:
     if standard(kind, "array", "array"):
         return {"a": [value.typecode, list(value)]}
     if standard(kind, "numpy", "ndarray") or standard(kind, "numpy", "generic"):
-        held = sys.modules["numpy"].asarray(value)
-        if str(held.dtype) not in _NUMBERS:
+        array = sys.modules["numpy"].asarray(value)
+        if str(array.dtype) not in _NUMBERS:
             return None
-        flat = held.ravel().tolist()
-        if str(held.dtype) == "complex128":
+        flat = array.ravel().tolist()
+        if str(array.dtype) == "complex128":
             flat = [[item.real, item.imag] for item in flat]
-        return {"A": [str(held.dtype), list(held.shape), flat]}
+        return {"A": [str(array.dtype), list(array.shape), flat]}
     return None
 
 
 def unpack_array(kind: str, shape: list[int], flat: list[Any], *, library: bool) -> Any:
-    """The array, where its library is loaded here already; else the list that it stands for."""
+    """The array, if its library is loaded in this process; else the nested list."""
     if kind not in _NUMBERS or type(flat) is not list or type(shape) is not list or len(shape) > 8:
         raise ValueError("no array")
     values = [complex(*item) for item in flat] if kind == "complex128" else flat
@@ -328,12 +328,12 @@ def unpack_array(kind: str, shape: list[int], flat: list[Any], *, library: bool)
 # ------------------------------------------------------------------------------------------ exceptions
 
 _RUNNERS = ("unittest", "doctest", "bdb", "pdb", "pytest", "_pytest", "pluggy", "inside")
-"""whose exceptions tell a runner what to do"""
+"""modules whose exceptions control test runners"""
 _CLASSES: dict[str, type[BaseException]] = {}
-"""by what was told of them; `_NODES` the other way round"""
+"""description -> class; `_NODES` is the reverse"""
 _NODES: dict[type[BaseException], list[Any]] = {}
 _OWN: dict[str, type[BaseException]] = {}
-"""of this side, that the other side has heard of"""
+"""exception classes of this side that were sent to the other"""
 _DETAILS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
@@ -343,7 +343,7 @@ def name_of(text: str) -> str:
 
 
 def class_node(kind: type[Any], depth: int = 0) -> list[Any]:
-    """A class of exceptions by module and name, and those that it was made from."""
+    """An exception class by module and name, with its bases."""
     bases = [base for base in kind.__bases__ if issubclass(base, BaseException)]
     if kind in _NODES:
         return _NODES[kind]
@@ -356,12 +356,13 @@ def class_node(kind: type[Any], depth: int = 0) -> list[Any]:
         [] if known else [class_node(base, depth + 1) for base in bases],
     ]
     if not known and issubclass(kind, Exception) and not _steers(str(kind.__module__)):
-        _OWN[repr(node)] = kind  # as which it comes back
+        _OWN[repr(node)] = kind  # under which it comes back
     return node
 
 
 def exception_class(node: Any, depth: int = 0) -> type[BaseException]:
-    """The class itself where it is builtin, or the standard library's and loaded; else one of the name."""
+    """The class itself if it is a builtin, or of the standard library and loaded; else a new one of that
+    name."""
     module, name, bases = node
     if type(module) is not str or type(name) is not str or depth > 2 * DEEPEST_CLASS:
         raise ValueError("no class")
@@ -380,7 +381,7 @@ def exception_class(node: Any, depth: int = 0) -> type[BaseException]:
         spelt = {"__module__": "solution", "__str__": _told, "__qualname__": name}
         try:
             _CLASSES[key] = type(name.rpartition(".")[2], made, spelt)
-        except TypeError:  # bases that cannot be had together
+        except TypeError:  # incompatible bases
             _CLASSES[key] = type(name.rpartition(".")[2], made[:1], spelt)
         _NODES[_CLASSES[key]] = node
     return _CLASSES[key]
@@ -391,7 +392,7 @@ def _steers(module: str) -> bool:
 
 
 def _of_the_library(module: str, name: str) -> type[BaseException] | None:
-    """Nobody can ask for a class of a module that is not loaded. What steers a runner or a loop is none."""
+    """A class of a loaded library module; None for classes that control a test runner or a loop."""
     if module.partition(".")[0] not in sys.stdlib_module_names or _steers(module) or "." in name:
         return None
     found = getattr(sys.modules.get(module), name, None)
@@ -399,7 +400,7 @@ def _of_the_library(module: str, name: str) -> type[BaseException] | None:
 
 
 def is_made(kind: Any) -> bool:
-    """Whether this is a class that was made here for an exception of the other side's."""
+    """Whether the class was created here for an exception of the other side."""
     return any(kind is made for made in _CLASSES.values())
 
 
@@ -408,34 +409,34 @@ def is_error(kind: Any) -> bool:
 
 
 def may_come_back(kind: Any) -> bool:
-    """Whether this is a class of exceptions that the other side may have given."""
+    """Whether the other side may send exceptions of this class."""
     library = is_error(kind) and str(kind.__module__).partition(".")[0] in sys.stdlib_module_names
     return library or is_made(kind)
 
 
 def _told(self: BaseException) -> str:
-    told = vars(self).get(TOLD)
-    if told is not None:
-        return str(told)
+    given = vars(self).get(TEXT_KEY)
+    if given is not None:
+        return str(given)
     theirs = next(c for c in type(self).__mro__ if vars(c).get("__str__", _told) is not _told)
     text: str = vars(theirs)["__str__"](self)
     return text
 
 
 def details(error: BaseException) -> Iterator[tuple[str, Any]]:
-    """Attributes of an exception: its own, and what builtin ones keep beside their arguments."""
+    """An exception's own attributes, and those that builtin exceptions keep besides their arguments."""
     yield from attributes(error)
     for kind in type(error).__mro__:
         if kind.__module__ == "builtins" and kind is not BaseException:
-            for name, held in vars(kind).items():
-                if isinstance(held, _DETAILS) and may_be_told(name) and name not in ("obj", "exceptions"):
+            for name, member in vars(kind).items():
+                if isinstance(member, _DETAILS) and may_be_sent(name) and name not in ("obj", "exceptions"):
                     yield name, getattr(error, name, None)
 
 
 def make_error(
     kind: type[BaseException], args: list[Any], has: list[tuple[str, Any]], group: list[BaseException]
 ) -> BaseException:
-    """An exception with these arguments and attributes; of its classes, the builtin ones alone see them."""
+    """An exception with these arguments and attributes; only its builtin bases get to see them."""
     if issubclass(kind, BaseExceptionGroup):
         args = [str(args[0]) if args else "", group]
     try:
@@ -452,7 +453,7 @@ def make_error(
 
 
 def library(name: str) -> types.ModuleType:
-    """A module of the standard library. Raises ImportError for another, and for what runs when imported."""
+    """A module of the standard library. Raises ImportError for other modules, and for those that run code."""
     parts = name.split(".")
     if parts[0] not in sys.stdlib_module_names or any(part.startswith("_") for part in parts):
         raise ImportError(f"{name} is no module of the standard library")

@@ -1,4 +1,4 @@
-"""Runs inside the jail: one SELECT on a database that nobody vouches for. Standard library only."""
+"""Runs one SELECT on an untrusted database: the program that runs in the jail. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 MOST_ROWS = 100_000
 MOST_STEPS = 200
-"""of a million virtual machine instructions each"""
+"""each of a million virtual machine instructions"""
 READING = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
 
 
@@ -39,10 +39,10 @@ def rows(path: str, query: str) -> list[list[Any]]:
 def main() -> None:
     job = json.load(sys.stdin)
     try:
-        told: dict[str, Any] = {"rows": rows(job["path"], job["query"])}
+        report: dict[str, Any] = {"rows": rows(job["path"], job["query"])}
     except (sqlite3.Error, sqlite3.Warning, MemoryError, ValueError) as problem:
-        told = {"problem": f"{type(problem).__name__}: {problem}"}
-    print(json.dumps(told))
+        report = {"problem": f"{type(problem).__name__}: {problem}"}
+    print(json.dumps(report))
 
 
 main()

@@ -1,6 +1,6 @@
-"""Run in a jail: makes a question of reasoning-gym again and scores an answer by its dataset's own rule.
+"""Scores one answer with reasoning-gym: the program that runs in the jail.
 
-Reads one JSON object from stdin; writes `ready` once the question is the one that was asked, then the score.
+Reads one JSON object from stdin; writes `ready` after recreating the question that was asked, then the score.
 """
 
 import hashlib
@@ -12,16 +12,16 @@ import reasoning_gym
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
-    # whatever a dataset prints must not stand between the answers
+    job = json.load(sys.stdin)
+    # prints of a dataset must not mix with the answers
     out, sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8"), sys.stderr
-    dataset = reasoning_gym.create_dataset(asked["dataset"], seed=asked["seed"], size=1, **asked["config"])
+    dataset = reasoning_gym.create_dataset(job["dataset"], seed=job["seed"], size=1, **job["config"])
     entry = dataset[0]
     digest = hashlib.sha256(entry["question"].encode("utf-8", "surrogatepass")).hexdigest()
-    if asked["question"] != f"sha256:{digest}":
+    if job["question"] != f"sha256:{digest}":
         sys.exit("another question was made")
     print("ready", file=out, flush=True)
-    score = float(dataset.score_answer(asked["answer"], entry))
+    score = float(dataset.score_answer(job["answer"], entry))
     print(json.dumps(score), file=out, flush=True)
 
 

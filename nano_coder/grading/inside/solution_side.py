@@ -1,7 +1,7 @@
-"""The solution's side: loads the artifact and calls its functions for the tests, which are elsewhere.
+"""The solution's side: imports the artifact and calls its functions for the tests in the other jail.
 
-No expected value is ever in this jail. The artifact shares the process, so that whatever it does to it is
-its own loss: a forged answer has to be right.
+No expected value is in this jail. The artifact shares the process and may do anything to it: a forged answer
+has to be right.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import types
 from typing import Any
 
 from .artifact import ROOT, load, write_files
-from .connection import Forged, Gone, Late, Peer
+from .connection import ConnectionBroken, Disconnected, Peer
 from .plain_values import class_node
 from .value_codec import Crossing, NotPlain
 
@@ -35,7 +35,7 @@ class Solver(Peer):
         )
 
     def prepare(self, job: dict[str, Any]) -> None:
-        """Put the files there, the target's folder last on the path: it shadows nothing."""
+        """Write the files, and put the target's folder last on sys.path, where it shadows nothing."""
         write_files(ROOT, job["files"])
         self._target = job["target"]
         with contextlib.suppress(ValueError, OSError):
@@ -43,7 +43,7 @@ class Solver(Peer):
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 
     def crossing(self) -> Crossing:
-        """Of what the solution returns, its plain value crosses."""
+        """A Crossing that packs the solution's results as plain values."""
         return Crossing(self._lend, self._borrow, carry=True)
 
     def _serve(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -60,12 +60,12 @@ class Solver(Peer):
         return self.serve_lent(message)
 
     def _describe(self, names: list[str]) -> dict[str, Any]:
-        """Import the artifact: what it has under each name."""
+        """Import the artifact, and describe its names."""
         try:
             if self._module is None:
                 self._module = load(ROOT, self._target)
             return {"has": {name: found for name in names if (found := self._kind(name)) is not None}}
-        except (Gone, Late, Forged):
+        except ConnectionBroken:
             raise
         except BaseException as error:
             return self.pack_error(error)
@@ -88,10 +88,10 @@ class Solver(Peer):
 
 
 class Printed(io.BytesIO):
-    """What the solution prints, for tests that read it; the beginning only where it is much."""
+    """Collects what the solution prints, for tests that read it; keeps the beginning."""
 
     def close(self) -> None:
-        """Stays open: a solution may close or replace its streams."""
+        """Does nothing: a solution may close or replace its streams."""
 
     def write(self, data: Any) -> int:
         if self.tell() < LONGEST_PRINT:
@@ -111,7 +111,7 @@ class Printed(io.BytesIO):
 
 
 def connect(*, quiet: int) -> socket.socket:
-    """The connection, which came as stdin; the streams up to number `quiet` lead nowhere from here on."""
+    """The connection, received as stdin; standard streams up to number `quiet` become /dev/null."""
     sock = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(quiet + 1):
@@ -125,5 +125,5 @@ def main() -> None:
         solver.prepare(solver.receive())
         while True:
             solver.reply(solver.receive())
-    except Gone:
+    except Disconnected:
         pass

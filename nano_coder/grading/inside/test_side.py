@@ -1,7 +1,7 @@
-"""The tests' side: a module that stands for the solution, whose functions are called in another jail.
+"""The tests' side: a stand-in module for the solution, whose functions are called in the other jail.
 
-The tests are trusted; what arrives from the solution is plain data. Where the task came with an original of
-the target, everything that is not under test (helpers, classes, constants) is taken from the original, here.
+The tests are trusted; values from the solution are plain data. If the task has an original of the target,
+everything that is not under test (helpers, classes, constants) is taken from it and runs here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .artifact import ROOT, module_name, write_files
-from .connection import Forged, Gone, Late, Peer, Unsendable
+from .connection import ConnectionBroken, MalformedMessage, Peer, Unsendable
 from .framework_runners import RUNNERS
 from .plain_values import exception_class, library
 from .report import LONGEST_NAME, name_of
@@ -25,7 +25,7 @@ from .solution_side import connect
 from .value_codec import DEEPEST, MALFORMED, Crossing, NotPlain
 
 SKIPS = ("SkipTest", "Skipped", "Exit")
-"""exceptions by which test runners are told to look away"""
+"""exceptions that make test runners skip a test"""
 
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
@@ -37,28 +37,29 @@ class Broken(BaseException):
 
 
 class Tester(Peer):
-    """Calls the solution; remembers what no test may forgive."""
+    """Calls the solution, and records findings that no test may hide."""
 
     def __init__(self, sock: Any) -> None:
         super().__init__(sock)
         self.broken: str | None = None
-        """gone | late | forged: why there are no more answers"""
+        """gone | late | forged: why there are no more answers; None while there are"""
         self.findings: dict[str, str] = {}
-        """kind -> detail: not_plain, needs_strict, skip, exit"""
+        """kind -> detail; kinds: not_plain, needs_strict, skip, exit"""
         self.busy = ""
-        """the function that is being called"""
+        """name of the function that is being called"""
         self.by_value = False
-        """keep what calls do to their arguments from the tests"""
+        """hide changes of arguments from the tests"""
         self.changed = False
-        """whether a call did something to an argument"""
+        """whether a call changed an argument"""
         self.swallowed = False
-        """whether an assertion failed in a function that the solution called, and it kept that to itself"""
+        """whether an assertion failed in a function of ours that the solution called, and the solution hid
+        that"""
         self.expect_stop = False
-        """whether the tests speak of StopIteration, which else ends whatever loop calls the solution"""
+        """whether the tests mention StopIteration, which otherwise would end a loop around the call"""
         self._nests = False
-        """whether a call returned a container, or did something to one"""
+        """whether a call returned or changed a container"""
         self._made: deque[Any] = deque(maxlen=_MOST_MADE)
-        """exceptions, their classes and modules that the tests have of the solution"""
+        """exceptions, their classes, and modules that the tests got from the solution"""
 
     def call(self, message: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.busy = message.get("name", self.busy)
@@ -92,14 +93,14 @@ class Tester(Peer):
             raise
 
     def _came_back(self, given: Any) -> bool:
-        """Whether what the solution is given, and cannot be sent, stems from it: an exception or a module of
-        its own, or a nesting that no test made alone."""
+        """Whether an unsendable argument came from the solution: an exception or module of its own, or a
+        nesting that the tests did not build alone."""
         level, seen, made = [given], set[int](), set(map(id, self._made))
         for _ in range(DEEPEST):
             if any(id(value) in made or id(type(value)) in made for value in level):
                 return True
             seen |= set(map(id, level))
-            level = [held for value in level for held in _held(value) if id(held) not in seen]
+            level = [item for value in level for item in _items_of(value) if id(item) not in seen]
             if not level:
                 return False
         return self._nests
@@ -119,14 +120,14 @@ class Tester(Peer):
         self.find("deceit", f"{self.busy} returned {kind}, whose comparisons say what is not")
 
     def guard(self, ask: Callable[[], Any]) -> Any:
-        """Ask the other side. Raises Broken from the moment on when it fails."""
+        """Run a request. Raises Broken if it fails, and from then on always."""
         if self.broken:
             raise Broken(self.broken)
         try:
             return ask()
-        except (Gone, Late, Forged) as error:
-            self.broken = type(error).__name__.lower()
-            if isinstance(error, Forged):
+        except ConnectionBroken as error:
+            self.broken = error.code
+            if isinstance(error, MalformedMessage):
                 self.find("forged", f"wrote {error} to the channel")
             raise Broken(self.broken) from error
 
@@ -136,7 +137,7 @@ class Tester(Peer):
         return Broken(self.broken)
 
     def find(self, kind: str, detail: str) -> None:
-        # in parts it is the solution's text: no report may be made unreadable by it
+        # the text comes partly from the solution: it must not make the report unreadable
         self.findings.setdefault(kind, detail[:LONGEST_NAME].encode("ascii", "backslashreplace").decode())
 
     # ---------------------------------------------------------------------------------- the module
@@ -161,7 +162,7 @@ class Tester(Peer):
         return module
 
     def _original(self, job: dict[str, Any]) -> types.ModuleType:
-        """The original of the target, run here as far as it runs: what it lacks may be what is asked for."""
+        """The original of the target, executed as far as it runs: the rest may be what the task asks for."""
         name = module_name(ROOT, job["target"])
         module = types.ModuleType(name)
         module.__file__ = os.path.join(ROOT, job["target"])
@@ -188,32 +189,32 @@ class Tester(Peer):
         raise error
 
     def _later(self, wanted: str, module: str) -> Any:
-        """What a test asks for that was not foreseen."""
+        """An attribute that a test asks for and that was not foreseen."""
         has = {} if wanted.startswith("__") else self._describe([wanted])
         if wanted not in has:
             raise AttributeError(f"module {module!r} has no attribute {wanted!r}")
         return self._stand_in_for(wanted, has[wanted], module)
 
-    def _stand_in_for(self, name: str, told: Any, module: str) -> Any:
+    def _stand_in_for(self, name: str, described: Any, module: str) -> Any:
         try:
-            if "value" in told:
-                return self.crossing().unpack(told["value"])
-            if "error" in told:
-                self._made.append(made := exception_class(told["error"]))
+            if "value" in described:
+                return self.crossing().unpack(described["value"])
+            if "error" in described:
+                self._made.append(made := exception_class(described["error"]))
                 return made
-            if "module" in told:
-                self._made.append(module_ := self._library(name, str(told["module"])))
+            if "module" in described:
+                self._made.append(module_ := self._library(name, str(described["module"])))
                 return module_
-            if "function" in told:
-                return self._function(name, str(told["function"]), module)
+            if "function" in described:
+                return self._function(name, str(described["function"]), module)
         except MALFORMED as problem:
-            raise self._forged(told) from problem
-        self.find("not_plain", f"{name} is {told.get('refused')!r}, which only a strict suite can use")
+            raise self._forged(described) from problem
+        self.find("not_plain", f"{name} is {described.get('refused')!r}, which only a strict suite can use")
         return None
 
-    def _library(self, name: str, told: str) -> types.ModuleType:
-        """A module that the solution imported: ours, of the standard library only."""
-        return library(name if name in sys.stdlib_module_names else told)
+    def _library(self, name: str, described: str) -> types.ModuleType:
+        """A module that the solution imported; from our standard library only."""
+        return library(name if name in sys.stdlib_module_names else described)
 
     def _function(self, name: str, doc: str, module: str) -> Callable[..., Any]:
         def stand_in(*args: Any, **kwargs: Any) -> Any:
@@ -224,19 +225,19 @@ class Tester(Peer):
         return stand_in
 
 
-def _held(value: Any) -> list[Any]:
-    """What a container holds."""
+def _items_of(value: Any) -> list[Any]:
+    """The items of a container."""
     if isinstance(value, dict):
         return [*dict.keys(value), *dict.values(value)]
     return list(value) if isinstance(value, _CONTAINERS) else []
 
 
 def _public(modules: list[str]) -> Iterator[str]:
-    """What star imports of these modules give the tests."""
+    """The names that star imports of these modules provide."""
     for name in modules:
         with contextlib.suppress(ImportError):
-            held = vars(importlib.import_module(name))
-            yield from held.get("__all__", (each for each in held if not each.startswith("_")))
+            names = vars(importlib.import_module(name))
+            yield from names.get("__all__", (each for each in names if not each.startswith("_")))
 
 
 def main(nonce: str) -> None:
@@ -271,5 +272,5 @@ def main(nonce: str) -> None:
         if kind == "SystemExit" or kind in SKIPS:
             tester.find("exit" if kind == "SystemExit" else "skip", f"raised {kind} when it was imported")
         say({"import": kind})
-    told = {"broken": tester.broken, "findings": tester.findings, "changed": tester.changed}
-    say({"done": len(counted), **told})
+    described = {"broken": tester.broken, "findings": tester.findings, "changed": tester.changed}
+    say({"done": len(counted), **described})

@@ -1,8 +1,7 @@
-"""Run in a jail: watches which files a shell line opens, executes and looks for.
+"""The tracer: runs in a jail and records which files a shell line opens, executes and looks for.
 
-Every such system call of the line's processes is announced by the kernel before it is made (seccomp user
-notification), and let go on. Writes one JSON object to its standard output; the line's two streams are its
-own standard error.
+The kernel announces every such system call of the line's processes (seccomp user notification), and the
+tracer lets it continue. Writes one JSON object to stdout; the line's two streams go to the tracer's stderr.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any
 
 _WORK = "/work"
 _AT_CWD = -100
-# name: number on x86_64 and aarch64, place of the path, of the folder's descriptor, of the flags
+# name: number on x86_64 and aarch64; index of the arguments for path, folder descriptor and flags
 _CALLS: dict[str, tuple[int | None, int | None, int, int | None, int | None]] = {
     "open": (2, None, 0, None, 1), "openat": (257, 56, 1, 0, 2), "openat2": (437, 437, 1, 0, None),
     "stat": (4, None, 0, None, None), "lstat": (6, None, 0, None, None), "newfstatat": (262, 79, 1, 0, None),
@@ -43,7 +42,7 @@ _MODULES = re.compile(r".*/(?:site-packages|dist-packages|lib-dynload|python3(?:
 
 def main() -> None:
     command, seconds = sys.argv[1], float(sys.argv[2])
-    _libc().prctl(4, 0, 0, 0, 0)  # not dumpable: what is watched cannot look into this process
+    _libc().prctl(4, 0, 0, 0, 0)  # not dumpable: traced processes cannot look into this one
     ours, theirs = socket.socketpair()
     child = os.fork()
     if child == 0:
@@ -57,7 +56,7 @@ def main() -> None:
     if not received:
         os.waitpid(child, 0)
         sys.exit("no notifications")
-    watch = Watch()
+    watch = SyscallWatch()
     late = watch.follow(received[0], os.pidfd_open(child), time.monotonic() + seconds)
     if late:
         os.kill(child, signal.SIGKILL)
@@ -91,7 +90,8 @@ def _become(command: str, channel: socket.socket) -> None:
 
 
 def _filter(machine: str) -> bytes:
-    """Notify of the calls above, refuse another filter, allow the rest; the jail has a filter of its own."""
+    """BPF that notifies of the calls above, refuses a further filter, and allows the rest; the jail has a
+    filter too."""
     watched = sorted(_watched(machine))
 
     def step(operation: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -104,30 +104,30 @@ def _filter(machine: str) -> bytes:
 
 
 def _watched(machine: str) -> dict[int, tuple[str, int, int | None, int | None]]:
-    """Number -> name of the call, and the places of path, folder and flags among its arguments."""
+    """Number -> name of the call, and the argument indices of path, folder and flags."""
     column = 0 if machine == "x86_64" else 1
     calls = ((numbers[column], (name, *numbers[2:])) for name, numbers in _CALLS.items())
     return {number: call for number, call in calls if number is not None}
 
 
-class Process:
-    """A process since it last became another program."""
+class TracedProcess:
+    """A process since its last exec."""
 
     def __init__(self, argv: list[str], environment: dict[str, str], folder: str) -> None:
         self.argv = argv
         self.folder = folder
         self.path = environment.get("PYTHONPATH", "")
         self.early = True
-        """no source of the workspace was opened yet"""
+        """has not yet opened any source of the workspace"""
         self.number = -1
 
 
-class Watch:
+class SyscallWatch:
     def __init__(self) -> None:
-        self.processes: dict[int, Process] = {}
+        self.processes: dict[int, TracedProcess] = {}
         self.stale: set[int] = set()
-        """processes that may have become another program"""
-        self.listed: list[Process] = []
+        """pids that may have executed another program"""
+        self.listed: list[TracedProcess] = []
         self.read: dict[str, dict[tuple[int, bool], None]] = {}
         self.missing: dict[str, dict[tuple[int, bool], None]] = {}
         self.looked: set[str] = set()
@@ -136,7 +136,7 @@ class Watch:
         self._calls = _watched(platform.machine())
 
     def follow(self, listener: int, ended: int, deadline: float) -> bool:
-        """Until the line's shell has ended. True where it was too late."""
+        """Handle notifications until the line's shell has ended. True if the deadline passed."""
         poll = select.poll()
         poll.register(listener, select.POLLIN)
         poll.register(ended, select.POLLIN)
@@ -157,7 +157,7 @@ class Watch:
         except OSError:
             return  # it was killed meanwhile
         key, pid, _, number, _, _, *arguments = struct.unpack("=QIIiIQ6Q", notice)
-        # it may be gone by now
+        # it may have ended by now
         with contextlib.suppress(OSError, ValueError):
             self._note(pid, number, arguments)
         with contextlib.suppress(OSError):
@@ -205,7 +205,7 @@ class Watch:
         if opened and _SOURCES.search(path) and os.path.isfile(path):
             process.early = False
 
-    def _process(self, pid: int) -> Process:
+    def _process(self, pid: int) -> TracedProcess:
         known = self.processes.get(pid)
         if known is not None and pid not in self.stale:
             return known
@@ -219,7 +219,7 @@ class Watch:
                 self.processes[pid] = parent
                 return parent
         pairs = (pair.partition("=")[::2] for pair in _text(f"/proc/{pid}/environ").split("\0"))
-        process = Process(argv, dict(pairs), os.readlink(f"/proc/{pid}/cwd"))
+        process = TracedProcess(argv, dict(pairs), os.readlink(f"/proc/{pid}/cwd"))
         process.number = len(self.listed)
         self.listed.append(process)
         self.processes[pid] = process
@@ -239,7 +239,7 @@ class Watch:
 def _string(pid: int, address: int) -> str:
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         memory.seek(address)
-        # up to the end of the page, which the next one need not follow
+        # to the end of the page only: the next page may not be mapped
         data = memory.read(4096 - address % 4096)
         if b"\0" not in data:
             data += memory.read(4096)

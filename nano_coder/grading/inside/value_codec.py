@@ -1,9 +1,9 @@
-"""Values on their way between two jails: JSON from exact types, and back, types kept.
+"""Packs Python values as JSON for the connection between two jails, and unpacks them with their types.
 
-Of a subclass its base value crosses, and of an object its plain attributes, so that nothing that arrives has
-behaviour of the sender's (`carried`). Mutable containers are numbered in the order in which they are met, on
-both sides alike: a container that was met before crosses as its number, and what a call changed in its
-arguments can be told to their owner.
+A subclass instance is sent as its base value, and another object as its plain attributes, so nothing received
+has behaviour of the sender's. Mutable containers are numbered in the order of their appearance, equally on
+both sides: a container that was sent before is sent as its number, and changes that a call made to its
+arguments can be sent back.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .plain_values import NotPlain as NotPlain
 
 DEEPEST = 120
 MANY = 200
-"""keys of one hash in one container"""
+"""most keys with one hash in one container"""
 LONGEST_INT = 12_000
-"""bits; longer ones cross in base 16, which takes linear time"""
+"""bits; longer integers are sent in base 16, which takes linear time"""
 _FUNCTIONS = (
     "function", "builtin_function_or_method", "method", "method_descriptor", "wrapper_descriptor", "partial",
     "itemgetter", "attrgetter", "methodcaller", "_lru_cache_wrapper",
@@ -51,20 +51,20 @@ _TEXTUAL = {
     ("pathlib", "PureWindowsPath"), ("ipaddress", "IPv4Address"), ("ipaddress", "IPv6Address"),
     ("ipaddress", "IPv4Network"), ("ipaddress", "IPv6Network"),
 }  # fmt: skip
-"""what is made again from its text"""
+"""types that are sent as text"""
 LENT = {
     "N": "__next__", "W": "__await__", "Z": "__anext__", "G": "__enter__", "H": "__aenter__", "J": "__iter__",
     "F": "__call__",
 }  # fmt: skip
-"""what stays where it is and is asked for what it does, by a method that tells what it can"""
+"""objects that stay on their side and are used through a proxy, by the method that identifies them"""
 MALFORMED = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, ArithmeticError, MemoryError,
 )  # fmt: skip
-"""what reading a message that nobody honest wrote may raise"""
+"""exceptions that reading a malicious message may raise"""
 
 
 class Crossing:
-    """One message's values and those of its answer, with the containers met so far."""
+    """The values of one message and its answer, with the containers seen so far."""
 
     def __init__(
         self,
@@ -73,13 +73,14 @@ class Crossing:
         *,
         carry: bool = False,
     ) -> None:
-        """`lend` numbers a function of ours, or what else is `LENT`, for the other side's use; `borrow` makes
-        one of theirs. With `carry`, what is no plain data crosses as what it stands for."""
+        """`lend` numbers a function or other `LENT` object of ours for use by the other side; `borrow`
+        creates a proxy for one of theirs. `carry`: other values that are not plain data are sent as base
+        values or attributes."""
         self._lend = lend
         self._borrow = borrow
         self._carry = carry
         self.deceit: str | None = None
-        """a class that was met whose comparisons say what is not"""
+        """name of a class whose comparisons lie, if one was seen"""
         self._examined: set[type[Any]] = set()
         self._met: list[Any] = []
         self._number: dict[int, int] = {}
@@ -146,7 +147,7 @@ class Crossing:
         return self._pack_made(value, kind, depth)
 
     def _pack_made(self, value: Any, kind: type[Any], depth: int) -> Any:
-        """What is made again on the other side, by a class of the library's or one that is made for it."""
+        """A value that the other side recreates, by a library class or a new one."""
         if isinstance(value, BaseException):
             return {"e": self.pack_error(value, depth)}
         if plain_values.may_come_back(value) or (self._carry and plain_values.is_error(value)):
@@ -155,14 +156,17 @@ class Crossing:
             return {"L": str(value.__name__)}
         if kind is types.SimpleNamespace:
             return {
-                "p": [[name, self.pack(held, depth)] for name, held in plain_values.fields(value).items()]
+                "p": [
+                    [name, self.pack(attribute, depth)]
+                    for name, attribute in plain_values.fields(value).items()
+                ]
             }
         if plain_values.is_stand_in(kind):
             return {"h": value._about_.handle}
         if (names := plain_values.named_fields(value, kind)) is not None:
             self._examine(value, kind)
             return {"n": [kind.__name__, names, self._items(tuple.__iter__(value), depth)]}
-        # a number of numpy's is a number; what tests pass keeps its type
+        # numpy scalars of the solution become numbers; those of tests keep their type
         number = self._carry and plain_values.standard(kind, "numpy", "generic")
         if not number and (numbers := plain_values.pack_array(value, kind)) is not None:
             return numbers
@@ -173,7 +177,7 @@ class Crossing:
         return self._pack_carried(value, kind, depth)
 
     def _pack_carried(self, value: Any, kind: type[Any], depth: int) -> Any:
-        """A subclass's base value; or an object, as what can be asked of it or read from it."""
+        """A subclass's base value; or an object as a proxy or its attributes."""
         self._examine(value, kind)
         if plain_values.has_base(kind):
             plain = plain_values.base_value(value)
@@ -190,7 +194,7 @@ class Crossing:
         return self._numbered(value) or self._pack_object(value, kind, depth)
 
     def _numbered(self, value: Any) -> Any:
-        """The number of what was met before; what is met for the first time gets one."""
+        """The number of a container that was seen before; assigns one to a new container."""
         number = self._number.get(id(value))
         if number is None:
             self._meet(value)
@@ -201,20 +205,20 @@ class Crossing:
         assert self._lend is not None
         items = self._lend(value, "J") if plain_values.has_method(kind, LENT["J"]) else None
         compared = plain_values.has_method(kind, "__eq__")
-        name = kind.__name__ if plain_values.may_be_told(kind.__name__) else "Object"
+        name = kind.__name__ if plain_values.may_be_sent(kind.__name__) else "Object"
         about = [name, compared, plain_values.texts(value), self._lend(value, "h"), items]
         return {"R": [*about, self._readable(plain_values.attributes(value), depth)]}
 
     def _readable(self, attributes: Iterator[tuple[str, Any]], depth: int) -> list[Any]:
-        """Attributes, without those that are no plain data."""
-        told = []
-        for name, held in attributes:
+        """Attributes, without those that are not plain data."""
+        packed = []
+        for name, attribute in attributes:
             with contextlib.suppress(NotPlain):
-                told.append([name, self.pack(held, depth)])
-        return told
+                packed.append([name, self.pack(attribute, depth)])
+        return packed
 
     def pack_error(self, error: BaseException, depth: int = 0) -> dict[str, Any]:
-        """An exception: its class, arguments, attributes and text, and those that it came with."""
+        """An exception: class, arguments, attributes, text, and its cause and context."""
         try:
             args = self._items(error.args, depth + 1)
         except NotPlain:
@@ -232,7 +236,7 @@ class Crossing:
         }
 
     def _examine(self, value: Any, kind: type[Any]) -> None:
-        """Note a class that lies, once for each."""
+        """Record a class whose comparisons lie; each class is examined once."""
         if kind not in self._examined:
             self._examined.add(kind)
             if plain_values.deceives(value):
@@ -245,7 +249,7 @@ class Crossing:
     # ---------------------------------------------------------------------------------- unpacking
 
     def unpack(self, node: Any, depth: int = 0) -> Any:
-        """The value of JSON data. Raises one of MALFORMED for what `pack` never makes."""
+        """The value of JSON data. Raises one of MALFORMED for data that `pack` never creates."""
         kind = type(node)
         if kind in _SCALARS:
             return node
@@ -255,68 +259,68 @@ class Crossing:
             values: list[Any] = []
             self._meet(values)
             for item in node:
-                # grown item by item, as copy.deepcopy does: published tests ask for sys.getsizeof
+                # appended item by item, as copy.deepcopy does: published tests use sys.getsizeof
                 values.append(self.unpack(item, depth + 1))
             return values
-        ((tag, held),) = node.items()
-        return self._unpack_tagged(tag, held, depth + 1)
+        ((tag, payload),) = node.items()
+        return self._unpack_tagged(tag, payload, depth + 1)
 
-    def _unpack_tagged(self, tag: str, held: Any, depth: int) -> Any:
+    def _unpack_tagged(self, tag: str, payload: Any, depth: int) -> Any:
         if tag == "r":
-            return self._met[held]
+            return self._met[payload]
         if tag == "t":
-            return tuple([self.unpack(item, depth) for item in held])
+            return tuple([self.unpack(item, depth) for item in payload])
         if tag in _MAPPINGS:
             mapping = _MAPPINGS[tag]()
             self._meet(mapping)
-            mapping.update(self._mapping(held, depth))
+            mapping.update(self._mapping(payload, depth))
             return mapping
         if tag == "s":
             members: set[Any] = set()
             self._meet(members)
-            members.update(_spread([self.unpack(item, depth) for item in held]))
+            members.update(_spread([self.unpack(item, depth) for item in payload]))
             return members
         if tag == "q":
-            queue: collections.deque[Any] = collections.deque(maxlen=held[0])
+            queue: collections.deque[Any] = collections.deque(maxlen=payload[0])
             self._meet(queue)
-            queue.extend([self.unpack(item, depth) for item in held[1]])
+            queue.extend([self.unpack(item, depth) for item in payload[1]])
             return queue
         if tag == "B":
-            data = bytearray(base64.b64decode(held))
+            data = bytearray(base64.b64decode(payload))
             self._meet(data)
             return data
-        return self._unpack_rare(tag, held, depth)
+        return self._unpack_rare(tag, payload, depth)
 
-    def _unpack_rare(self, tag: str, held: Any, depth: int) -> Any:
+    def _unpack_rare(self, tag: str, payload: Any, depth: int) -> Any:
         if tag == "i":
-            return int(held, 16)
+            return int(payload, 16)
         if tag == "b":
-            return base64.b64decode(held)
+            return base64.b64decode(payload)
         if tag == "c":
-            return complex(*held)
+            return complex(*payload)
         if tag == "D":
-            return datetime.timedelta(*held)
+            return datetime.timedelta(*payload)
         if tag == "M":
-            return _MOMENTS[held[0]].fromisoformat(held[1])  # type: ignore[attr-defined]
+            return _MOMENTS[payload[0]].fromisoformat(payload[1])  # type: ignore[attr-defined]
         if tag == "S":
-            return {"Ellipsis": Ellipsis, "NotImplemented": NotImplemented}[held]
+            return {"Ellipsis": Ellipsis, "NotImplemented": NotImplemented}[payload]
         if tag == "T":
-            return _TYPES[held]
+            return _TYPES[payload]
         if tag == "Y":
             from fractions import Fraction
 
-            # its text may also be a decimal number, whose exponent would be written out
-            above, _, below = held.partition("/")
+            # its text could be a decimal number whose exponent would be expanded
+            above, _, below = payload.partition("/")
             return Fraction(int(above), int(below or "1"))
         if tag in _MADE:
-            return _MADE[tag](self, held, depth)
+            return _MADE[tag](self, payload, depth)
         if tag in LENT or tag == "h":
             if self._borrow is None:
                 raise ValueError("nothing is lent here")
-            return self._borrow(held, tag)
+            return self._borrow(payload, tag)
         if tag == "I":
-            return self._mapping(held, depth).items()
-        values = [self.unpack(item, depth) for item in held]
+            return self._mapping(payload, depth).items()
+        values = [self.unpack(item, depth) for item in payload]
         makers: dict[str, Callable[[], Any]] = {
             "f": lambda: frozenset(_spread(values)),
             "g": lambda: range(*values),
@@ -327,38 +331,38 @@ class Crossing:
         return makers[tag]()
 
     def _mapping(self, pairs: Any, depth: int) -> dict[Any, Any]:
-        held = [(self.unpack(key, depth), self.unpack(value, depth)) for key, value in pairs]
-        _spread([key for key, _ in held])
-        return dict(held)
+        unpacked = [(self.unpack(key, depth), self.unpack(value, depth)) for key, value in pairs]
+        _spread([key for key, _ in unpacked])
+        return dict(unpacked)
 
-    def _textual(self, held: Any, depth: int) -> Any:
-        module, name, text = held
+    def _textual(self, payload: Any, depth: int) -> Any:
+        module, name, text = payload
         if (module, name) not in _TEXTUAL or type(text) is not str:
             raise ValueError("no such class")
         return getattr(importlib.import_module(module), name)(text)
 
-    def _numbers(self, held: Any, depth: int) -> Any:
-        if self._carry:  # what tests pass is an array, whether or not the solution has loaded its library yet
+    def _numbers(self, payload: Any, depth: int) -> Any:
+        if self._carry:  # tests pass an array even if the solution has not loaded numpy yet
             with contextlib.suppress(ImportError):
                 importlib.import_module("numpy")
-        return plain_values.unpack_array(*held, library=self._borrow is not None)
+        return plain_values.unpack_array(*payload, library=self._borrow is not None)
 
-    def _namespace(self, held: Any, depth: int) -> Any:
-        return types.SimpleNamespace(**dict(self._attributes(held, depth)))
+    def _namespace(self, payload: Any, depth: int) -> Any:
+        return types.SimpleNamespace(**dict(self._attributes(payload, depth)))
 
-    def _attributes(self, held: Any, depth: int) -> list[tuple[str, Any]]:
-        if not all(plain_values.may_be_told(name) for name, _ in held):
+    def _attributes(self, payload: Any, depth: int) -> list[tuple[str, Any]]:
+        if not all(plain_values.may_be_sent(name) for name, _ in payload):
             raise ValueError("no name of an attribute")
-        return [(name, self.unpack(node, depth)) for name, node in held]
+        return [(name, self.unpack(node, depth)) for name, node in payload]
 
-    def _named_tuple(self, held: Any, depth: int) -> Any:
-        name, names, nodes = held
+    def _named_tuple(self, payload: Any, depth: int) -> Any:
+        name, names, nodes = payload
         values = [self.unpack(node, depth) for node in nodes]
         return tuple(values) if self._borrow is None else plain_values.named_tuple(name, names, values)
 
-    def _object(self, held: Any, depth: int) -> Any:
-        """A stand-in with the object's attributes, which goes back as the object itself."""
-        name, compared, texts, handle, items, attributes = held
+    def _object(self, payload: Any, depth: int) -> Any:
+        """A stand-in with the object's attributes; sent back, it becomes the object itself."""
+        name, compared, texts, handle, items, attributes = payload
         if (
             self._borrow is None
             or type(handle) is not int
@@ -373,32 +377,32 @@ class Crossing:
         vars(made).update(self._attributes(attributes, depth))
         return made
 
-    def unpack_error(self, held: Any, depth: int = 0) -> BaseException:
+    def unpack_error(self, payload: Any, depth: int = 0) -> BaseException:
         """Raises one of MALFORMED."""
         if self._borrow is None or depth > 4 * DEEPEST:
             raise ValueError("no exception")
-        kind = plain_values.exception_class(held["of"])
-        args = [self.unpack(node, depth + 1) for node in held["args"]]
-        has = self._attributes(held.get("has", []), depth + 1)
-        group = [self.unpack_error(node, depth + 10) for node in held.get("group", ())]
+        kind = plain_values.exception_class(payload["of"])
+        args = [self.unpack(node, depth + 1) for node in payload["args"]]
+        has = self._attributes(payload.get("has", []), depth + 1)
+        group = [self.unpack_error(node, depth + 10) for node in payload.get("group", ())]
         error = plain_values.make_error(kind, args, has, group)
-        if type(text := held.get("text")) is str and plain_values.is_made(type(error)):
-            vars(error)[plain_values.TOLD] = text
-        around = held.get("around", {})
+        if type(text := payload.get("text")) is str and plain_values.is_made(type(error)):
+            vars(error)[plain_values.TEXT_KEY] = text
+        around = payload.get("around", {})
         for name in around.keys() & {"__cause__", "__context__"}:
             setattr(error, name, self.unpack_error(around[name], depth + 20))
         return error
 
-    def _error_class(self, held: Any, depth: int) -> type[BaseException]:
-        return plain_values.exception_class(held)
+    def _error_class(self, payload: Any, depth: int) -> type[BaseException]:
+        return plain_values.exception_class(payload)
 
-    def _module(self, held: Any, depth: int) -> types.ModuleType:
+    def _module(self, payload: Any, depth: int) -> types.ModuleType:
         if self._borrow is None:
             raise ValueError("no module")
-        return plain_values.library(str(held))
+        return plain_values.library(str(payload))
 
-    def _array(self, held: Any, depth: int) -> Any:
-        kind, values = held
+    def _array(self, payload: Any, depth: int) -> Any:
+        kind, values = payload
         if kind not in tuple("bBhHiIlLqQfd") or not all(type(item) in (int, float) for item in values):
             raise ValueError("no array")
         return array.array(kind, values)
@@ -406,47 +410,47 @@ class Crossing:
     # ------------------------------------------------------------------------------------ changes
 
     def remember(self) -> list[list[Any]]:
-        """What every container that was met holds now."""
-        return [_held(value) for value in self._met]
+        """The current contents of every container seen."""
+        return [_items_of(value) for value in self._met]
 
     def changes(self, before: list[list[Any]]) -> list[Any]:
-        """The containers that hold something else than `before`: [number, contents] each."""
+        """The containers whose contents differ from `before`: [number, contents] each."""
         return [
             [number, self._contents(value, 1)]
-            for number, (value, held) in enumerate(zip(self._met[: len(before)], before, strict=True))
-            if _differs(_held(value), held)
+            for number, (value, contents) in enumerate(zip(self._met[: len(before)], before, strict=True))
+            if _differs(_items_of(value), contents)
         ]
 
     def detach(self) -> None:
-        """Let what comes from here on be about copies of the containers, as if values alone had crossed."""
-        with contextlib.suppress(TypeError):  # a generator among them cannot be copied
+        """Replace the containers by copies, so that later changes do not reach the originals."""
+        with contextlib.suppress(TypeError):  # generators cannot be copied
             self._met = copy.deepcopy(self._met)
 
     def apply(self, changes: Any) -> None:
-        """Make our containers hold what theirs do. Raises one of MALFORMED."""
+        """Give our containers the contents of theirs. Raises one of MALFORMED."""
         count = len(self._met)
-        told = []
+        pairs = []
         for number, node in changes:
             if not 0 <= number < count:
                 raise ValueError("no such container")
-            told.append((self._met[number], self._fresh(node)))
-        for ours, theirs in told:
+            pairs.append((self._met[number], self._fresh(node)))
+        for ours, theirs in pairs:
             _refill(ours, theirs)
 
     def _fresh(self, node: Any) -> Any:
-        """The contents of a container that has its number already: the wrapper made for them gets none."""
+        """The contents of a container that has its number already; wrappers around them get none."""
         before = len(self._met)
         if isinstance(node, list):
             return [self.unpack(item, 1) for item in node]
-        ((tag, held),) = node.items()
+        ((tag, payload),) = node.items()
         if tag in _MAPPINGS:
-            return self._mapping(held, 1)
+            return self._mapping(payload, 1)
         if tag == "s":
-            return set(_spread([self.unpack(item, 1) for item in held]))
+            return set(_spread([self.unpack(item, 1) for item in payload]))
         if tag == "q":
-            return [self.unpack(item, 1) for item in held[1]]
+            return [self.unpack(item, 1) for item in payload[1]]
         if tag == "B" and len(self._met) == before:
-            return base64.b64decode(held)
+            return base64.b64decode(payload)
         raise ValueError(f"no container: {tag!r}")
 
 
@@ -469,14 +473,14 @@ def _members(error: BaseException) -> tuple[BaseException, ...]:
 
 
 def _spread(keys: list[Any]) -> list[Any]:
-    """Keys of a set or mapping. Raises ValueError where they were chosen to collide, which costs hours."""
+    """Keys of a set or mapping. Raises ValueError if many collide, which would cost hours."""
     if len(keys) > MANY and collections.Counter(map(hash, keys)).most_common(1)[0][1] > MANY:
         raise ValueError("keys of one hash")
     return keys
 
 
-def _held(value: Any) -> list[Any]:
-    """What a container holds, in order, to be compared by identity."""
+def _items_of(value: Any) -> list[Any]:
+    """The items of a container, in order, for comparison by identity."""
     if isinstance(value, dict):
         return [*dict.keys(value), *dict.values(value)]
     return list(value)

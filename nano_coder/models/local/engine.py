@@ -9,43 +9,45 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nano_coder.models.local.decoding.continuous_batching import ContinuousDecoder
-from nano_coder.models.local.decoding.decoder import choose_decoder
-from nano_coder.models.local.decoding.padded_batching import PaddedDecoder, evaluating
-from nano_coder.models.local.decoding.row import Decode, Ends, Request, Row, Sampled
+from nano_coder.models.local.continuous_batching import ContinuousDecoder
+from nano_coder.models.local.decoder import choose_decoder
+from nano_coder.models.local.padded_batching import PaddedDecoder, evaluating
+from nano_coder.models.local.row import DecodingRow, GenerationRequest, Sampled, StopConditions
 from nano_shared.allocator import keep_freed_memory
+from nano_shared.policy import DecodeIds
 
 _PROBES = 4
-"""elements of each parameter that are looked at"""
+"""elements of each parameter that `weight_stamp` compares"""
 
 Stamp = tuple[object, ...]
+"""changes whenever the weights do"""
 
 
 def counter_stamp(model: nn.Module) -> Stamp:
-    """Addresses and write counters of all parameters: cheap enough for every step.
+    """Addresses and version counters of all parameters: cheap enough for every step.
 
-    PyTorch counts every write in place; those through `.data` it does not.
+    PyTorch counts every in-place write, but not those through `.data`.
     """
     return tuple((p.data_ptr(), p._version) for p in model.parameters())
 
 
 def weight_stamp(model: nn.Module) -> Stamp:
-    """The same, with a few elements of each parameter, which show a write through `.data` too."""
+    """As `counter_stamp`, with a few elements of each parameter: detects writes through `.data` too."""
     with torch.no_grad():
         probes = torch.cat([_probe(p) for p in model.parameters()])
     return (*counter_stamp(model), tuple(probes.tolist()))
 
 
 def _probe(parameter: Tensor) -> Tensor:
-    # detach and not data: same memory, and nothing is counted
+    # detach shares memory and does not change the version counter
     flat = parameter.detach().reshape(-1)
     return flat[:: max(1, flat.numel() // _PROBES)][: _PROBES + 1].float()
 
 
-__all__ = ["Engine", "Request", "Row", "Sampled"]
+__all__ = ["DecodingRow", "Engine", "GenerationRequest", "Sampled"]
 
 MAX_BATCH = 64
-"""rows decoded together; on a CPU a step's arithmetic grows with its rows from here on"""
+"""rows decoded together; beyond it, on a CPU, a step's time grows with its rows"""
 KV_BYTES = 2 << 30
 _SCORE_TOKENS = 2048
 """padded tokens of one scoring batch, which bounds the memory of its logits"""
@@ -54,9 +56,9 @@ _SCORE_TOKENS = 2048
 class Engine:
     """Samples from, and scores with, a live Hugging Face causal language model. Not thread-safe.
 
-    Rows are admitted, then stepped; `generate` does both. The module may be one in training: its modes are
-    as they were after each call, and no autograd state or inference tensor outlives one. KV is kept for the
-    next turn of a row and for rows with the same prompt, and forgotten when the weights have changed.
+    `admit` queues rows and `step` advances them; `generate` does both. The module may be in training: after
+    each call its modes are as before, and no autograd state or inference tensor remains. KV is kept for the
+    next turn of a row and for rows with the same prompt, and dropped when the weights have changed.
     """
 
     def __init__(
@@ -66,26 +68,26 @@ class Engine:
         eos_ids: frozenset[int],
         pad_id: int,
         context_limit: int,
-        decode: Decode | None = None,
+        decode: DecodeIds | None = None,
         max_batch: int = MAX_BATCH,
         kv_bytes: int = KV_BYTES,
     ) -> None:
         """`decode` turns ids into text, for stop strings. `kv_bytes` bounds the KV of the rows being decoded
-        and, once more, that of the rows and prompts that wait."""
+        and, separately, that of retained rows and prefixes."""
         keep_freed_memory()
         self.model = model
         self.eos_ids = eos_ids
         self.pad_id = pad_id
         self.context_limit = context_limit
-        self._ends = Ends(eos_ids, context_limit, decode)
+        self._ends = StopConditions(eos_ids, context_limit, decode)
         self._max_batch = max_batch
         self._kv_bytes = kv_bytes
         self._decoder: ContinuousDecoder | PaddedDecoder | None = None
         self._stamp: Stamp = ()
         self._counters: Stamp = ()
 
-    def generate(self, requests: Sequence[Request]) -> list[Sampled]:
-        """One completion a request, in order. What a row draws never depends on the rest of the batch.
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Sampled]:
+        """One completion for each request, in order. A row's tokens do not depend on the rest of the batch.
 
         Rows end with an end-of-turn token, with a stop string, at `sampling.max_tokens`, or where the
         context is full. Raises ContextFull if a row leaves no room for a token.
@@ -95,17 +97,17 @@ class Engine:
             self.step()
         return [row.sampled() for row in rows]
 
-    def admit(self, requests: Sequence[Request]) -> list[Row]:
+    def admit(self, requests: Sequence[GenerationRequest]) -> list[DecodingRow]:
         """Queue requests, in this order. Raises ContextFull, and queues none, if one cannot be served."""
-        rows = [Row(request, self._ends) for request in requests]
+        rows = [DecodingRow(request, self._ends) for request in requests]
         if rows:
             self._current().admit(rows)
         return rows
 
-    def step(self) -> list[Row]:
-        """Let queued rows join where there is room, and draw a token for each. The rows that finished.
+    def step(self) -> list[DecodingRow]:
+        """Let queued rows join where there is room, and sample for each row. Returns the rows that finished.
 
-        Raises RuntimeError if the weights have changed under rows that are half decoded.
+        Raises RuntimeError if the weights have changed while rows are being decoded.
         """
         if not self.busy:
             return []
@@ -122,21 +124,21 @@ class Engine:
 
     @property
     def decoder(self) -> ContinuousDecoder | PaddedDecoder | None:
-        """What decodes; None before the first request."""
+        """The decoder; None before the first request."""
         return self._decoder
 
-    def drop(self, rows: Sequence[Row]) -> None:
+    def drop(self, rows: Sequence[DecodingRow]) -> None:
         """Stop decoding these rows."""
         if self._decoder is not None:
             self._decoder.drop(rows)
 
     def release(self, owner: int) -> None:
-        """The owner asks no more: forget the row that was kept for it."""
+        """Forget the row that is retained for this owner."""
         if self._decoder is not None:
             self._decoder.release(owner)
 
     def free(self) -> None:
-        """Forget every row and all KV, and give the memory back."""
+        """Forget every row and all KV, and free the memory."""
         self._decoder, self._stamp, self._counters = None, (), ()
 
     def score(
@@ -144,7 +146,7 @@ class Engine:
     ) -> list[list[float]]:
         """Teacher-forced log-probs of `row[first:]` for each row of [L] ids: lists of L - first, in float32.
 
-        The head does not run on what lies before, which of a row that begins with a prompt is most.
+        The language-model head runs on the last L - first positions only.
         """
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         scores: list[list[float]] = [[] for _ in rows]
@@ -170,7 +172,7 @@ class Engine:
             yield logprobs.gather(1, targets[:, None])[:, 0].tolist()
 
     def _logits(self, ids_BT: Tensor, positions_n: Tensor) -> Tensor:
-        """[B, n, V] at these positions."""
+        """[B, n, V] logits at these positions."""
         model: Any = self.model
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         if "logits_to_keep" in inspect.signature(inner.forward).parameters:
@@ -180,7 +182,7 @@ class Engine:
         return every[:, positions_n]
 
     def _current(self) -> ContinuousDecoder | PaddedDecoder:
-        """The decoder, made anew where the weights are not those that its KV came from."""
+        """The decoder; a new one if the weights have changed since its KV was computed."""
         stamp = weight_stamp(self.model)
         if self._decoder is not None and stamp == self._stamp:
             return self._decoder

@@ -1,4 +1,5 @@
-"""The local policy: completes with weights in this process, and logs every token exactly."""
+"""The local policy: completes with weights in this process; completions carry exact token ids and
+log-probs."""
 
 from __future__ import annotations
 
@@ -8,45 +9,21 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from nano_coder.agent.chat_template import ChatTemplate
-from nano_coder.models.local.scheduler import Lead, Schedule, Scheduler, Seat
+from nano_coder.models.local.scheduler import AgentSlot, Lockstep, Scheduler, SchedulerKind, StepUntilDone
 from nano_shared import Completion, ContextFull, Conversation, Sampling, TurnTokens
 
 if TYPE_CHECKING:
-    from nano_coder.models.local.engine import Engine, Sampled
-from nano_coder.models.local.scheduler import Call
-
-
-class Lockstep(Scheduler):
-    """Rounds of all seated agents, in the order of their seats. Thread-safe.
-
-    A round begins when the last one is decoded and every agent waits for a completion, or has left; its
-    rows then join and leave the batch as their tokens decide. An agent is answered when its row ends and
-    runs its tools at once; what it asks next waits for the next round. Where more agents are seated than run
-    at once, the round is of those that come first; the seat of one that left falls to the next.
-
-    Threads without a seat are served between rounds, each alone.
-    """
-
-    def _joinable(self) -> list[Call]:
-        if self._live:
-            return []
-        for call in self._waiting:
-            if call.seat is None:
-                return [call]
-        running = sorted(self._seats)[: self._at_once]
-        calls = {call.seat: call for call in self._waiting}
-        if any(seat not in calls for seat in running):
-            return []
-        return [calls[seat] for seat in running]
+    from nano_coder.models.local.engine import Engine
+    from nano_coder.models.local.row import Sampled
 
 
 class LocalPolicy:
     """A Policy over an Engine. Thread-safe.
 
-    A thread that holds a seat (`agent`) is batched with all other seats. Under the lockstep scheduler what is
-    in a batch depends on what the agents say and never on the clock, and seeds reproduce a rollout bit for
-    bit; under the free one a request is decoded when it comes, beside whatever is there. What a row draws is
-    the same under both, up to rounding.
+    Threads that hold a slot (`agent`) are batched together. Under the lockstep scheduler the composition of a
+    batch depends on the agents' tokens and never on the clock, so seeds reproduce a rollout bit for bit;
+    under the free one a request joins the batch at the next step. Up to rounding, rows get the same tokens
+    from both.
     """
 
     def __init__(
@@ -56,7 +33,7 @@ class LocalPolicy:
         *,
         id: str,
         version: int = 0,
-        scheduler: Schedule = "lockstep",
+        scheduler: SchedulerKind = "lockstep",
     ) -> None:
         self.engine = engine
         self.template = template
@@ -72,21 +49,21 @@ class LocalPolicy:
     def template_hash(self) -> str:
         return self.template.template_hash
 
-    def agent(self, index: int) -> Seat:
-        """A seat, taken by this call and bound to the thread that enters it: `with policy.agent(0): ...`.
+    def agent(self, index: int) -> AgentSlot:
+        """A slot, taken by this call and bound to the thread that enters it: `with policy.agent(0): ...`.
 
-        Take the seats of a batch before starting its threads; a seat that is taken holds up the others
-        until its agent waits too or leaves. Raises UsageError if the index is taken.
+        Take the slots of all agents before starting their threads: a round waits for every slot that is
+        taken. Raises UsageError if the index is taken.
         """
-        return self._scheduler.seat(index)
+        return self._scheduler.slot(index)
 
-    def hosted(self) -> AbstractContextManager[Lead]:
-        """Make the calling thread the one that computes, while it waits for agents: `Scheduler.hosted`."""
+    def hosted(self) -> AbstractContextManager[StepUntilDone]:
+        """Make the calling thread the only one that steps the engine; see `Scheduler.hosted`."""
         return self._scheduler.hosted()
 
-    def agents(self, count: int, at_once: int) -> list[Seat]:
-        """Seats for agents that begin in this order, `at_once` of them at a time."""
-        return self._scheduler.seats(count, at_once)
+    def agents(self, count: int, at_once: int) -> list[AgentSlot]:
+        """Slots for `count` agents that start in this order, `at_once` of them at a time."""
+        return self._scheduler.slots(count, at_once)
 
     def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
         """Sample the next turn. Does not modify the conversation.
@@ -94,7 +71,7 @@ class LocalPolicy:
         Raises ContextFull before sampling if no token would fit, and PolicyError if the template or the
         engine fails.
         """
-        from nano_coder.models.local.engine import Request
+        from nano_coder.models.local.row import GenerationRequest
 
         delta = self.template.delta(conversation)
         row = (*conversation.tokens, *delta)
@@ -106,7 +83,7 @@ class LocalPolicy:
             )
         fitting = sampling.model_copy(update={"max_tokens": min(sampling.max_tokens, room)})
         began = time.monotonic()
-        sampled = self._scheduler.call(Request(row, fitting, sampling.seed))
+        sampled = self._scheduler.call(GenerationRequest(row, fitting, sampling.seed))
         conversation.waited += time.monotonic() - began - sampled.seconds
         return Completion(
             text=self._text(sampled),
@@ -127,7 +104,7 @@ class LocalPolicy:
         return self.template.count(text)
 
     def delta(self, conversation: Conversation) -> tuple[int, ...]:
-        """What the template appends before the next turn is sampled."""
+        """Ids that the template appends before the next turn is sampled."""
         return self.template.delta(conversation)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -1,8 +1,9 @@
-"""The scheduler: calls of many threads become rows of one engine, stepped by whichever thread waits.
+"""Schedulers: calls of many agents' threads become rows of one engine, which one of these threads steps.
 
-There is no thread of its own. One of the callers leads: it steps the engine until its own row has ended, then
-hands over to another; where a thread is the host, it alone leads. An answer goes out when its row ends, so
-that the agent's tools run while the rest of the batch is decoded.
+The scheduler has no thread of its own. One of the calling threads is the leader: it steps the engine until
+its own row has finished, then another waiting thread takes over. A thread can also declare itself the host;
+then only the host steps. A call returns when its row finishes, so an agent's tools run while the rest of the
+batch is decoded.
 """
 
 from __future__ import annotations
@@ -19,31 +20,34 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from nano_shared import NanoError, PolicyError, UsageError
 
 if TYPE_CHECKING:
-    from nano_coder.models.local.decoding.row import Request, Row, Sampled
+    from nano_coder.models.local.row import DecodingRow, GenerationRequest, Sampled
+from contextlib import AbstractContextManager, nullcontext
 
-Schedule = Literal["lockstep", "free"]
-Lead = Callable[["Future[Any]"], None]
-"""steps the engine until the future is done"""
+from nano_shared.policy import Policy
+
+SchedulerKind = Literal["lockstep", "free"]
+StepUntilDone = Callable[["Future[Any]"], None]
+"""steps the engine in the calling thread until the future is done"""
 
 
 class Stepper(Protocol):
-    """What the scheduler asks of an engine."""
+    """The methods of an engine that a scheduler calls."""
 
-    def admit(self, requests: Sequence[Request]) -> list[Row]: ...
-    def step(self) -> list[Row]: ...
-    def drop(self, rows: Sequence[Row]) -> None: ...
+    def admit(self, requests: Sequence[GenerationRequest]) -> list[DecodingRow]: ...
+    def step(self) -> list[DecodingRow]: ...
+    def drop(self, rows: Sequence[DecodingRow]) -> None: ...
     def release(self, owner: int) -> None: ...
     def free(self) -> None: ...
 
 
-class Seat:
-    """One agent's place: entered by the agent's thread, given up when it leaves."""
+class AgentSlot:
+    """One agent's place at the scheduler: entered by the agent's thread, freed when the thread leaves it."""
 
     def __init__(self, scheduler: Scheduler, index: int) -> None:
         self._scheduler = scheduler
         self.index = index
 
-    def __enter__(self) -> Seat:
+    def __enter__(self) -> AgentSlot:
         self._scheduler.bind(self.index)
         return self
 
@@ -54,22 +58,22 @@ class Seat:
         self.leave()
 
     def leave(self) -> None:
-        """Give the seat up, from any thread; needed only for a seat that no thread ever entered."""
+        """Free the slot, from any thread; needed only for a slot that no thread entered."""
         self._scheduler.leave(self.index)
 
 
-class Call:
-    """A request on its way to its answer."""
+class ScheduledCall:
+    """A request and, once its row has finished, its answer."""
 
-    def __init__(self, request: Request, seat: int | None) -> None:
+    def __init__(self, request: GenerationRequest, slot: int | None) -> None:
         self.request = request
-        self.seat = seat
+        self.slot = slot
         self.answer: Sampled | None = None
         self.error: NanoError | None = None
         self.seconds = 0.0
-        """of the engine's time: of each step, its share among the rows of the batch"""
+        """its share of the engine's time: the duration of each step, divided by the rows in it"""
         self.wake = threading.Event()
-        """set when the call is done, or when its thread is to lead"""
+        """set when the call is done, or when its thread shall become the leader"""
 
     @property
     def done(self) -> bool:
@@ -77,65 +81,66 @@ class Call:
 
 
 class Scheduler:
-    """The free one: a request joins the batch at the next step. Thread-safe."""
+    """The free scheduler: a request joins the batch at the next step. Thread-safe."""
 
     def __init__(self, engine: Stepper, name: str) -> None:
-        """`name` is what messages call the engine's weights."""
+        """`name` names the engine's weights in error messages."""
         self._engine = engine
         self._name = name
         self._lock = threading.Lock()
-        self._leader: Call | threading.Event | None = None
-        """a call of that thread, or the host"""
+        self._leader: ScheduledCall | threading.Event | None = None
+        """the leader's call, or the host's event; None while nobody steps"""
         self._host: threading.Event | None = None
-        """set when the host has something to do"""
-        self._waiting: list[Call] = []
-        """in the order of their arrival"""
-        self._live: dict[Row, Call] = {}
-        self._seats: set[int] = set()
+        """set when there is work for the host; None without a host"""
+        self._waiting: list[ScheduledCall] = []
+        """calls that have not joined the batch, in order of arrival"""
+        self._live: dict[DecodingRow, ScheduledCall] = {}
+        self._slots: set[int] = set()
         self._at_once: int | None = None
         self._departed: list[int] = []
-        """owners whose KV nobody will ask for"""
-        self._abandoned: list[Row] = []
+        """owners that left: their retained KV can be released"""
+        self._abandoned: list[DecodingRow] = []
         self._thread = threading.local()
 
-    def seat(self, index: int) -> Seat:
-        """Take a seat. Raises UsageError if it is taken."""
+    def slot(self, index: int) -> AgentSlot:
+        """Take the slot of this agent. Raises UsageError if it is taken."""
         with self._lock:
-            if index in self._seats:
-                raise UsageError(f"agent {index} has a seat already; seated: {sorted(self._seats)}")
-            self._seats.add(index)
-        return Seat(self, index)
+            if index in self._slots:
+                raise UsageError(f"agent {index} has a slot already; taken: {sorted(self._slots)}")
+            self._slots.add(index)
+        return AgentSlot(self, index)
 
-    def seats(self, count: int, at_once: int) -> list[Seat]:
-        """Seats for that many agents, which begin in their order, `at_once` of them at a time."""
-        taken = [self.seat(index) for index in range(count)]
+    def slots(self, count: int, at_once: int) -> list[AgentSlot]:
+        """Slots for `count` agents that start in this order, `at_once` of them at a time."""
+        taken = [self.slot(index) for index in range(count)]
         with self._lock:
             self._at_once = at_once
         return taken
 
     def bind(self, index: int | None) -> None:
-        """Seat the current thread, or unseat it."""
+        """Make this the slot of the current thread; None: the thread has no slot."""
         self._thread.index = index
 
     def leave(self, index: int) -> None:
-        """Free a seat; whoever waited for it goes on. The last to leave gives the engine's memory back."""
+        """Free a slot; a round that waited for it can start. The last agent to leave frees the engine's
+        memory."""
         with self._lock:
-            self._seats.discard(index)
-            self._waiting = [call for call in self._waiting if call.seat != index]
+            self._slots.discard(index)
+            self._waiting = [call for call in self._waiting if call.slot != index]
             self._departed.append(index)
-            if not self._seats:
+            if not self._slots:
                 self._at_once = None
-            if self._seats or self._leader or self._live or self._waiting:
+            if self._slots or self._leader or self._live or self._waiting:
                 self._wake_leader()
             else:
                 self._departed.clear()
                 self._engine.free()
 
-    def call(self, request: Request) -> Sampled:
-        """The answer to this request. Raises PolicyError if the engine failed on its batch."""
-        seat: int | None = getattr(self._thread, "index", None)
-        owner = seat if seat is not None else -threading.get_ident()
-        call = Call(replace(request, owner=owner), seat)
+    def call(self, request: GenerationRequest) -> Sampled:
+        """Queue the request and wait for its answer. Raises PolicyError if the engine failed on its batch."""
+        slot: int | None = getattr(self._thread, "index", None)
+        owner = slot if slot is not None else -threading.get_ident()
+        call = ScheduledCall(replace(request, owner=owner), slot)
         try:
             with self._lock:
                 self._waiting.append(call)
@@ -154,17 +159,18 @@ class Scheduler:
             if not call.done:
                 self._abandon(call)
         if call.error is not None:
-            # one error answers many threads, and a raised one collects their tracebacks
+            # many threads get this error: each raises a copy, since raising adds a traceback to the object
             raise type(call.error)(*call.error.args) from call.error
         assert call.answer is not None
         return call.answer
 
     @contextmanager
-    def hosted(self) -> Iterator[Lead]:
-        """Make this thread the host: it alone steps the engine, whenever it waits for a future as given here.
+    def hosted(self) -> Iterator[StepUntilDone]:
+        """Make this thread the host. Yields a function that steps the engine until a future is done.
 
-        A second thread that computes finds OpenMP's workers asleep: small matrix products take twice as long
-        there as in the thread that trains. Calls of the host itself would wait for ever; one host at a time.
+        While there is a host, no other thread steps. Reason: OpenMP keeps its workers awake for the thread
+        that trains only; small matrix products take twice as long in any other. A call of `call` by the host
+        itself would never return. There can be one host at a time.
         """
         with self._lock:
             self._host = threading.Event()
@@ -194,34 +200,34 @@ class Scheduler:
                     host.clear()
         finally:
             with self._lock:
-                if self._leader is host:  # torn down in the middle of a step
+                if self._leader is host:  # interrupted in the middle of a step
                     self._leader = None
                     self._fail(PolicyError("the thread that served this batch was interrupted; run it again"))
 
-    def _joinable(self) -> list[Call]:
-        """The waiting calls that may join the batch now, in the order in which they do. Under the lock."""
+    def _joinable(self) -> list[ScheduledCall]:
+        """The waiting calls that may join the batch now, in the order in which they join. Needs the lock."""
         return self._waiting
 
     def _ready(self) -> bool:
         return bool(self._live or self._joinable())
 
-    def _take_lead(self, call: Call) -> bool:
-        """Make this call's thread the leader, if there is none and there is something to do."""
+    def _take_lead(self, call: ScheduledCall) -> bool:
+        """Make this call's thread the leader, if there is neither leader nor host and there is work."""
         if self._host is not None or self._leader is not None or not self._ready():
             return False
         self._leader = call
         return True
 
     def _wake_leader(self) -> None:
-        """Wake the host, or a thread that can lead if none does and there is something to do."""
+        """Wake the host, or, without a leader, a thread that can lead, if there is work."""
         if self._host is not None:
             self._host.set()
         elif self._leader is None and self._ready():
             call = next(iter(self._live.values()), None) or self._joinable()[0]
             call.wake.set()
 
-    def _lead(self, mine: Call) -> None:
-        """Step the engine until my row has ended, or there is nothing to do."""
+    def _lead(self, mine: ScheduledCall) -> None:
+        """Step the engine until this thread's row has finished, or there is no work."""
         try:
             while self._leader is mine:
                 self._advance()
@@ -231,7 +237,7 @@ class Scheduler:
                         self._wake_leader()
         finally:
             with self._lock:
-                if self._leader is mine:  # this thread is being torn down; nobody else may wait for ever
+                if self._leader is mine:  # this thread was interrupted; the others must not wait for ever
                     self._leader = None
                     self._fail(
                         PolicyError("the thread that served this batch was interrupted; run it again"),
@@ -240,11 +246,11 @@ class Scheduler:
                     self._wake_leader()
 
     def _advance(self) -> None:
-        """One step of the engine: calls join it, and those whose row has ended are answered."""
+        """One step of the engine: let calls join, step, and answer the calls whose row has finished."""
         with self._lock:
             joining = list(self._joinable())
             self._waiting = [call for call in self._waiting if call not in joining]
-            # at a time that does not depend on the clock, since what is kept decides what is evicted
+            # only when calls join: at that point the order of releases, and so evictions, is reproducible
             departed = sorted(self._departed) if joining else []
             self._departed = [] if joining else self._departed
             abandoned, self._abandoned = self._abandoned, []
@@ -281,19 +287,59 @@ class Scheduler:
                         call.answer = replace(row.sampled(), seconds=call.seconds)
                         call.wake.set()
 
-    def _fail(self, error: NanoError, joining: Sequence[Call] = (), but: Call | None = None) -> None:
-        """Answer all calls of the batch with an error, and begin anew with an empty engine."""
+    def _fail(
+        self, error: NanoError, joining: Sequence[ScheduledCall] = (), but: ScheduledCall | None = None
+    ) -> None:
+        """Answer all calls of the batch with an error, and empty the engine."""
         for call in {*self._live.values(), *joining} - {but}:
             call.error = error
             call.wake.set()
         self._live.clear()
         self._engine.free()
 
-    def _abandon(self, call: Call) -> None:
-        """Its thread no longer waits for it."""
+    def _abandon(self, call: ScheduledCall) -> None:
+        """Drop a call whose thread no longer waits for it."""
         with self._lock:
             self._waiting = [other for other in self._waiting if other is not call]
             for row in [row for row, other in self._live.items() if other is call]:
                 del self._live[row]
                 self._abandoned.append(row)
             self._wake_leader()
+
+
+class Lockstep(Scheduler):
+    """The lockstep scheduler: rounds of one request of each agent, in the order of their slots. Thread-safe.
+
+    A round starts when the previous one is decoded and every agent either waits for a completion or has left.
+    An agent gets its answer when its row finishes, and runs its tools at once; its next request waits for the
+    next round. With more slots than run at once, a round has those of the lowest indices; when an agent
+    leaves, the next one takes part.
+
+    Threads without a slot are served between rounds, each alone.
+    """
+
+    def _joinable(self) -> list[ScheduledCall]:
+        if self._live:
+            return []
+        for call in self._waiting:
+            if call.slot is None:
+                return [call]
+        running = sorted(self._slots)[: self._at_once]
+        calls = {call.slot: call for call in self._waiting}
+        if any(slot not in calls for slot in running):
+            return []
+        return [calls[slot] for slot in running]
+
+
+def slots_for(policy: Policy, count: int, at_once: int) -> list[AbstractContextManager[object]]:
+    """[count] slots, one for each agent; null contexts for policies without a scheduler."""
+    agents = getattr(policy, "agents", None)
+    return list(agents(count, at_once)) if agents else [nullcontext() for _ in range(count)]
+
+
+def cancel_pending(futures: Sequence[Future[Any]], slots: Sequence[AbstractContextManager[object]]) -> None:
+    """Cancel agents that have not started, and free their slots."""
+    for future, slot in zip(futures, slots, strict=True):
+        if future.cancel():
+            with slot:
+                pass

@@ -1,7 +1,7 @@
-"""Tar, as much of it as workspaces need: names, contents, link targets and permissions, and nothing else.
+"""A tar reader and writer for workspaces: names, contents, link targets and permissions.
 
-Several times quicker than `tarfile`, which makes an object with thirty fields of every member. What is
-written here `tarfile` reads, and the other way round.
+Several times faster than `tarfile`, which creates an object with thirty fields for each member. The streams
+are compatible with `tarfile` in both directions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import IO, NamedTuple
 
 EPOCH = 1_577_836_800
-"""modification time of every file that goes in or out: 2020-01-01, so that equal trees are equal streams"""
+"""modification time of every file in an archive: 2020-01-01, so that equal trees give equal streams"""
 
 FILE, SYMLINK, DIRECTORY = b"0", b"2", b"5"
 _HARD_LINK, _OLD_FILE, _CONTIGUOUS = b"1", b"\0", b"7"
@@ -23,26 +23,26 @@ _NAMES = {_LONG_NAME: "path", _LONG_LINK: "linkpath"}
 _EXTENDED, _EXTENDED_FOR_ALL = b"x", b"g"
 _BLOCK = 512
 ROOM = 3 * 512
-"""bytes at most beside the contents of a member with a short name"""
+"""most bytes that a member with a short name takes besides its contents"""
 _CHUNK = 1 << 20
 _SHORT_NAME = 100
 _LONGEST_NAME = 1 << 16
-"""bytes, of a name or of the records that hold it; the system takes 4096"""
+"""bytes of a name or of an extended header; Linux allows paths of 4096"""
 _LARGEST = 1 << 33
-"""bytes that eleven octal digits can no longer say"""
-# what the members of a workspace have in common: owner and group, then time and room for the checksum
+"""sizes from here on do not fit eleven octal digits"""
+# fields with the same value in every member: owner and group; then time and blanks for the checksum
 _OWNER = b"0000000\0" * 2
 _TIME = b"%011o\0" % EPOCH + b" " * 8
 _MAGIC = b"ustar  \0"
 _NOTHING = bytes(_BLOCK)
 
 
-class Member(NamedTuple):
-    """One entry of an archive; the contents of a file follow it in the stream."""
+class TarMember(NamedTuple):
+    """One member of an archive; a file's contents follow it in the stream."""
 
     name: str
     kind: bytes
-    """FILE, SYMLINK, DIRECTORY, or the type byte of what a workspace does not hold"""
+    """FILE, SYMLINK, DIRECTORY, or the type byte of an unsupported kind"""
     mode: int
     size: int = 0
     target: str = ""
@@ -51,8 +51,8 @@ class Member(NamedTuple):
 # -------------------------------------------------------------------------------------- writing
 
 
-def write_member(out: IO[bytes], member: Member) -> None:
-    """The header of a member; the caller writes the contents of a file, and then `write_padding`."""
+def write_member(out: IO[bytes], member: TarMember) -> None:
+    """Write the header of a member; the caller writes a file's contents and then `write_padding`."""
     name, target = os.fsencode(member.name), os.fsencode(member.target)
     for kind, text in ((_LONG_LINK, target), (_LONG_NAME, name)):
         if len(text) > _SHORT_NAME:
@@ -62,7 +62,7 @@ def write_member(out: IO[bytes], member: Member) -> None:
 
 
 def write_padding(out: IO[bytes], size: int) -> None:
-    """What fills up contents of `size` bytes to whole blocks."""
+    """Pad contents of `size` bytes to whole blocks."""
     if rest := size % _BLOCK:
         out.write(bytes(_BLOCK - rest))
 
@@ -75,12 +75,13 @@ def _header(name: bytes, kind: bytes, mode: int, size: int, target: bytes) -> by
     length = b"%011o\0" % size if size < _LARGEST else b"\x80" + size.to_bytes(11, "big")
     before = name.ljust(_SHORT_NAME, b"\0") + b"%07o\0" % mode + _OWNER + length + _TIME
     block = (before + kind + target.ljust(_SHORT_NAME, b"\0") + _MAGIC).ljust(_BLOCK, b"\0")
-    # the checksum's own field counts as blanks
+    # the checksum field itself counts as blanks
     return block[:148] + b"%06o\0 " % _sum(block) + block[156:]
 
 
 def _sum(block: bytes) -> int:
-    """Of the bytes of a block: the lower half of this checksum is one more than that, below 65521."""
+    """Sum of the bytes of a block. The lower half of Adler-32 is that sum plus one, while it is below
+    65521."""
     first, second = zlib.adler32(block[:256]), zlib.adler32(block[256:])
     return (first & 0xFFFF) + (second & 0xFFFF) - 2
 
@@ -88,33 +89,33 @@ def _sum(block: bytes) -> int:
 # -------------------------------------------------------------------------------------- reading
 
 
-class Reader:
-    """The members of an archive, one after another; nothing in it is trusted, and no size believed ahead."""
+class TarReader:
+    """Reads the members of an untrusted archive in order; allocates nothing by a claimed size."""
 
     def __init__(self, source: IO[bytes]) -> None:
         self._source = source
         self._left = 0
-        """bytes of the present member's contents that are still to come"""
+        """bytes of the current member's contents not yet read"""
         self._padding = 0
 
-    def __iter__(self) -> Iterator[Member]:
-        """Raises OSError (EINVAL) where the stream is no archive, or ends early."""
-        told: dict[str, str] = {}
+    def __iter__(self) -> Iterator[TarMember]:
+        """Yield the members. Raises OSError (EINVAL) for a damaged or truncated archive."""
+        extended: dict[str, str] = {}
         while (block := self._next_block()) is not None:
             kind, size = block[156:157], _number(block[124:136])
             self._left, self._padding = size, -size % _BLOCK
             if kind in _NAMES:
-                told[_NAMES[kind]] = os.fsdecode(self._text(size).split(b"\0", 1)[0])
+                extended[_NAMES[kind]] = os.fsdecode(self._text(size).split(b"\0", 1)[0])
             elif kind == _EXTENDED:
-                told.update(_records(self._text(size)))
+                extended.update(_records(self._text(size)))
             elif kind != _EXTENDED_FOR_ALL:
-                member = _member(block, kind, size, told)
+                member = _member(block, kind, size, extended)
                 self._left, self._padding = member.size, -member.size % _BLOCK
-                told = {}
+                extended = {}
                 yield member
 
     def contents(self) -> Iterator[bytes]:
-        """Of the file that came last."""
+        """Chunks of the contents of the member yielded last."""
         while self._left:
             yield self._read(min(self._left, _CHUNK))
 
@@ -133,7 +134,7 @@ class Reader:
     def _next_block(self) -> bytes | None:
         """The next header; None at the end of the archive."""
         for _ in self.contents():
-            """Whoever reads does not want it."""
+            """skip the rest of the contents"""
         if self._padding and len(self._source.read(self._padding)) != self._padding:
             raise _damaged("it ends early")
         block = self._source.read(_BLOCK)
@@ -146,26 +147,26 @@ class Reader:
         return block
 
 
-def _member(block: bytes, kind: bytes, size: int, told: dict[str, str]) -> Member:
-    """The member of a header; `told` is what the members before it said of it."""
+def _member(block: bytes, kind: bytes, size: int, extended: dict[str, str]) -> TarMember:
+    """The member of a header; `extended` holds fields from preceding extended headers."""
     name = _until_nul(block[:_SHORT_NAME])
-    # POSIX keeps the beginning of a path apart; GNU has other things in its place
+    # POSIX stores the first part of a long path separately; GNU uses that field otherwise
     if block[257:263] == b"ustar\0" and (prefix := _until_nul(block[345:500])):
         name = prefix + b"/" + name
-    path = told.get("path", os.fsdecode(name))
+    path = extended.get("path", os.fsdecode(name))
     if kind in _FILES:
-        # as archives said it before there was a type for directories
+        # archives older than the directory type mark directories by a trailing slash
         kind = DIRECTORY if kind == _OLD_FILE and path.endswith("/") else FILE
-    if "size" in told:
-        size = _decimal(told["size"].encode(errors="replace"))
-    target = told.get("linkpath", os.fsdecode(_until_nul(block[157:257])))
+    if "size" in extended:
+        size = _decimal(extended["size"].encode(errors="replace"))
+    target = extended.get("linkpath", os.fsdecode(_until_nul(block[157:257])))
     if "\0" in path + target:
         raise _damaged("a name holds a NUL byte")
-    return Member(
+    return TarMember(
         name=path,
         kind=kind,
         mode=_number(block[100:108]) & 0o777,
-        # links and directories have no contents, whatever their header says
+        # links and directories have no contents, whatever the header claims
         size=0 if kind in (DIRECTORY, SYMLINK, _HARD_LINK) else size,
         target=target,
     )
@@ -176,7 +177,7 @@ def _until_nul(field: bytes) -> bytes:
 
 
 def _number(field: bytes) -> int:
-    """Octal digits, or for large numbers the bytes after a mark."""
+    """A numeric field: octal digits, or binary after a mark byte."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = _until_nul(field).strip(b" ")
@@ -192,7 +193,8 @@ def _decimal(digits: bytes) -> int:
 
 
 def _records(data: bytes) -> Iterator[tuple[str, str]]:
-    """Of an extended header: "LENGTH KEY=VALUE\\n", the length counting itself."""
+    """Key-value pairs of an extended header: lines of LENGTH KEY=VALUE, where LENGTH counts the whole
+    line."""
     while data:
         length = _decimal(data.split(b" ", 1)[0])
         record = data[:length]

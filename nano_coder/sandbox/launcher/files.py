@@ -10,25 +10,25 @@ from collections.abc import Iterator
 from typing import IO, Self, cast
 
 from . import archive, kernel
-from .archive import EPOCH, Member
+from .archive import EPOCH, TarMember
 
 LEFT_OUT = frozenset({".git", "__pycache__", ".pytest_cache"})
 SMALL_BYTES = 1 << 20
-"""of an archive that is kept in memory and goes in or out at once"""
+"""bytes; an archive up to this size is kept in memory and sent in one piece"""
 _CHUNK = 1 << 20
 _LONGEST_PATH = 4000
-"""bytes, below the system's 4096 by the room that the workspace's own path takes"""
+"""bytes; below Linux's 4096 by the length of the workspace's own path"""
 DEEPEST = 64
-"""folders below each other: to open one by its path takes a step for each of those above it"""
+"""levels of nested folders; the cost of opening a path grows with its depth"""
 
 
 _NO_NAMES = ("", ".", "..")
 
 
 def check_path(path: str) -> str:
-    """The path without needless parts. Raises PermissionError where its text leads out of the workspace."""
+    """The path without redundant parts. Raises PermissionError if it leads out of the workspace."""
     if "/" not in path and path not in _NO_NAMES and "\0" not in path:
-        return path  # as most are
+        return path  # the usual case
     parts = path.split("/")
     if path.startswith("/") or ".." in parts:
         raise PermissionError(errno.EACCES, "outside the workspace; use a path relative to it", path)
@@ -55,7 +55,7 @@ def _regular(fd: int, path: str) -> None:
 
 
 def read(root: int, path: str, out: int) -> None:
-    # non-blocking: a FIFO without a writer would wait for ever
+    # non-blocking: opening a FIFO without a writer would block
     fd = _open(root, check_path(path), os.O_RDONLY | os.O_NONBLOCK)
     _regular(fd, path)
     _copy(fd, out)
@@ -92,9 +92,9 @@ def _make_parents(root: int, name: str) -> None:
 
 
 def _walk(top: str, left_out: frozenset[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Every entry below `top` with its relative path, parents first, in order of name; follows no symlink.
+    """Every entry below `top` with its relative path, parents first, by name; symlinks are not followed.
 
-    Raises OSError (ENAMETOOLONG) where one lies too deep.
+    Raises OSError (ENAMETOOLONG) if one is nested too deeply.
     """
     pending = [*_entries(top, "", left_out)]
     while pending:
@@ -105,24 +105,23 @@ def _walk(top: str, left_out: frozenset[str]) -> Iterator[tuple[str, os.DirEntry
 
 
 def _entries(path: str, before: str, left_out: frozenset[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """What a folder holds, last name first."""
+    """Entries of a folder, in reverse order of name."""
     if before.count("/") > DEEPEST:
         raise OSError(errno.ENAMETOOLONG, f"more than {DEEPEST} folders lie below each other", before)
     with os.scandir(path) as listed:
         children = sorted(((each.name, each) for each in listed if each.name not in left_out), reverse=True)
     for child, entry in children:
         name = before + child
-        # bytes are counted only where there may be too many of them
+        # encoding is expensive: bytes are counted only for long names
         if 4 * len(name) >= _LONGEST_PATH and len(os.fsencode(name)) >= _LONGEST_PATH:
             raise OSError(errno.ENAMETOOLONG, f"a path is longer than {_LONGEST_PATH} bytes", name)
         yield name, entry
 
 
 def survey(top: str, largest: int, most: int | None = None) -> None:
-    """Raises OSError (EFBIG) where there is more below `top` than may be packed, before anything is read.
+    """Raises OSError (EFBIG), before anything is read, if the tree is larger than may be packed.
 
-    `largest` is in bytes as files claim them, holes included; `most` is in files, folders and links, where
-    no file system limits them.
+    `largest`: bytes by the files' stated sizes, holes included. `most`: number of files, folders and links.
     """
     size = 0
     for count, (_, entry) in enumerate(_walk(top, LEFT_OUT), 1):
@@ -137,7 +136,7 @@ def survey(top: str, largest: int, most: int | None = None) -> None:
 def pack(top: str, out: IO[bytes], left_out: frozenset[str] = LEFT_OUT) -> int:
     """Write files, directories and symlinks below `top` as a tar stream; other kinds are skipped.
 
-    Returns how many entries there are. Raises OSError where one cannot be read or lies too deep.
+    Returns the number of entries. Raises OSError if one cannot be read or is nested too deeply.
 
     The stream depends on names, contents, link targets and permissions only. Hard links become files.
     """
@@ -146,10 +145,10 @@ def pack(top: str, out: IO[bytes], left_out: frozenset[str] = LEFT_OUT) -> int:
         count += 1
         if entry.is_symlink():
             target = os.readlink(f"{top}/{name}")
-            archive.write_member(out, Member(name, archive.SYMLINK, 0o777, target=target))
+            archive.write_member(out, TarMember(name, archive.SYMLINK, 0o777, target=target))
         elif entry.is_dir():
             permissions = entry.stat(follow_symlinks=False).st_mode & 0o777
-            archive.write_member(out, Member(name, archive.DIRECTORY, permissions))
+            archive.write_member(out, TarMember(name, archive.DIRECTORY, permissions))
         elif entry.is_file():
             _pack_file(out, name, f"{top}/{name}")
     archive.write_end(out)
@@ -157,7 +156,7 @@ def pack(top: str, out: IO[bytes], left_out: frozenset[str] = LEFT_OUT) -> int:
 
 
 def pack_small(top: str) -> bytes | None:
-    """What `pack` writes, in memory; None where it would be long."""
+    """The stream of `pack`, in memory; None if it is longer than SMALL_BYTES."""
     out = _Short()
     try:
         pack(top, cast(IO[bytes], out))
@@ -167,7 +166,7 @@ def pack_small(top: str) -> bytes | None:
 
 
 class _TooLong(Exception):
-    """An archive longer than is kept in memory."""
+    """The archive is longer than SMALL_BYTES."""
 
 
 class _Short:
@@ -189,7 +188,7 @@ def _pack_file(out: IO[bytes], name: str, path: str) -> None:
         if not stat.S_ISREG(status.st_mode):
             return
         left = status.st_size
-        archive.write_member(out, Member(name, archive.FILE, status.st_mode & 0o777, left))
+        archive.write_member(out, TarMember(name, archive.FILE, status.st_mode & 0o777, left))
         while left:
             chunk = os.read(fd, min(left, _CHUNK))
             if not chunk:
@@ -202,9 +201,9 @@ def _pack_file(out: IO[bytes], name: str, path: str) -> None:
 
 
 def unpack(root: int, source: IO[bytes]) -> None:
-    """Create what a stream of `pack` holds, in an empty folder; nothing is created outside `root`."""
+    """Unpack a stream of `pack` into an empty folder; nothing is created outside `root`."""
     modes: list[tuple[str, int]] = []
-    reader = archive.Reader(source)
+    reader = archive.TarReader(source)
     with _Parents(root) as parents:
         for member in reader:
             name = check_path(member.name)
@@ -218,7 +217,7 @@ def unpack(root: int, source: IO[bytes]) -> None:
             elif member.kind == archive.FILE:
                 parent, base = parents.of(name)
                 _unpack_file(parent, base, member, reader)
-    # children first, and last of all: a directory without write permission takes no more files
+    # directory permissions come last, children first: a read-only directory takes no more files
     for name, mode in reversed(modes):
         fd = _open(root, name, os.O_RDONLY | os.O_DIRECTORY)
         os.utime(fd, (EPOCH, EPOCH))
@@ -227,7 +226,7 @@ def unpack(root: int, source: IO[bytes]) -> None:
 
 
 class _Parents:
-    """The folder that takes an entry, opened beneath the root once for all that follow each other in it."""
+    """Opens the parent folders of entries beneath the root; consecutive entries share an open folder."""
 
     def __init__(self, root: int) -> None:
         self._root = root
@@ -235,7 +234,7 @@ class _Parents:
         self._fd = os.dup(root)
 
     def of(self, name: str) -> tuple[int, str]:
-        """Descriptor of the folder, and the entry's name in it. Raises OSError where a link leads out."""
+        """Descriptor of the parent folder, and the entry's name in it. Raises OSError if a link leads out."""
         folder, _, base = name.rpartition("/")
         if folder != self._name:
             _make_parents(self._root, name)
@@ -251,8 +250,8 @@ class _Parents:
         os.close(self._fd)
 
 
-def _unpack_file(parent: int, base: str, member: Member, reader: archive.Reader) -> None:
-    # exclusive: never through a symlink
+def _unpack_file(parent: int, base: str, member: TarMember, reader: archive.TarReader) -> None:
+    # O_EXCL never follows a symlink
     fd = os.open(base, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=parent)
     try:
         for chunk in reader.contents():
@@ -278,14 +277,14 @@ def clear(top: str) -> None:
         for child in os.listdir(path):
             inner = os.path.join(path, child)
             if stat.S_ISDIR(os.lstat(inner).st_mode):
-                # up to the top, so that no path is ever longer than the system takes
+                # moved up to the top, so that no path becomes too long
                 os.chmod(inner, 0o700)
                 up = next(name for name in unused if not os.path.lexists(os.path.join(top, name)))
                 try:
                     os.rename(inner, os.path.join(top, up))
                     pending.append(up)
                 except OSError as error:
-                    # the lower half of an overlay does not move; it came in by paths that were short enough
+                    # the lower layer of an overlay cannot be moved; its paths are short enough
                     if error.errno != errno.EXDEV:
                         raise
                     clear(inner)

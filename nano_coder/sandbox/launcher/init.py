@@ -1,9 +1,9 @@
-"""Pid 1 of a jail: puts up its layers, then runs one request after another.
+"""Pid 1 of a jail: sets up its layers, then serves one request after another.
 
-Between requests the workspace stays and nothing else: every process is killed, /tmp and /dev/shm are emptied.
-A runner waits, forked and warm, for the next request, which the agent gives it. Init watches it, and tells
-the agent how it ended; no runner and no program ever holds the socket on which it does. Where Python source
-is done before init has woken even once, the agent has heard so already.
+Between requests only the workspace stays: every process is killed, /tmp and /dev/shm are emptied. A runner,
+forked in advance, waits for the next request, which the agent sends to it directly. Init watches the runner
+and reports to the agent how the request ended; runners and programs never hold the socket of these reports.
+If Python source finishes before init has woken even once, the runner itself has announced the result.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ import struct
 from typing import Any, NamedTuple, NoReturn
 
 from . import (
+    cgroup,
     exec_program,
     files,
-    group,
     kernel,
     landlock,
     memory,
     message,
-    outcome_record,
-    overlay,
+    root,
     runner,
     seccomp,
 )
-from .termination import end_everything, exit_status
+from .exec_program import end_everything, exit_status
 
 NAMESPACES = (
     kernel.NEWUSER | kernel.NEWPID | kernel.NEWNS | kernel.NEWNET
@@ -39,23 +38,23 @@ NAMESPACES = (
 _UID_INSIDE = 1000
 _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV
 _CALM_MS = 5
-"""after a request, without another: then there is time to make the next runner ready"""
+"""milliseconds without another request, after which the next runner is prepared"""
 SCRATCH = ("/tmp", "/dev/shm")
 _OWN_LIMITS = {
-    # a second wall behind seccomp: no user namespace below this one
+    # a second barrier behind seccomp: no user namespaces below this one
     "max_user_namespaces": 0,
-    # counted for the user of the host too, whose other programs want some
+    # also counted for the user on the host, whose other programs need some
     "max_inotify_instances": 8,
     "max_inotify_watches": 4096,
 }
 """settings of a user namespace in /proc/sys/user"""
 
 
-def main(control: socket.socket, plan: dict[str, Any], programs: group.Programs) -> NoReturn:
-    """`programs` is the control group that those of this jail enter."""
+def main(control: socket.socket, plan: dict[str, Any], programs: cgroup.JailCgroup) -> NoReturn:
+    """Set up the jail and serve requests. `programs` is the control group for the jail's programs."""
     exec_program.close_all_but({control.fileno(), 2, *programs} - {-1})
     while (null := os.open(os.devnull, os.O_RDWR)) < 3:
-        """Standard streams are taken, so that no pipe of ours becomes one."""
+        """descriptors 0 to 2 are taken, so that no pipe of ours becomes a standard stream"""
     os.close(null)
     try:
         _isolate(plan, programs)
@@ -69,23 +68,23 @@ def main(control: socket.socket, plan: dict[str, Any], programs: group.Programs)
         if rehearse:
             _rehearse(timer)
         end = _wait(runner, control)
-        outcome = _ended(runner, end)
+        outcome = _collect_outcome(runner, end)
         if end.packing is None:
-            control.sendall(outcome_record.encode(outcome))
+            control.sendall(message.encode_outcome(outcome))
         else:
             _pack(control, end.packing)
         _tidy(runner)
-        # who asks at once is answered at once, by a runner that has not rehearsed
-        rehearse = not _asked_soon(control)
+        # if the next request is already there, answer it at once with a runner that has not rehearsed
+        rehearse = not _request_comes_soon(control)
         number += 1
 
 
-def _announce(control: socket.socket, runner: Runner, theirs: list[int], listen: int) -> None:
-    """Hand the agent its ends of what connects it with a runner."""
+def _announce(control: socket.socket, runner: RunnerProcess, theirs: list[int], listen: int) -> None:
+    """Send the agent its ends of a runner's pipes."""
     if runner.number:
-        socket.send_fds(control, [outcome_record.READY], [*theirs, runner.ended])
+        socket.send_fds(control, [message.READY], [*theirs, runner.ended])
     elif listen:
-        # for the agent to accept on: the only way out, and it ends in the agent
+        # the agent accepts on it: the only way out of the jail leads to the agent's proxy
         with socket.create_server(("127.0.0.1", listen)) as listener:
             message.send(control, {"ready": True}, [*theirs, runner.ended, listener.fileno()])
     else:
@@ -94,12 +93,12 @@ def _announce(control: socket.socket, runner: Runner, theirs: list[int], listen:
         os.close(fd)
 
 
-def _asked_soon(control: socket.socket) -> bool:
-    """Whether the next request comes before there is time to prepare for it."""
+def _request_comes_soon(control: socket.socket) -> bool:
+    """Whether the next request comes before `_CALM_MS` have passed."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     while poll.poll(_CALM_MS):
-        request, fds = _heard(control)
+        request, fds = _receive(control)
         if request["op"] == "pack":
             _pack(control, fds)
         elif request["op"] == "next":
@@ -107,8 +106,8 @@ def _asked_soon(control: socket.socket) -> bool:
     return False
 
 
-def _heard(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """What the agent says. Never returns once it is gone."""
+def _receive(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """The agent's next message. Exits if the agent is gone."""
     received = message.receive(control)
     if received is None:
         os._exit(0)
@@ -116,16 +115,16 @@ def _heard(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _pack(control: socket.socket, fds: list[int]) -> None:
-    """Answer with the workspace, if it is small; no program runs now, so no process is needed for it."""
-    said = outcome_record.TOO_LONG
-    # a runner will meet the same error, and say so
+    """Answer with the workspace if it is small. No program runs now, so no process is needed."""
+    said = message.TOO_LONG
+    # a runner will meet and report the same error
     with contextlib.suppress(OSError):
         packed = files.pack_small("/work")
         if packed is not None:
             with open(fds[0], "wb", buffering=0, closefd=False) as out:
                 while packed:
                     packed = packed[out.write(packed) :]
-            said = outcome_record.PACKED
+            said = message.PACKED
     for fd in fds:
         os.close(fd)
     control.sendall(said)
@@ -134,12 +133,12 @@ def _pack(control: socket.socket, fds: list[int]) -> None:
 # ------------------------------------------------------------------------------------- layers
 
 
-def _isolate(plan: dict[str, Any], programs: group.Programs) -> None:
-    # first, so that a dead parent leaves no init behind
+def _isolate(plan: dict[str, Any], programs: cgroup.JailCgroup) -> None:
+    # first, so that init dies with its parent
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     with kernel.layer("user_namespace"):
         map_one_user(_UID_INSIDE, plan["uid"], plan["gid"])
-        # the zygote's own user stayed in reserve
+        # until here the zygote's user is in effect
         os.setresgid(_UID_INSIDE, _UID_INSIDE, _UID_INSIDE)
         os.setresuid(_UID_INSIDE, _UID_INSIDE, _UID_INSIDE)
     with kernel.layer("mount_namespace"):
@@ -150,7 +149,7 @@ def _isolate(plan: dict[str, Any], programs: group.Programs) -> None:
             kernel.mount("tmpfs", target, "tmpfs", _QUIET, options)
     if plan["base"]:
         with kernel.layer("overlay"):
-            overlay.lay(plan["base"])
+            root.lay(plan["base"])
     with kernel.layer("proc"):
         kernel.mount("proc", "/proc", "proc", _QUIET | kernel.MS_NOEXEC)
         for name, most in _OWN_LIMITS.items():
@@ -167,7 +166,7 @@ def _isolate(plan: dict[str, Any], programs: group.Programs) -> None:
     with kernel.layer("capabilities"):
         kernel.keep_capabilities(*exec_program.KEPT)
     with kernel.layer("rlimits"):
-        # should the machine run out of memory, a jail goes first
+        # if the machine runs out of memory, jails are killed first
         kernel.put("/proc/self/oom_score_adj", "1000")
     with kernel.layer("no_new_privs"):
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
@@ -183,9 +182,9 @@ def _isolate(plan: dict[str, Any], programs: group.Programs) -> None:
 
 
 def _hide_mounts() -> None:
-    """Show programs no list of mounts, which names folders of the host: theirs is that of another namespace.
+    """Move to a new mount namespace with the same root: programs' mount tables then list no host folders.
 
-    The root stays where it is, in a namespace that lives as long as init holds it open.
+    The root stays mounted in the old namespace, which init keeps open.
     """
     root = os.open("/", os.O_PATH | os.O_CLOEXEC)
     os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
@@ -196,7 +195,7 @@ def _hide_mounts() -> None:
 
 
 def map_one_user(inside: int, uid: int, gid: int) -> None:
-    """Make `uid` and `gid` of the parent namespace `inside` in ours."""
+    """Map `uid` and `gid` of the parent namespace to `inside` in ours."""
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{inside} {uid} 1"),
@@ -216,103 +215,108 @@ def _loopback_up() -> None:
 # ----------------------------------------------------------------------------------- requests
 
 
-class Runner(NamedTuple):
-    """What init knows of a runner."""
+class RunnerProcess(NamedTuple):
+    """A runner as init sees it."""
 
     number: int
     pid: int
     ended: int
-    """its pidfd"""
+    """pidfd"""
     report: int
-    """pipe on which it says what it began, then how far it came"""
+    """pipe for the BEGAN record, then for a refusal"""
     requests: socket.socket
-    """on which the agent asked it: afterwards, anything there says that the request is over"""
+    """socket of the agent's request; afterwards, any byte on it says that the request is over"""
     timer: int
-    """readable when it has been at work for a while"""
+    """readable after the runner has worked for a while"""
 
 
 def _start_runner(
     limits: dict[str, int], timer: int, number: int, *, rehearse: bool
-) -> tuple[Runner, list[int]]:
-    """A runner, and the agent's ends of what connects it with that."""
-    # every end of ours is closed in a runner, and every one of its own here
+) -> tuple[RunnerProcess, list[int]]:
+    """Fork a runner. Returns it with the agent's ends of its pipes."""
+    # the runner closes our ends, and we close the runner's
     (out, out_inside), (err, err_inside), (done, done_inside), (report, report_inside) = (
         os.pipe() for _ in range(4)
     )
-    asking, asked = socket.socketpair()
-    lines = runner.Lines(out_inside, err_inside, done_inside, asked.fileno(), report_inside, timer)
+    agent_end, runner_end = socket.socketpair()
+    fds = runner.RunnerPipes(out_inside, err_inside, done_inside, runner_end.fileno(), report_inside, timer)
     pid = os.fork()
     if pid == 0:
         try:
-            asked.detach()
-            runner.main(lines, limits, rehearse=rehearse)
+            runner_end.detach()
+            runner.main(fds, limits, rehearse=rehearse)
         finally:
             os._exit(70)
     for fd in (out_inside, err_inside, done_inside, report_inside):
         os.close(fd)
     os.set_blocking(report, False)
-    return Runner(number, pid, os.pidfd_open(pid), report, asked, timer), [out, err, done, asking.detach()]
+    return RunnerProcess(number, pid, os.pidfd_open(pid), report, runner_end, timer), [
+        out,
+        err,
+        done,
+        agent_end.detach(),
+    ]
 
 
 class _Began(NamedTuple):
     kind: int
-    watch: memory.Watch
+    watch: memory.MemoryWatch
     cpu_s: float
-    """that it took to get ready"""
+    """CPU seconds before the program began"""
 
 
 class _End(NamedTuple):
-    """Why a runner has ended, or is to end now."""
+    """Why a runner has ended, or shall end now."""
 
     began: _Began | None
-    """what it began, if init woke while it ran"""
+    """what the runner began, if init read it while it ran"""
     oom: bool = False
-    asked: bool = False
-    """by the agent, that knows how it ended or does not wait"""
+    by_agent: bool = False
+    """the agent asked for the end: it knows the result, or does not wait for it"""
     packing: list[int] | None = None
-    """where to put the workspace, instead of a word"""
+    """descriptors to write the workspace to, instead of sending an outcome"""
 
 
-def _ended(one: Runner, end: _End) -> outcome_record.Outcome:
-    """End what is left, and tell how it ended."""
+def _collect_outcome(one: RunnerProcess, end: _End) -> message.RequestOutcome:
+    """Kill what is left, and return the outcome."""
     status, cpu_s, peak = end_everything(one.pid)
     began = end.began or _began(one.report)
     if began is None:
-        if end.asked:
-            return outcome_record.Outcome(exit_code=None, signal=signal.SIGKILL)
+        if end.by_agent:
+            return message.RequestOutcome(exit_code=None, signal=signal.SIGKILL)
         os._exit(0)  # the agent hung up
-    oom = end.oom or (not end.asked and began.watch.killed_by_group(status))
+    oom = end.oom or (not end.by_agent and began.watch.killed_by_group(status))
     exit_code, signal_number = exit_status(status)
     refused = (
-        runner.refusal(_read(one.report, outcome_record.SIZE)) if began.kind == runner.OPERATION else None
+        runner.refusal(_read(one.report, message.OUTCOME_SIZE)) if began.kind == runner.OPERATION else None
     )
-    return outcome_record.Outcome(exit_code, signal_number, oom, max(0.0, cpu_s - began.cpu_s), peak, refused)
+    return message.RequestOutcome(exit_code, signal_number, oom, max(0.0, cpu_s - began.cpu_s), peak, refused)
 
 
 def _rehearse(timer: int) -> None:
-    """The fork left every page shared: take steps of a request's end, to no effect, while none is here."""
+    """Run the steps of a request's end once, without effect: copies the pages that the fork shared."""
     poll = select.poll()
     poll.register(timer, select.POLLIN)
     poll.poll(0)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         message.send(theirs, {"op": "rehearsal", "run": -1}, [theirs.fileno()])
-        for fd in _heard(ours)[1]:
+        for fd in _receive(ours)[1]:
             os.close(fd)
-        theirs.sendall(outcome_record.encode(outcome_record.Outcome(exit_code=0)))
-    # a program may have begun by now, and move what is being read
+        theirs.sendall(message.encode_outcome(message.RequestOutcome(exit_code=0)))
+    # a program may already run and change files during the read
     with contextlib.suppress(OSError):
         files.pack_small("/work")
 
 
 def _began(report: int) -> _Began | None:
-    """What a runner has begun; None for nothing."""
+    """The BEGAN record of a runner; None if there is none."""
     said = _read(report, runner.BEGAN.size)
     if len(said) < runner.BEGAN.size:
         return None
     kind, memory_bytes, cpu_s, *before = runner.BEGAN.unpack(said)
     folders = () if kind == runner.OPERATION else runner.WATCHED
-    return _Began(kind, memory.Watch(memory_bytes, folders, memory.Before(*before)), cpu_s)
+    return _Began(kind, memory.MemoryWatch(memory_bytes, folders, memory.StartingMemory(*before)), cpu_s)
 
 
 def _read(pipe: int, size: int) -> bytes:
@@ -322,10 +326,10 @@ def _read(pipe: int, size: int) -> bytes:
         return b""
 
 
-def _wait(one: Runner, control: socket.socket) -> _End:
-    """Wait until a runner has ended, or everything is to end. Never returns once the agent is gone.
+def _wait(one: RunnerProcess, control: socket.socket) -> _End:
+    """Wait until a runner has ended or shall be ended. Exits if the agent is gone.
 
-    Most Python source is done before init wakes for the first time: the agent hears that from the runner.
+    Most Python source finishes before init wakes for the first time; its runner announces the result.
     """
     poll = select.poll()
     for source in (one.ended, control, one.timer):
@@ -336,30 +340,30 @@ def _wait(one: Runner, control: socket.socket) -> _End:
         if one.ended in events:
             return _End(began)
         if control.fileno() in events:
-            request, fds = _heard(control)
+            request, fds = _receive(control)
             ours = request.get("run") == one.number
             if request["op"] == "pack" and not ours:
                 _pack(control, fds)
             elif ours:
-                return _End(began, asked=True, packing=fds if request["op"] == "pack" else None)
+                return _End(began, by_agent=True, packing=fds if request["op"] == "pack" else None)
         elif began is None:
             began = _began(one.report)
             poll.unregister(one.timer)
-        elif _over(one.requests):
-            return _End(began, asked=True)
+        elif _is_dismissed(one.requests):
+            return _End(began, by_agent=True)
         elif began.watch.exceeded():
             return _End(began, oom=True)
 
 
-def _over(requests: socket.socket) -> bool:
+def _is_dismissed(requests: socket.socket) -> bool:
     try:
         return requests.recv(1, socket.MSG_DONTWAIT) != b""
     except BlockingIOError:
         return False
 
 
-def _tidy(one: Runner) -> None:
-    """Leave nothing of a request but the workspace."""
+def _tidy(one: RunnerProcess) -> None:
+    """Clean up after a request: only the workspace stays."""
     kernel.set_timer(one.timer, 0)
     os.close(one.ended)
     os.close(one.report)

@@ -1,4 +1,4 @@
-"""System calls that Python does not wrap, and the error that names a failing layer."""
+"""System calls that Python does not wrap, and LayerError, which names a failing layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import struct
 import time
 from collections.abc import Iterator
 
-# PyDLL keeps the interpreter lock across the call, which a raw clone needs.
+# PyDLL keeps the interpreter lock across the call, as a raw clone requires
 _libc = ctypes.PyDLL(None, use_errno=True)
 
 MACHINE = platform.machine()
@@ -38,7 +38,7 @@ RESOLVE_NO_MAGICLINKS, RESOLVE_BENEATH = 0x02, 0x08
 
 
 class LayerError(Exception):
-    """A layer of isolation could not be put up."""
+    """A layer of isolation could not be set up."""
 
     def __init__(self, layer: str, errno: int | None, detail: str) -> None:
         super().__init__(f"{layer}: {detail}")
@@ -52,7 +52,7 @@ class LayerError(Exception):
 
 @contextlib.contextmanager
 def layer(name: str) -> Iterator[None]:
-    """Whatever the system refuses in the block is the failure of this layer."""
+    """Turns an OSError in the block into the failure of this layer."""
     try:
         yield
     except OSError as error:
@@ -80,7 +80,8 @@ def unshare(flags: int) -> None:
 
 
 def clone(flags: int) -> int:
-    """fork() into new namespaces: 0 in the child, its pid in the parent. The caller has one thread only."""
+    """fork() into new namespaces: 0 in the child, its pid in the parent. The caller must be
+    single-threaded."""
     number = _SYS_CLONE.get(MACHINE)
     if number is None:
         raise LayerError("machine", None, f"no jail for {MACHINE!r}; known: {', '.join(_SYS_CLONE)}")
@@ -121,7 +122,7 @@ def prctl(option: int, argument: int) -> None:
 
 
 def install_filter(program: bytes) -> None:
-    """Install a classic BPF program as the seccomp filter of this process and all that follow it."""
+    """Install a classic BPF program as the seccomp filter of this process and its descendants."""
     code = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))
     filter_mode = 2
@@ -130,13 +131,13 @@ def install_filter(program: bytes) -> None:
 
 
 def make_timer() -> int:
-    """A descriptor that becomes readable when `set_timer` says so. Raises OSError."""
+    """A timer descriptor for `set_timer`. Raises OSError."""
     flags = os.O_CLOEXEC | os.O_NONBLOCK
     return _checked(_libc.timerfd_create(time.CLOCK_MONOTONIC, flags), "timerfd_create")
 
 
 def set_timer(timer: int, seconds: float) -> None:
-    """Let it become readable once, that much later; never for 0. Raises OSError."""
+    """Make the timer readable once, after `seconds`; 0 disarms it. Raises OSError."""
     later = struct.pack("@4q", 0, 0, int(seconds), int(seconds % 1 * 1e9))
     _checked(_libc.timerfd_settime(timer, 0, later, None), "timerfd_settime")
 
@@ -145,7 +146,7 @@ _kept: tuple[int, ...] = ()
 
 
 def put(path: str, text: str) -> None:
-    """Write a setting of the kernel's, which takes it in one piece. Raises OSError."""
+    """Write a kernel setting with a single write. Raises OSError."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode())
@@ -160,7 +161,7 @@ def last_capability() -> int:
 
 
 def keep_capabilities(*kept: int) -> None:
-    """Drop every capability but these, from the bounding set as well."""
+    """Drop every other capability, from the bounding set as well."""
     global _kept
     for capability in range(last_capability() + 1):
         if capability not in kept:
@@ -170,7 +171,7 @@ def keep_capabilities(*kept: int) -> None:
 
 
 def drop_bounding_set() -> None:
-    """What this process executes gains none of what `keep_capabilities` kept; it has them still itself."""
+    """Empty the bounding set: programs that this process executes get no capabilities; it keeps its own."""
     for capability in _kept:
         prctl(PR_CAPBSET_DROP, capability)
 
@@ -187,14 +188,14 @@ def set_capabilities(*kept: int) -> None:
 
 
 def open_beneath(root: int, path: str, flags: int, mode: int = 0) -> int:
-    """openat2 that refuses to leave `root` by `..`, an absolute path or a symlink (EXDEV)."""
+    """openat2 that does not leave `root` by `..`, an absolute path or a symlink (EXDEV)."""
     how = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS)
     return _checked(_libc.syscall(_SYS_OPENAT2, root, os.fsencode(path), how, len(how)), path)
 
 
 @contextlib.contextmanager
 def as_file_user(uid: int, gid: int) -> Iterator[None]:
-    """In the block, this thread of root touches files as another user does. Raises OSError."""
+    """Inside the block, this thread of root accesses files as another user. Raises OSError."""
     before = os.geteuid(), os.getegid()
     try:
         _set_file_user(uid, gid)
@@ -206,6 +207,6 @@ def as_file_user(uid: int, gid: int) -> Iterator[None]:
 def _set_file_user(uid: int, gid: int) -> None:
     _libc.setfsgid(gid)
     _libc.setfsuid(uid)
-    # the calls report no failure, only what was set before; no user is -1, so this one changes nothing
+    # setfsuid and setfsgid return the old id and no error; an invalid id (-1) changes nothing
     if (_libc.setfsgid(-1), _libc.setfsuid(-1)) != (gid, uid):
         raise PermissionError(errno.EPERM, f"cannot touch files as user {uid}, group {gid}")

@@ -1,6 +1,6 @@
-"""Landlock, the second wall around the file system: a read-only tree and a few writable folders.
+"""Landlock, a second barrier for the file system: a read-only tree and a few writable folders.
 
-Best effort: kernels differ in what they can refuse, so the rights are cut to the version that is there.
+Best effort: kernels differ in the rights that they know, so the rights are cut to the kernel's version.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _PATH_BENEATH = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _TRUNCATE = 1 << 14
 _RIGHTS = {2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
-"""version -> every right over files that it knows: truncating came with 3, ioctl on devices with 5"""
+"""version -> mask of all file rights that it knows: truncate came with 3, ioctl on devices with 5"""
 _SCOPES = 3
-"""abstract UNIX sockets and signals, since version 6"""
+"""mask of abstract UNIX sockets and signals, known since version 6"""
 _FILES_WRITABLE = ("/dev", "/proc")
-"""devices and a process's own settings: existing files only"""
+"""devices and a process's own settings: writing to existing files only"""
 
 
 @functools.cache
 def version() -> int:
-    """Of the kernel's Landlock; 0 where it has none, or one that cannot rename across folders (1)."""
+    """The kernel's Landlock version; 0 if it has none, or version 1, which cannot rename across folders."""
     try:
         known = kernel.syscall(_CREATE, None, 0, _VERSION_FLAG)
     except OSError:
@@ -35,11 +35,11 @@ def version() -> int:
 
 
 def confine(writable: tuple[str, ...]) -> None:
-    """From now on this process and its children write in `writable` only. Raises OSError."""
+    """Restrict writing, for this process and its descendants, to `writable`. Raises OSError."""
     known = version()
     rights = max(mask for since, mask in _RIGHTS.items() if since <= known)
     attributes = struct.pack("=QQQ", rights, 0, _SCOPES if known >= 6 else 0)
-    # an older kernel takes the shorter form only
+    # an older kernel accepts the shorter struct only
     size = 24 if known >= 6 else 16 if known >= 4 else 8
     ruleset = kernel.syscall(_CREATE, attributes[:size], size, 0)
     reading = _EXECUTE | _READ_FILE | _READ_DIR

@@ -1,9 +1,12 @@
-"""The root file system that jails see: a small tmpfs with read-only views of the host's programs."""
+"""A jail's root file system: a small tmpfs with read-only binds of the host; overlays over /work."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
+import stat
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from . import kernel
 
@@ -14,7 +17,7 @@ LAUNCHER_INSIDE = "/opt/nano"
 
 
 def build(plan: dict[str, Any]) -> None:
-    """Mount the planned root, make it `/`, and leave the host's root behind.
+    """Mount the planned root, make it `/`, and detach the host's root.
 
     Runs in a mount namespace of its own, as pid 1 of a pid namespace of its own.
     """
@@ -29,7 +32,7 @@ def build(plan: dict[str, Any]) -> None:
     with kernel.layer("root"):
         _populate(plan)
     with kernel.layer("proc"):
-        # while the host's /proc is still visible: the kernel asks for that
+        # while the host's /proc is still visible, as the kernel requires
         kernel.mount("proc", "/new/proc", "proc", _QUIET | kernel.MS_NOEXEC)
     with kernel.layer("pivot_root"):
         _enter()
@@ -78,3 +81,58 @@ def _enter() -> None:
     kernel.detach(".")
     os.chdir("/")
     kernel.mount(None, "/", None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _QUIET)
+
+
+BASES = "/opt/nano/bases"
+"""mount point of the overlay bases in a launcher's root; every jail hides it"""
+_TEST = "user.nano"
+
+
+def lay(base: str) -> None:
+    """Mount a base as an overlay over /work; changes go to the tmpfs of /work. Raises OSError."""
+    for name in ("/work/upper", "/work/work"):
+        os.mkdir(name, 0o755)
+    # without user xattrs the mount succeeds, but directories cannot be replaced
+    os.setxattr("/work/upper", _TEST, b"1")
+    os.removexattr("/work/upper", _TEST)
+    parts = f"lowerdir={BASES}/{base}/tree,upperdir=/work/upper,workdir=/work/work,userxattr"
+    kernel.mount("overlay", "/work", "overlay", _QUIET, parts)
+    # hide the bases of other jails
+    kernel.mount("tmpfs", BASES, "tmpfs", _QUIET | kernel.MS_RDONLY, "size=4k,mode=555")
+
+
+STAGE = "/tmp"
+
+
+def staged(index: int) -> str:
+    """The path at which a program finds the source with this index."""
+    return f"{STAGE}/{index}"
+
+
+def become_user(owner: int, sources: Sequence[str], argv: list[str]) -> NoReturn:
+    """As root: exec `argv` as `owner`, with `sources`, which only root may reach, mounted below STAGE.
+
+    A usual source is an interpreter below /root. On failure the last line of stderr is the error.
+    """
+    try:
+        _stage(sources)
+        os.setgroups([])
+        os.setresgid(owner, owner, owner)
+        os.setresuid(owner, owner, owner)
+        os.execve(argv[0], argv, {})
+    except OSError as error:
+        sys.exit(f"cannot show root's folders to uid {owner}: {error}")
+
+
+def _stage(sources: Sequence[str]) -> None:
+    kernel.unshare(kernel.NEWNS)
+    kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    # opened before STAGE hides what lies below it
+    opened = [os.open(source, os.O_PATH | os.O_CLOEXEC) for source in sources]
+    kernel.mount("tmpfs", STAGE, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
+    for index, fd in enumerate(opened):
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            os.mkdir(staged(index))
+        else:
+            os.close(os.open(staged(index), os.O_CREAT | os.O_WRONLY, 0o644))
+        kernel.mount(f"/proc/self/fd/{fd}", staged(index), None, kernel.MS_BIND | kernel.MS_REC)

@@ -1,7 +1,7 @@
-"""One request of a jail: a program, Python source, or a file operation by trusted code.
+"""A runner: serves one request of a jail, a program, Python source or a file operation by trusted code.
 
-Forked by init before the request is known, so that the first page faults are over when it comes. It gets its
-request from the agent, and tells it when Python source is done: nobody passes anything on.
+Forked by init before the request is known, so that its first page faults are over by then. The agent sends
+the request to it directly, and it announces the end of Python source to the agent directly.
 """
 
 from __future__ import annotations
@@ -17,70 +17,69 @@ import struct
 import time
 from typing import IO, Any, NamedTuple, NoReturn
 
-from . import archive, exec_program, files, kernel, memory, message, outcome_record, probe, warm_python
+from . import archive, exec_program, files, kernel, memory, message, warm_python
 
 BEGAN = struct.Struct("=BQdQQ")
-"""what a runner begins, the bytes of memory that all its processes may hold together, the seconds of
-processor time that it took to get ready, and what there was before"""
+"""what a runner begins: kind, memory limit in bytes, CPU seconds so far, and the fields of StartingMemory"""
 OPERATION, PROGRAM, PYTHON = range(3)
 _KINDS = {"run": PROGRAM, "python": PYTHON}
 WATCHED = ("/work", "/tmp", "/dev/shm")
-"""file systems in memory that a program writes to"""
+"""in-memory file systems that programs write to"""
 _REHEARSED = "/dev/shm"
 _ENOUGH = 10
-"""times, after which Python has adapted what it runs"""
+"""repetitions after which Python has specialised the code that it runs"""
 WATCH_S = 0.05
-"""between two looks at what a program holds; the first is so long after it began"""
+"""seconds between two checks of a program's memory, and before the first"""
 
 
-class Lines(NamedTuple):
-    """A runner's ends of what connects it with the agent, and with init; all of them descriptors."""
+class RunnerPipes(NamedTuple):
+    """A runner's descriptors of its pipes and sockets to the agent and to init."""
 
     out: int
     err: int
     done: int
-    """pipe to the agent: a byte, the exit code, once Python source is done"""
+    """pipe to the agent: one byte, the exit code, when Python source is done"""
     requests: int
-    """socket on which the agent asks; closed before a program begins"""
+    """socket for the agent's request; closed before a program begins"""
     report: int
-    """pipe to init: what it began, then how far it came"""
+    """pipe to init: the BEGAN record, then a refusal"""
     timer: int
     """wakes init when a program has run for a while"""
 
 
-def main(lines: Lines, limits: dict[str, int], *, rehearse: bool) -> NoReturn:
-    """Serve the one request that comes. `limits` are those that every request has."""
+def main(pipes: RunnerPipes, limits: dict[str, int], *, rehearse: bool) -> NoReturn:
+    """Serve one request. `limits` are the rlimits that every request has."""
     memory.programs().join()
     os.setsid()
     os.chdir("/work")
     kernel.drop_bounding_set()
     if rehearse:
         _rehearse()
-    # ahead of the request, so that all is ready for it
+    # before the request comes, so that everything is ready for it
     _take_streams(
-        [lines.out, lines.err], {lines.done, lines.requests, lines.report, lines.timer, *memory.programs()}
+        [pipes.out, pipes.err], {pipes.done, pipes.requests, pipes.report, pipes.timer, *memory.programs()}
     )
     warm_python.make_ready()
     exec_program.limit(limits)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, lines.requests) as requests:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, pipes.requests) as requests:
         received = message.receive(requests)
     if received is None:
         os._exit(0)  # the agent hung up
-    _serve(*received, lines)
+    _serve(*received, pipes)
 
 
-def _serve(request: dict[str, Any], fds: list[int], lines: Lines) -> NoReturn:
+def _serve(request: dict[str, Any], fds: list[int], pipes: RunnerPipes) -> NoReturn:
     kind = _KINDS.get(request["op"], OPERATION)
     try:
-        # until the program begins, it is trusted code that init watches
+        # while only trusted code runs, init watches a file operation
         if kind == OPERATION:
-            _begin(OPERATION, request, lines)
+            _begin(OPERATION, request, pipes)
         if request["unpack"]:
             _unpack(fds.pop(0))
     except OSError as error:
         if kind != OPERATION:
-            _begin(OPERATION, request, lines)
-        _refuse(lines.report, error, outcome_record.UNFIT)
+            _begin(OPERATION, request, pipes)
+        _refuse(pipes.report, error, message.UNFIT)
     if fds:
         os.dup2(fds[0], 0)
         os.close(fds[0])
@@ -88,10 +87,10 @@ def _serve(request: dict[str, Any], fds: list[int], lines: Lines) -> NoReturn:
         try:
             _operate(request)
         except OSError as error:
-            _refuse(lines.report, error, outcome_record.REFUSED)
+            _refuse(pipes.report, error, message.REFUSED)
         os._exit(0)
-    _begin(kind, request, lines)
-    for fd in (lines.report, lines.timer, *memory.programs()):
+    _begin(kind, request, pipes)
+    for fd in (pipes.report, pipes.timer, *memory.programs()):
         if fd >= 0:
             os.close(fd)
     kernel.drop_capabilities()
@@ -99,18 +98,19 @@ def _serve(request: dict[str, Any], fds: list[int], lines: Lines) -> NoReturn:
     if kind == PROGRAM:
         exec_program.reset_own_signals()
         exec_program.execute(request["argv"], request["env"])
-    pipe = os.fstat(lines.done)
-    warm_python.run(request, lambda code: _say_done(lines.done, pipe, code))
+    pipe = os.fstat(pipes.done)
+    warm_python.run(request, lambda code: _say_done(pipes.done, pipe, code))
 
 
-def _begin(kind: int, request: dict[str, Any], lines: Lines) -> None:
-    """Tell init, who reads it when the timer wakes it, or at the end: most programs are done before that."""
-    # what trusted code unpacks is the workspace, and not the program's
+def _begin(kind: int, request: dict[str, Any], pipes: RunnerPipes) -> None:
+    """Tell init what begins. Init reads it when the timer wakes it, or at the end, before which most programs
+    end."""
+    # the unpacked workspace does not count as the program's memory
     before = memory.before(() if kind == OPERATION else WATCHED)
     if kind != OPERATION:
         memory.programs().begin(before.stored + request["memory_bytes"])
-    os.write(lines.report, BEGAN.pack(kind, request["memory_bytes"], time.process_time(), *before))
-    kernel.set_timer(lines.timer, WATCH_S)
+    os.write(pipes.report, BEGAN.pack(kind, request["memory_bytes"], time.process_time(), *before))
+    kernel.set_timer(pipes.timer, WATCH_S)
 
 
 def _refuse(report: int, error: OSError, status: int) -> NoReturn:
@@ -119,17 +119,17 @@ def _refuse(report: int, error: OSError, status: int) -> NoReturn:
 
 
 def refusal(said: bytes) -> tuple[int, str] | None:
-    """What `_refuse` said, if it did."""
+    """The errno and text that `_refuse` wrote; None if it wrote nothing."""
     if len(said) < 2:
         return None
     return struct.unpack("=H", said[:2])[0], said[2:].decode(errors="backslashreplace")
 
 
-def practise() -> None:
-    """In the zygote, once: those steps of a request that leave no trace.
+def warm_up() -> None:
+    """In the zygote, once: run those steps of a request that have no lasting effect.
 
-    What Python looks up and adapts at first use is then found by every process of every jail, and not on a
-    page that each must copy to write it down.
+    Python's caches and specialised code are then shared by all jails, instead of being written to copied
+    pages in each.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for _ in range(_ENOUGH):
@@ -143,18 +143,19 @@ def practise() -> None:
             message.send(theirs, {"op": "practice", "env": {"PATH": "/bin"}}, [null])
             for fd in (message.receive(ours) or ({}, []))[1]:
                 os.close(fd)
-            theirs.sendall(outcome_record.encode(outcome_record.Outcome(exit_code=0)))
+            theirs.sendall(message.encode_outcome(message.RequestOutcome(exit_code=0)))
         BEGAN.unpack(BEGAN.pack(PYTHON, 1, time.process_time(), *memory.before(WATCHED)))
-        exec_program.limit({"RLIMIT_CORE": 0})  # as it will be in any case
-        for member in (reader := archive.Reader(io.BytesIO(_archive()))):
-            archive.Member(files.check_path(member.name), *member[1:])
+        exec_program.limit({"RLIMIT_CORE": 0})  # the value it gets in any case
+        for member in (reader := archive.TarReader(io.BytesIO(_archive()))):
+            archive.TarMember(files.check_path(member.name), *member[1:])
             b"".join(reader.contents())
         warm_python.rehearse()
     os.close(null)
 
 
 def _rehearse() -> None:
-    """Take the steps of a request without their effect: their page faults are over before one comes."""
+    """Run the steps of a request without effect, so that their page faults are over before a request
+    comes."""
     null = os.open(os.devnull, os.O_RDWR)
     saved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (0, 1, 2)]
     ours, theirs = socket.socketpair()
@@ -163,7 +164,7 @@ def _rehearse() -> None:
         received = message.receive(ours)
     _take_streams(received[1] if received else [], None)
     kernel.set_capabilities(*exec_program.KEPT)
-    exec_program.limit({"RLIMIT_CORE": 0})  # as it will be in any case
+    exec_program.limit({"RLIMIT_CORE": 0})  # the value it gets in any case
     _unpack_into(_REHEARSED, io.BytesIO(_archive()))
     files.clear(_REHEARSED)
     warm_python.rehearse()
@@ -174,10 +175,10 @@ def _rehearse() -> None:
 
 
 def _archive() -> bytes:
-    """Two small files."""
+    """A tar stream of two small files."""
     out = io.BytesIO()
     for name in ("a", "b"):
-        archive.write_member(out, archive.Member(name, archive.FILE, 0o644, 1))
+        archive.write_member(out, archive.TarMember(name, archive.FILE, 0o644, 1))
         out.write(b"x")
         archive.write_padding(out, 1)
     archive.write_end(out)
@@ -185,7 +186,7 @@ def _archive() -> bytes:
 
 
 def _unpack(packed: int) -> None:
-    """Make the workspace what a stream holds."""
+    """Replace the workspace by the contents of a tar stream."""
     with open(packed, "rb") as source:
         _unpack_into("/work", source)
     os.chmod("/work", 0o755)
@@ -199,7 +200,7 @@ def _unpack_into(folder: str, source: IO[bytes]) -> None:
 
 
 def _operate(request: dict[str, Any]) -> None:
-    """A file operation, from standard input or to standard output."""
+    """Run a file operation, from standard input or to standard output."""
     if request["op"] != "pack":
         kernel.drop_capabilities()
     root = os.open("/work", os.O_PATH | os.O_DIRECTORY)
@@ -213,11 +214,11 @@ def _operate(request: dict[str, Any]) -> None:
             files.pack("/work", target)
     elif request["op"] == "probe":
         with open(1, "w", closefd=False) as target_text:
-            json.dump(probe.attempts(request["secret"]), target_text)
+            json.dump(attempts(request["secret"]), target_text)
 
 
 def _say_done(done: int, pipe: os.stat_result, code: int) -> bool:
-    # the program may have closed it, or put another file there: then init sees the end itself
+    # if the program closed it, or put another file there, init notices the end instead
     with contextlib.suppress(OSError):
         if os.path.samestat(os.fstat(done), pipe):
             return os.write(done, bytes([code])) == 1
@@ -227,15 +228,65 @@ def _say_done(done: int, pipe: os.stat_result, code: int) -> bool:
 def _take_streams(fds: list[int], kept: set[int] | None) -> None:
     """Make these descriptors standard output and error; standard input is empty.
 
-    Every other one is closed but those that are `kept` (below zero: none), unless that is None.
+    Other descriptors are closed except `kept` (negative ones are ignored); None closes nothing.
     """
     null = os.open(os.devnull, os.O_RDONLY)
-    # above the standard three, so that no copy overwrites one that is still needed
-    held = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (null, *fds)]
+    # above 2, so that no copy overwrites one that is still needed
+    copies = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (null, *fds)]
     for fd in (null, *fds):
         os.close(fd)
-    for number, fd in enumerate(held):
+    for number, fd in enumerate(copies):
         os.dup2(fd, number)
         os.close(fd)
     if kept is not None:
         exec_program.close_all_but({0, 1, 2, *(kept - {-1})})
+
+
+def attempts(secret: str) -> dict[str, bool]:
+    """The self-test: try to escape. Returns layer -> whether it held. `secret` is a file that must not be
+    readable."""
+    return {
+        "network_namespace": not _connects(),
+        "mount_namespace": not _reads(secret),
+        "read_only_root": not any(_writes(folder) for folder in ("/", "/usr", "/etc", "/dev", "/proc/sys")),
+        # only processes that were started before this one, from pid 1 on
+        "pid_namespace": _processes() == list(range(1, os.getpid() + 1)),
+        "user_namespace": os.getuid() == 1000 and not _reads("/proc/1/environ"),
+        "capabilities": _status("CapEff") == _status("CapBnd") == "0" * 16,
+        "no_new_privs": _status("NoNewPrivs") == "1",
+    }
+
+
+def _connects() -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
+        try:
+            # a datagram socket connects wherever there is a route; nothing is sent
+            handle.connect(("192.0.2.1", 9))
+        except OSError:
+            return False
+    return True
+
+
+def _processes() -> list[int]:
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def _reads(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(1) != b""
+    except OSError:
+        return False
+
+
+def _writes(folder: str) -> bool:
+    try:
+        os.mkdir(os.path.join(folder, "nano-probe"))
+    except OSError:
+        return False
+    return True
+
+
+def _status(name: str) -> str:
+    with open("/proc/self/status") as file:
+        return next(line.split()[1] for line in file if line.startswith(f"{name}:"))

@@ -1,10 +1,10 @@
-"""The system calls that a jail refuses: a list, since an allowlist breaks users' toolchains.
+"""The seccomp filter: the list of system calls that a jail refuses. An allowlist would break toolchains.
 
-What is refused: new namespaces and mounts, looking into other processes, kernel interfaces with a history
-of exploits, kernel memory that no limit counts (memfd, SysV IPC, extended attributes, socket filters, further
-seccomp filters and Landlock rules), what the whole machine shares (AIO slots, huge pages, IPv6 flow labels,
-syncing its disks), pushing input to a terminal, and every socket but UNIX, TCP and UDP ones: a network
-namespace does not confine AF_VSOCK. A system call that is younger than this list does not exist in a jail.
+Refused are: new namespaces and mounts; access to other processes; kernel interfaces with a history of
+exploits; kernel memory that no limit counts (memfd, SysV IPC, extended attributes, socket filters, further
+seccomp filters and Landlock rules); resources of the whole machine (AIO slots, huge pages, IPv6 flow labels,
+syncing disks); pushing input to a terminal; and all sockets except UNIX, TCP and UDP, since a network
+namespace does not confine AF_VSOCK. System calls newer than this list do not exist in a jail.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SOCKET_OPTIONS = {
     17: (100,),  # UDP_ENCAP
     41: (32,),  # IPV6_FLOWLABEL_MGR
 }
-"""level -> options that take kernel memory beside the socket's buffers, or of which the machine has few"""
+"""level -> options that take kernel memory besides the socket's buffers, or of which the machine has few"""
 _FILE_COMMANDS = {
     37: errno.EINVAL,  # F_OFD_SETLK: /proc/locks does not say whose they are
     38: errno.EINVAL,  # F_OFD_SETLKW
@@ -42,16 +42,17 @@ _FILE_COMMANDS = {
     1026: errno.EINVAL,  # F_NOTIFY
     1031: errno.EPERM,  # F_SETPIPE_SZ
 }
-"""commands of fcntl -> the error that they meet"""
+"""commands of fcntl -> error that they return"""
 _SET_SECCOMP, _FIRST_UNKNOWN_OPTION, _KNOWN_OPTIONS = 22, 78, (0x5356_4D41, 0x4155_5856)
-"""of prctl: the first unknown one, PR_FUTEX_HASH, takes memory; known are PR_SET_VMA and PR_GET_AUXV"""
+"""of prctl: from the first unknown option on all are refused (PR_FUTEX_HASH takes memory), except the known
+PR_SET_VMA and PR_GET_AUXV"""
 
-# name: its number on each of MACHINES, None where it does not exist; from 424 on they agree
+# name: its number on each of MACHINES, None where it does not exist; from 424 on the numbers agree
 _INSPECTED: dict[str, tuple[int, int]] = {
     "clone": (56, 220), "ioctl": (16, 29), "fcntl": (72, 25), "prctl": (157, 167), "mmap": (9, 222),
     "socket": (41, 198), "socketpair": (53, 199), "setsockopt": (54, 208), "prlimit64": (302, 261),
 }  # fmt: skip
-"""allowed or refused by their arguments"""
+"""system calls that are allowed or refused by their arguments"""
 _DENIED: dict[str, tuple[int, int | None]] = {
     "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39),
     "pivot_root": (155, 41), "chroot": (161, 51),
@@ -96,34 +97,34 @@ _LIKE_NONE = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict
 _LIKE_OLD = ("io_setup", "io_destroy", "io_submit", "io_cancel", "io_getevents", "io_pgetevents", "seccomp")
 _ANSWERS = {
     "clone3": errno.ENOSYS,  # glibc falls back to clone, whose flags a filter can read
-    # as a file system and a kernel without them say: programs go on
+    # the error of a file system or kernel without them: programs cope with it
     **dict.fromkeys(("setxattr", "lsetxattr", "fsetxattr", *_LIKE_NONE), errno.EOPNOTSUPP),
     **dict.fromkeys(_LIKE_OLD, errno.ENOSYS),
-    # success: nothing of a jail is on a disk, and the host's disks are not its business
+    # pretended success: a jail has nothing on disk, and must not sync the host's disks
     **dict.fromkeys(("sync", "syncfs"), 0),
 }
-"""name -> error, where it is another than EPERM"""
+"""name -> error, if it is not EPERM"""
 _END_OF_OWN = {"x86_64": 337, "aarch64": 295}
-"""of the numbers that a machine has of its own"""
+"""end of the range of numbers that differ between machines"""
 _COMMON = range(424, 451)
 _YOUNGER = (452, 453, 462)
 """fchmodat2, map_shadow_stack and mseal, which C libraries call"""
 
 
 def inspected(machine: str) -> dict[str, int]:
-    """Name -> number of the system calls whose arguments decide."""
+    """Name -> number of the system calls that are decided by their arguments."""
     column = MACHINES.index(machine)
     return {name: numbers[column] for name, numbers in _INSPECTED.items()}
 
 
 def denied(machine: str) -> dict[str, int]:
-    """Name -> number of the system calls that are refused whatever their arguments."""
+    """Name -> number of the system calls that are always refused."""
     column = MACHINES.index(machine)
     return {name: number for name, numbers in _DENIED.items() if (number := numbers[column]) is not None}
 
 
 def answer(name: str) -> int:
-    """The error that a denied system call meets; 0 where it seems to succeed."""
+    """The error that a refused system call returns; 0 if it pretends success."""
     return _ANSWERS.get(name, errno.EPERM)
 
 
@@ -139,12 +140,12 @@ _PASS = _instruction(_RETURN, _ALLOW)
 
 
 def _if(code: int, value: int, then: bytes, otherwise: bytes) -> bytes:
-    """A test of what is loaded; both ways return. Raises struct.error where `then` is too long to skip."""
+    """A comparison with the loaded value; both branches return. Raises struct.error if `then` is too long."""
     return _instruction(code, value, 0, len(then) // 8) + then + otherwise
 
 
 def _among(values: tuple[int, ...], then: bytes, otherwise: bytes) -> bytes:
-    """`then` where what is loaded is one of the values."""
+    """`then` if the loaded value is one of `values`."""
     tests = b""
     for index, value in enumerate(values):
         tests += _instruction(_JUMP_EQUAL, value, len(values) - 1 - index + len(otherwise) // 8)
@@ -157,7 +158,7 @@ def _on(offset: int, test: bytes) -> bytes:
 
 def _clone() -> bytes:
     refuse = _refuse(errno.EPERM)
-    # what a process locks stays locked, in nobody's name, while another shares its files
+    # a lock that a process takes while another shares its files belongs to nobody
     sharing = _if(_JUMP_ANY_BIT, _CLONE_THREAD, _PASS, refuse)
     processes = _if(_JUMP_ANY_BIT, _CLONE_FILES, sharing, _PASS)
     return _on(_ARGUMENT_0, _if(_JUMP_ANY_BIT, _NEW_NAMESPACES, refuse, processes))
@@ -194,7 +195,7 @@ def _process_control() -> bytes:
 
 
 def _inspections() -> dict[str, bytes]:
-    """Name -> the part of the program that looks at the arguments of this system call."""
+    """Name -> the instructions that check the arguments of this system call."""
     refuse, no_memory = _refuse(errno.EPERM), _refuse(errno.ENOMEM)
     return {
         "clone": _clone(),
@@ -205,13 +206,13 @@ def _inspections() -> dict[str, bytes]:
         "prctl": _process_control(),
         "mmap": _on(_ARGUMENT_3, _if(_JUMP_ANY_BIT, _MAP_HUGETLB, no_memory, _PASS)),
         "ioctl": _on(_ARGUMENT_1, _among(_TERMINAL_INPUT, refuse, _PASS)),
-        # of another process: init has our uid, and a CPU limit would let a program end it
+        # of another process: init has the same uid, and with a CPU limit a program could end it
         "prlimit64": _on(_ARGUMENT_0, _among((0,), _PASS, refuse)),
     }
 
 
 def _tree(parts: list[tuple[int, bytes]]) -> bytes:
-    """Halve the numbers until one part is left: the kernel runs the program for each when it installs it."""
+    """A binary search over the numbers: the kernel simulates the program for each number at installation."""
     if len(parts) == 1:
         return parts[0][1]
     middle = len(parts) // 2
@@ -219,7 +220,7 @@ def _tree(parts: list[tuple[int, bytes]]) -> bytes:
 
 
 def _numbers(machine: str, traceable: bool) -> dict[int, bytes]:
-    """Number -> its part of the program, for all that exist in a jail."""
+    """Number -> instructions, for all system calls that exist in a jail."""
     known = [*range(_END_OF_OWN[machine]), *_COMMON, *_YOUNGER]
     parts = dict.fromkeys(known, _PASS)
     parts |= {
@@ -233,9 +234,9 @@ def _numbers(machine: str, traceable: bool) -> dict[int, bytes]:
 
 @functools.cache
 def program(machine: str, *, traceable: bool = False) -> bytes | None:
-    """The filter for a machine as classic BPF, eight bytes an instruction; None where there is no table.
+    """The filter for a machine as classic BPF, eight bytes an instruction; None for an unknown machine.
 
-    A `traceable` one lets a tracer of ours install one more filter, which then refuses what this one leaves.
+    A `traceable` filter lets our tracer install one more filter, which refuses what this one then allows.
     """
     if machine not in MACHINES:
         return None

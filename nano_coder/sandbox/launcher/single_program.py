@@ -1,7 +1,7 @@
-"""One program in a jail whose pid 1 is not ours: started within limits, watched, and told of how it ended.
+"""Runs one program in a jail whose pid 1 is not ours, as under bubblewrap: rlimits, watch, and a report.
 
-A foreign pid 1 passes on a signal as an exit code above 128, which a program can return by itself; it also
-counts neither memory nor time.
+A foreign pid 1 reports a signal as an exit code above 128, which a program can return itself, and it measures
+neither memory nor time.
 """
 
 from __future__ import annotations
@@ -11,41 +11,42 @@ import os
 import select
 from typing import Any, NoReturn
 
-from . import exec_program, group, kernel, landlock, memory, seccomp
-from .termination import end_everything, kill_all, outcome
+from . import cgroup, exec_program, kernel, landlock, memory, seccomp
+from .exec_program import end_everything, kill_all, outcome
 
 WRITABLE = ("/work", "/tmp", "/dev/shm")
 _WATCH_MS = 50
 
 
-def main(asked: int, report: int, stop: int) -> None:
-    """Run what the file `asked` says; a byte on `stop` kills it; `report` gets JSON objects, one a line."""
-    with open(asked, "rb") as file:
+def main(request_fd: int, report: int, stop: int) -> None:
+    """Run the request in the file `request_fd`; a byte on `stop` kills it; `report` gets JSON objects, one a
+    line."""
+    with open(request_fd, "rb") as file:
         request = json.load(file)
-    # should the machine run out of memory, a jail goes first; while /proc/self is still ours to write
+    # if the machine runs out of memory, jails are killed first; written while /proc/self is still ours
     with open("/proc/self/oom_score_adj", "w") as badness:
         badness.write("1000")
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-    memory.open_counters(group.Programs())
-    _tell(report, {"began": True})
+    memory.open_counters(cgroup.JailCgroup())
+    _report(report, {"began": True})
     pid = os.fork()
     if pid == 0:
         try:
-            _become(request)
+            _exec_program(request)
         finally:
             os._exit(126)
     oom = _watch(os.pidfd_open(pid), stop, request["memory_bytes"])
     status, used, peak = end_everything(pid)
-    _tell(report, outcome(status, used, peak, oom=oom))
+    _report(report, outcome(status, used, peak, oom=oom))
 
 
-def _tell(report: int, record: dict[str, object]) -> None:
+def _report(report: int, record: dict[str, object]) -> None:
     os.write(report, json.dumps(record).encode() + b"\n")
 
 
-def _become(request: dict[str, Any]) -> NoReturn:
-    # a group of its own: a program that signals its group must not reach us
+def _exec_program(request: dict[str, Any]) -> NoReturn:
+    # a session of its own: a program that signals its process group must not reach us
     os.setsid()
     os.closerange(3, 1 << 20)
     if landlock.version():
@@ -59,12 +60,12 @@ def _become(request: dict[str, Any]) -> NoReturn:
 
 
 def _watch(ended: int, stop: int, memory_bytes: int) -> bool:
-    """Wait for the program to end; kill all when asked to or when memory ran out. True when it was memory."""
+    """Wait for the program to end; kill everything when asked to or out of memory. True if it was memory."""
     poll = select.poll()
     poll.register(ended, select.POLLIN)
     poll.register(stop, select.POLLIN)
-    # the workspace is on a disk
-    oom, watch = False, memory.Watch(memory_bytes, WRITABLE[1:])
+    # only in-memory file systems: the workspace is on a disk
+    oom, watch = False, memory.MemoryWatch(memory_bytes, WRITABLE[1:])
     while True:
         events = {fd for fd, _ in poll.poll(_WATCH_MS)}
         if ended in events:

@@ -1,7 +1,7 @@
-"""Python source in a warm interpreter: what `python -c` would do, without starting one.
+"""Python source in a warm interpreter: the effect of `python -c` without starting one.
 
-The runner is a fork of the zygote, so the interpreter's start, its standard modules and its site are there
-already. Hash seed and address layout are those of the zygote.
+The runner is a fork of the zygote, which has started the interpreter and imported site and standard modules.
+Hash seed and address layout are the zygote's.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _PRELOADED = (
     "heapq", "itertools", "json", "math", "operator", "pathlib", "random", "re", "string", "textwrap",
     "traceback", "typing",
 )  # fmt: skip
-"""standard modules that programs begin with; none of them starts a thread or opens a file"""
+"""standard modules that programs import first; none of them starts a thread or opens a file"""
 _REHEARSAL = "import math\n\n\ndef f(x):\n    return [x, math.pi, {'a': str(x)}]\n\n\nprint(f(1))\n"
 _FLUSH_FAILED = 120
 _PATIENCE_S = 1.0
 _baseline: frozenset[str] = frozenset()
 _newest = ""
-"""the module that was imported last, of those"""
+"""the last of the modules that were imported in advance"""
 
 
 def prepare() -> None:
-    """In the zygote, once: import what programs begin with."""
+    """In the zygote, once: import the modules of `_PRELOADED`."""
     global _baseline, _newest
     for name in _PRELOADED:
         importlib.import_module(name)
@@ -47,7 +47,7 @@ def prepare() -> None:
 
 
 def rehearse() -> None:
-    """All that `run` does, to no effect: in a runner that waits its page faults are then over."""
+    """Run the steps of `run` without effect, in a waiting runner, so that its page faults are over."""
     if not _baseline:
         return
     path, argv, main = sys.path[:], sys.argv, sys.modules["__main__"]
@@ -59,7 +59,7 @@ def rehearse() -> None:
 
 
 def make_ready() -> None:
-    """In a runner whose streams are those of the program: all that a program finds and no request decides."""
+    """In a runner with the program's streams: set up everything that does not depend on the request."""
     if not _baseline:
         return
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
@@ -73,15 +73,15 @@ def make_ready() -> None:
     if sys.version_info < (3, 14):
         main.__annotations__ = {}
     sys.modules["__main__"] = main
-    # what lives now is not looked through again when the program ends
+    # freeze: objects that exist now are skipped by the collection at the program's end
     gc.freeze()
 
 
 def run(request: dict[str, Any], say_done: Callable[[int], bool]) -> NoReturn:
     """Run `request["source"]` as the main module, and end the process as Python would.
 
-    `say_done` hears the exit code just before that, from this process only, not from a fork that gets here;
-    true when somebody heard it, who will end us.
+    `say_done` gets the exit code just before that, from this process only, not from forks; it returns True if
+    somebody got the code, who then kills this process.
     """
     pid = os.getpid()
     _prepare(request)
@@ -95,13 +95,13 @@ def run(request: dict[str, Any], say_done: Callable[[int], bool]) -> NoReturn:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     if os.getpid() == pid and say_done(status):
-        # the agent looks at what was used, and has us killed: it must not find us half gone
+        # the agent reads this process's usage and has it killed: it must not exit by itself before that
         time.sleep(_PATIENCE_S)
     os._exit(status)
 
 
 def _prepare(request: dict[str, Any]) -> None:
-    """Environment, arguments and path as the program finds them."""
+    """Set up environment, arguments and sys.path for the program."""
     if os.environ != request["env"]:
         os.environ.clear()
         os.environ.update(request["env"])
@@ -123,7 +123,7 @@ def _open_streams() -> None:
 
 
 def _status(source: str, main: types.ModuleType) -> int:
-    """The exit status of the source; tracebacks are printed without the frames of this file."""
+    """The exit status of the source; prints tracebacks without the frames of this file."""
     try:
         exec(compile(source, "<string>", "exec", dont_inherit=True), main.__dict__)
     except SystemExit as leaving:
@@ -147,10 +147,10 @@ def _exit_status(code: object) -> int:
 
 
 def _let_go(main: types.ModuleType) -> int:
-    """Let go of what the program made, and flush: the status of that."""
+    """Release the program's objects, and flush. Returns the exit status of the flush."""
     # files that the program left open are flushed when they are collected
     if len(sys.modules) != len(_baseline) or next(reversed(sys.modules)) != _newest:
-        # not in any case: to touch every module's name is to copy its page
+        # only if something was imported: touching every module's name copies its page
         for name in set(sys.modules) - _baseline - {"__main__"}:
             sys.modules.pop(name, None)
     main.__dict__.clear()

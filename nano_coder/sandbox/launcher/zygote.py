@@ -1,8 +1,7 @@
-"""The launcher's main program: builds one root, then forks one jail after another from it.
+"""The zygote and its supervisor: build one root, then fork one jail after another from it.
 
-Two processes: the supervisor, in the host's pid namespace, does what takes its rights until the zygote, which
-is pid 1 of its own, has ended. Whichever way the agent, the supervisor or the zygote ends, the kernel kills
-everything below.
+The supervisor stays in the host's pid namespace and does what needs its privileges; the zygote is pid 1 of
+its own namespace. If the agent, the supervisor or the zygote ends, the kernel kills everything below it.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from . import exec_program, init, kernel, landlock, message, root, runner, seccomp, warm_python
-from .group import Group, Programs
+from .cgroup import ControlGroup, JailCgroup
 
 _INSIDE = "import sys; sys.path.insert(0, {path!r}); from launcher.zygote import resume; resume{call}"
 UIDS = range(0x7800_0000, 0x7FFD_0000)
-"""of users that no machine has: systemd, subordinate ids and directory services end below"""
+"""uids that no machine assigns: systemd, subordinate ids and directory services end below"""
 _UIDS_A_LAUNCHER = 1024
 _TRIES = 100
 
 
 def main() -> None:
-    """Outside: isolate, build the root, and become the zygote."""
+    """Supervisor, outside: isolate, build the root, and fork the zygote."""
     control = socket.socket(fileno=0)
     received = message.receive(control)
     if received is None:
@@ -43,7 +42,7 @@ def main() -> None:
         return
     group = None
     with contextlib.suppress(OSError):
-        group = Group(spec["group"]) if spec.get("group") else None
+        group = ControlGroup(spec["group"]) if spec.get("group") else None
     with _claimed_uids() if spec["own_uids"] else contextlib.nullcontext(0) as first_uid:
         _supervise(control, agent, spec, group, first_uid)
     if group is not None:
@@ -52,9 +51,9 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _claimed_uids() -> Iterator[int]:
-    """The first of some uids that no other launcher has, until the block is left or this process dies.
+    """The first of a block of uids that no other launcher uses, until the block is left or this process dies.
 
-    A socket's name says so to those in our network namespace; elsewhere it takes luck to draw the same.
+    A socket's abstract name reserves it within our network namespace; elsewhere only the random choice does.
     """
     with socket.socket(socket.AF_UNIX) as claim:
         for _ in range(_TRIES):
@@ -67,10 +66,10 @@ def _claimed_uids() -> Iterator[int]:
 
 
 def _supervise(
-    control: socket.socket, agent: int, spec: dict[str, Any], group: Group | None, first_uid: int
+    control: socket.socket, agent: int, spec: dict[str, Any], group: ControlGroup | None, first_uid: int
 ) -> None:
     ours, theirs = socket.socketpair()
-    # held open: the zygote exchanges the root of both, at any moment from the fork on
+    # kept open: from the fork on the zygote may exchange the root of both processes
     processes = os.open("/proc", os.O_PATH)
     try:
         _unshare()
@@ -89,10 +88,10 @@ def _supervise(
     theirs.close()
     process = os.open(str(pid), os.O_PATH, dir_fd=processes)
     os.close(processes)
-    # until the last process of the zygote's is gone, or about to be
-    while (asked := message.receive(ours)) is not None:
+    # until the last process of the zygote has closed its end
+    while (request := message.receive(ours)) is not None:
         try:
-            fds = _granted(asked[0], process, group, first_uid)
+            fds = _grant(request[0], process, group, first_uid)
             message.send(ours, {}, fds)
             for fd in fds:
                 os.close(fd)
@@ -101,11 +100,11 @@ def _supervise(
     os.waitpid(pid, 0)
 
 
-def _granted(asked: dict[str, Any], process: int, group: Group | None, first_uid: int) -> list[int]:
-    """What the zygote may not do itself: it asks for the group of a jail, or for its uids."""
-    if "jail" in asked and group is not None:
-        return list(group.make_programs(asked["jail"]))
-    if "uids" in asked:
+def _grant(request: dict[str, Any], process: int, group: ControlGroup | None, first_uid: int) -> list[int]:
+    """Privileged requests of the zygote: the control group of a jail, or the uid map."""
+    if "jail" in request and group is not None:
+        return list(group.make_programs(request["jail"]))
+    if "uids" in request:
         for name in ("gid_map", "uid_map"):
             fd = os.open(name, os.O_WRONLY, dir_fd=process)
             os.write(fd, f"0 {first_uid} {_UIDS_A_LAUNCHER}".encode())
@@ -126,7 +125,11 @@ def _unshare() -> None:
 
 
 def _enter(
-    control: socket.socket, agent: int, spec: dict[str, Any], group: Group | None, supervisor: socket.socket
+    control: socket.socket,
+    agent: int,
+    spec: dict[str, Any],
+    group: ControlGroup | None,
+    supervisor: socket.socket,
 ) -> None:
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     grouped = False
@@ -149,12 +152,12 @@ def _enter(
 
 
 def _drop_privileges(spec: dict[str, Any], supervisor: socket.socket) -> None:
-    """Be no user of the host any more, or stay the ordinary one. Raises OSError."""
+    """Stop being root of the host, or stay the ordinary user. Raises OSError."""
     if os.geteuid() == 0:
         os.setgroups([])
         owner = spec["unused_uid"]
         if spec["own_uids"]:
-            # root of nothing but some users that nobody is, for jails to be one each
+            # root over a block of unassigned uids only, so that each jail can be a user of its own
             kernel.unshare(kernel.NEWUSER)
             message.send(supervisor, {"uids": True})
             granted = message.receive(supervisor)
@@ -170,49 +173,50 @@ def _drop_privileges(spec: dict[str, Any], supervisor: socket.socket) -> None:
 
 
 def _stay_bound() -> None:
-    """A change of user clears both; without the second nobody may write our uid_map."""
+    """Restore the death signal and dumpability, which a change of user clears; uid_map needs the latter."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
 
 
 def _restart(python: str, environment: dict[str, str], agent: int, jails: _Jails) -> NoReturn:
-    """Begin anew as the jail's own interpreter: jails that run Python are forks of it."""
+    """Exec the jail's own interpreter: jails that run Python are forks of it."""
     for fd in (0, agent, jails.supervisor):
         os.set_inheritable(fd, True)
     call = (agent, jails.supervisor, jails.grouped, jails.own_uids)
     code = _INSIDE.format(path=root.LAUNCHER_INSIDE, call=call)
-    # symbols are found once, and not in every jail
+    # resolve symbols once, and not in every jail
     os.execve(python, [python, "-s", "-S", "-P", "-c", code], {**environment, "LD_BIND_NOW": "1"})
 
 
 def resume(agent: int, supervisor: int, grouped: bool, own_uids: bool) -> None:
-    """Inside: what `_restart` begins."""
+    """Inside the new root: continue after `_restart`."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     sys.path.remove(root.LAUNCHER_INSIDE)
     site.main()
-    # asked for by `_restart`, and no variable of a program's
+    # set by `_restart`; programs must not see it
     os.environ.pop("LD_BIND_NOW")
     warm_python.prepare()
-    runner.practise()
+    runner.warm_up()
     _serve(socket.socket(fileno=0), agent, _Jails(supervisor, grouped, own_uids=own_uids))
 
 
 class _Jails:
-    """Those that live, by number: it stands for a host uid, and for the control group of its programs."""
+    """The living jails by number, which selects a jail's uid and control group."""
 
     def __init__(self, supervisor: int, grouped: bool, *, own_uids: bool) -> None:
-        """`supervisor` is the socket to it."""
+        """`supervisor` is a socket to the supervisor."""
         self.supervisor = supervisor
         self.grouped = grouped
         self.own_uids = own_uids
         self.living: dict[int, int] = {}
-        """process -> number"""
+        """pid -> number"""
         self._made = 0
         self._free: deque[int] = deque()
-        self._groups: dict[int, Programs] = {}
+        self._groups: dict[int, JailCgroup] = {}
 
     def number(self) -> int:
-        """One that no jail has: the longest unused one, since the kernel takes a moment to forget a jail."""
+        """A number that no jail has, the longest unused first: the kernel takes a moment to clean up after a
+        jail."""
         if len(self._free) > 1:
             return self._free.popleft()
         self._made += 1
@@ -222,35 +226,36 @@ class _Jails:
         if (number := self.living.pop(pid, None)) is not None:
             self._free.append(number)
 
-    def programs(self, number: int) -> Programs:
-        """The group of a jail's programs; one of no files where there is none."""
+    def programs(self, number: int) -> JailCgroup:
+        """The control group of a jail's programs; an empty JailCgroup without groups."""
         if self.grouped and number not in self._groups:
             with socket.socket(fileno=os.dup(self.supervisor)) as supervisor:
                 message.send(supervisor, {"jail": number})
                 granted = message.receive(supervisor)
-            self._groups[number] = Programs(*(granted[1] if granted else ()))
-        return self._groups.get(number, Programs())
+            self._groups[number] = JailCgroup(*(granted[1] if granted else ()))
+        return self._groups.get(number, JailCgroup())
 
     def uid(self, number: int) -> int:
-        """Of the jail, as this process calls it."""
+        """Uid of the jail in this process's user namespace."""
         return min(number, _UIDS_A_LAUNCHER - 1) if self.own_uids else os.geteuid()
 
 
 def _serve(control: socket.socket, agent: int, jails: _Jails) -> None:
-    """One jail a request, until the agent ends; when it only hangs up, until the last jail is gone."""
-    # a jail's group is three open files here
+    """Create one jail for each request, until the agent ends; if it only closes the socket, until no jail
+    lives."""
+    # each jail's group takes three open files here
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     exec_program.reset_signals()
-    # as Python has them: a write to what is closed is an error
+    # as Python sets them: writing to a closed pipe is an error
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: _reap(jails))
-    # found out once, for every jail
+    # computed once, for every jail
     landlock.version()
     seccomp.program(kernel.MACHINE)
     kernel.last_capability()
-    # what lives now is shared by every jail and never collected there
+    # freeze: objects that exist now are shared by all jails and never collected there
     gc.collect()
     gc.freeze()
     message.send(control, {"ready": True, "grouped": jails.grouped})
@@ -279,7 +284,7 @@ def _reap(jails: _Jails) -> None:
 
 
 def _clone(uid: int) -> int:
-    """As another user, since who makes a user namespace may map itself, and nobody else."""
+    """Clone as another user: the creator of a user namespace may map its own uid only."""
     os.setresgid(uid, uid, 0)
     os.setresuid(uid, uid, 0)
     _stay_bound()
@@ -297,7 +302,7 @@ def _clone(uid: int) -> int:
 
 
 def _make(control: socket.socket, agent: int, request: dict[str, Any], jails: _Jails) -> None:
-    """Fork a jail, and hand the agent its connection and a pidfd of its init."""
+    """Fork a jail, and send the agent its connection and a pidfd of its init."""
     theirs, ours = socket.socketpair()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     try:
@@ -314,7 +319,7 @@ def _make(control: socket.socket, agent: int, request: dict[str, Any], jails: _J
                     os.close(fd)
                 init.main(ours, {**request, "uid": uid, "gid": gid}, programs)
             finally:
-                # last words, for the agent to pass on
+                # the traceback goes to stderr, which the agent quotes in errors
                 sys.excepthook(*sys.exc_info())
                 os._exit(70)
         jails.living[pid] = number

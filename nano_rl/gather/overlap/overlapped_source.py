@@ -1,12 +1,11 @@
-"""Rollouts of the next step while the trainer learns from the last, one policy version behind it.
+"""Overlap: a worker process rolls out the next step while the trainer learns from the last one.
 
     worker     roll out 0   roll out 1 (v0)   roll out 2 (v1)   ...
     trainer                 learn 0 -> v1     learn 1 -> v2     ...
 
-The buffer holds one step. While the groups of a step are learned from, the worker rolls out the next one with
-the weights from before that update: step k > 0 is sampled by version k - 1, always, so that under lockstep a
-seed decides the training bit for bit. Which tasks come next is decided here, at the same place of every step,
-and the rewards are given here; the worker runs and grades, and writes to the log.
+Rollouts are one step ahead: step k > 0 is sampled by version k - 1, always, so that under the lockstep
+scheduler a seed determines the training bit for bit. Tasks are chosen here, at the same point of every step,
+and composed rewards are computed here; the worker runs and grades the rollouts and writes them to the log.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from torch import Tensor, nn
 from nano_coder.models.opening import OpenedWeights
 from nano_coder.models.weights import BASE
 from nano_coder.run.execution import Runtime
+from nano_coder.tools import TOOLS
 from nano_rl.config.training import TrainConfig
 from nano_rl.gather.overlap.remote_rollouts import RemoteRollouts
-from nano_rl.gather.overlap.rollout_request import Opening, ProbeRow, RolloutRequest
+from nano_rl.gather.overlap.rollout_worker import ProbeRow, RolloutRequest, WorkerConfig
 from nano_rl.gather.rollouts import OnRun
 from nano_rl.gather.sources import Gathered, Gatherer, Sources
-from nano_rl.learn.model.first_look import mean_and_max
-from nano_rl.learn.model.probe import Probe
+from nano_rl.learn.mismatch import Probe, mean_and_max
 from nano_rl.rewards import Reward
 from nano_shared.errors import UsageError
 from nano_shared.facts import facts_of
@@ -42,20 +41,20 @@ NOT_FROM_LOGS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ahead:
-    """The tasks of a step whose rollouts are not learned from yet, and the policy that samples them."""
+class PendingStep:
+    """A step that is being rolled out: its tasks, and the policy that samples them."""
 
     step: int
     version: int
     tasks: tuple[Task, ...]
     weights: dict[str, Tensor]
-    """those that train, as they were"""
+    """the trained weights of that version"""
     probe: Probe | None = None
-    """a row of the step before with the log-probs that these weights give it; None after a restart"""
+    """a row of the previous step, scored with these weights; None after a restart"""
 
 
 class OverlappedGatherer(Gatherer):
-    """Gathers a step and has the next one rolled out meanwhile."""
+    """Gathers a step, and starts the rollouts of the next one in a worker process."""
 
     def __init__(
         self,
@@ -67,22 +66,22 @@ class OverlappedGatherer(Gatherer):
         reward: Reward | None,
         on_restart: Callable[[str], None],
     ) -> None:
-        """`on_restart` hears of each worker that had to be replaced. Raises UsageError for groups of logs."""
+        """`on_restart` is called with the reason when a worker is replaced. Raises UsageError for logs."""
         if sources.from_logs:
             raise UsageError(NOT_FROM_LOGS)
         super().__init__(sources, config, reward)
         self._model = model
         self._threads = torch.get_num_threads()
         self._rollouts = RemoteRollouts(
-            _opening(opened, runtime, config),
+            _worker_config(opened, runtime, config),
             threads=max(1, self._threads // 2),
             patience=config.heartbeat_seconds,
             on_restart=on_restart,
         )
-        self._ahead: Ahead | None = None
+        self._pending: PendingStep | None = None
 
     def __enter__(self) -> OverlappedGatherer:
-        # threads of both on the same cores would wait for each other in every product
+        # threads of both processes on the same cores would wait for each other in every matrix product
         torch.set_num_threads(max(1, self._threads - self._threads // 2))
         return self
 
@@ -93,62 +92,67 @@ class OverlappedGatherer(Gatherer):
         torch.set_num_threads(self._threads)
 
     def gather(self, runtime: Runtime, step: int, version: int, on_run: OnRun | None = None) -> Gathered:
-        """The groups of one step, after which the next one is under way. The weights are those of `version`,
-        and may move when this returns."""
+        """The groups of one step; the rollouts of the next step are running when this returns.
+
+        The model's weights are those of `version`, and may be updated afterwards.
+        """
         restarts = self._rollouts.restarts
-        # the first step, also of those that --steps adds, has nothing to overlap with
-        ahead = self._ahead = self._ahead or self._next(step, version)
+        # the first step of a process has nothing to overlap with
+        pending = self._pending = self._pending or self._next(step, version)
         gathered = super().gather(runtime, step, version, on_run)
-        self._ahead = None
-        seen = self._seen(ahead)
+        self._pending = None
+        worker_metrics = self._worker_mismatch(pending)
         if step + 1 < self._config.steps:
-            self._ahead = replace(self._next(step + 1, version), probe=Probe.of(gathered.groups, self._model))
-            tasks = self._ahead.tasks
+            probe = Probe.of(gathered.groups, self._model)
+            self._pending = replace(self._next(step + 1, version), probe=probe)
+            tasks = self._pending.tasks
             self._submit(tasks, [self._config.group_size] * len(tasks), runtime, step + 1)
         restarts = self._rollouts.restarts - restarts
-        behind = version - ahead.version
-        sampled_by = ahead.weights if behind else None
-        return replace(gathered, behind=behind, restarts=restarts, sampled_by=sampled_by, seen=seen)
+        off_policy_steps = version - pending.version
+        return replace(
+            gathered, off_policy_steps=off_policy_steps, restarts=restarts, worker_metrics=worker_metrics,
+            behaviour_weights=pending.weights if off_policy_steps else None,
+        )  # fmt: skip
 
     def state(self) -> dict[str, Any]:
-        """As of any gatherer, and what was drawn ahead, with the weights that sample it."""
-        ahead = self._ahead
-        told = ahead and {
-            "step": ahead.step,
-            "version": ahead.version,
-            "tasks": [task.key for task in ahead.tasks],
-            "weights": ahead.weights,
+        """The state of a gatherer, and the pending step with the weights that sample it."""
+        pending = self._pending
+        saved = pending and {
+            "step": pending.step,
+            "version": pending.version,
+            "tasks": [task.key for task in pending.tasks],
+            "weights": pending.weights,
         }
-        return {**super().state(), "ahead": told}
+        return {**super().state(), "ahead": saved}
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        told = state["ahead"]
-        if told is not None:
+        saved = state["ahead"]
+        if saved is not None:
             by_key = {task.key: task for task in self._sources.tasks}
-            tasks = tuple(by_key[key] for key in told["tasks"])
-            self._ahead = Ahead(
-                step=told["step"], version=told["version"], tasks=tasks, weights=told["weights"]
+            tasks = tuple(by_key[key] for key in saved["tasks"])
+            self._pending = PendingStep(
+                step=saved["step"], version=saved["version"], tasks=tasks, weights=saved["weights"]
             )
 
-    def _seen(self, ahead: Ahead) -> dict[str, float]:
-        """`worker_mismatch`: how far the log-probs of the probe are in the worker from those that its weights
-        give it here, mean and largest, nats."""
-        if ahead.probe is None or self._rollouts.scored is None:
+    def _worker_mismatch(self, pending: PendingStep) -> dict[str, float]:
+        """`worker_mismatch`: |log-prob in the worker - log-prob here| of the probe under the same weights,
+        mean and largest, nats."""
+        if pending.probe is None or self._rollouts.scored is None:
             return {}
-        return mean_and_max("worker_mismatch", [ahead.probe.gap_N(self._rollouts.scored)])
+        return mean_and_max("worker_mismatch", [pending.probe.gap_N(self._rollouts.scored)])
 
-    def _next(self, step: int, version: int) -> Ahead:
-        """Draw the tasks of a step, for the weights as they are."""
+    def _next(self, step: int, version: int) -> PendingStep:
+        """Draw the tasks of a step and publish the current weights for it."""
         tasks = self._draw(step, self._config.prompts_per_step, taken=())
         trained = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         weights = self._rollouts.publish(trained, version)
-        return Ahead(step=step, version=version, tasks=tuple(tasks), weights=weights)
+        return PendingStep(step=step, version=version, tasks=tuple(tasks), weights=weights)
 
     def _first(self, step: int) -> list[Task]:
-        assert self._ahead is not None
-        assert self._ahead.step == step
-        return list(self._ahead.tasks)
+        assert self._pending is not None
+        assert self._pending.step == step
+        return list(self._pending.tasks)
 
     def _roll_each(
         self,
@@ -158,7 +162,7 @@ class OverlappedGatherer(Gatherer):
         step: int,
         on_run: OnRun | None,
     ) -> dict[str, list[Trajectory]]:
-        """Those under way, or further ones of the same step (refill), which the same weights sample."""
+        """The rollouts that are running, or for a refill further ones of the same step and weights."""
         if not self._rollouts.under_way:
             self._submit(tasks, [missing[task.key] for task in tasks], runtime, step)
         runs = []
@@ -166,7 +170,7 @@ class OverlappedGatherer(Gatherer):
             run = runtime.store.get(name)
             if on_run:
                 on_run(run)
-            # of a run that the log scrubbed, the log-probs belong to another prompt than can be read
+            # in a run that the log redacted, the log-probs belong to a prompt that is not in the log
             if not any(turn.redacted for turn in facts_of(run).turns):
                 runs.append(run)
         if self._reward:
@@ -174,17 +178,17 @@ class OverlappedGatherer(Gatherer):
         return {task.key: [run for run in runs if run.task.key == task.key] for task in tasks}
 
     def _submit(self, tasks: Sequence[Task], sizes: Sequence[int], runtime: Runtime, step: int) -> None:
-        assert self._ahead is not None
-        self._rollouts.publish(self._ahead.weights, self._ahead.version)
+        assert self._pending is not None
+        self._rollouts.publish(self._pending.weights, self._pending.version)
         self._rollouts.submit(
             RolloutRequest(
-                version=self._ahead.version,
+                version=self._pending.version,
                 weights=self._rollouts.weights_file(),
                 seed=self.seed(step),
                 sampling=runtime.sampling,
                 tasks=tuple(tasks),
                 sizes=tuple(sizes),
-                probe=_row(self._ahead.probe),
+                probe=_row(self._pending.probe),
             )
         )
 
@@ -198,10 +202,10 @@ def _row(probe: Probe | None) -> ProbeRow | None:
     )
 
 
-def _opening(opened: OpenedWeights, runtime: Runtime, config: TrainConfig) -> Opening:
+def _worker_config(opened: OpenedWeights, runtime: Runtime, config: TrainConfig) -> WorkerConfig:
     loaded = opened.loaded
     folder = BASE if loaded.kind == "base" else loaded.path
-    return Opening(
+    return WorkerConfig(
         trainer=os.getpid(),
         model=str(folder or loaded.id.partition("@")[0]),  # a hub's model is named with its commit
         model_id=loaded.id,
@@ -210,6 +214,7 @@ def _opening(opened: OpenedWeights, runtime: Runtime, config: TrainConfig) -> Op
         seed=config.seed,
         profile=opened.profile.name,
         runtime_profile=runtime.profile.name,
+        tool_files=TOOLS.files,
         scheduler=config.scheduler,
         log=runtime.store.address,
         blobs=str(runtime.store.blobs.root),

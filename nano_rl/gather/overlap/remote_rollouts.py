@@ -1,8 +1,8 @@
-"""Rollouts in a process of their own: weights published, requests told, a worker that dies replaced.
+"""The trainer's side of `overlap`: starts the rollout worker, sends requests, and replaces a lost worker.
 
-Both sides share a scratch folder, in memory where there is room: the opening, a file for each request, and
-the trained weights, which are put in place by a rename. Nothing of it is left when the trainer ends; where it
-was killed, the worker dies with it and the next process that makes a scratch folder removes this one.
+Trainer and worker share a scratch folder, in memory if there is room, with the worker's config, a file for
+each request, and the trained weights, which are put in place by a rename. The folder is removed when the
+trainer ends; after a kill, by the next process that makes a scratch folder.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from typing import Any
 from torch import Tensor
 
 import nano_shared
-from nano_rl.gather.overlap.rollout_request import OPENING, Opening, RolloutRequest
+from nano_rl.gather.overlap.rollout_worker import CONFIG_FILE, RolloutRequest, WorkerConfig
 from nano_shared.errors import RolloutsFailed
 from nano_shared.scratch import ScratchFolder, in_memory, sweep
 
 MODULE = "nano_rl.gather.overlap.rollout_worker"
-"""what a worker runs"""
+"""the module that a worker runs"""
 RESTARTS = 3
-"""in a row, of one request; a worker that dies once more ends the training"""
-_LAST_WORDS = "worker.log"
+"""restarts for one request; one more lost worker ends the training"""
+_STDERR_FILE = "worker.log"
 _GRACE_SECONDS = 5.0
-"""for a worker without work to leave by itself"""
+"""for an idle worker to end by itself"""
 
 
-class Lost(Exception):
-    """A worker is gone, or says nothing any more."""
+class WorkerLost(Exception):
+    """A worker has ended, or sends no messages any more."""
 
 
 class WorkerProcess:
-    """One worker, from its start to its end."""
+    """One worker process."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         places = dict.fromkeys(
@@ -50,46 +50,49 @@ class WorkerProcess:
             for path in (Path(__file__).parents[3], Path(str(nano_shared.__file__)).parents[1])
         )
         path = os.pathsep.join([*places, *filter(None, [os.environ.get("PYTHONPATH")])])
-        with (folder / _LAST_WORDS).open("wb") as words:
+        with (folder / _STDERR_FILE).open("wb") as stderr:
             self._process = subprocess.Popen(
-                # -P: the folder that the user stands in may hold modules of any name
+                # -P: modules in the user's current folder must not shadow ours
                 [sys.executable, "-P", "-m", MODULE, str(folder)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=words,
-                start_new_session=True,  # Ctrl-C is the trainer's, which finishes its step first
+                stderr=stderr,
+                start_new_session=True,  # Ctrl-C goes to the trainer alone, which finishes its step
                 env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
             )
-        self._words = folder / _LAST_WORDS
-        self._heard: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._stderr = folder / _STDERR_FILE
+        self._messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="nano-rollout-worker", daemon=True).start()
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def tell(self, name: str) -> None:
-        """Name the file of a request. A worker that is gone is noticed when it is listened to."""
+    def send(self, name: str) -> None:
+        """Send the name of a request file. A worker that has ended is detected by `answer`."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.write(name.encode() + b"\n")
             self._process.stdin.flush()
 
     def answer(self, patience: float) -> dict[str, Any]:
-        """What it says beside its beats. Raises Lost where it ended, or was silent for `patience` seconds."""
+        """The next message that is no heartbeat.
+
+        Raises WorkerLost if the worker has ended or was silent for `patience` seconds.
+        """
         while True:
             try:
-                line = self._heard.get(timeout=patience)
+                line = self._messages.get(timeout=patience)
             except queue.Empty:
-                raise Lost(f"was silent for {patience:g} seconds") from None
+                raise WorkerLost(f"was silent for {patience:g} seconds") from None
             if line is None:
-                raise Lost(f"ended with {self._ending()}")
+                raise WorkerLost(f"ended with {self._ending()}")
             message: dict[str, Any] = json.loads(line)
             if "beat" not in message:
                 return message
 
-    def leave(self) -> None:
-        """End it, which has no work: it closes its jails and goes."""
+    def stop(self) -> None:
+        """End an idle worker, which closes its jails first."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()
@@ -98,7 +101,7 @@ class WorkerProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End it at once. Its jails die with it; what they leave on the disk is nobody's, and removed."""
+        """Kill the worker and its jails, and remove the scratch folders that they leave."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -110,54 +113,55 @@ class WorkerProcess:
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
-        with suppress(OSError, ValueError):  # closed under us
+        with suppress(OSError, ValueError):  # the stream was closed by `kill`
             for line in self._process.stdout:
-                self._heard.put(line)
-        self._heard.put(None)
+                self._messages.put(line)
+        self._messages.put(None)
 
     def _ending(self) -> str:
-        """Its exit code, or the signal it died of, and the last line that it wrote."""
+        """Its exit code or signal, and the last line of its stderr."""
         code = self._process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        last = self._words.read_text(errors="replace").strip().splitlines()[-1:]
+        last = self._stderr.read_text(errors="replace").strip().splitlines()[-1:]
         return how + "".join(f" ({line})" for line in last)
 
 
 class RemoteRollouts:
-    """One request at a time, whichever worker serves it. Not thread-safe.
+    """Sends one request at a time to a worker. Not thread-safe.
 
-    A worker that dies or falls silent is replaced by another, which gets the same request: the same tasks and
-    the same seed give the same rollouts. Runs of the one that was lost stay in the log and are not used.
+    A lost worker is replaced, and the new one gets the same request: the same tasks and seed give the same
+    rollouts. Runs of the lost worker stay in the log and are not used.
     """
 
     def __init__(
-        self, opening: Opening, *, threads: int, patience: float, on_restart: Callable[[str], None]
+        self, config: WorkerConfig, *, threads: int, patience: float, on_restart: Callable[[str], None]
     ) -> None:
-        """`patience` is in seconds of silence; `on_restart` hears why a worker is replaced."""
-        self._opening, self._threads, self._patience = opening, threads, patience
+        """A worker that is silent for `patience` seconds is lost; `on_restart` is called with the reason."""
+        self._config, self._threads, self._patience = config, threads, patience
         self._on_restart = on_restart
         self._scratch: ScratchFolder | None = None
         self._worker: WorkerProcess | None = None
-        self._asked: str | None = None
-        self._requests = 0
+        self._request: str | None = None
+        self._sent = 0
         self._published: tuple[int, Path, dict[str, Tensor]] | None = None
         self.restarts = 0
-        """workers that were replaced"""
+        """number of workers that were replaced"""
         self.scored: list[float] | None = None
-        """log-probs of the last request's probe, by the policy that sampled its runs"""
+        """log-probs of the probe of the last request, from the worker"""
 
     @property
     def under_way(self) -> bool:
-        """Whether a request was submitted whose answer was not taken."""
-        return self._asked is not None
+        """True if a request was submitted and its answer not yet taken."""
+        return self._request is not None
 
     @property
     def pid(self) -> int | None:
-        """Of the worker, while there is one."""
+        """Process id of the worker; None if none is running."""
         return self._worker.pid if self._worker else None
 
     def publish(self, weights: Mapping[str, Tensor], version: int) -> dict[str, Tensor]:
-        """Write the weights of a version, in place of the one before; the same, as they rest in that file."""
+        """Write the weights of a version to the shared folder, replacing the previous ones; returns them as
+        read back from the file."""
         if self._published is not None and self._published[0] == version:
             return self._published[2]
         from safetensors.torch import load_file, save_file
@@ -172,47 +176,47 @@ class RemoteRollouts:
         return self._published[2]
 
     def weights_file(self) -> str:
-        """Of the version that was published last."""
+        """Path of the weights that were published last."""
         assert self._published is not None
         return str(self._published[1])
 
     def submit(self, request: RolloutRequest) -> None:
-        """Have it rolled out; the worker is started where there is none."""
-        assert self._asked is None
-        self._requests += 1
-        self._asked = f"request-{self._requests}.json"
-        self._write(self._asked, request.model_dump_json())
-        self._tell()
+        """Send a request; starts a worker if none is running."""
+        assert self._request is None
+        self._sent += 1
+        self._request = f"request-{self._sent}.json"
+        self._write(self._request, request.model_dump_json())
+        self._send()
 
     def take(self) -> list[str]:
-        """Wait for the ids of the runs that were asked for, which are in the log.
+        """Wait for the request to be served; returns the ids of its runs, which are in the log.
 
-        Raises RolloutsFailed where a request cannot be served, or no worker lives to serve it.
+        Raises RolloutsFailed if the worker failed, or too many workers were lost.
         """
-        assert self._asked is not None
+        assert self._request is not None
         assert self._worker is not None
         lost = 0
         while True:
             try:
                 answer = self._worker.answer(self._patience)
-            except Lost as problem:
+            except WorkerLost as problem:
                 lost += 1
                 self._replace(str(problem), lost)
                 continue
             if "failed" in answer:
                 raise RolloutsFailed(answer["failed"], answer["exit_code"])
-            (self._folder / self._asked).unlink()
-            self._asked = None
+            (self._folder / self._request).unlink()
+            self._request = None
             runs: list[str] = answer["done"]
             self.scored = answer["scored"]
             return runs
 
     def close(self) -> None:
-        """End the worker and remove what both shared. Idempotent."""
+        """End the worker and remove the shared folder. Idempotent."""
         worker, self._worker = self._worker, None
         if worker is not None:
-            worker.kill() if self.under_way else worker.leave()
-        self._asked = None
+            worker.kill() if self.under_way else worker.stop()
+        self._request = None
         scratch, self._scratch = self._scratch, None
         if scratch is not None:
             scratch.remove()
@@ -221,7 +225,7 @@ class RemoteRollouts:
     def _folder(self) -> Path:
         if self._scratch is None:
             self._scratch = ScratchFolder("rollouts", in_memory())
-            self._write(OPENING, self._opening.model_dump_json())
+            self._write(CONFIG_FILE, self._config.model_dump_json())
         return self._scratch.path
 
     def _replace(self, problem: str, lost: int) -> None:
@@ -236,14 +240,14 @@ class RemoteRollouts:
             )
         self.restarts += 1
         self._on_restart(f"the rollout worker {problem}; another one rolls out the same tasks")
-        self._tell()
+        self._send()
 
-    def _tell(self) -> None:
-        assert self._asked is not None
+    def _send(self) -> None:
+        assert self._request is not None
         folder = self._folder
         if self._worker is None:
             self._worker = WorkerProcess(folder, self._threads)
-        self._worker.tell(self._asked)
+        self._worker.send(self._request)
 
     def _write(self, name: str, text: str) -> None:
         assert self._scratch is not None

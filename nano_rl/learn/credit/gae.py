@@ -1,9 +1,9 @@
-"""Generalised advantage estimation over the tokens that the policy sampled, and over nothing else.
+"""Generalised advantage estimation (GAE) over the sampled tokens of a rollout.
 
-Schulman et al. 2016 (arXiv 1506.02438). A rollout is one chain of decisions, however many turns and token
-rows it has: after a turn's last sampled token comes the next turn's first one, and what stands between them
-(observations, template text) is no state of its own. The chain ends with the rollout, whose last value
-is followed by 0: a rollout that hit a limit is an ending too, since the limit is part of the task.
+Schulman et al. 2016 (arXiv 1506.02438). A rollout is one chain of decisions over all of its turns and token
+rows: the last sampled token of a turn is followed by the first sampled token of the next turn, and context
+tokens between them are not states. The value after the last token is 0, also for a rollout that hit a limit,
+since the limit is part of the task.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from nano_shared.types import Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """The rows of one rollout in order, with the reward that each token earned."""
+    """The rows of one rollout in order, with the reward of each token."""
 
     rows: tuple[TrainSample, ...]
     rewards: tuple[tuple[float, ...], ...]
-    """[rows][L] on the last sampled token of a turn what the turn earned, elsewhere 0"""
+    """[rows][L] the turn's reward on the last sampled token of each turn, 0 elsewhere"""
 
 
 def reward_chain(trajectory: Trajectory, turn_rewards: Sequence[float]) -> Chain:
-    """A rollout with each turn's reward ([T]) on the last token that was sampled in it.
+    """Put the reward of each turn ([T]) on the last token sampled in that turn.
 
-    Raises ValueError as `to_samples`, and where the turns and their rewards differ in number.
+    Raises ValueError as `to_samples`, and where the numbers of turns and rewards differ.
     """
     if len(turn_rewards) != len(trajectory.turns):
         raise ValueError(
@@ -51,8 +51,8 @@ def gae(
 ) -> tuple[list[float], list[float]]:
     """[N] advantages and [N] returns (advantage + value) of a chain of N sampled tokens.
 
-    d_k = r_k + discount * V_(k+1) - V_k with V_N = 0, and A_k = d_k + discount * lam * A_(k+1). `lam` 1 gives
-    the return less the value, `lam` 0 the one-step difference.
+    d_k = r_k + discount * V_(k+1) - V_k with V_N = 0, and A_k = d_k + discount * lam * A_(k+1). `lam` = 1
+    gives return minus value, `lam` = 0 the one-step temporal difference.
     """
     advantages = [0.0] * len(rewards)
     following = next_value = 0.0
@@ -66,9 +66,9 @@ def gae(
 def chain_gae(
     chain: Chain, values: Sequence[Sequence[float]], *, discount: float, lam: float
 ) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
-    """[rows][L] advantages and returns, 0 on tokens that were not sampled.
+    """[rows][L] advantages and returns; 0 on tokens that were not sampled.
 
-    `values` are [rows][L], each the value of the state before its token; only those of sampled tokens count.
+    `values` is [rows][L]: the value of the state before each token; only sampled tokens are read.
     """
     places = [(r, t) for r, row in enumerate(chain.rows) for t, m in enumerate(row.mask) if m]
     advantages_N, returns_N = gae(
@@ -83,9 +83,9 @@ def chain_gae(
 def whitened(
     advantages: Sequence[Sequence[float]], masks: Sequence[Sequence[int]]
 ) -> list[tuple[float, ...]]:
-    """[rows][L] advantages with mean 0 and deviation 1 over the sampled tokens of all rows; 0 elsewhere.
+    """[rows][L] advantages with mean 0 and standard deviation 1 over the sampled tokens of all rows.
 
-    Advantages that are all equal become 0: there is nothing to prefer among them.
+    0 on tokens that were not sampled, and everywhere if all advantages are equal.
     """
     flat = [
         a for row, mask in zip(advantages, masks, strict=True) for a, m in zip(row, mask, strict=True) if m

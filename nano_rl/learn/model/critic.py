@@ -1,10 +1,10 @@
-"""The critic of PPO: what the state before each sampled token is worth, learned from what followed it.
+"""The critic of PPO: a value model that predicts the return from the state before each sampled token.
 
     loss = mean over sampled tokens of max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2
 
-The clipped form is that of the first PPO implementations (Schulman et al. 2017 and its code); `value_clip`
-None leaves plain squared error. R is the lambda-return of `gae.py`. Left out: a critic that shares the
-policy's backbone, whose two losses would have to be weighed against each other.
+The clipped form is that of the first PPO implementations (Schulman et al. 2017 and its code); with
+`value_clip` None the loss is the plain squared error. R is the lambda-return of `gae.py`. Left out: a critic
+that shares the policy's backbone, which would need a weight between the two losses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nano_rl.learn.config.training import CriticConfig, UpdateConfig
+from nano_rl.learn.config import CriticConfig, UpdateConfig
 from nano_rl.learn.credit.gae import Chain, chain_gae, whitened
 from nano_rl.learn.model.learner import Learner
 from nano_rl.learn.model.scalar_model import ScalarModel, padded, scalar_model
@@ -26,25 +26,25 @@ from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.learn.trees.forward import shares_prefixes
 from nano_shared.errors import GuardTripped
 
-Row = tuple[float, ...]
-"""[L] a number for each token of a sample"""
+TokenValues = tuple[float, ...]
+"""[L] one number for each token of a sample"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
-    """One row as both learn from it: the sample carries the policy's advantages, the rest is the critic's."""
+class CriticRow:
+    """A sample with advantages by GAE, and the targets of the critic on the same row."""
 
     sample: TrainSample
-    """its `advantages_T` are the token's own"""
-    returns: Row
-    """[L] what the critic is fitted to; 0 where nothing was sampled"""
-    values: Row
-    """[L] what the critic said at the start of the step"""
+    """with `advantages_T`"""
+    returns: TokenValues
+    """[L] the critic's targets; 0 on tokens that were not sampled"""
+    values: TokenValues
+    """[L] the critic's values at the start of the step"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ValueBatch:
-    """B rows padded to T; position t holds what belongs to the state *before* token t."""
+    """B rows padded to T tokens; position t belongs to the state *before* token t."""
 
     ids_BT: Tensor
     attention_BT: Tensor
@@ -57,7 +57,7 @@ class ValueBatch:
 
 
 class Critic:
-    """A value model of its own with an optimizer of its own. It may use twice the memory of the policy."""
+    """A separate value model with its own optimizer; it may use twice the memory of the policy."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class Critic:
         max_tokens: int,
         seed: int,
     ) -> None:
-        """Starts from the policy's weights; `steps` is the length of the learning-rate schedule and
-        `max_tokens` bounds a micro-batch. A resumed run makes it first, then calls `load_state_dict`."""
+        """Start from a copy of the policy's weights. `steps` is the length of the learning-rate schedule,
+        `max_tokens` the bound of a micro-batch. To resume, call `load_state_dict` afterwards."""
         self.config = config
         self.model: ScalarModel = scalar_model(policy, lora_rank=lora_rank, seed=seed, bias=True)
         self._learner = Learner(self.model, config.optimizer, steps=steps)
@@ -78,9 +78,9 @@ class Critic:
         self._device = next(self.model.parameters()).device
 
     @torch.no_grad()
-    def values(self, samples: Sequence[TrainSample]) -> list[Row]:
+    def values(self, samples: Sequence[TrainSample]) -> list[TokenValues]:
         """[rows][L] the value of the state before each sampled token; 0 on other tokens."""
-        values: list[Row] = [()] * len(samples)
+        values: list[TokenValues] = [()] * len(samples)
         for indices in self._split(samples):
             rows = [samples[i] for i in indices]
             ids_BT, attention_BT, mask_BT = self._inputs(rows)
@@ -89,8 +89,8 @@ class Critic:
                 values[i] = tuple(row[: len(sample.ids)])
         return values
 
-    def lessons(self, chains: Sequence[Chain]) -> list[list[Lesson]]:
-        """[rollouts][rows] each with advantages by GAE, whitened over all of them where that is asked for."""
+    def rows(self, chains: Sequence[Chain]) -> list[list[CriticRow]]:
+        """[rollouts][rows] the rows with advantages by GAE, with `whiten` normalised over all of them."""
         config = self.config
         values = iter(self.values([row for chain in chains for row in chain.rows]))
         samples, advantages, returns, old = [], [], [], []
@@ -103,18 +103,18 @@ class Critic:
             returns += r
         if config.whiten:
             advantages = whitened(advantages, [sample.mask for sample in samples])
-        lessons = iter(
-            Lesson(sample=_credited(s, a), returns=r, values=v)
+        critic_rows = iter(
+            CriticRow(sample=replace(s, advantages_T=a), returns=r, values=v)
             for s, a, r, v in zip(samples, advantages, returns, old, strict=True)
         )
-        return [[next(lessons) for _ in chain.rows] for chain in chains]
+        return [[next(critic_rows) for _ in chain.rows] for chain in chains]
 
-    def update(self, lessons: Sequence[Lesson], *, ends_step: bool) -> dict[str, float]:
+    def update(self, critic_rows: Sequence[CriticRow], *, ends_step: bool) -> dict[str, float]:
         """One optimizer step on these rows: `value_loss`, `value_clipped`, `value_grad_norm`.
 
-        Raises GuardTripped, and leaves the weights, where the loss or the gradient is not finite.
+        Raises GuardTripped, without changing the weights, if the loss or the gradient is not finite.
         """
-        batches = self._batches(lessons)
+        batches = self._batches(critic_rows)
         metrics = self._learner.update(batches, self._objective, _finite, ends_step=ends_step)
         return {
             "value_loss": metrics["loss"],
@@ -123,17 +123,17 @@ class Critic:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that resuming needs: weights, optimizer, step. Shares the live tensors."""
+        """Weights, optimizer and step, as needed to resume. Shares the live tensors."""
         return self._learner.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._learner.restore(state_dict)
 
-    def _batches(self, lessons: Sequence[Lesson]) -> list[ValueBatch]:
-        count = sum(lesson.sample.num_action_tokens for lesson in lessons)
+    def _batches(self, critic_rows: Sequence[CriticRow]) -> list[ValueBatch]:
+        count = sum(row.sample.num_action_tokens for row in critic_rows)
         batches = []
-        for indices in self._split([lesson.sample for lesson in lessons]):
-            rows = [lessons[i] for i in indices]
+        for indices in self._split([row.sample for row in critic_rows]):
+            rows = [critic_rows[i] for i in indices]
             ids_BT, attention_BT, mask_BT = self._inputs([row.sample for row in rows])
             batches.append(
                 ValueBatch(
@@ -148,7 +148,7 @@ class Critic:
         return batches
 
     def _split(self, samples: Sequence[TrainSample]) -> list[list[int]]:
-        """The rows of each micro-batch: those that share a prefix together, where the model gains by it."""
+        """Row indices of each micro-batch; rows with a shared prefix together if the model can merge them."""
         return split_samples(samples, max_tokens=self._max_tokens, trees=shares_prefixes(self.model.causal))
 
     def _inputs(self, rows: Sequence[TrainSample]) -> tuple[Tensor, Tensor, Tensor]:
@@ -171,7 +171,7 @@ class Critic:
 
 
 def open_critic(policy: nn.Module, config: UpdateConfig) -> Critic | None:
-    """The critic that the objective wants, if any, from the policy as it is."""
+    """A critic initialised from the policy if the objective needs one (PPO), else None."""
     if config.objective.objective != "ppo":
         return None
     return Critic(
@@ -181,7 +181,7 @@ def open_critic(policy: nn.Module, config: UpdateConfig) -> Critic | None:
 
 
 def value_of(model: nn.Module, ids_BT: Tensor, attention_BT: Tensor) -> Tensor:
-    """[B, T] the value of the state before each token; the first token has none, and 0."""
+    """[B, T] the value of the state before each token; 0 at the first token."""
     after_BT: Tensor = model(ids_BT, attention_BT)
     return torch.cat([torch.zeros_like(after_BT[:, :1]), after_BT[:, :-1]], dim=1)
 
@@ -189,22 +189,23 @@ def value_of(model: nn.Module, ids_BT: Tensor, attention_BT: Tensor) -> Tensor:
 def value_loss(
     values_N: Tensor, returns_N: Tensor, old_N: Tensor, *, clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """[N] half the squared error, the larger of plain and clipped, and [N] where the clipped one was it."""
+    """[N] half the larger of plain and clipped squared error, and [N] True where the clipped one is
+    larger."""
     plain_N = (values_N - returns_N).square()
     if clip is None:
         return plain_N / 2, torch.zeros_like(plain_N, dtype=torch.bool)
-    near_N = old_N + (values_N - old_N).clamp(-clip, clip)
-    clipped_N = (near_N - returns_N).square()
+    bounded_N = old_N + (values_N - old_N).clamp(-clip, clip)
+    clipped_N = (bounded_N - returns_N).square()
     return torch.maximum(plain_N, clipped_N) / 2, clipped_N > plain_N
 
 
-def explained_variance(lessons: Sequence[Lesson]) -> dict[str, float]:
-    """`value_mean`, `return_mean` and `value_explained`, 1 - Var(R - V) / Var(R), over sampled tokens at the
-    start of the step. The last is absent where all returns are equal: there is nothing to explain."""
+def explained_variance(rows: Sequence[CriticRow]) -> dict[str, float]:
+    """`value_mean`, `return_mean` and `value_explained` = 1 - Var(R - V) / Var(R), over sampled tokens, with
+    the values at the start of the step. The last is absent if all returns are equal."""
     pairs = [
         (value, reached)
-        for lesson in lessons
-        for value, reached, m in zip(lesson.values, lesson.returns, lesson.sample.mask, strict=True)
+        for row in rows
+        for value, reached, m in zip(row.values, row.returns, row.sample.mask, strict=True)
         if m
     ]
     if not pairs:
@@ -222,10 +223,6 @@ def explained_variance(lessons: Sequence[Lesson]) -> dict[str, float]:
 def _variance(numbers: Sequence[float]) -> float:
     mean = math.fsum(numbers) / len(numbers)
     return math.fsum((x - mean) ** 2 for x in numbers) / len(numbers)
-
-
-def _credited(sample: TrainSample, advantages: Row) -> TrainSample:
-    return replace(sample, advantages_T=advantages)
 
 
 def _finite(metrics: dict[str, float]) -> None:

@@ -1,8 +1,9 @@
-"""The learner: one live model, its optimizer, and the update that every objective shares."""
+"""The learner: a model, its optimizer with learning-rate schedule, and one guarded update of its weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,21 +11,131 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from nano_rl.learn.config.training import OptimizerConfig
+from nano_rl.learn.config import LearningRateSchedule, OptimizerConfig
 from nano_rl.learn.model.logprob import token_logprobs
-from nano_rl.learn.model.optimizer import Masters, clip_gradients, lr_at, make_optimizer, set_lr
 from nano_rl.learn.objectives.loss import mean_metrics
 from nano_rl.learn.rows.batch import Batch
+from nano_shared import ConfigError
 from nano_shared.allocator import keep_freed_memory
 from nano_shared.durable import full_disk_explained, sync
 from nano_shared.errors import CheckpointError
 
 
-class Reference:
-    """Scores batches with the starting weights: a copy of all that is trained, and of nothing else.
+class MasterWeights:
+    """Float32 master copies of the trained weights, for weights of lower precision.
 
-    So the reference of an adapter that has learnt before is that adapter, not the bare model under it.
-    Create it before the first update. A resumed run loads the starting weights first, then its state.
+    The backward pass moves each gradient to its master as soon as it is complete, and frees it; gradients of
+    micro-batches are summed there in float32. Weights of float32 or more are their own masters.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters: dict[str, nn.Parameter] = {}
+        """name of a trained weight -> its master"""
+        self._copies: list[tuple[nn.Parameter, nn.Parameter]] = []
+        for name, weight in model.named_parameters():
+            if not weight.requires_grad:
+                continue
+            self.parameters[name] = weight
+            if torch.finfo(weight.dtype).bits < 32:
+                master = nn.Parameter(weight.detach().float())
+                self.parameters[name] = master
+                self._copies.append((weight, master))
+                weight.register_post_accumulate_grad_hook(_mover(master))
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Copy the masters into the model, rounded; called after every optimizer step."""
+        for weight, master in self._copies:
+            weight.copy_(master)
+
+    @torch.no_grad()
+    def restore(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Set masters and model to the given values, by name."""
+        for name, value in weights.items():
+            self.parameters[name].copy_(value)
+        self.publish()
+
+
+def _mover(master: nn.Parameter) -> Callable[[torch.Tensor], None]:
+    def move(weight: torch.Tensor) -> None:
+        gradient, weight.grad = weight.grad, None
+        if gradient is None:
+            return
+        if master.grad is None:
+            master.grad = gradient.float()
+        else:
+            master.grad += gradient
+
+    return move
+
+
+_FUSED = ("cpu", "cuda")
+
+
+def make_optimizer(
+    model: nn.Module | Mapping[str, nn.Parameter], config: OptimizerConfig
+) -> torch.optim.AdamW:
+    """AdamW (Loshchilov and Hutter 2019) over weights that require a gradient; only matrices decay.
+
+    `model` may be given as a mapping of its trained weights by name (`MasterWeights.parameters`).
+
+    Raises ConfigError if no weight is trainable, and for trainable weights below float32: at learning rates
+    of RL an update is smaller than half a unit in the last place of bfloat16 and would be rounded away.
+    """
+    named = model.named_parameters() if isinstance(model, nn.Module) else model.items()
+    trainable = {name: p for name, p in named if p.requires_grad}
+    if not trainable:
+        raise ConfigError("no weight requires a gradient: nothing to train; attach an adapter or unfreeze")
+    for name, p in trainable.items():
+        if torch.finfo(p.dtype).bits < 32:
+            raise ConfigError(f"{name} is {p.dtype}: updates would be rounded away; give float32 masters")
+    matrices = [p for p in trainable.values() if p.ndim >= 2]
+    vectors = [p for p in trainable.values() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}]
+    groups += [{"params": vectors, "weight_decay": 0.0}]
+    # fused: one pass over weights, gradients and moments instead of about twelve
+    fused = all(p.device.type in _FUSED for p in trainable.values())
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.learning_rate, fused=fused)
+
+
+def lr_at(step: int, *, peak: float, schedule: LearningRateSchedule, warmup_steps: int, steps: int) -> float:
+    """Learning rate at `step`, counted from 0.
+
+    Rises linearly over `warmup_steps`, starting above 0, to `peak`; then stays constant, or decays to 0 at
+    step `steps`, linearly or along half a cosine.
+    """
+    if step < warmup_steps:
+        return peak * (step + 1) / (warmup_steps + 1)
+    done = min((step - warmup_steps) / max(steps - warmup_steps, 1), 1.0)
+    if schedule == "linear":
+        return peak * (1 - done)
+    if schedule == "cosine":
+        return peak * (1 + math.cos(math.pi * done)) / 2
+    return peak
+
+
+def set_lr(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
+    """Scale the gradients to a joint norm of at most `max_norm`; returns the norm before scaling.
+
+    If the norm is not finite the gradients are unusable; the guards stop the training on it.
+    """
+    weights = [p for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm([p.grad for p in weights if p.grad is not None])
+    if not bool(norm <= max_norm):  # also true for NaN
+        torch.nn.utils.clip_grads_with_norm_(weights, max_norm, norm)
+    return norm.item()
+
+
+class Reference:
+    """The reference model of the KL: a copy of the trained weights at the start of the training.
+
+    The reference of an adapter that was trained before is that adapter, not the base model under it. Create
+    it before the first update; a resumed training loads the starting weights first, then its state.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -33,7 +144,7 @@ class Reference:
 
     @torch.no_grad()
     def score(self, batches: Sequence[Batch]) -> list[Batch]:
-        """The batches with `reference_logprobs_BT` filled in."""
+        """The batches with `reference_logprobs_BT` of the starting weights."""
         with self._at_the_start():
             return [batch.with_reference(token_logprobs(self._model, batch)) for batch in batches]
 
@@ -50,18 +161,18 @@ class Reference:
                 parameter.data = now[name]
 
 
-Objective = Callable[[nn.Module, Batch], tuple[Tensor, dict[str, float]]]
-"""model and micro-batch -> its share of the loss, and metrics that add up over micro-batches"""
-LossPart = tuple[Batch, Objective]
-"""a micro-batch and the loss that it belongs to"""
+BatchLoss = Callable[[nn.Module, Batch], tuple[Tensor, dict[str, float]]]
+"""model and micro-batch -> its share of the loss, and metrics that are summed over micro-batches"""
+LossPart = tuple[Batch, BatchLoss]
+"""a micro-batch and its loss"""
 Guard = Callable[[dict[str, float]], None]
-"""judges the metrics of an update before it is applied; raises GuardTripped"""
+"""checks the metrics of an update before it is applied; raises GuardTripped"""
 
 LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 class Stateful(Protocol):
-    """What torch's modules and optimizers are."""
+    """Anything with a state dict, as torch's modules and optimizers have."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -69,8 +180,11 @@ class Stateful(Protocol):
 
 
 class Learner:
-    """Trains a module in place: the very one that samples. Where its weights are bfloat16, they are the
-    rounded copy of float32 masters, which the optimizer moves and the state keeps."""
+    """Trains a model in place, the same module that samples.
+
+    Weights of bfloat16 are rounded copies of float32 masters, which the optimizer updates and the state
+    holds.
+    """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, *, steps: int) -> None:
         """`steps` is the length of the learning-rate schedule."""
@@ -79,24 +193,24 @@ class Learner:
         self.step = 0
         self._config = config
         self._steps = steps
-        self._masters = Masters(model)
+        self._masters = MasterWeights(model)
         self._trained = self._masters.parameters
         self._optimizer = make_optimizer(self._trained, config)
         self._attached: dict[str, Stateful] = {}
 
     def update(
-        self, batches: Sequence[Batch], objective: Objective, guard: Guard, *, ends_step: bool = True
+        self, batches: Sequence[Batch], objective: BatchLoss, guard: Guard, *, ends_step: bool = True
     ) -> dict[str, float]:
-        """One optimizer step over all micro-batches under one loss (`update_parts`)."""
+        """One optimizer step over micro-batches of one loss (`update_parts`)."""
         return self.update_parts([(batch, objective) for batch in batches], guard, ends_step=ends_step)
 
     def update_parts(
         self, work: Sequence[LossPart], guard: Guard, *, ends_step: bool = True
     ) -> dict[str, float]:
-        """One optimizer step over all micro-batches; its metrics. A guard that trips spares the weights.
+        """One optimizer step over all micro-batches; returns its metrics.
 
-        `ends_step` is False for all but the last of several updates that make up one step: the step counts,
-        and sets the learning rate, once.
+        Raises GuardTripped from `guard`, before the weights change. `ends_step` is True for the last update
+        of a step alone: the step counter and the learning rate advance once per step.
         """
         parts = []
         for batch, objective in work:
@@ -123,11 +237,11 @@ class Learner:
         return values
 
     def attach(self, name: str, part: Stateful) -> None:
-        """Save and restore another part with the learner: a value head, a second optimizer."""
+        """Save and restore another part with the learner, such as a critic."""
         self._attached[name] = part
 
     def state(self) -> dict[str, Any]:
-        """Everything that going on needs, as a tree (`tensor_tree`) that shares the live tensors."""
+        """The state as a tree (`states.save_tree`), for `restore`. Shares the live tensors."""
         return {
             "step": self.step,
             "weights": {name: p.detach() for name, p in self._trained.items()},
@@ -136,7 +250,7 @@ class Learner:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`. Raises CheckpointError for the state of a model of other weights."""
+        """Continue from `state()`. Raises CheckpointError for the state of another model."""
         other = set(state["attached"]) ^ set(self._attached)
         if other:
             raise CheckpointError(f"the saved state has other parts: {sorted(other)}; give the same settings")
@@ -148,20 +262,20 @@ class Learner:
         self.step = state["step"]
 
     def save(self, path: Path, extra: dict[str, Any]) -> None:
-        """The state and the caller's own in one file that is replaced whole."""
+        """Write the state and the caller's `extra` to one file, replaced atomically."""
         temporary = path.with_suffix(".partial")
         with full_disk_explained(path, CheckpointError):
             try:
                 with temporary.open("wb") as file:
                     torch.save({**self.state(), "extra": extra}, file)
             except RuntimeError as error:
-                # torch's archive has an error of its own over that of the file
+                # torch's archive wraps the OSError of the file
                 raise error.__context__ if isinstance(error.__context__, OSError) else error from None
             sync(temporary)
             temporary.replace(path)
 
     def load(self, path: Path) -> dict[str, Any]:
-        """Go on from `save`; returns the caller's own state."""
+        """Continue from the file of `save`; returns `extra`."""
         state = torch.load(path, weights_only=True)
         self.restore(state)
         extra: dict[str, Any] = state["extra"]
@@ -169,10 +283,10 @@ class Learner:
 
 
 def restore_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Put saved weights into the trained ones. Raises CheckpointError for those of another model."""
+    """Copy saved weights into the trained ones. Raises CheckpointError if names or shapes differ."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    told = {name: tuple(value.shape) for name, value in weights.items()}
-    differing = set(told.items()) ^ {(name, tuple(p.shape)) for name, p in trained.items()}
+    saved = {name: tuple(value.shape) for name, value in weights.items()}
+    differing = set(saved.items()) ^ {(name, tuple(p.shape)) for name, p in trained.items()}
     if differing:
         name, shape = min(differing)
         raise CheckpointError(
@@ -185,7 +299,7 @@ def restore_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def prepare(model: nn.Module, *, lora_rank: int, seed: int) -> nn.Module:
-    """Make a loaded model trainable: all weights, the adapter it has, or a fresh adapter of that rank."""
+    """Make a loaded model trainable: its adapter, or all weights (rank 0), or a new LoRA adapter."""
     if hasattr(model, "peft_config"):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("lora_" in name)

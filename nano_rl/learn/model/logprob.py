@@ -1,8 +1,8 @@
-"""Log-probs of the trained tokens under a causal LM: shared prefixes once, and never the logits of a batch.
+"""Log-probs of the trained tokens under a causal LM, with shared prefixes computed once.
 
-The backbone runs over the token tree of the batch's rows (`tree.py`), or over the padded rows where a model
-cannot; the head runs only where a trained token is predicted (`head.py`). Values and gradients are those of
-the rows: a token that two rows share and train receives the gradients of both.
+The backbone runs over the token tree of the rows (`trees/`), or over the padded rows if the model does not
+support it; the head runs only at positions that predict a trained token (`logprob_head.py`), and the logits
+of a whole batch never exist at once. Values and gradients equal those of independent rows.
 """
 
 from __future__ import annotations
@@ -25,22 +25,21 @@ class TokenScores:
     logprobs_BT: Tensor
     """at least float32, nats at the row's temperature; 0 where the mask is False"""
     entropy_BT: Tensor
-    """entropy of the distribution that each trained token was drawn from, nats; else 0. It has a gradient
-    only where one was asked for"""
+    """entropy of the distribution at each trained token, nats; 0 elsewhere; with gradient only on request"""
 
 
-Loss = Callable[[TokenScores, Batch], tuple[Tensor, dict[str, float]]]
-"""scores of a batch -> its share of the loss, and metrics that add up"""
+ScoreLoss = Callable[[TokenScores, Batch], tuple[Tensor, dict[str, float]]]
+"""scores of a batch -> its share of the loss, and metrics that are summed over batches"""
 
 
 def token_logprobs(model: nn.Module, batch: Batch, *, chunk_tokens: int | None = None) -> Tensor:
     """[B, T] log-probs of `ids_BT` where `mask_BT` is True, 0 elsewhere; float32 (float64 stays).
 
-    Logits are divided by the row's temperature before the softmax, as they were when the token was sampled.
-    Dropout is off whatever the model's mode, so that this pass equals the one that sampled or scored before.
+    Logits are divided by the row's temperature before the softmax, as in sampling. Dropout is off in any mode
+    of the model, so that passes are comparable.
     The model is a Llama-like causal LM (`.model`, `.lm_head`), bare or under PEFT.
 
-    Raises ConfigError for a model whose logits are not simply its head's output.
+    Raises ConfigError for a model that scales or caps the output of its head.
     """
     return _score(model, batch, chunk_tokens=chunk_tokens, entropy=False).logprobs_BT
 
@@ -48,23 +47,23 @@ def token_logprobs(model: nn.Module, batch: Batch, *, chunk_tokens: int | None =
 def score_tokens(
     model: nn.Module, batch: Batch, *, chunk_tokens: int | None = None, entropy_gradient: bool = False
 ) -> TokenScores:
-    """As `token_logprobs`, with entropies read off the same logits."""
+    """As `token_logprobs`, with entropies from the same logits."""
     return _score(model, batch, chunk_tokens=chunk_tokens, entropy_gradient=entropy_gradient)
 
 
 def loss_and_scores(
     model: nn.Module,
     batch: Batch,
-    loss: Loss,
+    loss: ScoreLoss,
     *,
     separable: bool,
     entropy: bool = True,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, dict[str, float]]:
-    """`loss` of the batch's scores, and its metrics. The quick way to train.
+    """The `loss` of the batch's scores, and its metrics; faster than `score_tokens` for training.
 
-    `separable`: the loss is a sum over tokens, each term a function of that token's own scores and columns.
-    Then the head's gradient is formed in the forward pass. Wrongly claimed, it costs time and nothing else.
+    `separable`: the loss is a sum over tokens of functions of that token's own scores and columns. The head's
+    gradient is then computed in the forward pass. If that is wrong, the result is right and takes longer.
     """
 
     def anticipate(logprobs_n: Tensor, entropy_n: Tensor, tokens: Batch) -> Tensor:
@@ -82,14 +81,14 @@ def loss_and_scores(
 
 
 def can_share(model: nn.Module) -> bool:
-    """Whether rows are merged into trees for this model; if not, a warning has said why."""
+    """True if rows with shared prefixes are merged for this model; otherwise a warning says why not."""
     with _dropout_off(model):
         return shares_prefixes(_causal_lm(model))
 
 
 @contextmanager
 def plain_rows(model: nn.Module) -> Iterator[None]:
-    """Rows by the model's own forward pass, even where they could share prefixes."""
+    """Temporarily run independent rows by the model's own forward pass, without merging prefixes."""
     causal = _causal_lm(model)
     with _dropout_off(model), independent_rows(causal):
         yield
@@ -108,7 +107,7 @@ def _score(
     rows_N, positions_N = batch.mask_BT.nonzero(as_tuple=True)
     with _dropout_off(model):
         states_MH, node_BT = row_states(causal, batch.ids_BT, batch.attention_BT)
-        # the state before a token predicts it, at the temperature of its row
+        # a token is predicted by the state before it, at the temperature of its row
         temperatures, kind_B = batch.temperature_B.unique(return_inverse=True)
         key_N = node_BT[rows_N, positions_N - 1] * len(temperatures) + kind_B[rows_N]
         key_N, order_N = key_N.sort(stable=True)

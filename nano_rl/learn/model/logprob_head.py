@@ -1,11 +1,10 @@
-"""Log-probs of chosen tokens from hidden states, with the head's gradient formed while its logits exist.
+"""Log-probs of chosen tokens from hidden states; the head's gradient is computed while its logits exist.
 
-A site is a hidden state that predicts; several tokens may be predicted at one site. The head runs over sites
-a chunk at a time and no logits outlive their chunk. Where the derivative of the loss by each log-prob can be
-anticipated (a loss that is separable over tokens), the gradients of hidden states and head are made from the
-same logits: three products a site, two where the head is frozen. The backward pass compares the derivative
-that really arrives with the one anticipated, and computes the logits again where they differ; so the
-anticipation can cost time, never correctness.
+A site is a hidden state at which one or several tokens are predicted. The head runs over chunks of sites, and
+logits are freed with their chunk. If the loss is separable over tokens, its derivative by each log-prob is
+computed ahead ("anticipated"), and the gradients of hidden states and head from the same logits: three matrix
+products per site, two if the head is frozen. The backward pass compares the incoming derivative with the
+anticipated one and recomputes the logits if they differ, so that the gradient is right in any case.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 CHUNK_LOGITS = 2**26
-"""logits that exist at once, in elements of the weights' precision"""
+"""number of logits that exist at once, in the weights' precision"""
 BLOCK_LOGITS = 2**20
-"""logits that are worked on at once in float32, in elements"""
+"""number of logits that are processed at once in float32"""
 
 Anticipate = Callable[[Tensor, Tensor, slice], Tensor]
 """log-probs and entropies [n] of a slice of the tokens -> their share of the loss"""
@@ -29,10 +28,10 @@ Anticipate = Callable[[Tensor, Tensor, slice], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Targets:
-    """N tokens to score at S sites, in the order of their sites."""
+    """N tokens to score at S sites, ordered by site."""
 
     site_N: Tensor
-    """int64, not decreasing"""
+    """int64 index of each token's site, ascending"""
     ids_N: Tensor
     temperature_S: Tensor
 
@@ -41,7 +40,7 @@ class Targets:
 class _Plan:
     targets: Targets
     chunks: list[tuple[slice, slice]]
-    """sites, and the tokens at them"""
+    """sites of each chunk, and the tokens at them"""
     anticipate: Anticipate | None
     entropy: bool
     entropy_gradient: bool
@@ -57,14 +56,14 @@ def selected_scores(
     entropy_gradient: bool = False,
     anticipate: Anticipate | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies [N], float32 or better; entropies are 0 without `entropy`.
+    """[N] log-probs and [N] entropies, nats, at least float32; entropies are 0 without `entropy`.
 
-    A head that is more than a plain linear layer (an adapter on it, hooks, a bias elsewhere) is called as a
-    module and recomputed in the backward pass.
+    A head that is not a plain linear layer (with an adapter or hooks) is called as a module and recomputed in
+    the backward pass.
     """
     plan = _Plan(targets, [], anticipate, entropy or entropy_gradient, entropy_gradient)
     if hidden_SH.shape[0] == 0:
-        # still joined to the model, so that a batch without trained tokens has a gradient: zero
+        # keep the graph, so that a batch without trained tokens has a gradient of zero
         nothing = hidden_SH.sum(dim=1).to(torch.promote_types(hidden_SH.dtype, torch.float32))
         return nothing, nothing.detach()
     if type(head) is not nn.Linear or head._forward_hooks or head._forward_pre_hooks:
@@ -92,14 +91,14 @@ def _chunks(targets: Targets, size: int) -> list[tuple[slice, slice]]:
 
 
 Derivative = Callable[[Tensor, Tensor, slice], tuple[Tensor, Tensor | None]]
-"""log-probs and entropies of a slice -> derivatives of the loss by both"""
+"""log-probs and entropies of a slice of tokens -> derivatives of the loss by both"""
 
 
 class _Pass:
-    """One walk over the chunks; the gradients it forms stand in `d_hidden`, `d_weight` and `d_bias`.
+    """One pass over the chunks; its gradients are in `d_hidden`, `d_weight` and `d_bias`.
 
-    The logits of a chunk are one product, in the weights' precision. Softmax and derivative are taken a block
-    of rows at a time, small enough for the caches, and the derivative replaces the logits where they lie.
+    The logits of a chunk are one matrix product in the weights' precision. Softmax and derivative are
+    computed in blocks of rows that fit into the caches, and the derivative overwrites the logits in place.
     """
 
     def __init__(self, hidden_SH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, plan: _Plan) -> None:
@@ -110,7 +109,8 @@ class _Pass:
         self.d_bias: Tensor | None = None
 
     def run(self, derivative: Derivative | None, trained: tuple[bool, ...] = ()) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies [N]. `trained` says which of hidden, weight and bias need a gradient."""
+        """[N] log-probs and [N] entropies. `trained`: whether hidden states, weight and bias need a
+        gradient."""
         targets = self._plan.targets
         logprobs_N = self._hidden.new_zeros(targets.ids_N.shape, dtype=self._wide)
         entropy_N = torch.zeros_like(logprobs_N)
@@ -142,7 +142,8 @@ class _Pass:
         entropy_N: Tensor,
         derivative: Derivative | None,
     ) -> None:
-        """Scores of the tokens at a few sites; with `derivative`, its product with the softmax in place."""
+        """Scores of the tokens at a block of sites; with `derivative`, overwrite the logits with their
+        gradient."""
         targets = self._plan.targets
         local_n, ids_n = targets.site_N[tokens] - sites.start, targets.ids_N[tokens]
         temperature_s = targets.temperature_S[sites, None].to(self._wide)
@@ -190,7 +191,7 @@ class _Pass:
             self.d_weight = self.d_weight.to(self._wide).add_(d_sV.t() @ hidden_sH)
 
     def gradients(self) -> tuple[Tensor | None, ...]:
-        """Of hidden states, weight and bias, in the type of each."""
+        """Gradients of hidden states, weight and bias, in the dtype of each."""
         made = (self.d_hidden, self.d_weight, self.d_bias)
         given = (self._hidden, self._weight, self._bias)
         return tuple(
@@ -225,7 +226,7 @@ class _Selected(torch.autograd.Function):
         bonus_N = by_entropy_N if ctx.plan.entropy_gradient else None
         if ctx.made is not None:
             walk, expected_N, expected_bonus_N = ctx.made
-            ctx.made = None  # given away: a second backward pass computes again
+            ctx.made = None  # a second backward pass recomputes
             if _agree(by_logprob_N, expected_N) and _agree(bonus_N, expected_bonus_N):
                 return (*walk.gradients(), None)
         again = _Pass(hidden_SH, weight_VH, bias_V, ctx.plan)
@@ -254,7 +255,7 @@ def _differentiate(
 
 
 def _agree(real: Tensor | None, expected: Tensor | None) -> bool:
-    """Up to the last bits, which vectorised and scalar code round differently."""
+    """True if equal up to rounding: vectorised and scalar code differ in the last bits."""
     if real is None or expected is None:
         return real is None and expected is None
     tolerance = 32 * torch.finfo(expected.dtype).eps

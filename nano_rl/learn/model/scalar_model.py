@@ -1,4 +1,4 @@
-"""The policy's own backbone with a scalar head: one number for each position. A critic, or a reward model."""
+"""A backbone with a scalar head, one number per position: the network of critics and reward models."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from nano_rl.learn.trees.forward import row_states
 
 
 class ScalarModel(nn.Module):
-    """A causal backbone and a linear head in float32, which starts at 0 and so says nothing at first."""
+    """A causal backbone and a linear head in float32, initialised to 0."""
 
     def __init__(self, lm: nn.Module, *, bias: bool) -> None:
-        """`lm` is a causal LM, bare or under PEFT; its own head is not used. It is taken over, not copied."""
+        """`lm` is a causal LM, bare or under PEFT, and is not copied; its language head is not used."""
         super().__init__()
         config: Any = lm.config
         self.lm = lm.eval()
@@ -28,7 +28,7 @@ class ScalarModel(nn.Module):
 
     @property
     def causal(self) -> Any:
-        """The LM without its adapter's wrapper."""
+        """The LM without the PEFT wrapper."""
         lm: Any = self.lm
         return lm.get_base_model() if hasattr(lm, "peft_config") else lm
 
@@ -37,19 +37,19 @@ class ScalarModel(nn.Module):
         return self.causal.model
 
     def forward(self, ids_BT: Tensor, attention_BT: Tensor) -> Tensor:
-        """[B, T] float32: what the state after each token is worth, in the padding anything.
+        """[B, T] float32 score of the state after each token; arbitrary in the padding.
 
-        Rows are padded on the right. What they share is computed once where the model can."""
+        Rows are padded on the right; shared prefixes are computed once if the model supports it.
+        """
         states_MH, node_BT = row_states(self.causal, ids_BT, attention_BT)
         worth_M: Tensor = self.head(states_MH.to(self.head.weight.dtype)).squeeze(-1)
         return worth_M[node_BT]
 
 
 def scalar_model(policy: Any, *, lora_rank: int, seed: int, bias: bool) -> ScalarModel:
-    """A scalar model that starts from a copy of the policy's weights, an adapter merged into them.
+    """A scalar model initialised from a copy of the policy's weights, with an adapter merged.
 
-    It is trained as the policy is: all weights, or a fresh adapter, of `lora_rank` or of the rank of the
-    adapter that the policy has.
+    All weights are trained, or a new adapter of rank `lora_rank`, by default that of the policy's adapter.
     """
     adapters = getattr(policy, "peft_config", None)
     if adapters and not lora_rank:
@@ -58,14 +58,16 @@ def scalar_model(policy: Any, *, lora_rank: int, seed: int, bias: bool) -> Scala
     if adapters:
         lm = lm.merge_and_unload()
     lm.requires_grad_(False)
-    # the language head has no part in this and would be trained on nothing
+    # the language head is not used and must not be trained
     lm.lm_head = nn.Identity()
     return ScalarModel(prepare(lm, lora_rank=lora_rank, seed=seed), bias=bias)
 
 
 def by_budget(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """The indices of the rows of each micro-batch of at most `max_tokens` positions, padding included,
-    longest rows first; a row longer than that gets one of its own."""
+    """Row indices of micro-batches of at most `max_tokens` positions with padding, longest rows first.
+
+    A longer row gets a micro-batch of its own.
+    """
     parts: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if not parts or (len(parts[-1]) + 1) * lengths[parts[-1][0]] > max_tokens:

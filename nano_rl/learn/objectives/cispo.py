@@ -2,24 +2,24 @@
 
     loss = mean over tokens of -stop_gradient(clip(r, 1 - low, 1 + high)) A log p
 
-The paper bounds the weight from above only, and tunes that bound: here 1 + 4 = 5. `clip_low` = 1 is no lower
-bound.
+The paper bounds the weight from above only, by a tuned constant: here 1 + 4 = 5. `clip_low` = 1 means no
+lower bound.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nano_rl.learn.config.objective import Objective
+from nano_rl.learn.config import Objective
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nano_rl.learn.config.objective import ObjectiveConfig
+    from nano_rl.learn.config import ObjectiveConfig
 
 
 def weighted(new_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, config: ObjectiveConfig) -> Tensor:
-    """[N] loss of each token: the gradient with respect to the ratio is zero."""
+    """[N] loss of each token; the ratio has no gradient."""
     weight_N = ratio_N.detach().clamp(1 - config.clip_low, 1 + config.clip_high)
     return -weight_N * advantages_N * new_N
 

@@ -2,11 +2,11 @@
 
     A_i = (r_i - mean) / std        loss = mean over tokens of -min(r A, clip(r, 0.8, 1.28) A)
 
-Its other two parts are settings of their own: the soft punishment of long rollouts is `overlong = shape`
-with your lengths, and groups without a signal are left out and refilled where groups are gathered.
+The other two parts of the paper are separate settings: the overlong penalty is `overlong = shape` with your
+lengths, and dynamic sampling is `refill`.
 """
 
-from nano_rl.learn.config.objective import Objective
+from nano_rl.learn.config import Objective
 from nano_rl.learn.objectives.clip import clipped
 
 DAPO = Objective(

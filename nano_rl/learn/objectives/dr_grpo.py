@@ -2,10 +2,10 @@
 
     A_i = r_i - mean                loss = sum over tokens of -min(r A, clip(r) A) / (rollouts x L)
 
-L is a constant, the budget of tokens of a rollout: set `constant_length` to yours.
+L is the token budget of a rollout: set `constant_length`.
 """
 
-from nano_rl.learn.config.objective import Objective
+from nano_rl.learn.config import Objective
 from nano_rl.learn.objectives.clip import clipped
 
 DR_GRPO = Objective(

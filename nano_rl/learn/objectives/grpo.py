@@ -3,10 +3,10 @@
     A_i = (r_i - mean) / std
     loss = mean over rollouts of mean over tokens of -min(r A, clip(r) A) + 0.04 k3
 
-The paper leaves open the clip (0.2 here) and the deviation's convention (n-1 here).
+The paper does not specify the clip (0.2 here) and whether the deviation divides by n or n-1 (n-1 here).
 """
 
-from nano_rl.learn.config.objective import Objective
+from nano_rl.learn.config import Objective
 from nano_rl.learn.objectives.clip import clipped
 
 GRPO = Objective(

@@ -3,10 +3,10 @@
     s_i = exp(mean over tokens of (new - old))
     loss = mean over sequences of -min(s A, clip(s, 1 - 3e-4, 1 + 4e-4) A)
 
-A sequence is a token row: where a history was rewritten, each of its rows has a ratio of its own.
+A sequence is a token row: if a history was rewritten, each row of the rollout has its own ratio.
 """
 
-from nano_rl.learn.config.objective import Objective
+from nano_rl.learn.config import Objective
 from nano_rl.learn.objectives.clip import clipped
 
 GSPO = Objective(

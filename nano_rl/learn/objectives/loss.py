@@ -1,24 +1,99 @@
-"""The loss of the policy: an objective's surrogate, importance weights, KL and entropy, summed by weight.
+"""The policy loss: surrogate, importance weights, KL to the reference and entropy, aggregated over tokens.
 
     loss = sum over trained tokens of share * ( w * surrogate(r, A) + beta * kl - bonus * entropy )
-    r = new / old          both the trainer's: exactly 1 on the first update of a step
-    w = old / behaviour    what the sampler, or an older policy, did differently: truncated or masked
+    r = new / old          both from the trainer; exactly 1 on the first update of a step
+    w = old / behaviour    importance weight for the sampler, or an older policy; truncated or masked
 
-The surrogates stand in `objectives/`, the shares in `aggregation.py`. The KL term and the entropy carry no
-importance weight.
+    aggregation   share of a trained token
+    token         1 / trained tokens of the step                          DAPO (arXiv 2503.14476)
+    sequence      1 / (trajectories x trained tokens of the trajectory)   GRPO (arXiv 2402.03300)
+    constant      1 / (trajectories x a constant length)                  Dr. GRPO (arXiv 2503.20783)
+
+Shares are fixed for the whole step before it is split into micro-batches. The rows of one trajectory share
+its length, so that a rewritten history does not change its weight; a trajectory without a trained token is
+not counted. The KL and entropy terms have no importance weight. Each surrogate is in its objective's file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from nano_rl.learn.config.objective import KL, ObjectiveConfig, find_objective
-from nano_rl.learn.objectives.ratio import clamped_exp, row_means, row_sums, sums_to_the_end
+from nano_rl.learn.config import KL, Aggregation, ObjectiveConfig, find_objective
 from nano_rl.learn.rows.batch import Batch
+from nano_rl.learn.rows.sample import TrainSample
+
+
+def token_weights(
+    samples: Sequence[TrainSample], aggregation: Aggregation = "token", *, constant_length: int = 1
+) -> list[float]:
+    """[S] the share of every trained token of each sample; `samples` are all those of the step.
+
+    Under `token` and `sequence` the shares of all trained tokens sum to 1. Samples with the same `run_id`
+    are one trajectory. Raises ValueError if `constant_length` is below 1.
+    """
+    if constant_length < 1:
+        raise ValueError(f"constant_length={constant_length} must be at least 1")
+    tokens_of: Counter[str] = Counter()
+    for sample in samples:
+        tokens_of[sample.run_id] += sample.num_action_tokens
+    tokens, trajectories = tokens_of.total(), sum(count > 0 for count in tokens_of.values())
+    return [
+        token_share(
+            aggregation, own=tokens_of[s.run_id], tokens=tokens, trajectories=trajectories,
+            constant_length=constant_length,
+        )
+        for s in samples
+    ]  # fmt: skip
+
+
+def token_share(
+    aggregation: Aggregation, *, own: int, tokens: int, trajectories: int, constant_length: int
+) -> float:
+    """The share of a token in a trajectory with `own` of the step's `tokens` trained tokens."""
+    if own == 0:
+        return 0.0
+    if aggregation == "token":
+        return 1 / tokens
+    return 1 / (trajectories * (constant_length if aggregation == "constant" else own))
+
+
+MAX_LOG_RATIO = 20.0
+"""bound of |log-ratio| before exp, nats; the gradient beyond it is 0"""
+
+
+def clamped_exp(log_ratio_N: Tensor) -> Tensor:
+    """exp of the log-ratio, clamped to +-MAX_LOG_RATIO so that it stays finite."""
+    return log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def row_sums(values_N: Tensor, row_N: Tensor) -> Tensor:
+    """[N] the sum over each token's row."""
+    if not row_N.numel():
+        return values_N
+    rows = int(row_N.max()) + 1
+    return values_N.new_zeros(rows).index_add(0, row_N, values_N)[row_N]
+
+
+def row_means(values_N: Tensor, row_N: Tensor) -> Tensor:
+    """[N] the mean over each token's row."""
+    return row_sums(values_N, row_N) / row_sums(torch.ones_like(values_N), row_N)
+
+
+def sums_to_the_end(values_N: Tensor, row_N: Tensor) -> Tensor:
+    """[N] the sum over each token and all later ones in its row. Tokens are ordered by row and position."""
+    # float64, because the running sum is over all rows
+    before_N = values_N.double().cumsum(0) - values_N.double()
+    if not row_N.numel():
+        return values_N
+    starts = torch.ones_like(row_N, dtype=torch.bool)
+    starts[1:] = row_N[1:] != row_N[:-1]
+    offset_N = before_N[starts][starts.cumsum(0) - 1]
+    return (row_sums(values_N.double(), row_N) - (before_N - offset_N)).to(values_N)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,16 +101,16 @@ class Tokens:
     """The N tokens where the mask is True, in the order that `logprobs_BT[mask_BT]` gives them."""
 
     weight_N: Tensor
-    """what each token weighs in the loss; the step's sum to 1 under token and sequence aggregation"""
+    """share of each token in the loss"""
     advantages_N: Tensor
     behaviour_N: Tensor
     """log-probs of the sampler"""
     row_N: Tensor
     """int64: the row of each token"""
     old_N: Tensor | None
-    """the trainer's log-probs at the start of the step; None where the weights have not moved since"""
+    """the trainer's log-probs at the start of the step; None if the weights have not changed since"""
     reference_N: Tensor | None
-    """log-probs of the reference; needed where beta > 0"""
+    """log-probs of the reference model; required if beta > 0"""
 
     @classmethod
     def of(cls, batch: Batch) -> Tokens:
@@ -51,11 +126,11 @@ class Tokens:
         )
 
     def slice(self, start: int, stop: int) -> Tokens:
-        """Some of the tokens: a separable objective can be evaluated on any slice, and the slices add up."""
+        """A slice of the tokens; the losses of slices add up for a separable objective."""
         return self._map(lambda _, values_N: values_N[start:stop])
 
     def to(self, like: Tensor) -> Tokens:
-        """The same tokens in the dtype and on the device of `like`; row numbers stay whole."""
+        """The tokens in the dtype and on the device of `like`; `row_N` stays int64."""
         return self._map(lambda name, values_N: values_N.to(like.device if name == "row_N" else like))
 
     def _map(self, change: Callable[[str, Tensor], Tensor]) -> Tokens:
@@ -64,7 +139,10 @@ class Tokens:
 
 
 def reference_kl(new_N: Tensor, reference_N: Tensor, kind: KL) -> Tensor:
-    """[N] per-token estimate of KL(new || reference) from tokens of `new`."""
+    """[N] per-token estimate of KL(new || reference), nats, from tokens sampled by `new`.
+
+    Estimators k1 to k3: Schulman 2020, joschu.net/blog/kl-approx.html.
+    """
     log_ratio_N = new_N - reference_N
     if kind == "k1":
         return log_ratio_N
@@ -78,12 +156,12 @@ def reference_kl(new_N: Tensor, reference_N: Tensor, kind: KL) -> Tensor:
 
 
 def less_kl(advantages_N: Tensor, kl_N: Tensor, row_N: Tensor, beta: float) -> Tensor:
-    """[N] advantages where each token is charged with its own KL and that of all after it in its row."""
+    """[N] advantages minus beta times the KL of the token and of all later ones in its row."""
     return advantages_N - beta * sums_to_the_end(kl_N.detach(), row_N)
 
 
 def importance_weights(mismatch_N: Tensor, row_N: Tensor, config: ObjectiveConfig) -> tuple[Tensor, Tensor]:
-    """([N] weights as they are, [N] weights as they count). `mismatch_N` is old - behaviour, nats."""
+    """([N] raw weights, [N] truncated or masked weights). `mismatch_N` is old - behaviour, nats."""
     whole = config.tis_cap is not None and config.tis_level == "sequence"
     raw_N = clamped_exp(row_sums(mismatch_N, row_N) if whole else mismatch_N)
     if config.tis_cap is None:
@@ -97,7 +175,7 @@ def importance_weights(mismatch_N: Tensor, row_N: Tensor, config: ObjectiveConfi
 def kept_sequences(
     new_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor, row_N: Tensor, drift: float
 ) -> Tensor:
-    """[N] bool: False on every token of a row that is rejected, whatever the sign of its own advantage."""
+    """[N] bool, False on all tokens of rejected rows (`reject_drift`)."""
     drifted_N = row_means(behaviour_N - new_N.detach(), row_N) > drift
     return ~(drifted_N & (row_means(advantages_N, row_N) < 0))
 
@@ -105,13 +183,13 @@ def kept_sequences(
 def policy_loss(
     logprobs_BT: Tensor, batch: Batch, config: ObjectiveConfig, *, entropy_BT: Tensor | None = None
 ) -> tuple[Tensor, dict[str, float]]:
-    """The scalar loss of a micro-batch and its metrics; both add up over the micro-batches of a step.
+    """The scalar loss of a micro-batch and its metrics; both are summed over the micro-batches of a step.
 
-    `logprobs_BT` are the current log-probs with gradient. A batch without trained tokens gives exactly 0.0.
-    Metrics are sums over trained tokens, to be averaged by `mean_metrics`; keys ending in `_max` are maxima.
+    `logprobs_BT` are the current log-probs with gradient. The loss of a batch without trained tokens is 0.0.
+    Metrics are sums over trained tokens, to be averaged by `mean_metrics`; those ending in `_max` are maxima.
 
-    Raises ValueError when beta > 0 and the batch carries no reference log-probs, and when an entropy bonus
-    comes without entropies, or with entropies that have no gradient.
+    Raises ValueError if beta > 0 and the batch has no reference log-probs, and for an entropy bonus without
+    entropies that have a gradient.
     """
     mask = batch.mask_BT
     entropy_N = None if entropy_BT is None else entropy_BT[mask]
@@ -121,13 +199,9 @@ def policy_loss(
 def token_loss(
     new_N: Tensor, tokens: Tokens, config: ObjectiveConfig, *, entropy_N: Tensor | None = None
 ) -> tuple[Tensor, dict[str, float]]:
-    """As `policy_loss`, on the trained tokens alone.
-
-    Where `config.separable`, any slice of a step's tokens will do, and the slices add up to the whole;
-    otherwise `tokens` must hold whole rows.
-    """
+    """As `policy_loss`, given the trained tokens alone: whole rows, or any slice if `config.separable`."""
     tokens = tokens.to(new_N)
-    # the same tensor twice, so that the ratio is exactly 1 and its gradient that of REINFORCE
+    # the same tensor, so that the ratio is exactly 1 with the gradient of REINFORCE
     old_N = new_N.detach() if tokens.old_N is None else tokens.old_N
     log_ratio_N, mismatch_N = new_N - old_N, old_N - tokens.behaviour_N
     if config.ratio == "sequence":
@@ -169,17 +243,17 @@ def token_loss(
 
 
 def sft_loss(logprobs_BT: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-    """Negative log-likelihood, nats, of the trained tokens by their weights: the token mean by default."""
+    """Negative log-likelihood, nats, weighted by `weight_BT` (the mean over trained tokens by default)."""
     nll_N = -logprobs_BT[batch.mask_BT]
     loss = (batch.weight_BT[batch.mask_BT].to(nll_N) * nll_N).sum()
     return loss, {"loss": loss.item(), "tokens": float(nll_N.numel())}
 
 
 def mean_metrics(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of a step from those of its micro-batches: means over trained tokens, and `ess`.
+    """The metrics of an update from those of its micro-batches: means over trained tokens, and `ess`.
 
-    `ess` is the effective sample size of the untruncated weights as a share of the tokens, in (0, 1]
-    (Kish 1965). `loss` and `tokens` are totals, keys ending in `_max` maxima.
+    `ess` is the effective sample size of the raw importance weights as a share of the tokens, in (0, 1]
+    (Kish 1965). `loss` and `tokens` are totals, metrics ending in `_max` are maxima.
     """
     total: dict[str, float] = {}
     for part in parts:
@@ -212,7 +286,7 @@ def _with_gradient(entropy_N: Tensor | None, new_N: Tensor) -> Tensor:
 def _ratio_metrics(
     ratio_N: Tensor, log_ratio_N: Tensor, advantages_N: Tensor, config: ObjectiveConfig
 ) -> dict[str, Tensor]:
-    """`clip_low` and `clip_high` count tokens whose gradient the bounds take away or, in CISPO, bound."""
+    """`clip_low` and `clip_high`: tokens whose gradient is 0 because of the bound (CISPO: is bounded)."""
     deviation_N = (ratio_N - 1).abs()
     below_N, above_N = ratio_N < 1 - config.clip_low, ratio_N > 1 + config.clip_high
     if config.objective in ("reinforce", "rloo"):
@@ -248,7 +322,7 @@ def _mismatch_metrics(mismatch_N: Tensor, raw_N: Tensor, config: ObjectiveConfig
 
 
 def _reduce(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """One transfer from the device for all metrics. The maximum of nothing is 0."""
+    """Sums and maxima as floats, in one transfer from the device; the maximum of no tokens is 0."""
     totals = [
         (t.max() if t.numel() else t.sum()).double() if name.endswith("_max") else t.detach().double().sum()
         for name, t in sums.items()

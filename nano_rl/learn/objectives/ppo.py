@@ -2,10 +2,10 @@
 
     loss = mean over tokens of -min(r A, clip(r, 0.8, 1.2) A)           A from the critic, per token
 
-The group is no baseline: rewards go to the critic as they are. KL, if any, is in the reward as k1.
+Rewards are not compared within groups. KL, if any, is subtracted from the reward as k1.
 """
 
-from nano_rl.learn.config.objective import Objective
+from nano_rl.learn.config import Objective
 from nano_rl.learn.objectives.clip import clipped
 
 PPO = Objective(

@@ -2,24 +2,24 @@
 
     loss = mean over rollouts of sum over tokens of -A log p            A = r, without a baseline
 
-`baseline` = mean or rloo is allowed; KL, if any, is in the reward as k1. There is no trainer's ratio: after
-the first update of a step its gradient is that of the moved policy on tokens of the old one.
+`baseline` = mean or rloo is allowed; KL, if any, is subtracted from the reward as k1. The ratio is not used:
+from the second update of a step on, the gradient is off-policy without correction.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nano_rl.learn.config.objective import Objective
+from nano_rl.learn.config import Objective
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nano_rl.learn.config.objective import ObjectiveConfig
+    from nano_rl.learn.config import ObjectiveConfig
 
 
 def unclipped(new_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, config: ObjectiveConfig) -> Tensor:
-    """[N] loss of each token; the ratio and the bounds are not read."""
+    """[N] loss of each token; the ratio and its bounds are not used."""
     return -advantages_N * new_N
 
 

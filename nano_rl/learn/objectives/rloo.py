@@ -2,10 +2,10 @@
 
     A_i = r_i - mean of the others          loss = mean over rollouts of sum over tokens of -A log p
 
-KL, if any, is in the reward as k1.
+KL, if any, is subtracted from the reward as k1.
 """
 
-from nano_rl.learn.config.objective import Objective
+from nano_rl.learn.config import Objective
 from nano_rl.learn.objectives.reinforce import NO_RATIO, unclipped
 
 RLOO = Objective(

@@ -1,6 +1,7 @@
-"""Micro-batches: rows that share prefixes stay together, and each token carries its share of the step's loss.
+"""Micro-batches: padded samples, with rows that share a prefix together and each token's share of the loss.
 
-The rows of a batch are padded, which costs a few bytes a position; the model runs over their token tree.
+The model runs over the token tree of the rows (`trees/`), so that padding costs memory for a few columns
+only.
 """
 
 from __future__ import annotations
@@ -16,28 +17,30 @@ from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.learn.trees.prefix_tree import common_prefix
 
 ENOUGH = 1024
-"""tokens of a micro-batch from which on more of them at once are no faster, and take memory"""
+"""tokens of a micro-batch beyond which larger ones are no faster and need more memory"""
 _Placed = tuple[TrainSample, int]
-"""a sample, and its place among all"""
+"""a sample and its index"""
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """Neighbours of one micro-batch, in the order of their tokens."""
+class _Bin:
+    """Rows of one micro-batch, sorted by their tokens."""
 
     cost: int
-    """tokens to forward, a shared prefix counted once"""
+    """tokens of the forward pass, shared prefixes counted once"""
     rows: list[_Placed]
 
-    def cost_with(self, after: _Part) -> int:
-        """Of both together, `after` being next in order."""
+    def cost_with(self, after: _Bin) -> int:
+        """The cost of both together; `after` is next in the order."""
         return self.cost + after.cost - common_prefix(self.rows[-1][0].ids, after.rows[0][0].ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """B rows padded on the right to T tokens. Position t holds token t and what belongs to *that* token:
-    its log-prob is predicted from the tokens before it, so position 0 is never trained."""
+    """B rows padded on the right to T tokens; every column at position t belongs to token t.
+
+    Token t is predicted from the tokens before it, so that position 0 is never trained.
+    """
 
     ids_BT: Tensor
     """int64; 0 in the padding"""
@@ -48,21 +51,21 @@ class Batch:
     behaviour_logprobs_BT: Tensor
     """log-probs of the sampler, nats at the row's temperature; 0 where the mask is False"""
     advantages_BT: Tensor
-    """the advantage of the row, or of its turn, on trained tokens; 0 elsewhere"""
+    """advantages of trained tokens; 0 elsewhere"""
     weight_BT: Tensor
-    """each trained token's share of the loss, which is the sum of weight x token loss; 0 elsewhere"""
+    """share of each trained token: the loss is the sum of share x token loss; 0 elsewhere"""
     temperature_B: Tensor
     """sampling temperature of each row"""
     num_action_tokens: int
-    """trained tokens of the whole step, over all micro-batches and ranks: a count, already in the weights"""
+    """trained tokens of the whole step, over all micro-batches and ranks; already part of `weight_BT`"""
     run_ids: tuple[str, ...]
     """[B]"""
     keys: tuple[str, ...] = ()
     """[B] `TrainSample.key` of each row; empty in a slice of tokens"""
     old_logprobs_BT: Tensor | None = None
-    """the trainer's own log-probs at the start of the step; None where the weights have not moved since"""
+    """the trainer's log-probs at the start of the step; None if the weights have not changed since"""
     reference_logprobs_BT: Tensor | None = None
-    """log-probs of the reference model, needed where beta > 0"""
+    """log-probs of the reference model; required if beta > 0"""
 
     def with_old(self, logprobs_BT: Tensor) -> Batch:
         """The same batch with the trainer's log-probs at the start of the step."""
@@ -77,8 +80,7 @@ class Batch:
         return replace(self, **{name: value.to(device) for name, value in self._tensors().items()})
 
     def tokens(self, rows_N: Tensor, positions_N: Tensor) -> Batch:
-        """N of its tokens as rows of one token each, with every column of theirs: all that an objective
-        needs which is separable over tokens."""
+        """N tokens as a batch of N rows of one token with all columns, for separable objectives."""
         place = rows_N, positions_N
         columns = {n: v[place][:, None] if v.ndim > 1 else v[rows_N] for n, v in self._tensors().items()}
         run_ids = tuple(self.run_ids[row] for row in rows_N.tolist())
@@ -97,20 +99,19 @@ def make_batches(
     dtype: torch.dtype = torch.float32,
     trees: bool = True,
 ) -> list[Batch]:
-    """Micro-batches of at most `max_tokens` positions to forward, the most expensive first.
+    """Micro-batches of at most `max_tokens` positions of the forward pass, the most expensive first.
 
-    A shared prefix counts once, and rows that share one stay neighbours. No head runs on more than the
-    positions, so that they bound its work too. Rows that share little are put together up to `ENOUGH` tokens
-    alone: what is kept for the backward pass is most of a step's memory. `trees` False counts what a model
-    needs that cannot merge rows (`logprob.can_share`): padded rows, longest first. A row longer than
-    `max_tokens` gets a micro-batch of its own.
+    A shared prefix counts once, and rows that share one stay together. Rows that share little are combined
+    up to `ENOUGH` tokens only, to save memory for the backward pass. With `trees` False, for models that
+    cannot merge rows (`logprob.can_share`), padded positions are counted, longest rows first. A row longer
+    than `max_tokens` gets a micro-batch of its own.
 
-    `weights` are [S] what every trained token of each sample weighs (`aggregation.token_weights`); None is
-    the token mean, 1 / `num_action_tokens`, which defaults to the trained tokens of all samples: several
-    ranks pass their common sum.
-    `dtype` is that of log-probs, advantages, weights and temperatures. Ties keep the order of `samples`.
+    `weights` is [S] the share of each trained token of each sample (`token_weights`); None is the token mean,
+    1 / `num_action_tokens`, which defaults to the trained tokens of all samples; several ranks pass their
+    common sum. `dtype` is that of log-probs, advantages, weights and temperatures. Ties keep the order of
+    `samples`.
 
-    Raises ValueError when a budget or the denominator is below 1, and unless there is a weight a sample.
+    Raises ValueError if `max_tokens` or `num_action_tokens` is below 1, or `weights` has another length.
     """
     if max_tokens < 1 or (num_action_tokens is not None and num_action_tokens < 1):
         raise ValueError(
@@ -126,32 +127,32 @@ def make_batches(
 
 
 def split_samples(samples: Sequence[TrainSample], *, max_tokens: int, trees: bool) -> list[list[int]]:
-    """The places in `samples` of each micro-batch's rows, as `make_batches` puts them together."""
+    """The indices in `samples` of the rows of each micro-batch, as `make_batches` splits them."""
     placed = [(sample, place) for place, sample in enumerate(samples)]
     split = _split_trees if trees else _split_rows
     return [[place for _, place in part] for part in split(placed, max_tokens)]
 
 
 def _split_trees(samples: Sequence[_Placed], max_tokens: int) -> list[list[_Placed]]:
-    """Rows that share much stay together up to `max_tokens`; others only up to what is enough at once."""
+    """Rows that share a long prefix together up to `max_tokens`; others up to `ENOUGH` tokens."""
     enough = min(max_tokens, ENOUGH)
-    parts: list[_Part] = []
+    parts: list[_Bin] = []
     for family in _families(samples, max_tokens, least=enough // 8):
         if parts and (cost := parts[-1].cost_with(family)) <= enough:
-            parts[-1] = _Part(cost, parts[-1].rows + family.rows)
+            parts[-1] = _Bin(cost, parts[-1].rows + family.rows)
         else:
             parts.append(family)
     return [part.rows for part in sorted(parts, key=lambda part: -part.cost)]
 
 
-def _families(samples: Sequence[_Placed], max_tokens: int, *, least: int) -> list[_Part]:
-    """Neighbours that share a prefix of `least` tokens, so that to part them forwards it once more."""
-    families: list[_Part] = []
+def _families(samples: Sequence[_Placed], max_tokens: int, *, least: int) -> list[_Bin]:
+    """Rows in sorted order, combined if they share a prefix of at least `least` tokens."""
+    families: list[_Bin] = []
     for sample in sorted(samples, key=lambda s: s[0].ids):
-        row = _Part(len(sample[0].ids), [sample])
+        row = _Bin(len(sample[0].ids), [sample])
         cost = families[-1].cost_with(row) if families else 0
         if families and cost <= max_tokens and families[-1].cost + row.cost - cost >= least:
-            families[-1] = _Part(cost, [*families[-1].rows, sample])
+            families[-1] = _Bin(cost, [*families[-1].rows, sample])
         else:
             families.append(row)
     return families

@@ -1,4 +1,4 @@
-"""A group: the rollouts of one task, whose rewards are compared with each other."""
+"""A group: the rollouts of one task, whose rewards share a baseline."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from nano_shared import Finish, Limits, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """What choosing among the runs of a group needs to know of one."""
+class GroupMember:
+    """The columns of one run in a group that are needed to choose among runs."""
 
     id: str
     started: float
     version: int
-    """the one that its oldest turn names"""
+    """policy version of its oldest turn"""
     reward: float
-    """NaN where there is none, or where the failure was not the policy's"""
+    """NaN if there is none, or if the failure was not the policy's"""
     log: int = 0
-    """place of its log among those that are read"""
+    """index of its log among those that are read"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """Rollouts of one task from any source: fresh, logged, or forked.
 
-    Raises ValueError when it is empty, when a run appears twice, when a trajectory belongs to another task
-    key, and when two tasks share the key but not the content.
+    Raises ValueError if it is empty, a run appears twice, a trajectory has another task key, or two tasks
+    share the key and differ in content.
     """
 
     task_key: str
-    """the task's, or for forks of one step the task's with run and step (`Trajectory.group_key`)"""
+    """`Trajectory.group_key`: the key of the task, for forks of a step with run and step appended"""
     trajectories: tuple[Trajectory, ...]
     """[G]"""
 
@@ -55,14 +55,14 @@ class Group:
 
     @property
     def rewards_G(self) -> tuple[float, ...]:
-        """[G] rewards in float64; NaN where there is none, or where the failure was not the policy's."""
+        """[G] rewards; NaN if there is none, or if the failure was not the policy's."""
         return tuple(_reward(t) for t in self.trajectories)
 
     @property
-    def members(self) -> tuple[Member, ...]:
+    def members(self) -> tuple[GroupMember, ...]:
         """[G]"""
         return tuple(
-            Member(id=t.id, started=t.started, version=sampled_by(t), reward=_reward(t))
+            GroupMember(id=t.id, started=t.started, version=sampled_by(t), reward=_reward(t))
             for t in self.trajectories
         )
 
@@ -71,12 +71,12 @@ class Group:
         return self.trajectories[0].task
 
     def only(self, runs: Sequence[str]) -> Group:
-        """The group with these of its runs alone, in that order."""
+        """The group restricted to these runs, in this order."""
         by_id = {t.id: t for t in self.trajectories}
         return replace(self, trajectories=tuple(by_id[run] for run in runs))
 
     def load(self) -> Group:
-        """Itself: all that it holds is in memory (`LoggedGroup.load`)."""
+        """The group itself, as `LoggedGroup.load`."""
         return self
 
     @property
@@ -87,32 +87,32 @@ class Group:
 
     @property
     def forked(self) -> bool:
-        """Whether its rollouts began at a step of another run, where no fresh rollout of the task does."""
+        """True if its rollouts are forks: they began at a step of another run."""
         return self.task_key != self.trajectories[0].task.key
 
     @property
     def singleton(self) -> bool:
-        """Whether fewer than two rollouts are scored, so that nothing can be compared."""
+        """True if fewer than two rollouts are scored."""
         return sum(not math.isnan(r) for r in self.rewards_G) < 2
 
     @property
     def dead(self) -> bool:
-        """Whether no rollout differs from another, so that every advantage is 0."""
+        """True if all rewards are equal, so that every advantage is 0."""
         return is_dead(self.rewards_G)
 
 
 def _content(task: Task) -> str:
-    """Of a task whatever its limits are, which a command may set (`--limit`)."""
+    """Content id of a task without its limits, which a command may override (`--limit`)."""
     return task.model_copy(update={"limits": Limits()}).id
 
 
 def sampled_by(run: Trajectory) -> int:
-    """The version that the oldest turn of a run names."""
+    """The policy version of the oldest turn of a run; 0 without turns."""
     return min((turn.completion.policy_version for turn in run.turns), default=0)
 
 
 def form_groups(trajectories: Iterable[Trajectory]) -> list[Group]:
-    """Groups by task key, in the order in which the keys first appear; the forks of a step are a group."""
+    """Groups by `group_key`, in the order of first appearance; the forks of a step are one group."""
     by_key: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         by_key.setdefault(trajectory.group_key, []).append(trajectory)
@@ -120,11 +120,11 @@ def form_groups(trajectories: Iterable[Trajectory]) -> list[Group]:
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """What a step reports about its rewards; statistics count rollouts, never token rows.
+    """Metrics of the rewards of a step, over groups and rollouts.
 
-    `frac_zero_std` counts groups without variation, `frac_singleton` those with fewer than two scored
-    rollouts (a part of the former), `frac_unscored` rollouts without a reward, `frac_truncated` those that
-    a limit cut off. The reward keys are absent where nothing was scored.
+    `frac_zero_std`: groups with equal rewards; `frac_singleton`: groups with fewer than two scored rollouts,
+    which are part of the former; `frac_unscored`: rollouts without a reward; `frac_truncated`: rollouts cut
+    off by a limit. `reward_mean`, `reward_min` and `reward_max` are absent if nothing was scored.
     """
     rewards = [r for group in groups for r in group.rewards_G]
     scored = [r for r in rewards if not math.isnan(r)]
@@ -143,7 +143,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _cut_off(trajectory: Trajectory) -> bool:
-    """Whether a limit ended the run or its last completion, by the reasons given for both."""
+    """True if a limit ended the run or its last completion."""
     if trajectory.stop is not None and (trajectory.stop.budget or trajectory.stop.ours):
         return trajectory.stop.budget
     return bool(trajectory.turns) and trajectory.turns[-1].completion.finish is Finish.LENGTH
@@ -155,6 +155,6 @@ def _reward(trajectory: Trajectory) -> float:
 
 
 def is_dead(rewards: Sequence[float | None]) -> bool:
-    """Whether a baseline leaves no signal: fewer than two scored rollouts, or all rewards equal."""
+    """True if fewer than two rollouts are scored, or all rewards are equal."""
     scored = [r for r in rewards if r is not None and not math.isnan(r)]
     return len(scored) < 2 or all(r == scored[0] for r in scored)

@@ -1,4 +1,4 @@
-"""A training sample: one token row of a rollout, with its mask, behaviour log-probs and advantage."""
+"""A training sample: one token row of a rollout, with mask, behaviour log-probs and advantages."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from nano_shared.redact import is_redacted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSample:
-    """One row exactly as the model read and sampled it.
+    """One row of tokens exactly as the model read and sampled them.
 
-    Raises ValueError when the lengths differ, when a log-prob stands where nothing was sampled, and when the
-    first token is trained, since nothing precedes it that could predict it.
+    Raises ValueError if lengths differ, if a token that was not sampled has a log-prob, and if the first
+    token is trained, which no token precedes.
     """
 
     run_id: str
     ids: tuple[int, ...]
     """[L]"""
     mask: tuple[int, ...]
-    """[L] 1 exactly on tokens that this policy sampled in this rollout"""
+    """[L] 1 on tokens that were sampled in this rollout and are trained, else 0"""
     logprobs: tuple[float, ...]
     """[L] behaviour log-probs, nats at `temperature`; 0 where the mask is 0"""
     versions: tuple[int, ...]
-    """[L] policy version of the call that appended the token"""
+    """[L] policy version of the turn that the token belongs to"""
     advantage: float
-    """of every token, where `advantages_T` does not say otherwise"""
+    """of every token, unless `advantages_T` is given"""
     temperature: float
     advantages_T: tuple[float, ...] | None = None
-    """[L] advantage of each token, where turns or tokens are credited apart"""
+    """[L] advantage of each token, if turns or tokens are credited separately"""
     turn_ids_T: tuple[int, ...] = ()
-    """[L] index of the turn that each token belongs to; empty where the row was not made of turns"""
+    """[L] index of the turn of each token; empty if the row was not made from turns"""
     key: str = ""
-    """names the row within a step, where several rows of one run are told apart"""
+    """name of the row within a step, where rows of one run must be distinguished"""
 
     def __post_init__(self) -> None:
         lengths = (len(self.ids), len(self.mask), len(self.logprobs), len(self.versions))
@@ -78,20 +78,19 @@ def to_samples(
     advantage: float | Sequence[float],
     *,
     imitation: bool = False,
-    shown: Collection[int] = (),
+    context_turns: Collection[int] = (),
 ) -> list[TrainSample]:
-    """One sample for each token row; the advantage belongs to the rollout and is the same on all its rows,
-    or is given for each turn ([T]).
+    """One sample for each token row. `advantage` is one number for the rollout, or one for each turn ([T]).
 
-    `imitation` admits rows that were sampled greedily or under top-p or top-k, and sets the temperature to 1:
-    maximum likelihood needs no behaviour policy, a policy gradient does. `shown` are turns that stay context.
+    `imitation` also accepts rows that were sampled greedily, or with top-p or top-k, and sets the temperature
+    to 1: maximum likelihood needs no behaviour policy. `context_turns` are not trained.
 
-    Raises ValueError with the reason for a rollout that cannot train: text-only, or with a behaviour policy
-    that is not softmax(logits / T) over the whole vocabulary.
+    Raises ValueError with the reason for a rollout that cannot be trained on: text-only, redacted, or with a
+    behaviour policy other than softmax(logits / T) over the whole vocabulary.
     """
     _refuse_text_only(trajectory)
     _refuse_redacted(trajectory)
-    own = {turn.index for turn in trajectory.own_turns} - set(shown)
+    own = {turn.index for turn in trajectory.own_turns} - set(context_turns)
     rows: dict[int, list[tuple[Turn, TurnTokens]]] = {}
     for turn in trajectory.turns:
         tokens = turn.completion.tokens
@@ -102,7 +101,7 @@ def to_samples(
     samples = []
     for turns in rows.values():
         trained = [(turn, tokens) for turn, tokens in turns if turn.index in own]
-        if trained:  # a row that a fork took over whole has nothing of it to train
+        if trained:  # a row that a fork inherited has nothing to train
             temperature = 1.0 if imitation else _temperature(trajectory.id, trained)
             samples.append(_merge(trajectory.id, turns, advantage, temperature, own))
     return samples
@@ -111,10 +110,10 @@ def to_samples(
 def recent_samples(
     samples: Sequence[TrainSample], version: int, max_staleness: int | None
 ) -> tuple[list[TrainSample], int]:
-    """The samples without tokens of policies more than `max_staleness` versions before `version`, and the
-    number of tokens that were left out.
+    """Drop stale tokens: those of policies more than `max_staleness` versions before `version`.
 
-    Such tokens stay in their rows as context; a row that has nothing left to train leaves.
+    They stay in their rows as context; rows without a trained token are dropped. Returns the remaining
+    samples and the number of dropped tokens.
     """
     if max_staleness is None:
         return list(samples), 0
@@ -178,7 +177,7 @@ def _merge(
     temperature: float,
     own: Collection[int],
 ) -> TrainSample:
-    """Turns other than its `own` are context: another run sampled them, or they are not to be learned."""
+    """The sample of the turns of one row; turns that are not in `own` are context."""
     of_turn = None if isinstance(advantage, float | int) else advantage
     credits: list[float] = []
     ids: list[int] = []

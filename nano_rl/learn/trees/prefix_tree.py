@@ -1,17 +1,23 @@
-"""Token trees: the rows of a batch merged so that every shared prefix stands once.
+"""Token trees: the rows of a batch with each shared prefix merged, and attention along the tree.
 
-Rows are sorted, and each row adds only the tokens that follow what it shares with the row before it. Nodes
-are numbered in that order (depth first), so that a row's own nodes, and all that descends from a stretch of
-it, are contiguous. That makes attention along the tree a few dense rectangles and triangles, without a mask.
+Rows are sorted, and each row adds only the tokens after its common prefix with the row before it. Nodes are
+numbered depth first, so that the new nodes of a row, and all descendants of a stretch of them, are
+contiguous.
+
+Attention: each node sees its ancestors and itself. Runs attend to themselves under a causal triangle;
+descendants attend to a stretch of another run in full; the parts are merged by their log-sum-exps. The
+backward pass gives each part the merged output and log-sum-exp, which makes its gradients those of the whole
+softmax. Query heads that share a key head are a batch over an expanded view, without a copy of the keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +32,18 @@ class Cross:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenTree:
-    """N nodes of one or several trees; a node is a token at the end of a path."""
+    """N nodes of one or several trees; a node is a token with the path before it."""
 
     ids_N: Tensor
     """int64 token of each node"""
     positions_N: Tensor
-    """int64 depth of each node: its position in every row that passes through it"""
+    """int64 depth of each node, its position in all rows that contain it"""
     node_BT: Tensor
     """int64 node of each token of the rows; 0 in the padding"""
     runs: tuple[tuple[int, int], ...]
-    """[start, end) of chains in which each node follows the one before it; every node is in exactly one"""
+    """[start, end) of chains of consecutive nodes; every node is in exactly one"""
     crosses: tuple[Cross, ...]
-    """what nodes see of other runs; with the causal triangles of the runs, exactly the ancestors"""
+    """what nodes see of other runs; together with the causal triangles of the runs, all ancestors"""
 
     @property
     def num_nodes(self) -> int:
@@ -55,7 +61,7 @@ class TokenTree:
 
 
 def build_tree(ids_BT: Tensor, lengths: Sequence[int]) -> TokenTree:
-    """The tree of B rows, row b being `ids_BT[b, :lengths[b]]`; without a common first token, several."""
+    """The trees of B rows, row b being `ids_BT[b, :lengths[b]]`; one tree per distinct first token."""
     rows = [row[:length] for row, length in zip(ids_BT.tolist(), lengths, strict=True)]
     order = sorted(range(len(rows)), key=rows.__getitem__)
     nodes = torch.zeros(ids_BT.shape, dtype=torch.int64)
@@ -103,8 +109,8 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 @dataclass(slots=True)
-class _Piece:
-    """What of a run is still on the path to the present row: its first tokens."""
+class _Segment:
+    """The first tokens of a run that are still on the path to the present row."""
 
     depth: int
     end_depth: int
@@ -113,23 +119,204 @@ class _Piece:
 
 
 class _Walk:
-    """The path to the present row, as pieces of runs; whatever falls off it is seen by no later node."""
+    """The path to the present row as segments of runs; later nodes do not see what is cut off."""
 
     def __init__(self) -> None:
         self.crosses: list[Cross] = []
-        self._path: list[_Piece] = []
+        self._path: list[_Segment] = []
 
     def enter(self, depth: int, end_depth: int, start: int) -> None:
-        self._path.append(_Piece(depth, end_depth, start, start + end_depth - depth))
+        self._path.append(_Segment(depth, end_depth, start, start + end_depth - depth))
 
     def leave(self, depth: int, now: int) -> None:
-        """Cut the path at `depth`. All nodes from a cut piece's run to `now` descend from that piece."""
+        """Cut the path at `depth`. All nodes between the end of a cut segment's run and `now` descend from
+        it."""
         while self._path and self._path[-1].end_depth > depth:
-            piece = self._path[-1]
-            kept = max(depth, piece.depth)
-            if now > piece.run_end:
-                key = piece.start + kept - piece.depth, piece.start + piece.end_depth - piece.depth
-                self.crosses.append(Cross(piece.run_end, now, *key))
-            piece.end_depth = kept
-            if kept == piece.depth:
+            segment = self._path[-1]
+            kept = max(depth, segment.depth)
+            if now > segment.run_end:
+                key = segment.start + kept - segment.depth, segment.start + segment.end_depth - segment.depth
+                self.crosses.append(Cross(segment.run_end, now, *key))
+            segment.end_depth = kept
+            if kept == segment.depth:
                 self._path.pop()
+
+
+ATTENTION_NAME = "nano_tree"
+"""name of the attention in transformers"""
+_REFUSED = ("softcap", "s_aux", "sliding_window", "position_bias")
+
+
+class TreeUnsupported(ValueError):
+    """The model needs a feature that the tree attention does not have."""
+
+
+def register() -> None:
+    """Register the attention with transformers; without a tree it is SDPA."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, _attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, sdpa_mask)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    nano_tree: TokenTree | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    if nano_tree is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        plain: Callable[..., tuple[Tensor, None]] = sdpa_attention_forward
+        return plain(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    refused = [name for name in _REFUSED if kwargs.get(name) is not None]
+    if refused or query.shape[0] != 1 or query.shape[2] != nano_tree.num_nodes:
+        raise TreeUnsupported(f"attention with {', '.join(refused) or tuple(query.shape)}")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return tree_attention(query[0], key[0], value[0], nano_tree, scale)[None], None
+
+
+def tree_attention(
+    query_HND: Tensor, key_KND: Tensor, value_KND: Tensor, tree: TokenTree, scale: float
+) -> Tensor:
+    """[N, H, D] attention output; H query heads over K key heads, H a multiple of K."""
+    apply: Callable[..., Tensor] = _TreeAttention.apply
+    return apply(query_HND, key_KND, value_KND, tree, scale)
+
+
+class _TreeAttention(torch.autograd.Function):
+    """All tensors as grouped views [K, G, n, D]: K key heads of G query heads each."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query_HND: Tensor, key_KND: Tensor, value_KND: Tensor, tree: TokenTree, scale: float
+    ) -> Tensor:
+        heads, nodes, _ = query_HND.shape
+        query, key, value = _grouped(query_HND, key_KND, value_KND)
+        wide = torch.promote_types(query.dtype, torch.float32)
+        out_NHD = query.new_empty((nodes, heads, value.shape[-1]), dtype=wide)
+        out = _view(out_NHD, key_KND.shape[0])
+        lse = query.new_empty(query.shape[:3], dtype=wide)
+        for start, end in tree.runs:
+            own = slice(start, end)
+            out[:, :, own], lse[:, :, own] = _attend(
+                query[:, :, own], key[:, :, own], value[:, :, own], causal=True, scale=scale
+            )
+        for cross in tree.crosses:
+            descendants, stretch = _slices(cross)
+            part, part_lse = _attend(
+                query[:, :, descendants], key[:, :, stretch], value[:, :, stretch], causal=False, scale=scale
+            )
+            merged, merged_lse = out[:, :, descendants], lse[:, :, descendants]
+            both = torch.logaddexp(merged_lse, part_lse)
+            merged.mul_((merged_lse - both).exp_()[..., None])
+            merged.addcmul_(part.to(wide), (part_lse - both).exp_()[..., None])
+            merged_lse.copy_(both)
+        out_NHD = out_NHD.to(query.dtype)
+        ctx.save_for_backward(query_HND, key_KND, value_KND, out_NHD, lse)
+        ctx.tree, ctx.scale = tree, scale
+        return out_NHD
+
+    @staticmethod
+    def backward(ctx: Any, grad_NHD: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        query_HND, key_KND, value_KND, out_NHD, lse = ctx.saved_tensors
+        kind = query_HND.dtype
+        wide = torch.promote_types(kind, torch.float32)
+        # on CPU the backward of short runs is four times as fast in float32 as in bfloat16
+        query, key, value = _grouped(query_HND.to(wide), key_KND.to(wide), value_KND.to(wide))
+        key_heads = key_KND.shape[0]
+        out, grad = (_view(x.to(wide), key_heads) for x in (out_NHD, grad_NHD))
+        # nodes first, the layout that the projections read
+        d_query_NHD = torch.empty_like(out_NHD, dtype=wide)
+        d_key_NKD, d_value_NKD = (
+            x.new_empty((x.shape[1], key_heads, x.shape[2]), dtype=wide) for x in (key_KND, value_KND)
+        )
+        d_query = _view(d_query_NHD, key_heads)
+        d_key, d_value = d_key_NKD.transpose(0, 1), d_value_NKD.transpose(0, 1)
+
+        def part(queries: slice, keys: slice, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+            d_q, d_k, d_v = _attend_backward(
+                grad[:, :, queries],
+                query[:, :, queries],
+                key[:, :, keys],
+                value[:, :, keys],
+                out[:, :, queries],
+                lse[:, :, queries],
+                causal=causal,
+                scale=ctx.scale,
+            )
+            return d_q, d_k.sum(1), d_v.sum(1)
+
+        for start, end in ctx.tree.runs:
+            own = slice(start, end)
+            d_query[:, :, own], d_key[:, own], d_value[:, own] = part(own, own, causal=True)
+        for cross in ctx.tree.crosses:
+            descendants, stretch = _slices(cross)
+            d_q, d_k, d_v = part(descendants, stretch, causal=False)
+            d_query[:, :, descendants].add_(d_q)
+            d_key[:, stretch].add_(d_k)
+            d_value[:, stretch].add_(d_v)
+        return (
+            d_query_NHD.transpose(0, 1).to(kind),
+            d_key.to(kind),
+            d_value.to(kind),
+            None,
+            None,
+        )
+
+
+def _grouped(query_HND: Tensor, key_KND: Tensor, value_KND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    groups = query_HND.shape[0] // key_KND.shape[0]
+    key, value = (x[:, None].expand(-1, groups, -1, -1) for x in (key_KND, value_KND))
+    return query_HND.view(-1, groups, *query_HND.shape[1:]), key, value
+
+
+def _view(values_NHD: Tensor, key_heads: int) -> Tensor:
+    nodes, heads, width = values_NHD.shape
+    return values_NHD.view(nodes, key_heads, heads // key_heads, width).permute(1, 2, 0, 3)
+
+
+def _slices(cross: Any) -> tuple[slice, slice]:
+    return slice(cross.query_start, cross.query_end), slice(cross.key_start, cross.key_end)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Output [K, G, n, D] and log-sum-exp [K, G, n]."""
+    if query.device.type == "cpu":
+        flash: Callable[..., tuple[Tensor, Tensor]]
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return flash(query, key, value, 0.0, causal, scale=scale)
+    scores = _scores(query, key, causal, scale)
+    lse = scores.logsumexp(-1)
+    return (scores - lse[..., None]).exp_().to(value.dtype) @ value, lse
+
+
+def _attend_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, *, causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of query, key and value, each [K, G, n, D], of the softmax that `lse` normalises."""
+    if query.device.type == "cpu":
+        flash: Callable[..., tuple[Tensor, Tensor, Tensor]]
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        return flash(grad, query, key, value, out, lse.contiguous(), 0.0, causal, scale=scale)
+    weights = (_scores(query, key, causal, scale) - lse[..., None]).exp_()
+    inner = (grad @ value.transpose(-1, -2)) - (grad * out).sum(-1, keepdim=True)
+    d_scores = inner.mul_(weights).mul_(scale)
+    return d_scores @ key, d_scores.transpose(-1, -2) @ query, weights.transpose(-1, -2) @ grad
+
+
+def _scores(query: Tensor, key: Tensor, causal: bool, scale: float) -> Tensor:
+    scores = (query @ key.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32)) * scale
+    if causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores.masked_fill_(hidden, float("-inf"))
+    return scores

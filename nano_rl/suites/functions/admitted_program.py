@@ -13,7 +13,7 @@ from typing import Any
 from nano_rl.suites.functions.program import Program, compile_function, outcome, sample_args
 from nano_rl.tasks.mutate import Mutant, mutants
 from nano_shared.hashing import canonical_json
-from nano_shared.types import Case
+from nano_shared.types import Case, HiddenChecks, Limits, OracleAction
 
 HIDDEN = 10
 MAX_HIDDEN = 20
@@ -36,7 +36,7 @@ class Study:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ProbeCall:
     """An input and what the reference returns for it."""
 
     args: list[Any]
@@ -49,10 +49,10 @@ class Probe:
 
 def _probes(
     program: Program, rng: random.Random, count: int, seen: set[str], *, wide: bool
-) -> list[Probe] | None:
+) -> list[ProbeCall] | None:
     """Distinct inputs with their results; None where the reference fails on one."""
     function = compile_function(program.source(), program.name)
-    found: list[Probe] = []
+    found: list[ProbeCall] = []
     for _ in range(count * 4):
         if len(found) == count:
             break
@@ -63,11 +63,11 @@ def _probes(
         what, value = outcome(function, args)
         if what == "raise" or len(canonical_json(value)) > MAX_SIZE:
             return None
-        found.append(Probe(args, value))
+        found.append(ProbeCall(args, value))
     return found
 
 
-def _dull(probes: list[Probe], *, boolean: bool) -> bool:
+def _dull(probes: list[ProbeCall], *, boolean: bool) -> bool:
     """Constant, nearly constant, or the identity."""
     values = [canonical_json(p.value) for p in probes]
     if len(set(values)) < (2 if boolean else 3):
@@ -77,12 +77,7 @@ def _dull(probes: list[Probe], *, boolean: bool) -> bool:
     return all(any(type(a) is type(p.value) and a == p.value for a in p.args) for p in probes)
 
 
-def _kills(mutant: Mutant, program: Program, probe: Probe) -> bool:
-    function = compile_function(mutant.source, program.name)
-    return outcome(function, probe.args) != ("value", probe.value)
-
-
-def _tells(mutant: Mutant, program: Program, probes: list[Probe]) -> int | None:
+def _tells(mutant: Mutant, program: Program, probes: list[ProbeCall]) -> int | None:
     """Index of the first probe that the mutant fails."""
     function = compile_function(mutant.source, program.name)
     for index, probe in enumerate(probes):
@@ -92,7 +87,7 @@ def _tells(mutant: Mutant, program: Program, probes: list[Probe]) -> int | None:
     return None
 
 
-def _extend(program: Program, hidden: list[Probe], pool: list[Probe]) -> list[Mutant] | None:
+def _extend(program: Program, hidden: list[ProbeCall], pool: list[ProbeCall]) -> list[Mutant] | None:
     """Add inputs of the pool to `hidden` until the mutants die; the killed ones, or None for too few."""
     killed, left = [], []
     for mutant in mutants(program.source()):
@@ -128,3 +123,54 @@ def study(program: Program, rng: random.Random, *, examples: int = 4) -> Study |
     if bugs is None:
         return None
     return Study(program, tuple(p.case for p in shown), tuple(p.case for p in hidden), tuple(bugs))
+
+
+BRIEF = Limits(max_turns=3, max_tokens=96)
+SHORT = Limits(max_turns=4, max_tokens=256)
+USUAL = Limits(max_turns=8, max_tokens=768)
+LONG = Limits(max_turns=16, max_tokens=2048)
+CHECK = "python -m pytest -q"
+FILE_TOOLS = ("read_file", "edit_file", "submit")
+REPAIR_TOOLS = ("read_file", "edit_file", "shell", "submit")
+WRITE_TOOLS = ("read_file", "edit_file", "write_file", "shell", "submit")
+SEARCH_TOOLS = ("search", "read_file", "edit_file", "shell", "submit")
+_MODULES = """
+stats tools numbers_lib lists shapes report ledger score parsing textkit sequence basics counts series names
+labels filters totals measure pipeline records metrics words digits math_ops catalog summary
+"""
+MODULES = tuple(_MODULES.split())
+
+
+def call(name: str, **arguments: str | int) -> OracleAction:
+    return OracleAction(name=name, arguments=dict(arguments))
+
+
+def correct(path: str, line: int, wrong: str, right: str, *, thought: str = "") -> OracleAction:
+    """Replace a line, once it has been quoted as read_file shows it: a small model finds it by copying."""
+    quoted = f"{thought}Wrong:\n{line}|{wrong}"
+    return OracleAction(
+        name="edit_file", arguments={"path": path, "line": line, "new": right}, thought=quoted
+    )
+
+
+def call_text(name: str, case: Case) -> str:
+    return f"{name}({', '.join(repr(a) for a in case.args)})"
+
+
+def claim(name: str, case: Case) -> str:
+    """What a case says, as an expression that is true."""
+    return f"{call_text(name, case)} {'is' if isinstance(case.expected, bool) else '=='} {case.expected!r}"
+
+
+def numbered(text: str) -> str:
+    """The text as read_file shows it."""
+    return "\n".join(f"{n}|{line}" for n, line in enumerate(text.rstrip("\n").split("\n"), start=1))
+
+
+def check_of(module: str) -> str:
+    """The shell line that runs a module's plain assertions."""
+    return f"python test_{module}.py"
+
+
+def cases_of(study: Study) -> HiddenChecks:
+    return HiddenChecks(kind="cases", entry_point=study.program.name, cases=study.hidden)

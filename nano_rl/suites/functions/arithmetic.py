@@ -6,7 +6,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from nano_rl.suites.functions.program import Kind, Param, Program
+from nano_rl.suites.functions.program import Param, Program, ValueKind
 
 NAME_SETS = (
     ("a", "b", "c"),
@@ -166,7 +166,7 @@ def draw_test(rng: random.Random, atoms: list[Term]) -> Test:
 
 def _params(rng: random.Random, count: int) -> tuple[tuple[Param, ...], list[Term]]:
     names = rng.choice(NAME_SETS)[:count]
-    params = tuple(Param(name=n, kind=Kind.INT) for n in names)
+    params = tuple(Param(name=n, kind=ValueKind.INT) for n in names)
     return params, [parameter(n, i) for i, n in enumerate(names)]
 
 
@@ -188,7 +188,7 @@ def draw_expression(rng: random.Random) -> Program:
     return Program(
         name=_title(term, rng),
         params=params,
-        returns=Kind.INT,
+        returns=ValueKind.INT,
         doc=words,
         body=(f"return {term.code}",),
         family=f"arithmetic.{term.shape}",
@@ -246,7 +246,7 @@ def draw_branch(rng: random.Random) -> Program:
         name=rng.choice(("choose", "pick", "decide", "select", "adjust", "classify"))
         + f"_by_{tests[0].name}",
         params=params,
-        returns=Kind.STR if texts else Kind.INT,
+        returns=ValueKind.STR if texts else ValueKind.INT,
         doc=doc,
         body=body,
         family=f"branch({shape})",
@@ -270,7 +270,7 @@ def draw_predicate(rng: random.Random) -> Program:
             ("is_valid", "check", "is_allowed", "matches", "accepts", f"test_of_{first.name}", "holds")
         ),
         params=params,
-        returns=Kind.BOOL,
+        returns=ValueKind.BOOL,
         doc=rng.choice(("Tell whether {w}.", "Return True if {w}, else False.")).format(w=words),
         body=(f"return {code}",),
         family=f"predicate.{shape}",

@@ -7,12 +7,19 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from nano_rl.suites.functions.admitted_program import Study, study
+from nano_rl.suites.functions.admitted_program import (
+    LONG,
+    MODULES,
+    REPAIR_TOOLS,
+    Study,
+    call,
+    check_of,
+    study,
+)
 from nano_rl.suites.functions.grammar import belongs, draw_study
 from nano_rl.suites.functions.module import Module, assertions_of, draw_studies, is_short
 from nano_rl.suites.functions.phrases import EXTEND
-from nano_rl.suites.functions.program import Kind, Param, Program
-from nano_rl.suites.functions.view import LONG, MODULES, REPAIR_TOOLS, call, check_of
+from nano_rl.suites.functions.program import Param, Program, ValueKind
 from nano_rl.tasks.suite import Made
 from nano_shared.types import Case, HiddenChecks, OracleAction, Split
 
@@ -69,37 +76,40 @@ def _knob(program: Program, rng: random.Random) -> Extension | None:
     lines[line] = lines[line][:start] + name + lines[line][end:]
     if str(value) not in program.doc:
         return None  # a number that the docstring does not name is a detail of the code
-    param = Param(name=name, kind=Kind.INT, low=1, high=value + 4)
+    param = Param(name=name, kind=ValueKind.INT, low=1, high=value + 4)
     return _extended(program, param, lines, value, f"It replaces the number {value}.", "knob")
 
 
-_TWISTS: dict[Kind, tuple[tuple[str, Param, str, int | bool, str], ...]] = {
-    Kind.INT: (
-        ("scale", Param(name="scale", kind=Kind.INT, low=-3, high=4), "({x}) * scale", 1,
+_TWISTS: dict[ValueKind, tuple[tuple[str, Param, str, int | bool, str], ...]] = {
+    ValueKind.INT: (
+        ("scale", Param(name="scale", kind=ValueKind.INT, low=-3, high=4), "({x}) * scale", 1,
          "The result is multiplied by it."),
-        ("shift", Param(name="shift", kind=Kind.INT, low=-5, high=9), "({x}) + shift", 0,
+        ("shift", Param(name="shift", kind=ValueKind.INT, low=-5, high=9), "({x}) + shift", 0,
          "It is added to the result."),
     ),
-    Kind.BOOL: (
-        ("negate", Param(name="negate", kind=Kind.BOOL), "({x}) != negate", False,
+    ValueKind.BOOL: (
+        ("negate", Param(name="negate", kind=ValueKind.BOOL), "({x}) != negate", False,
          "If it is true, the answer is the opposite."),
     ),
-    Kind.STR: (
-        ("times", Param(name="times", kind=Kind.INT, low=0, high=3), "({x}) * times", 1,
+    ValueKind.STR: (
+        ("times", Param(name="times", kind=ValueKind.INT, low=0, high=3), "({x}) * times", 1,
          "The result is repeated that many times."),
-        ("backwards", Param(name="backwards", kind=Kind.BOOL), "({x})[::-1] if backwards else {x}", False,
+        ("backwards", Param(name="backwards", kind=ValueKind.BOOL), "({x})[::-1] if backwards else {x}",
+         False,
          "If it is true, the result is reversed."),
     ),
-    Kind.INTS: (
-        ("backwards", Param(name="backwards", kind=Kind.BOOL), "({x})[::-1] if backwards else {x}", False,
+    ValueKind.INTS: (
+        ("backwards", Param(name="backwards", kind=ValueKind.BOOL), "({x})[::-1] if backwards else {x}",
+         False,
          "If it is true, the result is reversed."),
-        ("skip", Param(name="skip", kind=Kind.INT, low=0, high=3), "({x})[skip:]", 0,
+        ("skip", Param(name="skip", kind=ValueKind.INT, low=0, high=3), "({x})[skip:]", 0,
          "That many values are left out at the start of the result."),
     ),
-    Kind.STRS: (
-        ("backwards", Param(name="backwards", kind=Kind.BOOL), "({x})[::-1] if backwards else {x}", False,
+    ValueKind.STRS: (
+        ("backwards", Param(name="backwards", kind=ValueKind.BOOL), "({x})[::-1] if backwards else {x}",
+         False,
          "If it is true, the result is reversed."),
-        ("skip", Param(name="skip", kind=Kind.INT, low=0, high=3), "({x})[skip:]", 0,
+        ("skip", Param(name="skip", kind=ValueKind.INT, low=0, high=3), "({x})[skip:]", 0,
          "That many texts are left out at the start of the result."),
     ),
 }  # fmt: skip

@@ -6,10 +6,9 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nano_rl.suites.functions.admitted_program import Study
+from nano_rl.suites.functions.admitted_program import Study, claim
 from nano_rl.suites.functions.grammar import draw_study
 from nano_rl.suites.functions.program import Program, compile_function, outcome
-from nano_rl.suites.functions.view import claim
 from nano_rl.tasks.mutate import Mutant
 from nano_shared.types import Case, HiddenChecks, Split
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from nano_rl.suites.functions.program import Kind, Program
+from nano_rl.suites.functions.program import Program, ValueKind
 from nano_rl.suites.functions.stream import FILTERS, Stream, atom, draw_stream
 
 
@@ -26,20 +26,20 @@ def _listed(stream: Stream, rng: random.Random, empty: str, result: str) -> tupl
     return (*lines, f"return {result.format(v=name)}")
 
 
-Drawn = tuple[str, tuple[str, ...], str, Kind]
+Reduction = tuple[str, tuple[str, ...], str, ValueKind]
 """words of the reduction, body, name, type of the result"""
 
 
-def _sum(stream: Stream, rng: random.Random) -> Drawn:
+def _sum(stream: Stream, rng: random.Random) -> Reduction:
     total = rng.choice(("total", "result", "acc"))
     body = rng.choice(
         ((f"return sum({stream.argument})",), _loop(stream, "0", f"{total} += {stream.element}", total))
     )
     words = rng.choice(("Return the sum of {m}.", "Add up {m}.", "Compute the total of {m}."))
-    return words, body, rng.choice(("sum", "total", "add")), Kind.INT
+    return words, body, rng.choice(("sum", "total", "add")), ValueKind.INT
 
 
-def _extreme(stream: Stream, rng: random.Random, which: str) -> Drawn:
+def _extreme(stream: Stream, rng: random.Random, which: str) -> Reduction:
     word = rng.choice({"max": ("largest", "greatest"), "min": ("smallest", "least")}[which])
     name = {"max": ("max", "largest", "highest"), "min": ("min", "smallest", "lowest")}[which]
     if stream.filled:
@@ -47,16 +47,16 @@ def _extreme(stream: Stream, rng: random.Random, which: str) -> Drawn:
             f"Return the {word} of {{m}}.",
             (f"return {which}({stream.argument})",),
             rng.choice(name),
-            Kind.INT,
+            ValueKind.INT,
         )
     argument = stream.source.iterable if stream.plain else f"({stream.clause})"
     body = rng.choice(
         ((f"return {which}({argument}, default=0)",), _listed(stream, rng, "0", f"{which}({{v}})"))
     )
-    return f"Return the {word} of {{m}}; 0 if there are none.", body, rng.choice(name), Kind.INT
+    return f"Return the {word} of {{m}}; 0 if there are none.", body, rng.choice(name), ValueKind.INT
 
 
-def _count(stream: Stream, rng: random.Random) -> Drawn:
+def _count(stream: Stream, rng: random.Random) -> Reduction:
     count = rng.choice(("count", "found", "n_found"))
     var, it = stream.source.var, stream.source.iterable
     body = rng.choice(
@@ -66,52 +66,57 @@ def _count(stream: Stream, rng: random.Random) -> Drawn:
             _loop(stream, "0", f"{count} += 1", count),
         )
     )
-    return rng.choice(("Count {m}.", "Return how many there are of {m}.")), body, "count", Kind.INT
+    return rng.choice(("Count {m}.", "Return how many there are of {m}.")), body, "count", ValueKind.INT
 
 
-def _product(stream: Stream, rng: random.Random) -> Drawn:
+def _product(stream: Stream, rng: random.Random) -> Reduction:
     acc = rng.choice(("product", "result", "acc"))
     body = _loop(stream, "1", f"{acc} *= {stream.element}", acc)
-    return "Return the product of {m}; 1 if there are none.", body, "product", Kind.INT
+    return "Return the product of {m}; 1 if there are none.", body, "product", ValueKind.INT
 
 
-def _mean(stream: Stream, rng: random.Random) -> Drawn:
+def _mean(stream: Stream, rng: random.Random) -> Reduction:
     body = _listed(stream, rng, "0", "sum({v}) // len({v})")
     none = "" if stream.filled else "; 0 if there are none"
-    return f"Return the mean of {{m}}, rounded down{none}.", body, rng.choice(("mean", "average")), Kind.INT
+    return (
+        f"Return the mean of {{m}}, rounded down{none}.",
+        body,
+        rng.choice(("mean", "average")),
+        ValueKind.INT,
+    )
 
 
-def _spread(stream: Stream, rng: random.Random) -> Drawn:
+def _spread(stream: Stream, rng: random.Random) -> Reduction:
     body = _listed(stream, rng, "0", "max({v}) - min({v})")
     none = "" if stream.filled else "; 0 if there are none"
     return (
         f"Return the largest minus the smallest of {{m}}{none}.",
         body,
         rng.choice(("spread", "range")),
-        Kind.INT,
+        ValueKind.INT,
     )
 
 
-def _end(stream: Stream, rng: random.Random, which: str) -> Drawn:
+def _end(stream: Stream, rng: random.Random, which: str) -> Reduction:
     index = "0" if which == "first" else "-1"
     body = _listed(stream, rng, "0", f"{{v}}[{index}]")
     if which == "first" and not stream.plain and rng.random() < 0.5:
         body = (f"return next(({stream.clause}), 0)",)
-        return "Return the first of {m}; 0 if there are none.", body, "first", Kind.INT
+        return "Return the first of {m}; 0 if there are none.", body, "first", ValueKind.INT
     none = "" if stream.filled else "; 0 if there are none"
-    return f"Return the {which} of {{m}}{none}.", body, which, Kind.INT
+    return f"Return the {which} of {{m}}{none}.", body, which, ValueKind.INT
 
 
-def _list(stream: Stream, rng: random.Random) -> Drawn:
+def _list(stream: Stream, rng: random.Random) -> Reduction:
     out = rng.choice(("result", "out", "found"))
     body = rng.choice(
         ((f"return [{stream.clause}]",), _loop(stream, "[]", f"{out}.append({stream.element})", out))
     )
     words = rng.choice(("Return a list of {m}.", "List {m}.", "Build the list of {m}."))
-    return words, body, rng.choice(("list", "collect", "pick")), Kind.INTS
+    return words, body, rng.choice(("list", "collect", "pick")), ValueKind.INTS
 
 
-def _sorted(stream: Stream, rng: random.Random, which: str) -> Drawn:
+def _sorted(stream: Stream, rng: random.Random, which: str) -> Reduction:
     if which == "ascending":
         order = rng.choice(("from smallest to largest", "in ascending order"))
         body: tuple[str, ...] = (f"return sorted({stream.argument})",)
@@ -125,15 +130,15 @@ def _sorted(stream: Stream, rng: random.Random, which: str) -> Drawn:
     else:
         order = "in reverse order"
         body = (f"return {stream.sequence}[::-1]",)
-    return f"Return a list of {{m}}; {order}.", body, f"{which}", Kind.INTS
+    return f"Return a list of {{m}}; {order}.", body, f"{which}", ValueKind.INTS
 
 
-def _distinct(stream: Stream, rng: random.Random) -> Drawn:
+def _distinct(stream: Stream, rng: random.Random) -> Reduction:
     body = (f"return len(set({stream.argument}))",)
-    return "Count the distinct values among {m}.", body, "count_distinct", Kind.INT
+    return "Count the distinct values among {m}.", body, "count_distinct", ValueKind.INT
 
 
-def _top(stream: Stream, rng: random.Random, which: str) -> Drawn:
+def _top(stream: Stream, rng: random.Random, which: str) -> Reduction:
     k = rng.randint(2, 3)
     number = {2: "two", 3: "three"}[k]
     word = rng.choice(("largest", "smallest"))
@@ -143,11 +148,11 @@ def _top(stream: Stream, rng: random.Random, which: str) -> Drawn:
         f"Add up the {number} {word} of {{m}} (or all if there are fewer).",
         body,
         f"sum_{number}_{word}",
-        Kind.INT,
+        ValueKind.INT,
     )
 
 
-def _whether(stream: Stream, rng: random.Random, which: str) -> Drawn:
+def _whether(stream: Stream, rng: random.Random, which: str) -> Reduction:
     piece = rng.choice(FILTERS)
     k = str(rng.randint(piece.low, piece.high)) if piece.high else ""
     element = atom(stream.element)
@@ -158,27 +163,27 @@ def _whether(stream: Stream, rng: random.Random, which: str) -> Drawn:
     told = piece.words.format(k=k)
     told = told.replace("that are ", "") if told.startswith("that are") else told
     none = "" if stream.filled or which == "any" else " (True if there are none)"
-    return f"Tell whether {some} of {{m}} is {told}{none}.", body, f"{which}_{piece.name}", Kind.BOOL
+    return f"Tell whether {some} of {{m}} is {told}{none}.", body, f"{which}_{piece.name}", ValueKind.BOOL
 
 
-def _running(stream: Stream, rng: random.Random) -> Drawn:
+def _running(stream: Stream, rng: random.Random) -> Reduction:
     lines = ["total = 0", "sums = []", f"for {stream.source.var} in {stream.source.iterable}:"]
     pad = "    "
     if stream.condition:
         lines.append(f"    if {stream.condition}:")
         pad = "        "
     body = (*lines, f"{pad}total += {stream.element}", f"{pad}sums.append(total)", "return sums")
-    return "List the running totals of {m}.", body, "running_total", Kind.INTS
+    return "List the running totals of {m}.", body, "running_total", ValueKind.INTS
 
 
-def _alternating(stream: Stream, rng: random.Random) -> Drawn:
+def _alternating(stream: Stream, rng: random.Random) -> Reduction:
     lines = ["total = 0", "sign = 1", f"for {stream.source.var} in {stream.source.iterable}:"]
     pad = "    "
     if stream.condition:
         lines.append(f"    if {stream.condition}:")
         pad = "        "
     body = (*lines, f"{pad}total += sign * {atom(stream.element)}", f"{pad}sign = -sign", "return total")
-    return "Alternately add and subtract {m}; start from 0 by adding.", body, "alternating", Kind.INT
+    return "Alternately add and subtract {m}; start from 0 by adding.", body, "alternating", ValueKind.INT
 
 
 _REDUCTIONS = """
@@ -188,7 +193,7 @@ count_distinct top any all running alternating
 REDUCTIONS = tuple(_REDUCTIONS.split())
 
 
-def _reduce(stream: Stream, rng: random.Random, key: str) -> Drawn:
+def _reduce(stream: Stream, rng: random.Random, key: str) -> Reduction:
     if key in ("max", "min"):
         return _extreme(stream, rng, key)
     if key in ("first", "last"):

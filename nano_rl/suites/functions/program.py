@@ -25,7 +25,7 @@ MAX_BITS = 2048
 _FILE = "<program>"
 
 
-class Kind(StrEnum):
+class ValueKind(StrEnum):
     """A parameter's type, spelt as its annotation."""
 
     INT = "int"
@@ -40,7 +40,7 @@ class Param:
     """A parameter and its domain."""
 
     name: str
-    kind: Kind
+    kind: ValueKind
     low: int = -9
     """least integer, or least element of a list of integers"""
     high: int = 12
@@ -54,7 +54,7 @@ class Program:
 
     name: str
     params: tuple[Param, ...]
-    returns: Kind
+    returns: ValueKind
     doc: str
     """one sentence that pins the meaning exactly"""
     body: tuple[str, ...]
@@ -240,14 +240,14 @@ def _text(rng: random.Random, least: int, wide: bool) -> str:
 def sample_value(param: Param, rng: random.Random, *, wide: bool = False) -> Any:
     """A value of the parameter's domain; `wide` draws longer lists and texts, and its edges more often."""
     longest = 9 if wide else 5
-    if param.kind is Kind.INT:
+    if param.kind is ValueKind.INT:
         return rng.choice((param.low, param.high)) if wide and rng.random() < 0.15 else _int(param, rng)
-    if param.kind is Kind.BOOL:
+    if param.kind is ValueKind.BOOL:
         return rng.random() < 0.5
-    if param.kind is Kind.STR:
+    if param.kind is ValueKind.STR:
         return _text(rng, param.least, wide)
     size = max(param.least, rng.choice((rng.randint(0, longest), rng.randint(2, longest))))
-    if param.kind is Kind.INTS:
+    if param.kind is ValueKind.INTS:
         values = [_int(param, rng) for _ in range(size)]
     else:
         values = [_word(rng, wide) for _ in range(size)]

@@ -8,16 +8,23 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from nano_coder.grading.source_measure import measured
-from nano_rl.suites.functions.admitted_program import Study
+from nano_rl.suites.functions.admitted_program import (
+    LONG,
+    MODULES,
+    WRITE_TOOLS,
+    Study,
+    call,
+    cases_of,
+    check_of,
+)
 from nano_rl.suites.functions.grammar import belongs, draw_study
 from nano_rl.suites.functions.module import Module, assertions_of
 from nano_rl.suites.functions.phrases import REFACTOR
 from nano_rl.suites.functions.program import Program, compile_function, outcome
-from nano_rl.suites.functions.view import LONG, MODULES, WRITE_TOOLS, call, cases_of, check_of
 from nano_rl.tasks.suite import Made
 from nano_shared.types import Metric, Split
 
-Lines = list[str]
+SourceLines = list[str]
 
 
 def clumsy(program: Program) -> tuple[str, ...] | None:
@@ -36,7 +43,9 @@ def clumsy(program: Program) -> tuple[str, ...] | None:
     return None
 
 
-def _loop(comprehension: ast.ListComp | ast.GeneratorExp, inner: Callable[[str], Lines]) -> Lines | None:
+def _loop(
+    comprehension: ast.ListComp | ast.GeneratorExp, inner: Callable[[str], SourceLines]
+) -> SourceLines | None:
     """The loop of a comprehension with one `for`; its conditions are nested."""
     if len(comprehension.generators) != 1:
         return None
@@ -48,14 +57,14 @@ def _loop(comprehension: ast.ListComp | ast.GeneratorExp, inner: Callable[[str],
     return [*lines, *(pad + line for line in inner(ast.unparse(comprehension.elt)))]
 
 
-def _listed(value: ast.expr, names: list[str]) -> Lines | None:
+def _listed(value: ast.expr, names: list[str]) -> SourceLines | None:
     if not isinstance(value, ast.ListComp) or "out" not in names:
         return None
     loop = _loop(value, lambda element: [f"out.append({element})"])
     return ["out = []", *loop, "return out"] if loop else None
 
 
-def _summed(value: ast.expr, names: list[str]) -> Lines | None:
+def _summed(value: ast.expr, names: list[str]) -> SourceLines | None:
     if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and "total" in names):
         return None
     if value.func.id != "sum" or not isinstance(value.args[0], ast.GeneratorExp | ast.ListComp):
@@ -64,7 +73,7 @@ def _summed(value: ast.expr, names: list[str]) -> Lines | None:
     return ["total = 0", *loop, "return total"] if loop else None
 
 
-def _chosen(value: ast.expr, names: list[str]) -> Lines | None:
+def _chosen(value: ast.expr, names: list[str]) -> SourceLines | None:
     if not isinstance(value, ast.IfExp) or "result" not in names:
         return None
     return [
@@ -76,7 +85,7 @@ def _chosen(value: ast.expr, names: list[str]) -> Lines | None:
     ]
 
 
-def _decided(value: ast.expr, names: list[str]) -> Lines | None:
+def _decided(value: ast.expr, names: list[str]) -> SourceLines | None:
     """A test as branches that say True or False."""
     if isinstance(value, ast.BoolOp) and isinstance(value.op, ast.And):
         head, *rest = value.values
@@ -87,7 +96,7 @@ def _decided(value: ast.expr, names: list[str]) -> Lines | None:
     return None
 
 
-def _stepped(value: ast.expr, names: list[str]) -> Lines | None:
+def _stepped(value: ast.expr, names: list[str]) -> SourceLines | None:
     """The two sides of an operation, one after the other."""
     if not isinstance(value, ast.BinOp) or not {"first", "second", "result"} <= set(names):
         return None

@@ -5,17 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from nano_rl.suites.functions.admitted_program import Study
-from nano_rl.suites.functions.grammar import draw_study
-from nano_rl.suites.functions.module import Module, assertions_of, draw_bug, ends, has_blocks
-from nano_rl.suites.functions.phrases import BODY, FIX, OPERATOR, REPAIR, WRITE
-from nano_rl.suites.functions.program import Program, compile_function, outcome
-from nano_rl.suites.functions.view import (
+from nano_rl.suites.functions.admitted_program import (
     CHECK,
     FILE_TOOLS,
     MODULES,
     REPAIR_TOOLS,
     USUAL,
+    Study,
     call,
     call_text,
     cases_of,
@@ -23,6 +19,10 @@ from nano_rl.suites.functions.view import (
     claim,
     correct,
 )
+from nano_rl.suites.functions.grammar import draw_study
+from nano_rl.suites.functions.module import Module, assertions_of, draw_bug, ends, has_blocks
+from nano_rl.suites.functions.phrases import BODY, FIX, OPERATOR, REPAIR, WRITE
+from nano_rl.suites.functions.program import Program, compile_function, outcome
 from nano_rl.tasks.mutate import Mutant
 from nano_rl.tasks.suite import Made
 from nano_shared.types import Case, Limits, OracleAction, Split

@@ -6,7 +6,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from nano_rl.suites.functions.program import Kind, Param
+from nano_rl.suites.functions.program import Param, ValueKind
 
 LIST_NAMES = ("values", "numbers", "items", "xs", "nums", "data", "scores", "samples")
 COUNT_NAMES = ("n", "count", "limit", "size")
@@ -80,11 +80,11 @@ FILTERS = (
 
 
 def _list_param(rng: random.Random, *, least: int = 0) -> Param:
-    return Param(name=rng.choice(LIST_NAMES), kind=Kind.INTS, least=least)
+    return Param(name=rng.choice(LIST_NAMES), kind=ValueKind.INTS, least=least)
 
 
 def _count_param(rng: random.Random, low: int = 0, high: int = 12) -> Param:
-    return Param(name=rng.choice(COUNT_NAMES), kind=Kind.INT, low=low, high=high)
+    return Param(name=rng.choice(COUNT_NAMES), kind=ValueKind.INT, low=low, high=high)
 
 
 def _list_source(rng: random.Random, key: str, iterable: str, where: str) -> Source:
@@ -104,8 +104,8 @@ def _list_source(rng: random.Random, key: str, iterable: str, where: str) -> Sou
 def _range_source(rng: random.Random, key: str) -> Source:
     if key == "between":
         params = (
-            Param(name=rng.choice(("a", "low", "start")), kind=Kind.INT, low=-6, high=5),
-            Param(name=rng.choice(("b", "high", "stop")), kind=Kind.INT, low=-2, high=14),
+            Param(name=rng.choice(("a", "low", "start")), kind=ValueKind.INT, low=-6, high=5),
+            Param(name=rng.choice(("b", "high", "stop")), kind=ValueKind.INT, low=-2, high=14),
         )
         a, b = params[0].name, params[1].name
         return Source(
@@ -134,7 +134,7 @@ def _range_source(rng: random.Random, key: str) -> Source:
 
 def _derived_source(rng: random.Random, key: str) -> Source:
     if key == "digits":
-        n = Param(name=rng.choice(("n", "number", "value")), kind=Kind.INT, low=0, high=9999)
+        n = Param(name=rng.choice(("n", "number", "value")), kind=ValueKind.INT, low=0, high=9999)
         return Source(
             key=key,
             params=(n,),
@@ -146,7 +146,7 @@ def _derived_source(rng: random.Random, key: str) -> Source:
             filled=True,
         )
     if key == "lengths":
-        words = Param(name=rng.choice(("words", "names", "parts")), kind=Kind.STRS)
+        words = Param(name=rng.choice(("words", "names", "parts")), kind=ValueKind.STRS)
         return Source(
             key=key,
             params=(words,),
@@ -171,8 +171,8 @@ def _derived_source(rng: random.Random, key: str) -> Source:
             noun="differences" if key == "steps" else "sums",
             where=f"{where} {xs.name}",
         )
-    first = Param(name=rng.choice(("xs", "left", "first")), kind=Kind.INTS, least=1)
-    second = Param(name=rng.choice(("ys", "right", "second")), kind=Kind.INTS, least=1)
+    first = Param(name=rng.choice(("xs", "left", "first")), kind=ValueKind.INTS, least=1)
+    second = Param(name=rng.choice(("ys", "right", "second")), kind=ValueKind.INTS, least=1)
     element, noun = {"products": ("(a * b)", "products"), "gaps": ("(a - b)", "differences")}[key]
     tail = "" if key == "products" else " (first minus second)"
     return Source(
@@ -256,7 +256,7 @@ def _constant(piece: Piece, rng: random.Random, params: list[Param]) -> tuple[st
     taken = {p.name for p in params}
     if len(params) == 1 and rng.random() < 0.25:
         name = rng.choice([n for n in KNOB_NAMES if n not in taken])
-        params.append(Param(name=name, kind=Kind.INT, low=piece.low, high=piece.high))
+        params.append(Param(name=name, kind=ValueKind.INT, low=piece.low, high=piece.high))
         return name, ".p"
     return str(rng.randint(piece.low, piece.high)), ""
 

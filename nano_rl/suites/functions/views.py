@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from nano_rl.suites.functions.assertion_views import make_write_test
 from nano_rl.suites.functions.extend_views import make_extend
 from nano_rl.suites.functions.fault_views import (
     make_deep_repair,
     make_edit_among_files,
     make_large_repair,
     make_traced_repair,
+    make_write_test,
 )
 from nano_rl.suites.functions.grammar import VERSION
 from nano_rl.suites.functions.literal_views import (

@@ -1,8 +1,8 @@
-"""Runs inside the jail: which mutants of a solution differ from it on which calls.
+"""Runs inside the jail: finds the first call on which each mutant of a solution differs from it.
 
-A worker fork holds the files in memory, answers every call with the reference, then tries one mutant after
-the other and tells of each at once; where a mutant takes the worker down, it counts as told apart and a new
-worker goes on behind it. Standard library only: the text of this file is the program that the jail runs.
+A forked worker has the files in memory, runs every call on the solution, then runs the mutants one by one and
+reports each at once. A mutant that kills the worker counts as different, and a new worker continues after it.
+Standard library only: the text of this file is the program that the jail runs.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import time
 from typing import Any
 
 CPU_SECONDS = 8
-"""of one worker"""
+"""processor time of one worker"""
 LEAST_PATIENCE = 0.05
-"""seconds of processor time that a mutant gets for one call at least"""
+"""smallest limit of processor time for one call of a mutant, seconds"""
 
 
-class Late(BaseException):
-    """A call used up its time."""
+class CallTimeout(BaseException):
+    """A call exceeded its time limit."""
 
 
-class Files(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class MemoryImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports modules from texts in memory."""
 
     def __init__(self, files: dict[str, str]) -> None:
@@ -65,7 +65,7 @@ class Files(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def plain(value: Any) -> str:
-    """A text that is equal for equal values of equal types."""
+    """A value as text, equal for equal values of equal types."""
     try:
         return json.dumps(value, sort_keys=True)
     except (TypeError, ValueError, RecursionError):
@@ -73,18 +73,18 @@ def plain(value: Any) -> str:
 
 
 def attempt(function: Any, call: Any, patience: float) -> str:
-    """What a call gives, as text; Late and exceptions are results too."""
+    """The result of a call as text; exceptions and CallTimeout are results too."""
     args, kwargs = copy.deepcopy((call["args"], call["kwargs"]))
     signal.setitimer(signal.ITIMER_VIRTUAL, patience)
     try:
         return "=" + plain(function(*args, **kwargs))
-    except BaseException as error:  # whatever a mutant does is an answer
+    except BaseException as error:  # any exception of a mutant is a result
         return "!" + type(error).__name__
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
-def load(job: Any, files: Files) -> Any:
+def load(job: Any, files: MemoryImporter) -> Any:
     files.forget()
     signal.setitimer(signal.ITIMER_VIRTUAL, 2.0)
     try:
@@ -98,25 +98,25 @@ def load(job: Any, files: Files) -> Any:
 
 
 def survey(job: Any, first: int, pipe: int) -> None:
-    """The life of one worker: mutants from `first` on."""
+    """Run the mutants from `first` on, in one worker."""
 
     def say(report: Any) -> None:
         os.write(pipe, (json.dumps(report) + "\n").encode())
 
     def late(number: int, frame: Any) -> None:
-        raise Late
+        raise CallTimeout
 
     signal.signal(signal.SIGVTALRM, late)
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 1))
     texts = dict(job["files"])
-    files = Files(texts)
+    files = MemoryImporter(texts)
     sys.meta_path.insert(0, files)
     function = load(job, files)
     started = time.process_time()
     asked = job["calls"]
     right = [attempt(function, call, 2.0) for call in asked]
     patience = max(LEAST_PATIENCE, 20 * (time.process_time() - started))
-    # where the reference itself fails beyond the hidden cases, an input was none of its domain
+    # further inputs on which the solution itself fails are outside its domain
     calls = [n for n in range(len(asked)) if n < job["hidden"] or right[n].startswith("=")]
     if first == 0:
         hidden = asked[: job["hidden"]]
@@ -136,7 +136,7 @@ def survey(job: Any, first: int, pipe: int) -> None:
 
 
 def work(job: Any, channel: int) -> None:
-    """Workers one after the other until every mutant is told of."""
+    """Run workers one after the other until every mutant is reported."""
     first, told = 0, 0
     while told <= len(job["mutants"]):
         near, far = os.pipe()
@@ -172,7 +172,7 @@ def work(job: Any, channel: int) -> None:
 
 
 def listen(pipe: int, deadline: float) -> list[bytes]:
-    """Whole lines until the pipe is closed or time is up."""
+    """Read complete lines until the pipe is closed or the deadline has passed."""
     data = b""
     while (left := deadline - time.monotonic()) > 0 and select.select([pipe], [], [], left)[0]:
         piece = os.read(pipe, 65536)

@@ -1,4 +1,4 @@
-"""What Alembic runs: the migrations, on the connection and in the transaction that database.py opened."""
+"""Alembic's environment: runs migrations on the connection and in the transaction of database.py."""
 
 from alembic import context
 

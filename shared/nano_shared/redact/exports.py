@@ -1,4 +1,4 @@
-"""Which runs of a log an export takes: named ones, or all that pass the filters, one in memory at a time."""
+"""Exports: selects runs of a log, redacts them, and writes files and folders atomically."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ V = TypeVar("V", bound=Value)
 
 
 def redacted_runs(runs: Iterable[LoggedRun], blobs: BlobStore) -> Iterator[LoggedRun]:
-    """The runs without their secrets, verdicts and feedback too, and with the tokens under one masked."""
+    """The runs without secrets, also in verdicts and feedback, and with the tokens of secrets masked."""
     for run in runs:
         texts = redacted(run)
         verdict = texts.verdicts[-1] if texts.verdicts else None
@@ -40,18 +40,18 @@ def redacted_runs(runs: Iterable[LoggedRun], blobs: BlobStore) -> Iterator[Logge
 
 
 def redacted(value: V) -> V:
-    """A value with every text in it scrubbed."""
+    """A value with every text in it redacted."""
     redactor, known = Redactor(), Known()
-    learn(value, redactor, known)  # what is a secret anywhere is hidden everywhere
+    learn(value, redactor, known)  # a secret that is found anywhere is hidden everywhere
     scrubbed: V = scrub_value(value, redactor, known)
     return scrubbed
 
 
 @contextmanager
 def new_file(path: Path | None) -> Iterator[TextIO]:
-    """A file that appears when the block ends without an error; None is standard output.
+    """A file that appears if the block ends without an error; None is standard output.
 
-    Raises UsageError where the name is taken or its folder cannot be written.
+    Raises UsageError if the name is taken or its folder cannot be written.
     """
     if path is None:
         yield sys.stdout
@@ -65,7 +65,7 @@ def new_file(path: Path | None) -> Iterator[TextIO]:
 
 @contextmanager
 def new_binary(path: Path) -> Iterator[Path]:
-    """A name beside `path` for a file that becomes `path` when the block ends without an error."""
+    """A temporary file name beside `path`; renamed to `path` if the block ends without an error."""
     _refuse_unwritable(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     with full_disk_explained(path, UsageError):
@@ -80,7 +80,7 @@ def new_binary(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder that becomes `path` when the block ends without an error."""
+    """A temporary folder; renamed to `path` if the block ends without an error."""
     _refuse_unwritable(path)
     with durable_folder(path, UsageError) as folder:
         yield folder
@@ -112,7 +112,7 @@ def choice_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenRuns:
-    """Raises UsageError where runs are named and filtered at once."""
+    """Selected runs of a log. Raises UsageError if runs are both named and filtered."""
 
     names: tuple[str, ...] = ()
     """ids, unique prefixes, or "last"; empty: every run that passes the filters"""
@@ -126,7 +126,7 @@ class ChosenRuns:
             raise UsageError("name runs, or choose them by --task, --since, --policy, --successes: not both")
 
     def read(self, store: LogStore) -> Iterator[LoggedRun]:
-        """The runs in the order given, or oldest first. Raises LogError for a name that is no run's."""
+        """The runs in the order given, or oldest first. Raises LogError for an unknown name."""
         if self.names:
             for run_id in dict.fromkeys(store.resolve(name) for name in self.names):
                 yield store.logged(run_id)
@@ -137,7 +137,7 @@ class ChosenRuns:
                 yield run
 
     def headings(self, store: LogStore, *, by_task: bool = False) -> Iterator[Heading]:
-        """What can be said without loading a run: all but `successes`."""
+        """Headings of the selected runs, without loading a run; ignores `successes`."""
         for heading in store.headings(policy=self.policy, since=self.since, by_task=by_task):
             if self.task is None or fnmatchcase(heading.task_key, self.task):
                 yield heading
@@ -147,14 +147,14 @@ class ChosenRuns:
 
 
 def succeeded(run: Trajectory) -> bool:
-    """Ended by itself, graded with the full reward, and nothing tampered with."""
+    """Whether the run ended by itself, with the full reward and without tampering."""
     ended = run.stop is not None and not run.stop.ours
     verdict = run.verdict
     return ended and verdict is not None and (verdict.reward or 0.0) >= 1.0 and not verdict.tampering
 
 
 def moment(text: str | None, option: str = "--since") -> float | None:
-    """Unix seconds of a date, of a date and time, or of so long ago. Raises UsageError."""
+    """Unix seconds of a date, of a date and time, or of a duration before now. Raises UsageError."""
     if text is None:
         return None
     if ago := re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", text):

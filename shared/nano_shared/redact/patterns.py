@@ -1,6 +1,7 @@
-"""What common secrets look like: one pattern a kind, whose group `secret`, if any, is what is hidden.
+"""Patterns of common secrets: one for each kind; the group `secret`, if any, is what is hidden.
 
-Patterns begin where a word begins, so that a long line costs one attempt a word and not one a character.
+Patterns start at word boundaries, so that a long line costs one attempt for each word and not for each
+character. `Known` finds secrets again that were recognised elsewhere.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 _CANDIDATE = re.compile(r"(?<![A-Za-z0-9/_=.])[A-Za-z0-9][A-Za-z0-9+/_\-]{23,199}={0,2}(?![A-Za-z0-9+/_=\-])")
 _HASH_BEFORE = re.compile(
@@ -16,16 +17,17 @@ _HASH_BEFORE = re.compile(
 )
 _LOWER_RUN = re.compile(r"[a-z]{7}|[A-Z]{7}")
 BITS = 4.1
-"""bits a character at least; 24 characters drawn from 64 have 4.3 on average, English identifiers under 4"""
+"""lowest entropy, bits per character; 24 random characters of base 64 have 4.3 on average, English
+identifiers less than 4"""
 _AT_LEAST_EACH = 3
 
 
 def random_looking(text: str) -> list[tuple[int, int]]:
-    """Where such strings lie: 24 to 200 characters of base 64 or its URL form, of three classes of
-    characters, at least three of each, no seven letters of one case in a row, and 4.1 bits a character.
+    """Spans of random-looking strings: 24 to 200 characters of base 64 or its URL form, with at least three
+    characters of each of three classes, no seven letters of one case in a row, and 4.1 bits per character.
 
-    Hexadecimal is never one: commits and checksums look the same as keys. So are no words joined by dashes
-    or slashes, and nothing that stands behind the name of a hash.
+    Hexadecimal strings do not count: commits and checksums look like keys. Neither do words joined by dashes
+    or slashes, nor anything after the name of a hash.
     """
     return [
         match.span()
@@ -37,7 +39,7 @@ def random_looking(text: str) -> list[tuple[int, int]]:
 
 
 def entropy(text: str) -> float:
-    """Shannon entropy of the characters, in bits a character."""
+    """Shannon entropy of the characters, bits per character."""
     counts = Counter(text).values()
     return -sum(n / len(text) * math.log2(n / len(text)) for n in counts)
 
@@ -48,7 +50,7 @@ def _mixed(text: str) -> bool:
     return min(classes) >= _AT_LEAST_EACH and separators * 6 <= len(text) and _LOWER_RUN.search(text) is None
 
 
-_WORD = r"(?<![A-Za-z0-9_])"  # a dash may be the first character of a line of a diff
+_WORD = r"(?<![A-Za-z0-9_])"  # a dash may be the first character of a diff line
 
 _FIXED = {
     "aws-key-id": r"(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}(?![A-Z0-9])",
@@ -71,10 +73,11 @@ _NAME = (
 )
 PATTERNS: dict[str, re.Pattern[str]] = {
     **{kind: re.compile(f"{_WORD}(?:{pattern})") for kind, pattern in _FIXED.items()},
-    # a block that was cut off ends with the text
+    # a truncated block ends with the text
     "private-key": re.compile(
         r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
-        # each character is taken in one way only, or a stranger's text would have it tried in all
+        # each character can match in one way only: otherwise untrusted text could cause exponential
+        # backtracking
         r"(?P<secret>(?>[A-Za-z\-]+: (?:(?![A-Za-z0-9+/=]{16})[^\n\\])*+|[A-Za-z0-9+/=\s]|\\[nr])*?"
         r"[A-Za-z0-9+/=]{16}(?:[A-Za-z0-9+/=\s]|\\[nr])*+)"
     ),
@@ -92,13 +95,13 @@ _QUOTED = re.compile(
     rf"(?<![A-Za-z0-9_.])(?P<name>(?i:{_NAME}))(?:{_QUOTE})?[ \t]*(?:=>|:=|[:=])[ \t]*"
     r"""(?:[rbf]?)\\?(?P<quote>["'`])(?P<secret>[^\s"'`\\]{6,})\\?(?P=quote)"""
 )
-"""an assignment of a text in quotes to a name like that of a key: JSON, YAML, code"""
+"""a quoted text assigned to a key-like name: JSON, YAML, code"""
 _BARE = re.compile(
     r"(?:^[+\- ]?|\\n|[\"'`;&|] ?)[ \t]*(?:export[ \t]+|set[ \t]+|ENV[ \t]+|-[ \t]+|-e[ \t]+)?"
     rf"(?P<name>(?i:{_NAME}))(?P<sign>[ \t]*[:=][ \t]*)(?P<secret>[^\s\"'`#;,\\]{{6,}})(?=[\s\"'`#;,\\]|$)",
     re.MULTILINE,
 )
-"""the same without quotes, at the beginning of a line: .env files, INI, YAML"""
+"""the same without quotes, at the start of a line: .env files, INI, YAML"""
 _FLAG = re.compile(
     r"(?<![A-Za-z0-9_\-])--?(?P<name>(?:[a-z]+-)?(?:password|passwd|token|api-?key|secret))[= ]"
     r"(?P<secret>[^\s\"'`$;|&\\]{6,})"
@@ -114,7 +117,7 @@ _KEYWORD = re.compile(r"(?i)key|token|secret|passw|passphrase|pwd|credential")
 
 
 def assignments(text: str) -> Iterator[re.Match[str]]:
-    """What is assigned to names like that of a key, where it looks like one: the group `secret`."""
+    """Matches of values that are assigned to key-like names and look like keys: the group `secret`."""
     looked = 0
     for word in _KEYWORD.finditer(text):
         if word.start() < looked:
@@ -127,15 +130,74 @@ def assignments(text: str) -> Iterator[re.Match[str]]:
 
 
 def _credible(match: re.Match[str]) -> bool:
-    """Whether what is assigned to a key-like name looks like a key, and not like code or an example."""
+    """Whether a value assigned to a key-like name looks like a key, and not like code or an example."""
     value, name = match["secret"], match["name"]
     if _PLACEHOLDER.match(value) or any(c in value for c in "()[]{}<>"):
         return False
     if value.isdigit() or value.replace(".", "").isdigit():
         return "pass" in name.lower() or "pwd" in name.lower()
     if name.isupper() and match.groupdict().get("sign", "=") == "=":
-        return not value.startswith(("/", "./", "~"))  # NAME=value of an environment: any text, but no path
+        return not value.startswith(("/", "./", "~"))  # NAME=value in an environment: any text but a path
     letters, digits = any(c.isalpha() for c in value), any(c.isdigit() for c in value)
     mixed = any(c.islower() for c in value) and any(c.isupper() for c in value)
     identifier = re.fullmatch(r"[A-Za-z_][A-Za-z_]*(?:[.\-][A-Za-z_]+)*", value) is not None
     return (letters and digits) or (mixed and not identifier) or (not identifier and not value.isalpha())
+
+
+SHORTEST = 6
+"""shortest secret that is searched for elsewhere"""
+FRAGMENT = 8
+"""characters of a part of a long secret that is hidden as well"""
+_LONG = 16
+_VARIED = 2.0
+"""lowest entropy of a fragment, bits per character: rows of one letter or of dashes are no secrets"""
+
+
+class Known:
+    """Secrets that were recognised in a run, to be found wherever they occur again, whole or in part.
+
+    A word of one character class is not searched for: `postgres` as a password would hide every other
+    `postgres`.
+    """
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        self._whole: set[str] = set()
+        self._fragments: set[str] = set()
+        self._pattern: re.Pattern[str] | None = None
+        self.add(secrets)
+
+    def __bool__(self) -> bool:
+        return bool(self._whole)
+
+    def add(self, secrets: Iterable[str]) -> None:
+        for secret in secrets:
+            if secret in self._whole or not _telling(secret):
+                continue
+            self._whole.add(secret)
+            self._pattern = None
+            if len(secret) >= _LONG:
+                parts = (secret[i : i + FRAGMENT] for i in range(len(secret) - FRAGMENT + 1))
+                self._fragments |= {part for part in parts if entropy(part) >= _VARIED}
+
+    def find(self, text: str) -> list[tuple[int, int]]:
+        """Spans of known secrets, and of eight or more characters of one that has at least sixteen."""
+        if not self._whole:
+            return []
+        if self._pattern is None:
+            longest_first = sorted(self._whole, key=len, reverse=True)
+            self._pattern = re.compile("|".join(map(re.escape, longest_first)))
+        found = [match.span() for match in self._pattern.finditer(text)]
+        if self._fragments:
+            found += [
+                (i, i + FRAGMENT)
+                for i in range(len(text) - FRAGMENT + 1)
+                if text[i : i + FRAGMENT] in self._fragments
+            ]
+        return found
+
+
+def _telling(secret: str) -> bool:
+    if len(secret) < SHORTEST or "[redacted:" in secret:
+        return False
+    classes = (str.islower, str.isupper, str.isdigit, lambda c: not c.isalnum())
+    return len(secret) >= _LONG or sum(any(map(of, secret)) for of in classes) >= 2

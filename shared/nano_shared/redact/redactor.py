@@ -1,40 +1,41 @@
-"""Finds secrets in text and puts markers in their place."""
+"""The redactor: finds secrets in text and replaces them by markers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
-from nano_shared.redact.known import Known
-from nano_shared.redact.patterns import PATTERNS, assignments, random_looking
+from nano_shared.blobs import BlobStore
+from nano_shared.redact.patterns import PATTERNS, Known, assignments, random_looking
+from nano_shared.snapshot.tree import EntryKind, load, make_snapshot, save
 
 MARKER = re.compile(r"\[redacted:[a-z0-9\-]+\]")
 _NAME = re.compile(r"[a-z0-9][a-z0-9\-]*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LARGEST_PATTERN = 2000
-"""instructions of its program"""
+"""largest program size of a configured pattern, in instructions"""
 _MOST_WORK = 300_000_000
-"""matches of configured patterns in a text times its characters: seconds"""
+"""bound on the matches of configured patterns times the text's length; some seconds"""
 _FEWEST_MATCHES = 100
 _MOST_ROUNDS = 8
 
 
 class RedactConfig(BaseModel):
-    """The table `redact` of nano.toml. `redact = "write"` is short for its `on`."""
+    """The table `redact` of nano.toml. `redact = "write"` is short for its field `on`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     on: Literal["off", "write"] = "off"
-    """write: what the log stores is redacted; exports have a flag of their own"""
+    """write: the log stores redacted text; exports have a flag of their own"""
     patterns: dict[str, str] = {}
-    """kind -> regular expression of more secrets; its group `secret`, if any, is what is hidden"""
+    """kind -> regular expression of further secrets; the group `secret`, if any, is what is hidden"""
     allow: tuple[str, ...] = ()
-    """regular expressions; what one of them matches whole is no secret"""
+    """regular expressions; a text that one of them matches completely is no secret"""
 
     @model_validator(mode="before")
     @classmethod
@@ -63,9 +64,9 @@ class RedactConfig(BaseModel):
 
 @cache
 def compiled(pattern: str) -> Any:
-    """A pattern of a configuration, which may be a stranger's: matching never backtracks.
+    """Compile a configured pattern, which may be a stranger's, with an engine that never backtracks.
 
-    Raises ValueError for what is none, and for one whose every character would cost a long walk.
+    Raises ValueError for an invalid pattern, and for one that would take long at every character.
     """
     import re2
 
@@ -95,14 +96,14 @@ class Span:
 
 @dataclass(frozen=True)
 class Redactor:
-    """Patterns of common secrets, random-looking strings, and the user's own rules. Thread-safe."""
+    """Finds patterns of common secrets, random-looking strings, and the user's own patterns. Thread-safe."""
 
     config: RedactConfig = RedactConfig()  # noqa: RUF009 (frozen, so one is enough)
 
     def scrub(self, text: str, known: Known | None = None) -> tuple[str, tuple[Span, ...]]:
-        """The text with a marker `[redacted:KIND]` for each secret, and where they were in the given text.
+        """The text with a marker `[redacted:KIND]` for each secret, and the spans in the given text.
 
-        Text without secrets comes back as it is, and so does what was scrubbed before.
+        A text without secrets, or redacted before, is returned unchanged.
         """
         spans: list[Span] = []
         for _ in range(_MOST_ROUNDS):
@@ -110,14 +111,15 @@ class Redactor:
             more = self.find(scrubbed, known)
             if not more:
                 return scrubbed, tuple(spans)
-            # a marker can complete what was no secret before it stood there; that is hidden as well
+            # a marker can complete a pattern that did not match before; that match is hidden too
             spans = _merge([*spans, *(_back(span, pieces) for span in more)])
-        # rules that eat on at their own markers would take a round for each character
+        # rules that match their own markers would take a round for each character
         whole = Span(0, len(text), spans[0].kind)
         return f"[redacted:{whole.kind}]", (whole,)
 
     def find(self, text: str, known: Known | None = None) -> list[Span]:
-        """Every secret in a text, in order and apart; with `known`, also wherever a known one comes again."""
+        """Every secret in a text, in order, without overlaps; with `known`, also occurrences of known
+        ones."""
         markers = [match.span() for match in MARKER.finditer(text)]
         found = [Span(*span, kind) for span, kind in self._candidates(text, known)]
         return _merge(
@@ -125,7 +127,7 @@ class Redactor:
         )
 
     def secrets(self, text: str) -> Iterator[str]:
-        """The secrets in a text, as they are."""
+        """The texts of the secrets in a text."""
         return (text[span.start : span.end] for span in self.find(text))
 
     def _candidates(self, text: str, known: Known | None) -> Iterator[tuple[tuple[int, int], str]]:
@@ -146,9 +148,9 @@ class Redactor:
                 yield span, "repeated"
 
     def _configured(self, text: str) -> Iterator[tuple[tuple[int, int], str]]:
-        """Matches of the configuration's own patterns; where they are too many, the text is hidden whole.
+        """Matches of the configured patterns; if there are too many, the whole text is hidden.
 
-        One search is linear in the text, but each match begins another.
+        One search is linear in the text, but each match starts another.
         """
         plain = _SURROGATE.sub("\ufffd", text) if self.config.patterns else ""
         left = max(_FEWEST_MATCHES, _MOST_WORK // max(1, len(text)))
@@ -169,12 +171,12 @@ class Redactor:
 
 
 def _variable(value: str) -> bool:
-    """Whether it stands for a secret that is elsewhere: ${PASSWORD}, {password}, <password>, %s, ****."""
+    """Whether it is a placeholder: ${PASSWORD}, {password}, <password>, %s, ****."""
     return value[0] in "$<{%" or not value.strip("*x.") or MARKER.fullmatch(value) is not None
 
 
 def _merge(spans: Iterable[Span]) -> list[Span]:
-    """Overlapping spans as one, of the kind of the first."""
+    """Overlapping spans merged into one, of the kind of the first."""
     merged: list[Span] = []
     for span in sorted(spans, key=lambda s: (s.start, -s.end)):
         if merged and span.start < merged[-1].end:
@@ -185,13 +187,13 @@ def _merge(spans: Iterable[Span]) -> list[Span]:
     return merged
 
 
-_Piece = tuple[int, int, int, int, bool]
-"""start and end in the rendered text, start and end in the original, and whether it is a marker"""
+_TextPiece = tuple[int, int, int, int, bool]
+"""start and end in the redacted text, start and end in the original, whether it is a marker"""
 
 
-def _render(text: str, spans: list[Span]) -> tuple[str, list[_Piece]]:
+def _render(text: str, spans: list[Span]) -> tuple[str, list[_TextPiece]]:
     parts: list[str] = []
-    pieces: list[_Piece] = []
+    pieces: list[_TextPiece] = []
     written = read = 0
 
     def put(part: str, start: int, end: int, marker: bool) -> None:
@@ -208,10 +210,52 @@ def _render(text: str, spans: list[Span]) -> tuple[str, list[_Piece]]:
     return "".join(parts), pieces
 
 
-def _back(span: Span, pieces: list[_Piece]) -> Span:
-    """A span of the rendered text in the original; a marker that it touches counts whole."""
+def _back(span: Span, pieces: list[_TextPiece]) -> Span:
+    """The span in the original of a span in the redacted text; includes every marker that it touches."""
     touched = [piece for piece in pieces if piece[0] < span.end and span.start < piece[1]]
     first, last = touched[0], touched[-1]
     start = first[2] if first[4] else first[2] + max(0, span.start - first[0])
     end = last[3] if last[4] else last[2] + span.end - last[0]
     return Span(start, end, span.kind)
+
+
+def scrub_bytes(data: bytes, redactor: Redactor, known: Known | None = None) -> bytes:
+    """A file with markers for its secrets; the same object if there are none.
+
+    Files that are not UTF-8 are searched byte by byte, so that secrets in binary files are found too; such a
+    file is then damaged, which is better than leaking a key.
+    """
+    try:
+        text, codec = data.decode("utf-8"), "utf-8"
+    except UnicodeDecodeError:
+        text, codec = data.decode("latin-1"), "latin-1"
+    scrubbed, spans = redactor.scrub(text, known)
+    return scrubbed.encode(codec) if spans else data
+
+
+def scrub_blob(blob: str, source: BlobStore, target: BlobStore, redactor: Redactor, known: Known) -> str:
+    """Copy a blob without its secrets; returns its id in `target`. Raises LogError if it is missing."""
+    return target.put(scrub_bytes(source.get(blob), redactor, known))
+
+
+def scrub_snapshot(
+    snapshot: str,
+    source: BlobStore,
+    target: BlobStore,
+    redactor: Redactor | None = None,
+    known: Known | None = None,
+) -> str:
+    """Copy a snapshot with the secrets of its files and link targets redacted; returns its id in `target`.
+
+    File names stay, since tools and diffs refer to them. Raises LogError if a file is missing.
+    """
+    redactor, known = redactor or Redactor(), known or Known()
+    entries = []
+    for entry in load(snapshot, source).entries:
+        content = entry.content
+        if content is not None and entry.kind is EntryKind.FILE:
+            content = scrub_blob(content, source, target, redactor, known)
+        elif content is not None:
+            content = redactor.scrub(content, known)[0]
+        entries.append(replace(entry, content=content))
+    return save(make_snapshot(entries), target)

@@ -1,4 +1,4 @@
-"""A log that keeps no secrets: what it is given is scrubbed before it is written."""
+"""RedactingStore: a log store that redacts everything before it is written."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from nano_shared import journal, schema
 from nano_shared.database import Database
 from nano_shared.errors import LogError, UsageError
 from nano_shared.feedback import Feedback, Said
-from nano_shared.redact.files import scrub_bytes
-from nano_shared.redact.known import Known
-from nano_shared.redact.redactor import Redactor
-from nano_shared.redact.tokens import Decode, mask_turns
-from nano_shared.redact.trajectory import learn, scrub_trajectory, scrub_value
+from nano_shared.policy import DecodeIds
+from nano_shared.redact.patterns import Known
+from nano_shared.redact.redactor import Redactor, scrub_bytes
+from nano_shared.redact.trajectory import learn, mask_turns, scrub_trajectory, scrub_value
 from nano_shared.rows import run_row
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory, Turn, Verdict
 
 
 def redact_run(store: LogStore, run_id: str, redactor: Redactor) -> bool:
-    """Replace a run by its redacted self, in one transaction; whether anything changed.
+    """Replace a logged run by its redacted copy, in one transaction. Returns whether anything changed.
 
-    Every id of a run that holds a secret is masked, since no tokenizer is at hand. What the rows held is
-    overwritten in an SQLite file, its write-ahead log included; a server's backups are its own. Raises
-    LogError for an unknown run or one that is being executed, UsageError for one that has not ended.
+    All ids of a run that holds a secret are masked, since no tokenizer is available. Old contents are
+    overwritten in an SQLite file and its write-ahead log; a server's backups are not touched. Raises LogError
+    for an unknown run or one that is being executed, UsageError for one that has not ended.
     """
     with store.claim(run_id):
         before = store.get(run_id)
@@ -56,7 +55,7 @@ def _rewrite(connection: sa.Connection, run: Trajectory, redactor: Redactor, kno
     left = sa.select(sa.literal(1)).where(schema.runs.c.task_id == old_task).limit(1)
     if connection.scalar(left) is None:
         connection.execute(schema.tasks.delete().where(schema.tasks.c.id == old_task))
-    # a list: every row is to be looked at, also behind one that changed
+    # a list: every row must be visited, even after one that changed
     return any(
         [
             _scrub_rows(connection, table, run.id, redactor, known)
@@ -80,7 +79,7 @@ def _scrub_rows(
 
 
 def _forget(database: Database) -> None:
-    """Leave nothing of the old rows in the pages of an SQLite file."""
+    """Overwrite the old rows in the pages of an SQLite file."""
     if database.is_sqlite:
         with database.engine.connect() as connection:
             driver: Any = connection.connection.driver_connection
@@ -92,18 +91,18 @@ def _forget(database: Database) -> None:
 class _Run:
     known: Known = field(default_factory=Known)
     turns: list[Turn] = field(default_factory=list)
-    """as they happened: a row is looked at whole, whatever turn a secret began in"""
+    """as they happened: secrets may begin in an earlier turn of the row"""
 
 
 class RedactingStore(LogStore):
-    """The same log, scrubbed on write; who executes a run keeps it as it happened, in memory.
+    """A log store that redacts on write; the executing process keeps the run as it happened, in memory.
 
-    A turn is written before the next one happens, so a secret that only a later turn gives away stays in the
-    earlier ones; `nano-coder log redact` looks at a run whole. Snapshots and the files in them are not
-    touched: undo, apply, grading and resuming need them as they were. Full outputs of tools are scrubbed.
+    A turn is written before the next one happens, so a secret that only a later turn reveals stays in earlier
+    ones; `nano-coder log redact` redacts a run as a whole. Snapshots and their files stay as they are: undo,
+    apply, grading and resuming need them. Full outputs of tools are redacted.
     """
 
-    def __init__(self, store: LogStore, redactor: Redactor, decode: Decode | None) -> None:
+    def __init__(self, store: LogStore, redactor: Redactor, decode: DecodeIds | None) -> None:
         super().__init__(store._database, store.blobs)
         self.redactor = redactor
         self._decode = decode
@@ -113,7 +112,7 @@ class RedactingStore(LogStore):
     def begin(self, trajectory: Trajectory) -> None:
         run = self._of(trajectory.id)
         learn(trajectory, self.redactor, run.known)
-        if trajectory.turns:  # a fork's, of another run
+        if trajectory.turns:  # of the parent, which is another run
             run.turns = list(trajectory.turns)
             trajectory = scrub_trajectory(
                 trajectory, redactor=self.redactor, decode=self._decode, blobs=self.blobs
@@ -149,11 +148,11 @@ class RedactingStore(LogStore):
         return super().add_feedback(run_id, *(self._scrubbed(run_id, row) for row in feedback))
 
     def put_blob(self, data: bytes) -> str:
-        """Store the full output of a tool, scrubbed."""
+        """Store the full output of a tool, redacted."""
         return super().put_blob(scrub_bytes(data, self.redactor))
 
     def _masked(self, run: _Run) -> Turn:
-        """The newest turn with its ids masked where its row, so far, spells a secret."""
+        """The newest turn, with the ids masked that spell a secret in its row so far."""
         turn = run.turns[-1]
         if turn.completion.tokens is None:
             return turn
@@ -162,7 +161,7 @@ class RedactingStore(LogStore):
         return mask_turns(run.turns, self._decode, self.redactor, run.known)[-1]
 
     def _tells(self, run: _Run) -> bool:
-        """Whether the turns so far hold a secret in a text: then, without a decoder, all ids are masked."""
+        """Whether the turns so far contain a secret: then, without a decoder, all ids are masked."""
         turns = tuple(run.turns)
         return scrub_value(turns, self.redactor, run.known) != turns
 
@@ -170,7 +169,7 @@ class RedactingStore(LogStore):
         try:
             run.known.add(self.redactor.secrets(self.get_blob(blob).decode("utf-8", "replace")))
         except LogError:
-            return  # nothing of it can be in the log then
+            return  # in that case the log cannot contain any of it
 
     def _scrubbed(self, run_id: str, value: Any) -> Any:
         run = self._of(run_id)

@@ -1,8 +1,8 @@
 """Content-addressed snapshots of a workspace, kept in the blob store and outside the user's git.
 
-`snapshot_directory` and `snapshot_tar` take one, `materialise` lays one down in an empty folder, `diff`
-shows what two have between them, `apply` brings a change to the folder that it was made for, and `undo`
-takes one back from whichever of its stages the folder is at.
+`snapshot_directory` and `snapshot_tar` take one, `materialise` writes one into an empty folder, `diff`
+compares two, `apply` brings a change to the folder that it was made for, and `undo` takes it back, also from
+an intermediate stage.
 """
 
 from nano_shared.snapshot.apply import apply, undo
@@ -13,7 +13,7 @@ from nano_shared.snapshot.tree import (
     MAX_ENTRIES,
     Conflict,
     Entry,
-    Kind,
+    EntryKind,
     Snapshot,
     SnapshotError,
     changed_paths,
@@ -26,7 +26,7 @@ __all__ = [
     "Conflict",
     "DEFAULT_EXCLUDES",
     "Entry",
-    "Kind",
+    "EntryKind",
     "MAX_BYTES",
     "MAX_ENTRIES",
     "Quota",

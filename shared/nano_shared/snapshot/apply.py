@@ -1,9 +1,11 @@
-"""Bringing the change between two snapshots to a directory: all of it, or nothing on a conflict."""
+"""Applies the change between two snapshots to a directory: all of it, or nothing on a conflict."""
 
 from __future__ import annotations
 
 import errno
+import os
 import secrets
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -11,11 +13,12 @@ from pathlib import Path
 
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
-from nano_shared.snapshot.anchored import AnchoredDirectory, naming
+from nano_shared.hashing import content_hash
 from nano_shared.snapshot.tree import (
+    MODE_BITS,
     Conflict,
     Entry,
-    Kind,
+    EntryKind,
     Snapshot,
     SnapshotError,
     differing_paths,
@@ -23,12 +26,139 @@ from nano_shared.snapshot.tree import (
     worth_naming,
 )
 
+_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# entering a directory needs no permission to list it
+_PASSING = _FOLDER | getattr(os, "O_PATH", os.O_RDONLY)
+
+
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Sets `path` as the file name of an OSError whose call knew only a part of it or a descriptor."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = path
+        raise
+
+
+class AnchoredDirectory:
+    """A directory whose files are accessed beneath it, without following symlinks.
+
+    Paths are relative with slashes, as in Entry. Methods raise OSError as the calls they wrap do.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def __enter__(self) -> AnchoredDirectory:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        os.close(self._root)
+
+    def entry(self, path: str) -> Entry | None:
+        """The current entry of a path, with its content hashed; None if there is nothing.
+
+        Raises PermissionError for an unreadable file, ValueError for a pipe, a socket or a device.
+        """
+        try:
+            with self._parent(path) as (parent, name):
+                return _entry_at(parent, name, path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def children(self, path: str) -> list[str]:
+        with self._parent(path) as (parent, name), _opened(parent, name, os.O_RDONLY | _FOLDER) as folder:
+            return [f"{path}/{child}" for child in os.listdir(folder)]
+
+    def check_parent_writable(self, path: str) -> None:
+        """Raises PermissionError if this user may not change the contents of a path's parent."""
+        with suppress(FileNotFoundError, NotADirectoryError), self._parent(path) as (parent, _):
+            if not os.access(".", os.W_OK | os.X_OK, dir_fd=parent):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    def make_directory(self, path: str) -> None:
+        with self._parent(path) as (parent, name):
+            os.mkdir(name, 0o700, dir_fd=parent)
+
+    def write(self, path: str, data: bytes, mode: int) -> None:
+        """Create a file durably."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with (
+            self._parent(path) as (parent, name),
+            open(os.open(name, flags, 0o600, dir_fd=parent), "wb") as file,
+        ):
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+
+    def link(self, path: str, target: str) -> None:
+        with self._parent(path) as (parent, name):
+            os.symlink(target, name, dir_fd=parent)
+
+    def move(self, source: str, target: str) -> None:
+        """Replace what is at `target`, atomically."""
+        with self._parent(source) as (old, old_name), self._parent(target) as (new, new_name):
+            os.rename(old_name, new_name, src_dir_fd=old, dst_dir_fd=new)
+
+    def remove(self, path: str) -> None:
+        with self._parent(path) as (parent, name):
+            os.unlink(name, dir_fd=parent)
+
+    def remove_directory(self, path: str) -> None:
+        with self._parent(path) as (parent, name):
+            os.rmdir(name, dir_fd=parent)
+
+    def set_directory_mode(self, path: str, mode: int) -> None:
+        with self._parent(path) as (parent, name), _opened(parent, name, _PASSING) as folder:
+            # snapshots do not record setgid and sticky bits: keep those of the user's directory
+            mode |= os.fstat(folder).st_mode & ~MODE_BITS & 0o7777
+            # through /proc, since fchmod refuses O_PATH descriptors
+            os.chmod(f"/proc/self/fd/{folder}", mode)
+
+    @contextmanager
+    def _parent(self, path: str) -> Iterator[tuple[int, str]]:
+        *folders, name = path.split("/")
+        parent = os.dup(self._root)
+        try:
+            for folder in folders:
+                inner = os.open(folder, _PASSING, dir_fd=parent)
+                os.close(parent)
+                parent = inner
+            yield parent, name
+        finally:
+            os.close(parent)
+
+
+@contextmanager
+def _opened(parent: int, name: str, flags: int) -> Iterator[int]:
+    descriptor = os.open(name, flags, dir_fd=parent)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _entry_at(parent: int, name: str, path: str) -> Entry:
+    mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+    if stat.S_ISLNK(mode):
+        return Entry(path, EntryKind.SYMLINK, 0, os.readlink(name, dir_fd=parent))
+    if stat.S_ISDIR(mode):
+        return Entry(path, EntryKind.DIRECTORY, mode & MODE_BITS, None)
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{path!r} is a pipe, a socket or a device")
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(name, flags, dir_fd=parent), "rb") as file:
+        return Entry(path, EntryKind.FILE, mode & MODE_BITS, content_hash(file.read()))
+
+
 _OWNER = 0o700
 
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """One path that is not yet as it should be."""
+    """One path that differs from the wanted state."""
 
     path: str
     now: Entry | None
@@ -40,7 +170,7 @@ class _Change:
 
     @property
     def removes(self) -> bool:
-        """Something stands there that no rename can replace."""
+        """Whether a rename cannot replace what is there."""
         return self.now is not None and (
             self.after is None or _is_directory(self.now) != _is_directory(self.after)
         )
@@ -58,14 +188,14 @@ def apply(
     *,
     guard: Iterable[str] = (),
 ) -> list[str]:
-    """Change `directory` as `before` became `after`; give the paths it changed.
+    """Change `directory` as `before` became `after`; returns the changed paths.
 
     Touches only paths that differ between the two. Each must still be as in `before` (or already as in
-    `after`, so that an apply that was killed can be run again); otherwise Conflict lists all that are not,
-    and nothing is touched. The same holds for the paths of `guard`, which need not differ. Files appear
-    complete, by rename. A directory that should go stays where it holds files that no snapshot knows, or
-    has another mode than in `before`; one that should come may be there already, with any mode. Raises
-    LogError for a missing or corrupt blob before any change, UsageError where the system refuses a change.
+    `after`, so that an interrupted apply can be repeated); otherwise raises Conflict with all that are not,
+    before touching anything. The same holds for the paths of `guard`, which need not differ. Files appear
+    complete, by rename. A directory that should be removed stays if it holds files that no snapshot knows, or
+    has another mode than in `before`; one that should be created may exist already, with any mode. Raises
+    LogError for a missing or corrupt blob before any change, UsageError if the system refuses a change.
     """
     old, new, guarded = load(before, blobs), load(after, blobs), frozenset(guard)
     if not directory.is_dir():
@@ -119,14 +249,14 @@ def _plan(
 
 
 def _refuse_news(planned: list[_Change], again: list[_Change], directory: Path) -> None:
-    """Raises Conflict for what somebody changed while the new files were being written."""
+    """Raises Conflict for paths that changed while the new files were being written."""
     news = {change.path for change in {*planned} ^ {*again}}
     if news:
         raise Conflict(str(directory), tuple(sorted(news)))
 
 
 def _blocked_parents(path: str, watched: set[str], root: AnchoredDirectory) -> Iterator[str]:
-    """Ancestors that both snapshots hold as directories, and that no longer are ones."""
+    """Ancestors that are directories in both snapshots, but no longer in the folder."""
     parent = path.rpartition("/")[0]
     while parent:
         if parent not in watched and not _is_directory(root.entry(parent)):
@@ -135,7 +265,7 @@ def _blocked_parents(path: str, watched: set[str], root: AnchoredDirectory) -> I
 
 
 def _strangers(path: str, old: Snapshot, root: AnchoredDirectory) -> Iterator[str]:
-    """What a directory and those inside it hold that the snapshot does not."""
+    """Files below a directory that the snapshot does not contain."""
     with suppress(FileNotFoundError, NotADirectoryError):
         for child in root.children(path):
             known = old.by_path.get(child)
@@ -146,9 +276,9 @@ def _strangers(path: str, old: Snapshot, root: AnchoredDirectory) -> Iterator[st
 
 
 def _stays(change: _Change, before: Entry | None, root: AnchoredDirectory, *, exactly: bool) -> bool:
-    """A directory that the user made, or keeps something in, is no conflict: it is left as it is.
+    """Whether a directory that differs is left as it is: one that the user made, or keeps files in.
 
-    Not so where the whole must be `exactly` as before: there only one that has something in it may be left.
+    If the state must be `exactly` as before, only a non-empty directory is left.
     """
     now, after = change.now, change.after
     if not _is_directory(now) or not (after is None or _is_directory(after)):
@@ -161,16 +291,16 @@ def _stays(change: _Change, before: Entry | None, root: AnchoredDirectory, *, ex
 
 def _expected(now: Entry | None, before: Entry | None) -> bool:
     if now is not None and before is not None and _is_directory(now) and _is_directory(before):
-        # An apply that was killed may have left its owner's bits on.
+        # an interrupted apply may have left the owner's permission bits set
         return now.mode in (before.mode, before.mode | _OWNER)
     return now == before
 
 
 @contextmanager
 def _staged(changes: list[_Change], blobs: BlobStore, root: AnchoredDirectory) -> Iterator[dict[str, str]]:
-    """Every new file and link, written under a temporary folder of the directory: path -> staged path.
+    """Write every new file and link under a temporary folder of the directory. Returns path -> staged path.
 
-    A full disk or a corrupt blob is met here, before anything of the user's is touched.
+    Detects a full disk or a corrupt blob before any file of the user is touched.
     """
     folder = f".nano-apply-{secrets.token_hex(6)}"
     with naming(f"a new folder {folder}"):
@@ -183,7 +313,7 @@ def _staged(changes: list[_Change], blobs: BlobStore, root: AnchoredDirectory) -
             staged = f"{folder}/{number}"
             staging[change.path] = staged
             with naming(change.path):
-                if change.after.kind is Kind.SYMLINK:
+                if change.after.kind is EntryKind.SYMLINK:
                     root.link(staged, str(change.after.content))
                 else:
                     root.write(staged, blobs.get(str(change.after.content)), change.after.mode)
@@ -237,18 +367,18 @@ def _remove(change: _Change, root: AnchoredDirectory, directory: Path) -> bool:
 
 
 def _is_directory(entry: Entry | None) -> bool:
-    return entry is not None and entry.kind is Kind.DIRECTORY
+    return entry is not None and entry.kind is EntryKind.DIRECTORY
 
 
 def undo(
     stages: Sequence[str | Snapshot], target: str | Snapshot, blobs: BlobStore, directory: Path
 ) -> list[str]:
-    """Take `directory` back to `target` from the first of `stages` that it is at; give the paths it changed.
+    """Take `directory` back to `target` from the first of `stages` that it is at; returns the changed paths.
 
-    `stages`, newest first, are the snapshots that came after `target`. A directory is at one where every
-    path that any of them changed is as that one (or already as `target`) has it: so a directory that was
-    taken back to the middle, or got an unfinished change, is taken back from there. Raises as apply does:
-    Conflict names the paths that are unlike the newest, and nothing is touched.
+    `stages`, newest first, are the snapshots after `target`. A directory is at a stage if every path that any
+    stage changed is as in that stage (or already as in `target`): so a directory that was taken back halfway,
+    or got an unfinished change, is taken back too. Raises as `apply` does: Conflict names the paths that
+    differ from the newest stage, and nothing is touched.
     """
     known, after = [load(stage, blobs) for stage in stages], load(target, blobs)
     touched = {path for stage in known for path in differing_paths(stage, after)}

@@ -1,4 +1,4 @@
-"""Taking a snapshot: of a directory on this machine, or of a tar stream that untrusted code wrote."""
+"""Takes snapshots: of a directory on this machine, or of a tar stream that untrusted code wrote."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nano_shared.snapshot.tree import (
     MAX_ENTRIES,
     MODE_BITS,
     Entry,
-    Kind,
+    EntryKind,
     Snapshot,
     SnapshotError,
     clean_path,
@@ -34,9 +34,9 @@ from nano_shared.snapshot.tree import (
 
 
 def materialise(snapshot: str | Snapshot, blobs: BlobStore, directory: Path) -> None:
-    """Write every entry under `directory`, which is made if it does not exist, with exact modes.
+    """Write every entry below `directory`, which is created if needed, with exact modes.
 
-    Raises SnapshotError when the directory holds something, LogError when a blob is missing or corrupt.
+    Raises SnapshotError if the directory is not empty, LogError if a blob is missing or corrupt.
     """
     tree = load(snapshot, blobs)
     directory.mkdir(parents=True, exist_ok=True)
@@ -45,15 +45,15 @@ def materialise(snapshot: str | Snapshot, blobs: BlobStore, directory: Path) -> 
     with full_disk_explained(directory):
         for entry in tree.entries:
             target = os.path.join(directory, entry.path)
-            if entry.kind is Kind.DIRECTORY:
+            if entry.kind is EntryKind.DIRECTORY:
                 os.mkdir(target, 0o700)
-            elif entry.kind is Kind.SYMLINK:
+            elif entry.kind is EntryKind.SYMLINK:
                 os.symlink(str(entry.content), target)
             else:
                 _write(target, blobs.get(str(entry.content)), entry.mode)
-    # Last and from the leaves up: a read-only directory would have refused its own content.
+    # modes last, from the leaves up: a read-only directory would refuse its own contents
     for entry in reversed(tree.entries):
-        if entry.kind is Kind.DIRECTORY:
+        if entry.kind is EntryKind.DIRECTORY:
             os.chmod(os.path.join(directory, entry.path), entry.mode)
 
 
@@ -63,7 +63,7 @@ def _write(target: str, data: bytes, mode: int) -> None:
         os.fchmod(file.fileno(), mode)
 
 
-# Waiting for the disk to confirm each new blob is most of the time: let several wait at once.
+# most time is spent waiting for the disk to confirm each new blob: wait for several at once
 _WRITERS = 8
 _MB = 2**20
 _FILE_MODE = 0o644
@@ -72,13 +72,13 @@ _CHANGED_MEANWHILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 @dataclass(slots=True)
 class Quota:
-    """What the snapshots of one run may still add to a blob store."""
+    """Bytes that the snapshots of one run may still add to a blob store."""
 
     left: int = 1 << 30
-    """bytes: twice a workspace of the largest size"""
+    """remaining bytes: twice the largest workspace"""
 
     def take(self, size: int) -> None:
-        """Raises SnapshotError where it is less than `size`."""
+        """Subtract `size`. Raises SnapshotError if less remains."""
         if size > self.left:
             raise SnapshotError(
                 f"new and changed files hold {size // _MB} MB, and {self.left // _MB} MB are left "
@@ -94,7 +94,8 @@ def snapshot_directory(
     *,
     max_bytes: int = MAX_BYTES,
 ) -> str:
-    """Snapshot a directory and give its id. Symlinks are kept as links; sockets, pipes and devices left out.
+    """Snapshot a directory; returns its id. Symlinks are kept as links; sockets, pipes and devices are left
+    out.
 
     Raises SnapshotError for a missing directory, an unreadable file, or more than `max_bytes`.
     """
@@ -120,11 +121,10 @@ def snapshot_tar(
     max_bytes: int = MAX_BYTES,
     quota: Quota | None = None,
 ) -> str:
-    """Snapshot an uncompressed tar stream and give its id. Nothing in the stream is trusted.
+    """Snapshot an uncompressed, untrusted tar stream; returns its id.
 
-    Raises SnapshotError for absolute names, `..`, devices, hard links to what the stream does not hold,
-    paths through files or symlinks, damage, more than `max_bytes`, or more new bytes than `quota` has left.
-    Pipes are left out.
+    Raises SnapshotError for absolute names, `..`, devices, hard links to missing members, paths through files
+    or symlinks, damage, more than `max_bytes`, or more new bytes than `quota` has left. Pipes are left out.
     """
     excluded = name_filter(exclude)
     entries: dict[str, Entry] = {}
@@ -155,10 +155,10 @@ def snapshot_texts(
     *,
     max_bytes: int = MAX_BYTES,
 ) -> str:
-    """Snapshot plain files, given as text by name, and give its id.
+    """Snapshot plain files, given as text by name; returns its id.
 
-    Raises SnapshotError for a name that leads outside, a file below a file, a text that no encoding can hold,
-    or more than `max_bytes`.
+    Raises SnapshotError for a name that leads outside, a file below a file, a text that cannot be encoded, or
+    more than `max_bytes`.
     """
     excluded = name_filter(exclude)
     entries = []
@@ -178,7 +178,7 @@ def snapshot_texts(
                 if left < 0
                 else f"file {name!r} has the name of a folder"
             )
-        entries.append(Entry(path, Kind.FILE, _FILE_MODE, blobs.put(data)))
+        entries.append(Entry(path, EntryKind.FILE, _FILE_MODE, blobs.put(data)))
     return save(make_snapshot(entries), blobs)
 
 
@@ -214,16 +214,17 @@ def _check_size(directory: Path, found: list[tuple[str, os.stat_result]], max_by
 
 
 def _read_entry(directory: Path, path: str, status: os.stat_result, blobs: BlobStore) -> Entry | None:
-    """None for what has changed since it was listed, and for what is neither file, directory nor link."""
+    """The entry; None if it changed since it was listed, and for anything but files, directories and
+    links."""
     full, mode = os.path.join(directory, path), status.st_mode
     try:
         if stat.S_ISLNK(mode):
-            return Entry(path, Kind.SYMLINK, 0, os.readlink(full))
+            return Entry(path, EntryKind.SYMLINK, 0, os.readlink(full))
         if stat.S_ISDIR(mode):
-            return Entry(path, Kind.DIRECTORY, mode & MODE_BITS, None)
+            return Entry(path, EntryKind.DIRECTORY, mode & MODE_BITS, None)
         if stat.S_ISREG(mode):
             with open(full, "rb", opener=_open_without_following) as file:
-                return Entry(path, Kind.FILE, mode & MODE_BITS, blobs.put(file.read()))
+                return Entry(path, EntryKind.FILE, mode & MODE_BITS, blobs.put(file.read()))
     except OSError as error:
         if error.errno not in _CHANGED_MEANWHILE:
             raise
@@ -231,7 +232,7 @@ def _read_entry(directory: Path, path: str, status: os.stat_result, blobs: BlobS
 
 
 def _open_without_following(path: str, flags: int) -> int:
-    # The workspace is live: between listing and opening, a file may become a link or a pipe.
+    # the workspace is live: between listing and opening, a file may become a link or a pipe
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
@@ -255,22 +256,22 @@ def _tar_entry(
 ) -> Entry:
     mode = member.mode & MODE_BITS
     if member.isdir():
-        return Entry(path, Kind.DIRECTORY, mode, None)
+        return Entry(path, EntryKind.DIRECTORY, mode, None)
     if member.issym():
         if not member.linkname or "\0" in member.linkname:
             raise SnapshotError(f"symlink {path!r} has the target {member.linkname!r}")
-        return Entry(path, Kind.SYMLINK, 0, member.linkname)
+        return Entry(path, EntryKind.SYMLINK, 0, member.linkname)
     if member.islnk():
         original = entries.get(clean_path(member.linkname))
-        if original is None or original.kind is not Kind.FILE:
+        if original is None or original.kind is not EntryKind.FILE:
             raise SnapshotError(
                 f"hard link {path!r} names {member.linkname!r}, which the archive does not hold"
             )
-        return Entry(path, Kind.FILE, original.mode, original.content)
+        return Entry(path, EntryKind.FILE, original.mode, original.content)
     file = archive.extractfile(member) if member.isreg() else None
     if file is None:
         raise SnapshotError(f"{path!r} is a device or of an unknown type; a workspace holds files and links")
     data = file.read()
     blob = content_hash(data)
     pending[blob] = data
-    return Entry(path, Kind.FILE, mode, blob)
+    return Entry(path, EntryKind.FILE, mode, blob)

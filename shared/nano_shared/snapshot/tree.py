@@ -1,4 +1,4 @@
-"""A snapshot as a value: sorted entries of files, directories and symlinks."""
+"""The Snapshot value: sorted entries of files, directories and symlinks; loading and comparing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nano_shared.hashing import canonical_json
 
 FORMAT = "nano-snapshot-1"
 MODE_BITS = 0o777
-"""kept of a mode: a snapshot never carries setuid"""
+"""mode bits that snapshots keep: never setuid"""
 MAX_BYTES = 512 * 2**20
 MAX_ENTRIES = 200_000
 _NAME_BYTES, _PATH_BYTES = 255, 4095  # of Linux
@@ -29,15 +29,15 @@ DEFAULT_EXCLUDES = (
     ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox", ".eggs", ".ipynb_checkpoints", ".DS_Store",
     ".nano-apply-*", ".nano",
 )  # fmt: skip
-"""patterns for the name of a file or folder at any depth: version control, environments and caches"""
+"""patterns for names of files or folders at any depth: version control, environments and caches"""
 
 
 class SnapshotError(UsageError):
-    """A workspace or an archive that no snapshot can be taken of."""
+    """No snapshot can be taken of a workspace or an archive."""
 
 
 class Conflict(UsageError):
-    """Paths that changed since the snapshot was taken. Nothing has been touched."""
+    """Paths have changed since the snapshot was taken. Nothing was touched."""
 
     def __init__(self, directory: str, paths: tuple[str, ...]) -> None:
         shown = ", ".join(repr(path) for path in paths[:_SHOWN]) + (", ..." if len(paths) > _SHOWN else "")
@@ -48,7 +48,7 @@ class Conflict(UsageError):
         self.paths = paths
 
 
-class Kind(StrEnum):
+class EntryKind(StrEnum):
     FILE = "file"
     DIRECTORY = "dir"
     SYMLINK = "symlink"
@@ -58,7 +58,7 @@ class Kind(StrEnum):
 class Entry:
     path: str
     """relative, with slashes; bytes that are not UTF-8 as surrogate escapes, as os.fsdecode gives them"""
-    kind: Kind
+    kind: EntryKind
     mode: int
     """permission bits; 0 for symlinks"""
     content: str | None
@@ -66,13 +66,13 @@ class Entry:
 
     @property
     def shown(self) -> str:
-        """The path as text that can be logged and sampled from: bytes that are not UTF-8 as `\\xff`."""
+        """The path as text for logs and prompts: bytes that are not UTF-8 as `\\xff`."""
         return shown(self.path)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Sorted by path; every ancestor of an entry is a directory entry of its own."""
+    """Entries sorted by path; every ancestor of an entry has an entry too."""
 
     entries: tuple[Entry, ...]
 
@@ -82,12 +82,13 @@ class Snapshot:
 
 
 def shown(path: str) -> str:
-    """A path with its bytes that are no UTF-8 written out."""
+    """A path with invalid UTF-8 bytes escaped."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def clean_path(name: str) -> str:
-    """The path without `.` and doubled slashes; empty for the root. Raises SnapshotError if outside."""
+    """The path without `.` and repeated slashes; empty for the root. Raises SnapshotError if it leads
+    outside."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     path = "/".join(parts)
     if name.startswith("/") or ".." in parts or "\0" in name:
@@ -99,16 +100,16 @@ def clean_path(name: str) -> str:
 
 
 def make_snapshot(entries: Iterable[Entry]) -> Snapshot:
-    """Sort the entries and add the directories they imply.
+    """Sort the entries and add the directories that they imply.
 
-    Raises SnapshotError where a path has something other than a directory for a parent.
+    Raises SnapshotError if a path has a parent that is no directory.
     """
     found = {entry.path: entry for entry in entries}
     for path in list(found):
         parent = path.rpartition("/")[0]
         while parent:
-            implied = Entry(parent, Kind.DIRECTORY, _IMPLIED_MODE, None)
-            if found.setdefault(parent, implied).kind is not Kind.DIRECTORY:
+            implied = Entry(parent, EntryKind.DIRECTORY, _IMPLIED_MODE, None)
+            if found.setdefault(parent, implied).kind is not EntryKind.DIRECTORY:
                 raise SnapshotError(f"path {path!r} passes through {parent!r}, which is not a directory")
             parent = parent.rpartition("/")[0]
     return Snapshot(tuple(sorted(found.values())))
@@ -117,14 +118,14 @@ def make_snapshot(entries: Iterable[Entry]) -> Snapshot:
 def save(snapshot: Snapshot, blobs: BlobStore) -> str:
     rows = [[entry.path, entry.kind, entry.mode, entry.content] for entry in snapshot.entries]
     text = canonical_json({"format": FORMAT, "entries": rows})
-    # Escaped bytes of file names are lone surrogates, which strict UTF-8 refuses.
+    # escaped bytes of file names are lone surrogates, which strict UTF-8 refuses
     return blobs.put(text.encode("utf-8", "surrogatepass"))
 
 
 def load(snapshot: str | Snapshot, blobs: BlobStore) -> Snapshot:
-    """The snapshot of an id; a Snapshot is given back.
+    """The snapshot with that id; a Snapshot is returned unchanged.
 
-    Raises LogError when the blob is missing or corrupt, SnapshotError when it is no snapshot.
+    Raises LogError if the blob is missing or corrupt, SnapshotError if it is no snapshot.
     """
     if isinstance(snapshot, Snapshot):
         return snapshot
@@ -132,7 +133,7 @@ def load(snapshot: str | Snapshot, blobs: BlobStore) -> Snapshot:
         value = json.loads(blobs.get(snapshot).decode("utf-8", "surrogatepass"))
         if value["format"] != FORMAT:
             raise ValueError(f"its format is {value['format']!r}, not {FORMAT!r}")
-        rows = [Entry(path, Kind(kind), mode, content) for path, kind, mode, content in value["entries"]]
+        rows = [Entry(path, EntryKind(kind), mode, content) for path, kind, mode, content in value["entries"]]
     except (ValueError, KeyError, TypeError) as error:
         raise SnapshotError(f"blob {snapshot} is not a snapshot: {error}") from error
     for entry in rows:
@@ -146,13 +147,13 @@ def copy(snapshot: str, source: BlobStore, target: BlobStore) -> None:
     if snapshot in target or source.root == target.root:
         return
     for entry in load(snapshot, source).entries:
-        if entry.kind is Kind.FILE:
+        if entry.kind is EntryKind.FILE:
             target.put(source.get(str(entry.content)))
-    target.put(source.get(snapshot))  # last: where it lies, its files do
+    target.put(source.get(snapshot))  # last: a stored snapshot implies that its files are stored
 
 
 def changed_paths(before: Snapshot, after: Snapshot) -> tuple[str, ...]:
-    """Paths that differ, sorted. A directory that came or went is left out where a path in it is named."""
+    """Paths that differ, sorted. A created or removed directory is left out if a path in it is listed."""
     return worth_naming(before, after, differing_paths(before, after))
 
 
@@ -168,13 +169,13 @@ def worth_naming(before: Snapshot, after: Snapshot, paths: Iterable[str]) -> tup
 
     def implied(path: str) -> bool:
         found = (before.by_path.get(path), after.by_path.get(path))
-        came_or_went = None in found and any(entry and entry.kind is Kind.DIRECTORY for entry in found)
+        came_or_went = None in found and any(entry and entry.kind is EntryKind.DIRECTORY for entry in found)
         return came_or_went and path in parents
 
     return tuple(path for path in paths if not implied(path))
 
 
 def name_filter(exclude: Iterable[str]) -> re.Pattern[str]:
-    """Matches the names that a snapshot leaves out."""
+    """A function that is true for the names that a snapshot leaves out."""
     patterns = [fnmatch.translate(pattern) for pattern in exclude]
     return re.compile("|".join(patterns) if patterns else r"(?!)")

@@ -1,4 +1,4 @@
-"""The difference of two snapshots as a unified diff that `git apply` takes."""
+"""Unified diffs between two snapshots, as `git apply` accepts them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from difflib import SequenceMatcher
 
 from nano_shared.blobs import BlobStore
-from nano_shared.snapshot.tree import Entry, Kind, Snapshot, differing_paths, load, worth_naming
+from nano_shared.snapshot.tree import Entry, EntryKind, Snapshot, differing_paths, load, worth_naming
 
 _CONTEXT = 3
 _MAX_BYTES, _MAX_PATCHES = 2**20, 2**24
-# Pairs of equal lines that the matcher would walk; beyond, the changed region is replaced whole.
+# pairs of equal lines that the matcher may visit; beyond that, the changed region is replaced as a whole
 _MAX_PAIRS = 1_000_000
 _HASH_DIGITS = 7
 _FILE_TYPE, _LINK_MODE = 0o100000, 0o120000
@@ -21,11 +21,11 @@ _PLAIN_NAME = re.compile(r'[^\x00-\x1f"\\\x7f\ud800-\udfff]+')
 
 
 def diff(before: str | Snapshot, after: str | Snapshot, blobs: BlobStore) -> str:
-    """Git-style unified diff, empty where nothing differs.
+    """Git-style unified diff; empty if nothing differs.
 
-    Binary files and files over 1 MiB are named, not shown, and so is what comes after 16 MiB of patches. Git
-    knows no directories: empty ones, and changed modes of directories, stand as `#` lines at the top, which
-    `git apply` passes over.
+    Binary files and files over 1 MiB are named without contents, and so is everything after 16 MiB of
+    patches. Git has no entries for directories: empty ones and changed modes of directories are `#` lines at
+    the top, which `git apply` ignores.
     """
     old, new = load(before, blobs), load(after, blobs)
     paths = differing_paths(old, new)
@@ -42,12 +42,12 @@ def diff(before: str | Snapshot, after: str | Snapshot, blobs: BlobStore) -> str
 
 def _not_directory(snapshot: Snapshot, path: str) -> Entry | None:
     entry = snapshot.by_path.get(path)
-    return None if entry is None or entry.kind is Kind.DIRECTORY else entry
+    return None if entry is None or entry.kind is EntryKind.DIRECTORY else entry
 
 
 def _directory_note(path: str, old: Entry | None, new: Entry | None) -> Iterator[str]:
-    was = old is not None and old.kind is Kind.DIRECTORY
-    is_now = new is not None and new.kind is Kind.DIRECTORY
+    was = old is not None and old.kind is EntryKind.DIRECTORY
+    is_now = new is not None and new.kind is EntryKind.DIRECTORY
     if old and new and was and is_now:
         yield f"# directory mode {old.mode:o} -> {new.mode:o}: {_quoted(path)}\n"
     elif was and new is None:
@@ -89,11 +89,11 @@ def _mode_lines(old: Entry | None, new: Entry | None) -> str:
 
 
 def _mode(entry: Entry) -> int:
-    return _LINK_MODE if entry.kind is Kind.SYMLINK else _FILE_TYPE | entry.mode
+    return _LINK_MODE if entry.kind is EntryKind.SYMLINK else _FILE_TYPE | entry.mode
 
 
 def _git_hash(entry: Entry | None, data: bytes) -> str:
-    """Git's own name for the content, so that the diff reads as one of git's; it secures nothing."""
+    """Git's hash of the content, to make the diff look like git's; not used for verification."""
     if entry is None:
         return "0" * _HASH_DIGITS
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()[:_HASH_DIGITS]
@@ -103,13 +103,13 @@ def _data(entry: Entry | None, blobs: BlobStore) -> bytes:
     if entry is None:
         return b""
     content = str(entry.content)
-    if entry.kind is Kind.SYMLINK:
+    if entry.kind is EntryKind.SYMLINK:
         return content.encode("utf-8", "surrogateescape")
     return blobs.get(content)
 
 
 def _text(data: bytes) -> str | None:
-    """None for a binary file: one with NUL bytes, or that is not UTF-8."""
+    """The text; None for a binary file: one with NUL bytes, or not UTF-8."""
     if b"\0" in data:
         return None
     try:
@@ -119,7 +119,7 @@ def _text(data: bytes) -> str | None:
 
 
 def _quoted(name: str) -> str:
-    """As git writes names: plain, or in quotes with escapes where a byte could be misread."""
+    """A name as git writes it: plain, or quoted with escapes if a byte could be misread."""
     if _PLAIN_NAME.fullmatch(name):
         return name
     escaped = []
@@ -131,12 +131,13 @@ def _quoted(name: str) -> str:
 
 
 def _ended(name: str) -> str:
-    # A name with spaces needs a tab to say where it ends.
+    # a name with spaces needs a tab at its end
     return f"{name}\t" if " " in name and not name.startswith('"') else name
 
 
 class _Coarse(SequenceMatcher[str]):
-    """Replaces everything between the common ends, where matching line by line would take too long."""
+    """A matcher that replaces everything between the common ends, for files that take too long line by
+    line."""
 
     def __init__(self, left: list[str], right: list[str]) -> None:
         super().__init__(None, left, right)
@@ -157,14 +158,14 @@ class _Coarse(SequenceMatcher[str]):
 
 def _matcher(left: list[str], right: list[str]) -> SequenceMatcher[str]:
     counts, popular = Counter(right), len(right) // 100 + 1
-    # SequenceMatcher itself passes over popular lines, in texts of 200 lines or more.
+    # SequenceMatcher ignores popular lines in texts of 200 lines or more
     rare = {line: n for line, n in counts.items() if n <= popular or len(right) < 200}
     pairs = sum(rare.get(line, 0) for line in left)
     return SequenceMatcher(None, left, right) if pairs <= _MAX_PAIRS else _Coarse(left, right)
 
 
 def _common(left: list[str], right: list[str]) -> int:
-    """Number of lines that both begin with."""
+    """Number of leading lines in common."""
     for number, (one, other) in enumerate(zip(left, right, strict=False)):
         if one != other:
             return number
@@ -185,7 +186,7 @@ def _hunks(old: str, new: str) -> Iterator[str]:
 
 
 def _lines(text: str) -> list[str]:
-    # str.splitlines would also split at form feeds and the like, which are no line ends to git.
+    # str.splitlines would also split at form feeds and the like, which git does not treat as line ends
     lines = text.split("\n")
     return [line + "\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
 

@@ -1,0 +1,1 @@
+"""One small extension of nano for each of its extension points."""

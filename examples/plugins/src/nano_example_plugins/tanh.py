@@ -1,0 +1,18 @@
+"""An objective: the loss of each token, and the settings that go with it. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nano_rl.learn.config import Objective, ObjectiveConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def squashed(new_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, config: ObjectiveConfig) -> Tensor:
+    """[N] the ratio's distance from 1, squashed instead of clipped."""
+    return -advantages_N * (ratio_N - 1).tanh()
+
+
+TANH = Objective(surrogate=squashed, defaults={"baseline": "mean", "std": "none"}, unused=("dual_clip",))

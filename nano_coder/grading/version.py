@@ -1,3 +1,0 @@
-"""Name and version of the grader, stamped on every verdict."""
-
-GRADER = "nano-grader 3"

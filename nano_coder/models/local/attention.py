@@ -1,0 +1,234 @@
+"""Attention over the KV cache: one for decoding steps of many rows, one for prefill.
+
+Shapes: B rows, N packed tokens or queries, H query heads, K key-value heads, R = H / K, D the size of a head.
+The first dimension of every KV tensor is the layer, the second is key or value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nano_coder.models.local.kv_cache import Arena, Prefix
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Attention of [b, h, n, D] queries over [b, h, m, D] keys, and the [b, h, n] log-sum-exps of its scores.
+
+    `mask` is added to the scores. With the log-sum-exps two partial softmaxes can be combined.
+    """
+    if q.device.type == "cpu":
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, False, attn_mask=mask, scale=scale
+        )
+        return out, lse
+    scores = (q @ k.transpose(-1, -2)).float() * scale
+    if mask is not None:
+        scores = scores + mask.float()
+    lse = scores.logsumexp(dim=-1)
+    return (scores - lse[..., None]).exp().to(v.dtype) @ v, lse
+
+
+class GroupedQueries:
+    """N queries of H heads, arranged as [T, K, G * R] by the keys and values that they attend to.
+
+    T groups of queries; G is the size of the largest group.
+    """
+
+    def __init__(
+        self, members_T: Sequence[Sequence[int]], heads: int, keys: int, device: torch.device
+    ) -> None:
+        """`members_T`: indices of the queries of each group; every query is in exactly one."""
+        widest, rep = max(map(len, members_T)), heads // keys
+        self._shape = (len(members_T), keys, widest * rep)
+        # smaller groups are padded with some query, whose result is not used
+        queries_TG = torch.tensor([[*one, *[-1] * (widest - len(one))] for one in members_T])
+        heads_KR = torch.arange(heads).view(keys, rep)
+        gather_TKGR = queries_TG.clamp(min=0)[:, None, :, None] * heads + heads_KR[None, :, None, :]
+        at_TKGR = torch.arange(gather_TKGR.numel()).view(gather_TKGR.shape)
+        real_TG = queries_TG >= 0
+        scatter_NH = torch.empty((int(real_TG.sum()), heads), dtype=torch.long)
+        scatter_NH[queries_TG[real_TG]] = at_TKGR.transpose(1, 2)[real_TG].flatten(1)
+        self._gather, self._scatter = gather_TKGR.flatten().to(device), scatter_NH.flatten().to(device)
+
+    def attend(
+        self, q_NHD: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """[N, H, D] queries over the [T, K, m, D] keys of their groups: [N, H, D], and [N, H]
+        log-sum-exps."""
+        size, heads, dim = q_NHD.shape
+        q = q_NHD.reshape(size * heads, dim).index_select(0, self._gather).view(*self._shape, dim)
+        out, lse = attend(q, k, v, scale, mask)
+        out_NHD = out.reshape(-1, dim).index_select(0, self._scatter).view(size, heads, dim)
+        return out_NHD, lse.reshape(-1).index_select(0, self._scatter).view(size, heads)
+
+
+class SharedPrefixes:
+    """The shared prefixes of one step's rows. A prefix is loaded once a step, however many rows share it."""
+
+    def __init__(
+        self, prefixes_N: Sequence[Prefix], heads: int, keys: int, before: SharedPrefixes | None = None
+    ) -> None:
+        """`prefixes_N`: the prefix of each query. `before`: those of the last step; its block of KV is used
+        again if it contains these prefixes and is less than twice as large."""
+        self._distinct: list[Prefix] = list(dict.fromkeys(prefixes_N))
+        self._kv: Tensor
+        self._mask: Tensor | None
+        if before is not None and before._covers(self._distinct):
+            self._distinct, self._kv, self._mask = before._distinct, before._kv, before._mask
+        else:
+            self._gather_kv(keys)
+        members = [[at for at, prefix in enumerate(prefixes_N) if prefix is one] for one in self._distinct]
+        self._grouped = GroupedQueries(members, heads, keys, prefixes_N[0].kv.device)
+
+    def _covers(self, prefixes: list[Prefix]) -> bool:
+        return set(prefixes) <= set(self._distinct) and len(self._distinct) < 2 * len(prefixes)
+
+    def _gather_kv(self, keys: int) -> None:
+        """Copy keys and values into one padded block; a single prefix is used in place."""
+        distinct = self._distinct
+        lengths = [len(prefix.ids) for prefix in distinct]
+        first = distinct[0].kv
+        self._mask = _length_mask(lengths, first)
+        self._kv = first[:, :, None]
+        if len(distinct) > 1:
+            layers, two, _, _, dim = first.shape
+            self._kv = first.new_zeros((layers, two, len(distinct), keys, max(lengths), dim))
+            for one, prefix in enumerate(distinct):
+                self._kv[:, :, one, :, : lengths[one]] = prefix.kv
+
+    def attend(self, layer: int, q_NHD: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """Attention of each query over its prefix: [N, H, D], and [N, H] log-sum-exps."""
+        return self._grouped.attend(q_NHD, self._kv[layer, 0], self._kv[layer, 1], scale, self._mask)
+
+
+class DecodeAttention:
+    """Attention of one decoding step: stores the new tokens of B rows, then attends to all tokens so far."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        lengths_B: Sequence[int],
+        counts_B: Sequence[int],
+        prefixes: SharedPrefixes,
+        heads: int,
+    ) -> None:
+        """`lengths_B`: positions already in each row's slot. `counts_B`: new tokens of each row, N in all;
+        `prefixes` has one entry for each of the N."""
+        self._arena = arena
+        self._prefixes = prefixes
+        self._rows = len(lengths_B)
+        slots = [slot for slot, count in enumerate(counts_B) for _ in range(count)]
+        seen = [
+            length + nth + 1
+            for length, count in zip(lengths_B, counts_B, strict=True)
+            for nth in range(count)
+        ]
+        self._places = arena.places(slots, [length - 1 for length in seen])
+        self._longest = max(seen)
+        self._grouped: GroupedQueries | None = None
+        if len(slots) == self._rows:
+            self._mask = _length_mask(seen, arena.kv)
+            return
+        ends = list(accumulate(counts_B))
+        members = [range(end - count, end) for end, count in zip(ends, counts_B, strict=True)]
+        widest, keys = max(counts_B), arena.shape.keys
+        self._grouped = GroupedQueries(members, heads, keys, arena.kv.device)
+        # padding queries of rows with fewer tokens: any mask will do
+        lengths = [
+            length + min(nth, count - 1) + 1
+            for length, count in zip(lengths_B, counts_B, strict=True)
+            for nth in range(widest)
+        ]
+        mask = _length_mask(lengths, arena.kv)
+        if mask is not None:
+            mask = mask.view(self._rows, 1, widest, -1).repeat_interleave(heads // keys, dim=2)
+        self._mask = mask
+
+    def __call__(self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scale: float) -> Tensor:
+        size, heads, dim = q_NHD.shape
+        keys = k_NKD.shape[1]
+        self._arena.write(layer, self._places, k_NKD, v_NKD)
+        k, v = self._arena.kv[layer, :, : self._rows, :, : self._longest]
+        if self._grouped is None:
+            q = q_NHD.reshape(size, keys, heads // keys, dim)
+            own, own_lse = attend(q, k, v, scale, self._mask)
+        else:
+            own, own_lse = self._grouped.attend(q_NHD, k, v, scale, self._mask)
+        prefix_NHD, prefix_lse_NH = self._prefixes.attend(layer, q_NHD, scale)
+        # combine the two partial softmaxes by the sum of their exponentiated scores
+        weight_NH1 = torch.sigmoid(prefix_lse_NH - own_lse.reshape(size, heads))[..., None]
+        out = torch.lerp(own.reshape(size, heads, dim).float(), prefix_NHD.float(), weight_NH1)
+        return out.to(q_NHD.dtype).view(size, heads * dim)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefillSegment:
+    """Tokens of one row or prefix that are not yet in the KV cache."""
+
+    ids: tuple[int, ...]
+    """[n]"""
+    kv: Tensor
+    """[L, 2, K, capacity, D] that their keys and values are written to"""
+    start: int
+    """number of positions already in `kv`"""
+    prefix: Prefix | None = None
+    """shared prefix that precedes `kv`"""
+
+    @property
+    def position(self) -> int:
+        """Position of the first new token in the whole row."""
+        return self.start + (len(self.prefix.ids) if self.prefix else 0)
+
+
+class PrefillAttention:
+    """Attention of a prefill pass: linear layers see all segments as one batch of tokens, attention each
+    alone."""
+
+    def __init__(self, segments: Sequence[PrefillSegment]) -> None:
+        self._parts: list[tuple[PrefillSegment, int, int, Tensor | None]] = []
+        end = 0
+        for segment in segments:
+            begin, end = end, end + len(segment.ids)
+            self._parts.append((segment, begin, end, _causal_mask(segment)))
+
+    def __call__(self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scale: float) -> Tensor:
+        tokens, heads, dim = q_NHD.shape
+        out_NHD = torch.empty_like(q_NHD, memory_format=torch.contiguous_format)
+        for segment, begin, end, mask in self._parts:
+            kv = segment.kv[layer]
+            stop = segment.start + end - begin
+            kv[0, :, segment.start : stop] = k_NKD[begin:end].transpose(0, 1)
+            kv[1, :, segment.start : stop] = v_NKD[begin:end].transpose(0, 1)
+            seen = kv[:, :, :stop]
+            if segment.prefix is not None:
+                seen = torch.cat([segment.prefix.kv[layer], seen], dim=2)
+            k, v = seen.repeat_interleave(heads // seen.shape[1], dim=1)[:, None]
+            q = q_NHD[begin:end].transpose(0, 1)[None]
+            out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale)
+            out_NHD[begin:end] = out[0].transpose(0, 1)
+        return out_NHD.view(tokens, heads * dim)
+
+
+def _length_mask(lengths: Sequence[int], kv: Tensor) -> Tensor | None:
+    """[B, 1, 1, longest] with minus infinity at and after each length; None if all lengths are equal."""
+    longest = max(lengths)
+    if min(lengths) == longest:
+        return None
+    past = torch.arange(longest)[None] >= torch.tensor(lengths)[:, None]
+    mask = torch.zeros(past.shape, dtype=kv.dtype).masked_fill_(past, -torch.inf)
+    return mask[:, None, None].to(kv.device)
+
+
+def _causal_mask(segment: PrefillSegment) -> Tensor | None:
+    """[n, m] with minus infinity on later tokens; None for a segment at position 0 (see `is_causal`)."""
+    if segment.position == 0:
+        return None
+    count = len(segment.ids)
+    mask = torch.full((count, segment.position + count), -torch.inf, dtype=segment.kv.dtype)
+    return mask.triu_(segment.position + 1).to(segment.kv.device)

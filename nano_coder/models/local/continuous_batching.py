@@ -1,0 +1,394 @@
+"""Continuous batching: rows join and leave the batch at any step; shared prompts are prefilled once."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+
+import torch
+from torch import Tensor
+
+from nano_coder.models.local.attention import (
+    DecodeAttention,
+    PrefillAttention,
+    PrefillSegment,
+    SharedPrefixes,
+)
+from nano_coder.models.local.kv_cache import (
+    Arena,
+    KVShape,
+    Prefix,
+    PrefixCache,
+    RetainedRow,
+    common_prefix,
+)
+from nano_coder.models.local.llama import LlamaForward
+from nano_coder.models.local.row import DecodingRow
+from nano_coder.models.local.sampler import draw
+from nano_coder.models.local.speculative import CONTEXT, NGramSpeculator
+
+_PREFILL_TOKENS = 2048
+"""tokens of one prefill pass; bounds the memory of its activations"""
+_SHARED_PREFIX = 32
+"""shortest common prefix whose KV is copied from another prompt instead of being prefilled"""
+_JOIN_SHARE = 4
+"""queued rows join when 1 / this of the slots is free: prefilling few rows at a time costs many passes"""
+
+
+@dataclass(slots=True, kw_only=True)
+class TokenCounts:
+    """Token counts since the decoder was created."""
+
+    prefilled: int = 0
+    """prompt and observation tokens that were prefilled"""
+    decoded: int = 0
+    """tokens sampled in decoding steps"""
+    num_draft_tokens: int = 0
+    """draft tokens that were fed"""
+    num_accepted_tokens: int = 0
+    """draft tokens that equal the sampled ones"""
+    steps: int = 0
+    """decoding steps"""
+
+
+@dataclass(slots=True, eq=False)
+class BatchSlot:
+    """A row of the batch with its shared prefix; the rest of its KV is in the arena."""
+
+    row: DecodingRow
+    prefix: Prefix
+    length: int
+    """positions in the arena, after the prefix"""
+    logits_V: Tensor | None = None
+    """for its first token, if its prefix does not have them"""
+
+    @property
+    def num_cached(self) -> int:
+        """Positions of the row whose KV is in the cache."""
+        return len(self.prefix.ids) + self.length
+
+    @property
+    def capacity(self) -> int:
+        """Most positions that its slot of the arena may need."""
+        return len(self.row.request.ids) + self.row.limit - len(self.prefix.ids)
+
+
+class ContinuousDecoder:
+    """Decodes queued rows, at most `max_batch` at a time. The composition of a step depends on tokens only.
+
+    Every row has a prefix, the KV of a prompt that it may share with its group, and a slot of the arena for
+    the tokens after that.
+    """
+
+    def __init__(self, forward: LlamaForward, *, max_batch: int, max_bytes: int) -> None:
+        """`max_bytes` bounds the KV of the rows being decoded and, separately, that of the prefix cache."""
+        self._forward = forward
+        self._shape = KVShape(
+            layers=len(forward.layers), keys=forward.keys, dim=forward.dim,
+            dtype=forward.dtype, device=forward.device,
+        )  # fmt: skip
+        self._max_batch = max_batch
+        self._max_bytes = max_bytes
+        self._queue: deque[DecodingRow] = deque()
+        self._slots: list[BatchSlot] = []
+        self._arena = Arena(self._shape)
+        self._prefixes: SharedPrefixes | None = None
+        """those of the batch after its last change"""
+        self._changed = True
+        self._speculator = NGramSpeculator()
+        self.cache = PrefixCache(self._shape, max_bytes)
+        self.counts = TokenCounts()
+
+    @property
+    def decoding(self) -> list[DecodingRow]:
+        """The rows in the batch, by slot."""
+        return [slot.row for slot in self._slots]
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._slots or self._queue)
+
+    def admit(self, rows: Sequence[DecodingRow]) -> None:
+        self._queue.extend(rows)
+
+    def step(self) -> list[DecodingRow]:
+        """Let queued rows join, then sample a token for each row, and one more for each accepted draft token.
+
+        Returns the rows that finished.
+        """
+        joined = self._join()
+        finished = self._draw(joined, [[]] * len(joined), _first_logits(joined)) if joined else []
+        if self._slots:
+            draft_tokens = self._propose()
+            finished += self._draw(list(self._slots), draft_tokens, self._decode(draft_tokens), fed=True)
+        return finished
+
+    def drop(self, rows: Sequence[DecodingRow]) -> None:
+        """Stop decoding these rows."""
+        self._queue = deque(row for row in self._queue if row not in rows)
+        for slot in [slot for slot in self._slots if slot.row in rows]:
+            self._leave(slot)
+
+    def release(self, owner: int) -> None:
+        """Forget the row retained for this owner."""
+        self.cache.release(owner)
+
+    def clear(self) -> None:
+        """Forget every row and all KV, and free the memory."""
+        self._queue.clear()
+        self._slots.clear()
+        self._arena = Arena(self._shape)
+        self._prefixes, self._changed = None, True
+        self._speculator = NGramSpeculator()
+        self.cache.clear()
+
+    def _join(self) -> list[BatchSlot]:
+        """Move queued rows into free slots, and prefill their tokens that are not yet in the KV cache."""
+        rows = self._select_rows()
+        if not rows:
+            return []
+        new = self._new_prefixes(Counter(row.request.ids for row, kept in rows if kept is None))
+        first = len(self._slots)
+        unread = {prefix.ids: prefix for prefix, _ in new}
+        slots = [self._assign_slot(row, kept, unread.get(row.request.ids)) for row, kept in rows]
+        self._slots += slots
+        self._arena.reserve(len(self._slots), max(slot.capacity for slot in self._slots), first)
+        rest = []
+        for index, (slot, (_, kept)) in enumerate(zip(slots, rows, strict=True), start=first):
+            if kept is not None:
+                self._arena.load(index, kept.kv)
+            ids = slot.row.request.ids[slot.num_cached :]
+            if ids:
+                rest.append((slot, PrefillSegment(ids, self._arena.slot(index), slot.length, slot.prefix)))
+        logits = iter(self._prefill([segment for _, segment in [*new, *rest]]))
+        for prefix, segment in new:
+            prefix.logits_V = next(logits)
+            self.cache.add(prefix)
+            self._speculator.observe(segment.ids)
+        for slot, segment in rest:
+            slot.logits_V = next(logits)
+            slot.length += len(segment.ids)
+            self._speculator.observe(segment.ids)
+        self._changed = True
+        self.cache.evict()
+        return slots
+
+    def _select_rows(self) -> list[tuple[DecodingRow, RetainedRow | None]]:
+        """The rows that join now, in the order of the queue, each with its retained KV if there is any."""
+        free = self._max_batch - len(self._slots)
+        if not self._queue or (self._slots and free * _JOIN_SHARE < self._max_batch):
+            return []
+        alike = Counter(row.request.ids for row in self._queue)
+        capacity = max((slot.capacity for slot in self._slots), default=0)
+        rows: list[tuple[DecodingRow, RetainedRow | None]] = []
+        while self._queue and len(rows) < free:
+            row = self._queue[0]
+            ids = row.request.ids
+            kept = self.cache.retained(row.request.owner, ids)
+            prefix_length = len(kept.prefix.ids) if kept is not None else len(ids) * (alike[ids] > 1)
+            capacity = max(capacity, len(ids) + row.limit - prefix_length)
+            num_slots = len(self._slots) + len(rows) + 1
+            if num_slots > 1 and num_slots * capacity * self._shape.token_bytes > self._max_bytes:
+                break
+            rows.append((self._queue.popleft(), kept))
+        return rows
+
+    def _new_prefixes(self, fresh: Counter[tuple[int, ...]]) -> list[tuple[Prefix, PrefillSegment]]:
+        """New prefixes for these prompts, each with the segment that has to be prefilled.
+
+        A prompt of several rows becomes a prefix, and so does one without a cached prefix. Any other row uses
+        the longest cached prefix, and prefills the rest in its own slot.
+        """
+        self._prefill_common_prefix([ids for ids in fresh if self.cache.get(ids) is None])
+        new = []
+        for ids, count in fresh.items():
+            base = self.cache.longest_prefix(ids)
+            near, common = self.cache.closest_prefix(ids)
+            if base is not None:
+                if base.ids == ids and base.logits_V is not None:
+                    continue
+                if count == 1 and common == len(base.ids) < len(ids):
+                    continue
+            # the last token is always prefilled, for the logits after it
+            start = min(common, len(ids) - 1) if common >= _SHARED_PREFIX else 0
+            prefix = Prefix(ids, self._shape.zeros(self._shape.keys, len(ids)))
+            if near is not None:
+                prefix.kv[:, :, :, :start] = near.kv[:, :, :, :start]
+            new.append((prefix, PrefillSegment(ids[start:], prefix.kv, start)))
+        return new
+
+    def _prefill_common_prefix(self, prompts: list[tuple[int, ...]]) -> None:
+        """Prefill the common beginning of several new prompts once, and cache it."""
+        if len(prompts) < 2:
+            return
+        common = min(len(ids) - 1 for ids in prompts)
+        for ids in prompts[1:]:
+            common = min(common, common_prefix(prompts[0], ids))
+        if common < _SHARED_PREFIX or self.cache.closest_prefix(prompts[0])[1] >= common:
+            return
+        shared = Prefix(prompts[0][:common], self._shape.zeros(self._shape.keys, common))
+        self._prefill([PrefillSegment(shared.ids, shared.kv, 0)])
+        self.cache.add(shared)
+
+    def _assign_slot(self, row: DecodingRow, kept: RetainedRow | None, prompt: Prefix | None) -> BatchSlot:
+        """A slot with the row's retained KV, else the new prefix of its prompt, else the longest cached
+        prefix."""
+        owner, ids = row.request.owner, row.request.ids
+        if owner is not None:
+            self.cache.release(owner)
+        prefix = kept.prefix if kept is not None else prompt or self.cache.longest_prefix(ids)
+        assert prefix is not None, "every row that joins has a prefix"
+        prefix.users += 1
+        return BatchSlot(row, prefix, kept.kv.shape[3] if kept is not None else 0)
+
+    def _prefill(self, segments: Sequence[PrefillSegment]) -> list[Tensor]:
+        """Store the KV of all segments. Returns, for each, the [V] logits after its last token."""
+        logits: list[Tensor] = []
+        for batch in _prefill_passes(segments):
+            positions = [p for s in batch for p in range(s.position, s.position + len(s.ids))]
+            ends = [end - 1 for end in accumulate(len(segment.ids) for segment in batch)]
+            hidden_NH = self._forward.hidden(
+                self._tensor([token for segment in batch for token in segment.ids]),
+                self._tensor(positions),
+                PrefillAttention(batch),
+            )
+            logits += self._forward.logits(hidden_NH[self._tensor(ends)])
+            self.counts.prefilled += len(positions)
+        return logits
+
+    def _propose(self) -> list[list[int]]:
+        """Draft tokens for each row of the batch; few or none where many rows are decoded."""
+        room = self._speculator.budget(len(self._slots))
+        draft_tokens = []
+        for slot in self._slots:
+            row = slot.row
+            # one token is sampled after the draft as well
+            longest = min(room, row.limit - len(row.ids) - 1)
+            draft_tokens.append(self._speculator.propose(row.last(CONTEXT), longest) if longest > 0 else [])
+            room -= len(draft_tokens[-1])
+        return draft_tokens
+
+    def _decode(self, draft_tokens: Sequence[list[int]]) -> Tensor:
+        """Feed the last token of each row and its draft tokens. Returns [N, V] logits after each of them."""
+        forward, slots = self._forward, self._slots
+        counts = [1 + len(draft_ids) for draft_ids in draft_tokens]
+        if self._changed:
+            self._prefixes = SharedPrefixes(
+                [slot.prefix for slot in slots], forward.heads, forward.keys, self._prefixes
+            )
+            self._changed = False
+        assert self._prefixes is not None
+        prefixes = self._prefixes
+        if any(draft_tokens):
+            each = [slot.prefix for slot, count in zip(slots, counts, strict=True) for _ in range(count)]
+            prefixes = SharedPrefixes(each, forward.heads, forward.keys, prefixes)
+        rows = self.decoding
+        lengths = [slot.length for slot in slots]
+        hidden_NH = forward.hidden(
+            self._tensor(
+                [
+                    token
+                    for row, draft_ids in zip(rows, draft_tokens, strict=True)
+                    for token in (row.ids[-1], *draft_ids)
+                ]
+            ),
+            self._tensor(
+                [row.position + nth for row, count in zip(rows, counts, strict=True) for nth in range(count)]
+            ),
+            DecodeAttention(self._arena, lengths, counts, prefixes, forward.heads),
+        )
+        self.counts.steps += 1
+        return forward.logits(hidden_NH)
+
+    def _draw(
+        self,
+        slots: Sequence[BatchSlot],
+        draft_tokens: Sequence[list[int]],
+        logits_NV: Tensor,
+        *,
+        fed: bool = False,
+    ) -> list[DecodingRow]:
+        """Sample a token for each row, and one more for each accepted draft token. Returns the finished rows.
+
+        Finished rows leave the batch. `fed`: the tokens before the logits were written to the slots by a
+        decoding step, not by prefill.
+        """
+        places = [
+            (slot.row, nth)
+            for slot, draft_ids in zip(slots, draft_tokens, strict=True)
+            for nth in range(len(draft_ids) + 1)
+        ]
+        drawn = draw(
+            logits_NV,
+            [row.request.sampling for row, _ in places],
+            [row.uniforms[len(row.ids) + nth] for row, nth in places],
+        )
+        tokens = iter(zip(*drawn, strict=True))
+        num_accepted_tokens = 0
+        for slot, draft_ids in zip(slots, draft_tokens, strict=True):
+            accepted = self._accept(slot.row, draft_ids, list(islice(tokens, len(draft_ids) + 1)))
+            num_accepted_tokens += accepted - 1
+            if fed:
+                slot.length += accepted
+                self.counts.decoded += accepted
+        num_draft_tokens = len(places) - len(slots)
+        self.counts.num_draft_tokens += num_draft_tokens
+        self.counts.num_accepted_tokens += num_accepted_tokens
+        self._speculator.record(num_draft_tokens, num_accepted_tokens)
+        ended = [slot for slot in slots if slot.row.finish is not None]
+        for slot in ended:
+            self._leave(slot)
+        return [slot.row for slot in ended]
+
+    def _accept(self, row: DecodingRow, draft_ids: Sequence[int], drawn: Sequence[tuple[int, float]]) -> int:
+        """Append sampled tokens up to the first that differs from its draft token. Returns how many."""
+        accepted = 0
+        for token, logprob in drawn:
+            row.take(token, logprob)
+            self._speculator.observe(row.last(CONTEXT + 1))
+            accepted += 1
+            if row.finish is not None or list(draft_ids[accepted - 1 : accepted]) != [token]:
+                break
+        return accepted
+
+    def _leave(self, slot: BatchSlot) -> None:
+        """Free the slot and move the last row into it; retain the KV if its owner may ask for a next turn."""
+        index = self._slots.index(slot)
+        row, owner = slot.row, slot.row.request.owner
+        if row.finish is not None and owner is not None:
+            ids = (*row.request.ids, *row.ids)[: slot.num_cached]
+            self.cache.retain(owner, RetainedRow(ids, slot.prefix, self._arena.copy(index, slot.length)))
+        slot.prefix.users -= 1
+        last = self._slots.pop()
+        if last is not slot:
+            self._arena.move(len(self._slots), index, last.length)
+            self._slots[index] = last
+        self._changed = True
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, device=self._shape.device)
+
+
+def _first_logits(slots: Sequence[BatchSlot]) -> Tensor:
+    """[B, V] logits for the first token of rows that just joined."""
+    logits = []
+    for slot in slots:
+        found = slot.logits_V if slot.logits_V is not None else slot.prefix.logits_V
+        assert found is not None, "a row that joins has the logits of its first token"
+        logits.append(found)
+        slot.logits_V = None
+    return torch.stack(logits)
+
+
+def _prefill_passes(segments: Sequence[PrefillSegment]) -> Iterator[list[PrefillSegment]]:
+    """Consecutive segments in passes of at most `_PREFILL_TOKENS`; a longer segment is a pass of its own."""
+    batch: list[PrefillSegment] = []
+    for segment in segments:
+        if batch and sum(len(s.ids) for s in batch) + len(segment.ids) > _PREFILL_TOKENS:
+            yield batch
+            batch = []
+        batch.append(segment)
+    if batch:
+        yield batch

@@ -1,1 +1,0 @@
-"""Decoding: how rows of tokens advance over one live model. Imports torch; loaded by the engine alone."""

@@ -1,0 +1,108 @@
+"""The sampler: one token for each row, from the row's own random numbers, with exact log-probs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nano_shared import Sampling
+
+_BLOCK = 128
+"""tokens of one block of the vocabulary: the CDF is searched over blocks, then inside one"""
+
+_SUBNORMAL = 1.2e-38
+"""below this a float32 has lost digits"""
+
+
+def uniforms(seed: int | None, count: int) -> list[float]:
+    """[count] float64 in [0, 1) from one row's seed; they depend neither on the batch nor on the device.
+
+    `seed` None: a seed from the operating system.
+    """
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    drawn: list[float] = torch.rand(count, generator=generator, dtype=torch.float64).tolist()
+    return drawn
+
+
+def draw(
+    logits_BV: Tensor, samplings: Sequence[Sampling], uniforms_B: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    """[B] tokens by inverse CDF, and [B] log-probs of the processed distribution, renormalised.
+
+    Temperature first, then top-k, then top-p. A greedy row takes the likeliest token, with log-probs of
+    temperature 1. Does not modify the logits.
+    """
+    device = logits_BV.device
+    logits_BV = logits_BV.float()
+    if any(s.temperature not in (0, 1) for s in samplings):
+        temperature_B = torch.tensor([s.temperature or 1.0 for s in samplings], device=device)
+        logits_BV = logits_BV / temperature_B[:, None]
+    cut = [row for row, s in enumerate(samplings) if s.top_p < 1 or s.top_k > 0]
+    if cut:
+        rows = torch.tensor(cut, device=device)
+        kept = _truncated(logits_BV[rows], [samplings[row] for row in cut])
+        logits_BV = logits_BV.index_copy(0, rows, kept)
+    probs_BV = logits_BV.softmax(dim=-1)
+    targets_B = torch.tensor(uniforms_B, dtype=torch.float64, device=device)
+    tokens_B1 = _invert(probs_BV, targets_B[:, None])
+    greedy = [s.temperature == 0 for s in samplings]
+    if any(greedy):
+        likeliest_B1 = logits_BV.argmax(dim=-1, keepdim=True)
+        tokens_B1 = torch.where(torch.tensor(greedy, device=device)[:, None], likeliest_B1, tokens_B1)
+    # the logarithm of a float32 probability is as exact as a float32 log-softmax: to some 1e-7 of a nat
+    drawn_B1 = probs_BV.gather(1, tokens_B1)
+    logprobs_B1 = drawn_B1.log()
+    if bool((drawn_B1 < _SUBNORMAL).any()):
+        logprobs_B1 = logits_BV.log_softmax(dim=-1).gather(1, tokens_B1)
+    return tokens_B1[:, 0].tolist(), logprobs_B1[:, 0].tolist()
+
+
+def _invert(weights_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
+    """[B, 1] tokens where the CDF passes the uniforms.
+
+    Two searches: over sums of blocks, then inside the block found. Only these few are summed up in float64,
+    in which, unlike float32, many partial sums do not swallow the tail. A token of weight 0 is never drawn:
+    the CDF does not rise there, and the targets lie below its end.
+    """
+    size = weights_BV.shape[1]
+    if size % _BLOCK:
+        weights_BV = F.pad(weights_BV, (0, -size % _BLOCK))
+    blocks_BNK = weights_BV.view(weights_BV.shape[0], -1, _BLOCK)
+    cdf_BN = blocks_BNK.sum(dim=-1).double().cumsum(dim=-1)
+    totals_B1 = cdf_BN[:, -1:]
+    targets_B1 = _below(uniforms_B1 * totals_B1, totals_B1)
+    block_B1 = torch.searchsorted(cdf_BN, targets_B1, right=True)
+    before_B1 = torch.where(block_B1 > 0, cdf_BN.gather(1, (block_B1 - 1).clamp(min=0)), 0.0)
+    inner_BK = blocks_BNK.gather(1, block_B1[..., None].expand(-1, 1, _BLOCK))[:, 0].double().cumsum(dim=-1)
+    # the block's float32 sum and this float64 one differ by rounding, so the target may lie past its end
+    inside_B1 = _below(targets_B1 - before_B1, inner_BK[:, -1:])
+    return block_B1 * _BLOCK + torch.searchsorted(inner_BK, inside_B1, right=True)
+
+
+def _below(values: Tensor, ends: Tensor) -> Tensor:
+    """Values moved, if need be, to the largest float below the ends."""
+    return torch.minimum(values, torch.nextafter(ends, torch.zeros_like(ends)))
+
+
+def _truncated(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """[B, V] log-probs with the tokens outside top-k and top-p at minus infinity."""
+    device = logits_BV.device
+    top_k_B1 = torch.tensor([s.top_k for s in samplings], device=device)[:, None]
+    top_p_B1 = torch.tensor([s.top_p for s in samplings], device=device, dtype=torch.float64)[:, None]
+    ordered_BV, order_BV = logits_BV.sort(dim=-1, descending=True, stable=True)
+    rank_V = torch.arange(ordered_BV.shape[1], device=device)
+    drop_BV = (top_k_B1 > 0) & (rank_V >= top_k_B1)
+    probs_BV = ordered_BV.masked_fill(drop_BV, -torch.inf).softmax(dim=-1, dtype=torch.float64)
+    # nucleus: a token stays if the tokens before it do not reach top_p yet (Holtzman et al. 2020)
+    before_BV = probs_BV.cumsum(dim=-1) - probs_BV
+    drop_BV |= (top_p_B1 < 1) & (before_BV >= top_p_B1)
+    drop_BV[:, 0] = False
+    kept_BV = ordered_BV.masked_fill(drop_BV, -torch.inf)
+    return torch.empty_like(kept_BV).scatter_(1, order_BV, kept_BV).log_softmax(dim=-1)

@@ -1,0 +1,170 @@
+"""Checks that sampler and trainer agree: log-probs of the same tokens from both, before and after an update.
+
+The probe is one row of the step. Before the update it is scored alone, as a plain row; the update's own pass,
+with other rows beside it and shared prefixes, must give the same log-probs, or the ratio is wrong. After the
+update the trainer and the sampler that serves next must agree on it: they differ where a copy was not
+refreshed, an adapter not merged, or a converted head was cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nano_rl.learn.model.logprob import can_share, plain_rows, token_logprobs
+from nano_rl.learn.rows.batch import Batch, make_batches
+from nano_rl.learn.rows.group import Group
+from nano_rl.learn.rows.sample import TrainSample, to_samples
+
+SAMPLED = 64
+"""positions of the row from its first sampled token on, so that the passes over it stay cheap"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Probe:
+    """One row, and the trainer's log-probs of it before the update."""
+
+    batch: Batch
+    """[1, T]"""
+    before_N: Tensor
+    """[N] log-probs of its sampled tokens, nats, scored alone"""
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], model: nn.Module) -> Probe | None:
+        """A probe from the start of the first row with sampled tokens; None if no run has any."""
+        for run in (t for group in groups for t in group.trajectories if t.has_tokens):
+            row = to_samples(run, 0.0, imitation=True)[0]
+            if 1 not in row.mask:
+                continue
+            end = row.mask.index(1) + SAMPLED
+            cut = {
+                name: getattr(row, name)[:end]
+                for name in ("ids", "mask", "logprobs", "versions", "turn_ids_T")
+            }
+            temperature = run.own_turns[0].completion.sampling.temperature or 1.0
+            (batch,) = make_batches([replace(row, **cut, temperature=temperature)], max_tokens=end)
+            with plain_rows(model):
+                return cls(batch=batch, before_N=_score(model, batch))
+        return None
+
+    def compare(self, batch: Batch, logprobs_BT: Tensor) -> dict[str, float]:
+        """`ratio_apart` and `ratio_apart_max`: |log-prob in a batch of the update - log-prob alone|, mean and
+        largest, nats; empty if the row is not in the batch."""
+        own = self.batch.to(batch.ids_BT.device)
+        length = own.ids_BT.shape[1]
+        for place, run in enumerate(batch.run_ids):
+            if run == own.run_ids[0] and torch.equal(batch.ids_BT[place, :length], own.ids_BT[0]):
+                trained_N = batch.mask_BT[place, :length][own.mask_BT[0]].cpu()
+                gap_N = (logprobs_BT[place, :length][own.mask_BT[0]].cpu() - self.before_N).abs()[trained_N]
+                if gap_N.numel():
+                    return {"ratio_apart": gap_N.mean().item(), "ratio_apart_max": gap_N.max().item()}
+        return {}
+
+    @property
+    def places(self) -> list[int]:
+        """Positions of the sampled tokens."""
+        return self.batch.mask_BT[0].nonzero()[:, 0].tolist()
+
+    def gap_N(self, served: Sequence[float]) -> Tensor:
+        """[N] |log-prob before the update - `served`|; `served` starts at the first sampled token."""
+        return (self.before_N - self._sampled(served)).abs()
+
+    def _sampled(self, served: Sequence[float]) -> Tensor:
+        places = self.places
+        return torch.tensor([served[place - places[0]] for place in places], dtype=self.before_N.dtype)
+
+    def metrics(self, model: nn.Module, engine: Any) -> dict[str, float]:
+        """`probe_mismatch` and `probe_mismatch_max`: |trainer - sampler| after the update, mean and largest,
+        nats; `probe_shift`: mean |change| of the trainer's log-probs by the update.
+
+        `engine` is the sampler's.
+        """
+        after_N = _score(model, self.batch)
+        temperature = self.batch.temperature_B[0].item()
+        (served,) = engine.score(
+            [tuple(self.batch.ids_BT[0].tolist())], temperature, first=self.places[0]
+        )  # fmt: skip
+        gap_N = (after_N - self._sampled(served)).abs()
+        return {
+            "probe_mismatch": gap_N.mean().item(),
+            "probe_mismatch_max": gap_N.max().item(),
+            "probe_shift": (after_N - self.before_N).abs().mean().item(),
+        }
+
+
+@torch.no_grad()
+def _score(model: nn.Module, batch: Batch) -> Tensor:
+    device = next(model.parameters()).device
+    return token_logprobs(model, batch.to(device))[batch.mask_BT.to(device)].cpu()
+
+
+class LogprobMonitor:
+    """Compares the log-probs of each batch, under the weights at the start of the step, with the logged ones.
+
+    It costs no pass of its own: it receives those of the update.
+    """
+
+    def __init__(self, probe: Probe | None, fresh: Collection[str]) -> None:
+        """`fresh` are the runs that these weights sampled; empty if all runs are theirs."""
+        self._probe, self._fresh = probe, frozenset(fresh)
+        self._probe_metrics: dict[str, float] = {}
+        self._gaps: list[Tensor] = []
+
+    def observe(self, batch: Batch, logprobs_BT: Tensor) -> None:
+        if self._probe is not None:
+            self._probe_metrics |= self._probe.compare(batch, logprobs_BT)
+        rows = [place for place, run in enumerate(batch.run_ids) if run in self._fresh]
+        if rows:
+            gap_BT = (logprobs_BT[rows] - batch.behaviour_logprobs_BT[rows]).abs()
+            self._gaps.append(gap_BT[batch.mask_BT[rows]].detach())
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """`ratio_apart` of the probe, and of the `fresh` runs `mismatch_fresh`, |sampler - trainer|; the mean
+        of each and the largest (`_max`), nats."""
+        return {**self._probe_metrics, **mean_and_max("mismatch_fresh", self._gaps)}
+
+
+def mean_and_max(name: str, gaps: list[Tensor]) -> dict[str, float]:
+    """`name` and `name_max`: mean and maximum over all tensors; empty if they hold no numbers."""
+    if not sum(gap.numel() for gap in gaps):
+        return {}
+    gap_N = torch.cat(gaps).double()
+    return {name: gap_N.mean().item(), f"{name}_max": gap_N.max().item()}
+
+
+def mismatch_ahead(
+    model: nn.Module, samples: Sequence[TrainSample], weights: Mapping[str, Tensor], *, max_tokens: int
+) -> dict[str, float]:
+    """`mismatch_ahead` and `mismatch_ahead_max`: |sampler - trainer| with the weights that sampled, mean and
+    largest, nats.
+
+    Of the step's most expensive micro-batch alone, in one pass without gradient, which bounds the cost.
+    """
+    batches = make_batches(samples, max_tokens=max_tokens, trees=can_share(model))
+    if not batches:
+        return {}
+    device = next(model.parameters()).device
+    batch = batches[0].to(device)
+    with torch.no_grad(), with_weights(model, weights):
+        gap_BT = (token_logprobs(model, batch) - batch.behaviour_logprobs_BT).abs()
+    return mean_and_max("mismatch_ahead", [gap_BT[batch.mask_BT].cpu()])
+
+
+@contextmanager
+def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Temporarily give the trained parameters other values, without a copy on the same device."""
+    parameters = dict(model.named_parameters())
+    live = {name: parameters[name].data for name in weights}
+    try:
+        for name, value in weights.items():
+            parameters[name].data = value.to(live[name])
+        yield
+    finally:
+        for name, data in live.items():
+            parameters[name].data = data

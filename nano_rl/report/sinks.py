@@ -1,0 +1,176 @@
+"""Metric sinks of a training: TensorBoard, Weights & Biases and trackio, each imported only when asked for.
+
+A sink is created before training begins, so that a missing library stops the command at once. It opens its
+output at its first row, whose step is where the training continues.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, Protocol
+
+from nano_shared.errors import ConfigError, UsageError
+
+PROJECT = "nano"
+STEP = "step"
+
+
+class Sink(Protocol):
+    """Takes the metrics of one step after another."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The metrics of a step. The first call may go back to a step that an earlier process wrote: where
+        the library can, what was written from that step on is replaced."""
+
+    def close(self) -> None:
+        """No more rows; what was written is kept."""
+
+
+class TensorBoardSink:
+    """Event files in the folder of the training; steps that are run again are purged."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: Any = None
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # what was written of this step and later ones is of a process that was killed
+            self._writer = SummaryWriter(str(self._folder), purge_step=step)
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _open_tensorboard(name: str, folder: Path, settings: Mapping[str, Any]) -> TensorBoardSink:
+    from torch.utils.tensorboard import SummaryWriter  # noqa: F401 (fails now rather than at the first row)
+
+    return TensorBoardSink(folder / "tensorboard")
+
+
+class WandbSink:
+    """Weights & Biases: one run per training, continued when it is resumed.
+
+    Curves are drawn over a metric `step`: W&B drops rows whose own step counter does not increase, as happens
+    when a step is run again after a kill.
+    """
+
+    def __init__(self, name: str, folder: Path, settings: Mapping[str, Any]) -> None:
+        self._name = name
+        self._folder = folder
+        self._settings = dict(settings)
+        self._run: Any = None
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run = self._run or self._begin()
+        self._run.log({**metrics, STEP: step})
+
+    def _begin(self) -> Any:
+        import wandb
+
+        run = wandb.init(
+            project=PROJECT,
+            name=self._name,
+            id=run_id(self._folder),
+            resume="allow",
+            dir=str(self._folder),
+            config=self._settings,
+        )
+        run.define_metric(STEP)
+        run.define_metric("*", step_metric=STEP)
+        return run
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish()
+
+
+def run_id(folder: Path) -> str:
+    """The same for a training whenever it goes on: a random id that its folder keeps."""
+    kept = folder / "wandb.id"
+    if not kept.exists():
+        kept.write_text(token_hex(8), encoding="utf-8")
+    return re.sub(r"[^a-z0-9]", "", kept.read_text(encoding="utf-8"))
+
+
+def _open_wandb(name: str, folder: Path, settings: Mapping[str, Any]) -> WandbSink:
+    import wandb  # noqa: F401 (fails now rather than at the first row)
+
+    return WandbSink(name, folder, settings)
+
+
+class TrackioSink:
+    """A local dashboard with W&B's calls: one run per training, continued when it is resumed."""
+
+    def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
+        self._name = name
+        self._settings = dict(settings)
+        self._run: Any = None
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._run is None:
+            import trackio
+
+            with redirect_stdout(sys.stderr):  # it announces the run, and our stdout is for results
+                self._run = trackio.init(
+                    project=PROJECT, name=self._name, resume="allow", config=self._settings
+                )
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        if self._run is not None:
+            import trackio
+
+            with redirect_stdout(sys.stderr):
+                trackio.finish()
+
+
+def _open_trackio(name: str, folder: Path, settings: Mapping[str, Any]) -> TrackioSink:
+    import trackio  # noqa: F401 (fails now rather than at the first row)
+
+    return TrackioSink(name, settings)
+
+
+OpenSink = Callable[[str, Path, Mapping[str, Any]], Sink]
+"""name and folder of the training, its settings -> a sink; imports the library"""
+SINKS: dict[str, OpenSink] = {
+    "tensorboard": _open_tensorboard,
+    "wandb": _open_wandb,
+    "trackio": _open_trackio,
+}
+"""name of a sink, which is also that of the library it needs -> how it is opened"""
+
+
+def open_sinks(names: Sequence[str], *, name: str, folder: Path, settings: Mapping[str, Any]) -> list[Sink]:
+    """A sink for each name. `name` is the training's, `folder` where it lives, `settings` its config.
+
+    Raises UsageError for an unknown name and ConfigError where a library is missing.
+    """
+    unknown = [n for n in names if n not in SINKS]
+    if unknown:
+        raise UsageError(f"--log-to {unknown[0]}: no such place; there are {', '.join(SINKS)}")
+    return [_open(n, name=name, folder=folder, settings=settings) for n in dict.fromkeys(names)]
+
+
+def _open(kind: str, *, name: str, folder: Path, settings: Mapping[str, Any]) -> Sink:
+    try:
+        importlib.import_module(kind)
+        return SINKS[kind](name, folder, settings)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.split(".")[0] not in (kind, "tensorboard"):
+            raise
+        raise ConfigError(
+            f"--log-to {kind} needs the library {kind}: pip install {kind}; or leave {kind} out"
+        ) from None
