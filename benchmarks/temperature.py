@@ -31,7 +31,7 @@ def nano_rl(*arguments: str) -> str:
 def evaluate(tasks: Path, model: str, temperature: float, repeat: int, dtype: str) -> dict[str, Any]:
     """The row of all tasks: runs, successes and the 95 % interval."""
     how = ["--temperature", str(temperature), *(["--repeat", str(repeat)] if temperature else [])]
-    told = nano_rl("eval", "--tasks", str(tasks), "--model", model, *how, "--dtype", dtype, "--json")
+    told = nano_rl("eval", "--tasks", str(tasks), "--model", model, *how, "--set", f"dtype={dtype}", "--json")
     (whole,) = [row for row in json.loads(told)["rows"] if row["name"] == "all"]
     return dict(whole)
 

@@ -75,7 +75,8 @@ def main() -> int:
         write_tasks(file, stage.tasks())
         flags = (
             f"--model {stage.parent} --name {stage.name} --learning-rate {stage.learning_rate}"
-            f" --epochs {stage.epochs} --batch 16 --lora-rank 16 --max-tokens 1500 --dtype bfloat16"
+            f" --epochs {stage.epochs} --lora-rank 16"
+            " --set batch=16 --set max_tokens=1500 --set dtype=bfloat16"
         )
         done = subprocess.run([nano_rl, "sft", "--tasks", file, *flags.split()], check=False)
         if done.returncode:

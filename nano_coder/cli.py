@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from nano_coder import __version__
-from nano_shared.command_line import LazyGroup, run_command
+from nano_shared.command_line import lazy_app, run_command
 
 COMMANDS = {
     "run": ("nano_coder.commands.run", "Run a task in a sandboxed copy of a directory."),
@@ -26,9 +25,7 @@ COMMANDS = {
     "config": ("nano_coder.commands.config", "Show the configuration and where each value came from."),
 }
 
-cli = LazyGroup(
-    "nano-coder", COMMANDS, help="A coding agent that logs every token it samples.", version=__version__
-)
+cli = lazy_app("nano-coder", COMMANDS, help="A coding agent that logs every token it samples.", program=True)
 
 
 def main() -> None:

@@ -7,25 +7,39 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import click
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from nano_coder.trust import MOST_BYTES, ProjectFile, read_project_file
-from nano_shared.command_line import COMPLETION, LIMITS
 from nano_shared.durable import NotReadable, read_regular
-from nano_shared.errors import ConfigError
+from nano_shared.errors import ConfigError, UsageError
 from nano_shared.printable import printable
 from nano_shared.redact import RedactConfig
+from nano_shared.settings import no_such_setting
 from nano_shared.types import Limits
 
+LIMITS = {
+    "max_turns": "max_turns",
+    "max_seconds": "max_seconds",
+    "max_run_tokens": "max_tokens",
+    "tool_seconds": "tool_seconds",
+    "tool_memory_mb": "memory_mb",
+    "tool_output_bytes": "output_bytes",
+}
+"""setting -> the limit of a task that it sets"""
+COMPLETION = "max_completion_tokens"
+"""the limit of one answer of the model, which no task has"""
+_NO_SETTINGS = ("NANO_HOME", "NANO_ALLOW_NO_SANDBOX", "NANO_JUDGE_API_KEY")
+"""variables of ours that are read elsewhere"""
 TEMPERATURE = 0.0
 """of `nano-coder run` where nobody says: the highest that measurably costs no success (docs/results.md)"""
 
@@ -33,7 +47,7 @@ TEMPERATURE = 0.0
 class AgentConfig(BaseModel):
     """The settings of both programs; each is a NANO_* variable and a key of nano.toml, and most are flags."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     model: str | None = None
     """checkpoint name, folder, hub id, openai:NAME, or SCHEME:NAME of an extension; None is the promoted or
@@ -43,11 +57,11 @@ class AgentConfig(BaseModel):
     api_key: str | None = Field(None, repr=False)
     """of the endpoint; OPENAI_API_KEY where ours is not set"""
     sandbox: str = "ns"
-    """ns, bwrap, none, or one of an extension"""
+    """isolation: ns, bwrap, none (which NANO_ALLOW_NO_SANDBOX=1 has to allow), or one of an extension"""
     python: str | None = None
     """interpreter inside the jail; None is DIR/.venv, else ours"""
     check: str | None = None
-    """shell line that says whether a task is done, where the command line gives none; it runs in the jail"""
+    """shell line that says whether a task is done; it runs in the jail"""
     max_turns: int = Field(24, ge=1)
     """of a run"""
     max_seconds: float = Field(600.0, gt=0)
@@ -63,6 +77,7 @@ class AgentConfig(BaseModel):
     tool_output_bytes: int = Field(1_000_000, ge=1024)
     """kept of each output stream of a tool call"""
     temperature: float = Field(TEMPERATURE, ge=0)
+    """of the sampling; 0 is greedy"""
     dtype: str = Field("auto", pattern="^(auto|bfloat16|float32)$")
     """of a local model's arithmetic; auto is bfloat16 for more than 1 GiB of weights on a CPU with
     instructions for it, else float32"""
@@ -116,6 +131,22 @@ def said_limits(config: AgentConfig, sources: Mapping[str, str]) -> dict[str, An
     return {limit: getattr(config, name) for name, limit in LIMITS.items() if sources[name] in said}
 
 
+def parse_limits(texts: Sequence[str] | None) -> dict[str, Any]:
+    """The settings that `--limit NAME=VALUE` gives. Raises UsageError."""
+    limits: dict[str, Any] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or name not in (*LIMITS, COMPLETION):
+            raise UsageError(
+                f"--limit {text!r} is no NAME=VALUE; the names are {', '.join((*LIMITS, COMPLETION))}"
+            )
+        try:
+            limits[name] = getattr(AgentConfig.model_validate({name: value}), name)
+        except ValidationError as problem:
+            raise UsageError(f"--limit {text}: {problem.errors()[0]['msg'].lower()}") from None
+    return limits
+
+
 def load_config(flags: Mapping[str, Any], directory: Path) -> tuple[AgentConfig, dict[str, str]]:
     """The effective configuration and, for each field, where its value came from.
 
@@ -136,14 +167,19 @@ def read_config(flags: Mapping[str, Any], directory: Path) -> Configured:
 
 
 def configured(flags: Mapping[str, Any], project: ProjectFile | None) -> Configured:
-    given = {key: value for key, value in flags.items() if key != "limit"}
-    given |= flags.get("limit") or {}
+    """The layers laid over each other.
+
+    pydantic-settings reads the environment. The files are read here, since a project's is a stranger's: it
+    may be a pipe or too large, what is trusted and what is used must be the same bytes, and pydantic-settings
+    could neither let it only tighten nor add up the names of several layers that runs do not see.
+    """
+    ours, openai = _environment()
     layers = [
-        ("OPENAI_* environment", _of_openai()),
+        ("OPENAI_* environment", openai),
         ("user config", _read_toml(user_config_path())),
         ("nano.toml", parse_toml(project.path, project.content) if project else {}),
-        ("environment", _environment()),
-        ("flag", {key: value for key, value in given.items() if value not in (None, ())}),
+        ("environment", ours),
+        ("flag", {key: value for key, value in flags.items() if value not in (None, ())}),
     ]
     values: dict[str, Any] = AgentConfig().model_dump()
     sources = dict.fromkeys(AgentConfig.model_fields, "default")
@@ -172,8 +208,7 @@ def typed_layer(source: str, layer: Mapping[str, Any]) -> dict[str, Any]:
     """The values of one layer as the settings hold them, and no defaults. Raises ConfigError."""
     for key in layer:
         if key not in AgentConfig.model_fields:
-            known = ", ".join(AgentConfig.model_fields)
-            raise ConfigError(f"{source}: unknown key {key!r}; known: {known}")
+            raise ConfigError(f"{source}: {no_such_setting(key, AgentConfig)}")
     try:
         return AgentConfig.model_validate(layer).model_dump(exclude_unset=True)
     except ValidationError as problem:
@@ -234,26 +269,47 @@ def _tightened_redaction(below: dict[str, Any], asked: dict[str, Any]) -> tuple[
 @cache
 def _say_once(sentence: str) -> None:
     # a training reads its configuration for every log that it opens
-    click.echo(printable(sentence), err=True)
+    print(printable(sentence), file=sys.stderr)
 
 
 def user_config_path() -> Path:
     return platformdirs.user_config_path("nano") / "config.toml"
 
 
-def _environment() -> dict[str, str]:
-    """NANO_* variables that are settings; NANO_HOME and the like are not."""
-    return {
-        key: os.environ[f"NANO_{key.upper()}"]
-        for key in AgentConfig.model_fields
-        if os.environ.get(f"NANO_{key.upper()}")
-    }
+@cache
+def _environment_readers() -> tuple[Any, Any]:
+    """Readers of the NANO_* variables that are settings, and of OPENAI_*, which other programs read too."""
+    from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+
+    class Ours(AgentConfig, BaseSettings):  # type: ignore[misc]  # two kinds of model_config
+        pass
+
+    class OpenAI(BaseSettings):
+        base_url: str | None = None
+        api_key: str | None = None
+
+        model_config = SettingsConfigDict(env_prefix="OPENAI_", env_ignore_empty=True)
+
+    class Reader(EnvSettingsSource):
+        def decode_complex_value(self, field_name: str, field: Any, value: Any) -> Any:
+            return value  # the model reads "a, b" and "write" itself
+
+    return lambda: Reader(Ours, env_prefix="NANO_", env_ignore_empty=True)(), OpenAI
 
 
-def _of_openai() -> dict[str, str]:
-    """What other programs for such endpoints read too."""
-    names = {"base_url": "OPENAI_BASE_URL", "api_key": "OPENAI_API_KEY"}
-    return {key: os.environ[name] for key, name in names.items() if os.environ.get(name)}
+def _environment() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of NANO_* variables, and of OPENAI_*. Raises ConfigError for a misspelt setting.
+
+    A NANO_* variable that resembles no setting is another program's.
+    """
+    known = {f"NANO_{key.upper()}" for key in AgentConfig.model_fields}
+    for name in os.environ:
+        if not name.startswith("NANO_") or name in known or name in _NO_SETTINGS:
+            continue
+        if meant := get_close_matches(name, known, n=1, cutoff=0.8):
+            raise ConfigError(f"environment: {name}: no such setting; did you mean {meant[0]}?")
+    ours, openai = _environment_readers()
+    return ours(), openai().model_dump(exclude_none=True)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

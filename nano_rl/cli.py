@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from nano_shared import __version__
-from nano_shared.command_line import LazyGroup, run_command
+from nano_shared.command_line import lazy_app, run_command
 
 COMMANDS = {
-    "tasks": ("nano_rl.commands.tasks", "Make and list tasks."),
+    "tasks": ("nano_rl.cli:tasks", "Make and list tasks."),
     "rollout": ("nano_rl.commands.rollout", "Run a policy on tasks and log every execution."),
     "sft": ("nano_rl.commands.sft", "Imitation: oracles, successes in the log, or conversations."),
     "admit": ("nano_rl.commands.admit", "What the log can teach, and why not more."),
     "train": ("nano_rl.commands.train", "Policy gradients, on fresh rollouts and on the log."),
-    "preferences": ("nano_rl.commands.preferences", "Pairs of runs, one of which is preferred."),
+    "preferences": ("nano_rl.cli:preferences", "Pairs of runs, one of which is preferred."),
     "reward-model": ("nano_rl.commands.reward_model", "A model of which run people would prefer."),
     "dpo": ("nano_rl.commands.dpo", "From preference pairs straight to the policy."),
     "eval": ("nano_rl.commands.eval", "Success on tasks, with confidence intervals."),
@@ -22,7 +21,26 @@ COMMANDS = {
     "checkpoints": ("nano_rl.commands.checkpoints", "List checkpoints, show one, promote one."),
 }
 
-cli = LazyGroup("nano-rl", COMMANDS, help="Train the policy from its own executions.", version=__version__)
+TASKS = {
+    "make": ("nano_rl.commands.tasks_make", "Make tasks of a suite into a file."),
+    "check": ("nano_rl.commands.tasks_check", "Which tasks are fit to train on, and why the others are not."),
+    "import": ("nano_rl.commands.tasks_import", "Tasks of another format, into a task file."),
+    "export": ("nano_rl.commands.tasks_export", "A task file into another format."),
+    "serve": ("nano_rl.commands.tasks_serve", "Tasks over HTTP, as NeMo Gym asks for them."),
+    "from-log": ("nano_rl.commands.tasks_from_log", "Tasks of logged runs, into a task file."),
+    "list": ("nano_rl.commands.tasks_list", "What is in a task file, or which suites there are."),
+}
+
+cli = lazy_app("nano-rl", COMMANDS, help="Train the policy from its own executions.", program=True)
+
+tasks = lazy_app(
+    "tasks", TASKS, help="Make, check, list, import, export and serve tasks, or take them from the log."
+)
+preferences = lazy_app(
+    "preferences",
+    {"build": ("nano_rl.commands.preferences_build", "Preference pairs out of the log, into a file.")},
+    help="Make preference pairs.",
+)
 
 
 def main() -> None:

@@ -1,5 +1,4 @@
-"""A tiny model for tests and demos: a tokenizer trained on given texts and a random Llama of about 1M
-weights."""
+"""A tiny model for tests and demos: a small tokenizer and a random Llama of about 1M weights."""
 
 from __future__ import annotations
 

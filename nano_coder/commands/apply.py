@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Annotated
 
-import click
+from typer import Option
 
-from nano_coder.config import load_config
+from nano_coder.commands.options import Log, Run, open_log
 from nano_shared import snapshot
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
@@ -14,36 +16,28 @@ from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
 
 
-@click.command("apply")
-@click.argument("run")
-@click.option(
-    "-C", "directory", type=click.Path(path_type=Path), help="Where to apply, if not where the run was made."
-)
-@click.option("--log", help="Path or SQLAlchemy URL of the log.")
-def command(run: str, directory: Path | None, log: str | None) -> int:
+def command(
+    run: Run,
+    directory: Annotated[
+        Path | None, Option("-C", metavar="DIR", help="Where to apply, if not where the run was made.")
+    ] = None,
+    log: Log = None,
+) -> int:
     """Apply what RUN changed to the directory that it was made in.
 
     Stops with the list of files that changed since, touching none.
     """
-    store = open_log(log, directory)
+    store = open_log(log, directory or Path())
     trajectory = store.get(run)
     place = directory_of(trajectory, directory)
     changed = apply_to(trajectory, place, store)
     for path in changed:
         print(printable(path))
     if not changed:
-        click.echo(f"nothing to apply in {printable(str(place))}", err=True)
+        print(f"nothing to apply in {printable(str(place))}", file=sys.stderr)
     elif directory is None:
-        click.echo(f"applied to {printable(str(place))}", err=True)
+        print(f"applied to {printable(str(place))}", file=sys.stderr)
     return 0
-
-
-def open_log(log: str | None, directory: Path | None) -> LogStore:
-    """The log as configured where the user is. Raises UsageError where the directory of -C is none."""
-    if directory is not None and not directory.is_dir():
-        raise UsageError(f"no such directory: {directory}; -C names the directory of the run")
-    config, _ = load_config({"log": log}, directory or Path())
-    return LogStore.open(config.log, create=False)
 
 
 def directory_of(trajectory: Trajectory, given: Path | None) -> Path:

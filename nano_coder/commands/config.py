@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import click
+from typer import Option
 
 from nano_coder.config import read_config, why_ignored
+from nano_shared.command_line import Json, lazy_app
 from nano_shared.printable import printable
 
+command = lazy_app(
+    "config",
+    {"show": (f"{__name__}:show", "Every setting, its value and its source.")},
+    help="Show the configuration.",
+)
 
-@click.group("config")
-def command() -> None:
-    """Show the configuration."""
 
-
-@command.command("show")
-@click.option("-C", "directory", type=click.Path(path_type=Path), default=Path(), help="Project directory.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
-def show(directory: Path, as_json: bool) -> int:
+def show(
+    directory: Annotated[Path, Option("-C", metavar="DIR", help="Project directory.")] = Path(),
+    as_json: Json = False,
+) -> int:
     """Every setting, its value and its source: flag > environment > nano.toml > user config > default.
 
     What the project's nano.toml sets and may not is shown as ignored, with the reason.
@@ -46,5 +49,5 @@ def show(directory: Path, as_json: bool) -> int:
         for name, refused in ignored.get(key, {}).items():
             print(f"{'':12} nano.toml: {name} = {printable(repr(refused))} is ignored")
     if found.ignored and found.project:
-        click.echo(printable(f"ignored {why_ignored(found.project)}"), err=True)
+        print(printable(f"ignored {why_ignored(found.project)}"), file=sys.stderr)
     return 0

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Annotated, Literal
 
-import click
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from nano_coder.sandbox import open_sandbox
 from nano_coder.sandbox.doctor import EscapeFinding, examine
+from nano_shared.command_line import Json
 from nano_shared.console import Console
 from nano_shared.errors import SandboxError
 
@@ -23,10 +25,10 @@ _ADVICE = {
 }
 
 
-@click.command("doctor")
-@click.option("--sandbox", "kind", type=click.Choice(["ns", "bwrap"]), default="ns", show_default=True)
-@click.option("--json", "as_json", is_flag=True)
-def command(kind: str, as_json: bool) -> int:
+def command(
+    kind: Annotated[Literal["ns", "bwrap"], Option("--sandbox", help="Isolation.")] = "ns",
+    as_json: Json = False,
+) -> int:
     """Try to escape from the sandbox, abuse it, and print what holds here and by which layer."""
     started = time.monotonic()
     try:

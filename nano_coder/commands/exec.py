@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated, Literal
 
-import click
+from typer import Argument, Option
 
 from nano_coder.sandbox import ExecResult, Jail, Sandbox, open_sandbox
 from nano_coder.sandbox.captured_output import FLOOD_BYTES
@@ -25,53 +25,55 @@ from nano_shared.types import Limits
 _TIMED_OUT, _OURS = 124, 125
 
 
-@click.command("exec", context_settings={"ignore_unknown_options": True})
-@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
-@click.option("-c", "line", metavar="TEXT", help="Run a line of shell instead of ARGV.")
-@click.option("--workspace", type=click.Path(path_type=Path), help="Directory to copy into the sandbox.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0, WEEK_S, min_open=True),
-    default=30.0,
-    show_default=True,
-    help="Seconds of wall time.",
-)
-@click.option("--memory", type=click.IntRange(16, TERABYTE_MB), default=1024, show_default=True, help="MB.")
-@click.option(
-    "--max-output",
-    type=click.IntRange(1024, FLOOD_BYTES),
-    default=Limits().output_bytes,
-    show_default=True,
-    help="Bytes kept of each stream, head and tail. A program that writes 64 MB is ended.",
-)
-@click.option(
-    "--net",
-    default="none",
-    show_default=True,
-    help="none, or allow=HOST,...: HTTP(S) to these hosts, through a proxy that keeps every call.",
-)
-@click.option("--sandbox", "kind", default="ns", show_default=True)
-@click.option("--python", help="Interpreter inside the sandbox; ours unless given.")
-@click.option("--json", "as_json", is_flag=True, help="Print the record of the run instead of its output.")
-@click.option("--batch", is_flag=True, help="Read one JSON request a line, answer one JSON line each.")
-@click.option("--concurrency", type=click.IntRange(1, 256), default=2, show_default=True, help="Of --batch.")
 def command(
-    argv: tuple[str, ...], line: str | None, workspace: Path | None, timeout: float, memory: int,
-    max_output: int, net: str, kind: str, python: str | None, as_json: bool, batch: bool, concurrency: int,
+    argv: Annotated[
+        list[str] | None, Argument(metavar="ARGV", help="A program and its arguments, or FILE.py.")
+    ] = None,
+    line: Annotated[
+        str | None, Option("-c", metavar="TEXT", help="Run a line of shell instead of ARGV.")
+    ] = None,
+    workspace: Annotated[Path | None, Option(help="Directory to copy into the sandbox.")] = None,
+    timeout: Annotated[float, Option(max=WEEK_S, help="Seconds of wall time.")] = 30.0,
+    memory: Annotated[int, Option(min=16, max=TERABYTE_MB, help="MB.")] = 1024,
+    max_output: Annotated[
+        int,
+        Option(
+            min=1024, max=FLOOD_BYTES,
+            help="Bytes kept of each stream, head and tail. A program that writes 64 MB is ended.",
+        ),
+    ] = Limits().output_bytes,
+    net: Annotated[
+        str,
+        Option(
+            help="none, or allow=HOST,...: HTTP(S) to these hosts, through a proxy that keeps every call."
+        ),
+    ] = "none",
+    kind: Annotated[Literal["ns", "bwrap", "none"], Option("--sandbox", help="Isolation.")] = "ns",
+    python: Annotated[
+        str | None, Option(help="Interpreter inside the sandbox; ours unless given.")
+    ] = None,
+    as_json: Annotated[
+        bool, Option("--json", help="Print the record of the run instead of its output.")
+    ] = False,
+    batch: Annotated[
+        bool, Option("--batch", help="Read one JSON request a line, answer one JSON line each.")
+    ] = False,
+    concurrency: Annotated[int, Option(min=1, max=256, help="Of --batch.")] = 2,
 ) -> int:  # fmt: skip
     """Run ARGV, FILE.py or a line of shell in a sandbox, on a copy of a directory.
 
     Put -- before ARGV if it has options of its own. A program ended by signal N gives 128+N, one that ran
     out of time 124; 125 is a failure of ours.
     """
+    argv = argv or []
     if workspace is not None and not workspace.is_dir():
         raise UsageError(f"no such directory: {workspace}")
     if sum((bool(argv), line is not None, batch)) != 1:
         raise UsageError("name one thing to run: -- ARGV, FILE.py, -c 'shell text', or --batch")
     if argv and argv[0].startswith("-"):
         raise UsageError(f"no such option: {argv[0]}; see nano-coder exec --help")
-    if math.isnan(timeout):
-        raise UsageError("--timeout nan: name a number of seconds")
+    if not timeout > 0:  # nan is neither
+        raise UsageError(f"--timeout {timeout:g}: name a number of seconds above 0")
     limits = Limits(tool_seconds=timeout, memory_mb=memory, output_bytes=max_output)
     hosts = frozenset[str]() if net == "none" else parse_allowed(net)
     if batch:
@@ -102,6 +104,9 @@ def command(
     if result.timed_out:
         return _TIMED_OUT
     return 128 + result.signal if result.signal is not None else result.exit_code or 0
+
+
+command.__dict__["context_settings"] = {"ignore_unknown_options": True}
 
 
 @contextmanager
@@ -149,7 +154,7 @@ def _open(sandbox: Sandbox, workspace: Path | None, limits: Limits, hosts: froze
     return sandbox.open_connected(workspace, limits, hosts)
 
 
-def _script(argv: tuple[str, ...], workspace: Path | None) -> bytes | None:
+def _script(argv: Sequence[str], workspace: Path | None) -> bytes | None:
     """The text of FILE.py, where the first argument names one of the host that the workspace lacks."""
     if not argv or not argv[0].endswith(".py") or (workspace is not None and (workspace / argv[0]).exists()):
         return None
@@ -159,7 +164,7 @@ def _script(argv: tuple[str, ...], workspace: Path | None) -> bytes | None:
         raise UsageError(f"cannot read {argv[0]}: {error.strerror}") from None
 
 
-def _program(argv: tuple[str, ...], script: bytes | None, jail: Jail) -> list[str]:
+def _program(argv: Sequence[str], script: bytes | None, jail: Jail) -> list[str]:
     if not argv[0].endswith(".py"):
         return list(argv)
     name = argv[0]

@@ -8,12 +8,14 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
-import click
+from typer import Argument, Option
 
+from nano_coder.commands.options import Log, open_log
 from nano_coder.run.redacting_log import redacting_store
 from nano_coder.run.token_span import load_decode, token_ranges
+from nano_shared.command_line import Json
 from nano_shared.errors import UsageError
 from nano_shared.feedback import Feedback, FeedbackKind, Outcome, Said
 from nano_shared.printable import printable
@@ -43,24 +45,31 @@ class Given:
         return all(value is None for value in said)
 
 
-@click.command("feedback")
-@click.argument("run", required=False)
-@click.option("--step", type=int, metavar="N", help="Of this step, as `log show` counts them, from 1.")
-@click.option("--good", is_flag=True, help="A thumb up.")
-@click.option("--bad", is_flag=True, help="A thumb down.")
-@click.option("--note", metavar="TEXT", help="In words.")
-@click.option("--prefer", metavar="OTHER", help="RUN is better than this run of the same task.")
-@click.option("--edit", metavar="TEXT", help="What the step (or its --span) should say instead; - reads it.")
-@click.option("--span", metavar="START:END", help="Characters of the step's text, from 0, END left out.")
-@click.option(
-    "--outcome", type=click.Choice([o.value for o in Outcome]), help="What became of the work later."
-)
-@click.option("--author", metavar="NAME", help="Who says so.")
-@click.option("--list", "as_list", is_flag=True, help="Show what was said, of RUN or of all runs.")
-@click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON a row, and nothing else.")
 def command(
-    run: str | None, as_list: bool, log: str | None, as_json: bool, good: bool, bad: bool, **flags: Any
+    run: Annotated[
+        str | None, Argument(metavar="RUN", help="An id, the beginning of one, or `last`.")
+    ] = None,
+    step: Annotated[
+        int | None, Option(metavar="N", help="Of this step, as `log show` counts them, from 1.")
+    ] = None,
+    good: Annotated[bool, Option("--good", help="A thumb up.")] = False,
+    bad: Annotated[bool, Option("--bad", help="A thumb down.")] = False,
+    note: Annotated[str | None, Option(metavar="TEXT", help="In words.")] = None,
+    prefer: Annotated[
+        str | None, Option(metavar="OTHER", help="RUN is better than this run of the same task.")
+    ] = None,
+    edit: Annotated[
+        str | None,
+        Option(metavar="TEXT", help="What the step (or its --span) should say instead; - reads it."),
+    ] = None,
+    span: Annotated[
+        str | None, Option(metavar="START:END", help="Characters of the step's text, from 0, END left out.")
+    ] = None,
+    outcome: Annotated[Outcome | None, Option(help="What became of the work later.")] = None,
+    author: Annotated[str | None, Option(metavar="NAME", help="Who says so.")] = None,
+    as_list: Annotated[bool, Option("--list", help="Show what was said, of RUN or of all runs.")] = False,
+    log: Log = None,
+    as_json: Json = False,
 ) -> int:
     """Add what is said of RUN (an id, the beginning of one, or `last`) to the log, all of it or nothing.
 
@@ -73,7 +82,10 @@ def command(
     """
     if good and bad:
         raise UsageError("--good and --bad contradict each other; give one of them")
-    given = _given(flags, thumb=1.0 if good else -1.0 if bad else None)
+    given = Given(
+        step=step, thumb=1.0 if good else -1.0 if bad else None, note=note, prefer=prefer,
+        edit=_read() if edit == "-" else edit, span=_span(span), outcome=outcome, author=author,
+    )  # fmt: skip
     if as_list:
         if not given.empty or given != _NOTHING:
             raise UsageError("--list only reads; leave out what is to be said, or leave out --list")
@@ -84,7 +96,7 @@ def command(
         raise UsageError(
             "nothing is said; give --good, --bad, --note, --prefer, --edit or --outcome, or --list to read"
         )
-    with LogStore.open(log, create=False) as store:
+    with open_log(log) as store:
         trajectory = store.get(run)
         rows = list(feedback_rows(given, trajectory, store))
         _show(redacting_store(store).add_feedback(trajectory.id, *rows), store, as_json=as_json)
@@ -94,17 +106,6 @@ def command(
 _NOTHING = Given(
     step=None, thumb=None, note=None, prefer=None, edit=None, span=None, outcome=None, author=None
 )
-
-
-def _given(flags: dict[str, Any], *, thumb: float | None) -> Given:
-    edit = flags.pop("edit")
-    outcome = flags.pop("outcome")
-    return Given(
-        **flags | {"span": _span(flags["span"])},
-        thumb=thumb,
-        edit=_read() if edit == "-" else edit,
-        outcome=None if outcome is None else Outcome(outcome),
-    )
 
 
 def _read() -> str:
@@ -195,7 +196,7 @@ def _rival(other: str, run: Trajectory, store: LogStore) -> str:
 
 
 def _list(run: str | None, log: str | None, *, as_json: bool) -> int:
-    with LogStore.open(log, create=False) as store:
+    with open_log(log) as store:
         which = None if run is None else store.resolve(run)
         _show(store.all_feedback(run=which), store, as_json=as_json)
     return 0

@@ -5,33 +5,46 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import click
+from typer import Option
 
 from nano_coder.commands.display import exit_code, outcome
-from nano_coder.commands.options import earlier_history, execution_options, open_runtime
-from nano_coder.config import load_config, said_limits
+from nano_coder.commands.options import (
+    Limit,
+    Run,
+    Tools,
+    agent_options,
+    configured,
+    earlier_history,
+    open_runtime,
+)
+from nano_coder.config import AgentConfig, said_limits
 from nano_coder.run.execution import with_limits
+from nano_shared.command_line import Json
 from nano_shared.console import Console
 from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.printable import printable
+from nano_shared.settings_options import Settings
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
 
 
-@click.command("fork")
-@click.argument("run")
-@click.option(
-    "--at", type=int, required=True, metavar="STEP", help="As `log show` counts them; 0 is the start."
-)
-@click.option("--n", "n", type=click.IntRange(1), default=8, show_default=True, help="Continuations.")
-@click.option("--seed", type=int, help="Seed of the sampling; without it each call samples anew.")
-@click.option("--check", help="Shell line that grades the forks, which do not see it; else as the run was.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-@execution_options
+@agent_options("model", "base_url", "temperature", "log", shown=False)
 def command(
-    run: str, at: int, n: int, seed: int | None, check: str | None, as_json: bool, **flags: Any
+    run: Run,
+    settings: Settings[AgentConfig],
+    at: Annotated[int, Option(metavar="STEP", help="As `log show` counts them; 0 is the start.")],
+    n: Annotated[int, Option("--n", min=1, help="Continuations.")] = 8,
+    seed: Annotated[
+        int | None, Option(help="Seed of the sampling; without it each call samples anew.")
+    ] = None,
+    check: Annotated[
+        str | None, Option(help="Shell line that grades the forks, which do not see it; else as the run was.")
+    ] = None,
+    as_json: Json = False,
+    limit: Limit = None,
+    tools: Tools = None,
 ) -> int:
     """Sample N continuations of RUN (an id, the beginning of one, or `last`) from after STEP.
 
@@ -41,9 +54,9 @@ def command(
     """
     from nano_coder.run.fork import fork_run, refuse_step
 
+    config, sources = configured(settings, limit=limit, tools=tools)
     if check is not None and not check.strip():
         raise UsageError("--check is empty; give a shell line, or leave it out to grade as the run was")
-    config, sources = load_config(flags, Path())
     if sources["temperature"] == "default":
         config = config.model_copy(update={"temperature": 1.0})
     store = LogStore.open(config.log, create=False)

@@ -6,21 +6,33 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Annotated
 
-import click
 from rich.table import Table
+from typer import Argument, Option
 
-from nano_coder.commands import log_export, log_import, log_verify
 from nano_coder.commands.display import Display
+from nano_coder.commands.options import Log, Run, Verbose, open_log
 from nano_coder.config import load_config
+from nano_shared.command_line import Json, lazy_app
 from nano_shared.console import Console
 from nano_shared.printable import printable
 from nano_shared.redact import Redactor
 from nano_shared.redact.store import redact_run
-from nano_shared.store import LogStore
 
-_LOG = click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+command = lazy_app(
+    "log",
+    {
+        "list": (f"{__name__}:list_runs", "The newest runs, a line each."),
+        "show": (f"{__name__}:show", "One run whole: the task, each step, the diff, the verdict."),
+        "verify": ("nano_coder.commands.log_verify", "May runs train a policy gradient, and if not, why?"),
+        "export": ("nano_coder.commands.log_export", "Write runs in another format."),
+        "import": ("nano_coder.commands.log_import", "Add the runs of files to the log."),
+        "redact": (f"{__name__}:redact", "Take the secrets out of runs for good."),
+        "path": (f"{__name__}:path", "Where the log is."),
+    },
+    help="Look at the log of runs, and move runs in and out of it.",
+)
 _WIDTHS = {
     "run": 16, "started": 16, "policy": 10, "task": 16, "turns": 5, "tokens": 6, "stop": 13, "reward": 6,
 }  # fmt: skip
@@ -30,23 +42,13 @@ _LEFT_OUT = ("policy", "tokens", "started", "turns", "task", "stop")
 _PIPED = 200
 
 
-@click.group("log")
-def command() -> None:
-    """Look at the log of runs, and move runs in and out of it."""
-
-
-command.add_command(log_export.command)
-command.add_command(log_import.command)
-command.add_command(log_verify.command)
-
-
-@command.command("list")
-@click.option("-n", "limit", type=click.IntRange(1), default=20, show_default=True, help="Newest runs shown.")
-@_LOG
-@_JSON
-def list_runs(limit: int, log: str | None, as_json: bool) -> int:
+def list_runs(
+    limit: Annotated[int, Option("-n", min=1, help="Newest runs shown.")] = 20,
+    log: Log = None,
+    as_json: Json = False,
+) -> int:
     """The newest runs, a line each."""
-    runs = LogStore.open(log, create=False).runs(limit=limit)
+    runs = open_log(log).runs(limit=limit)
     if as_json:
         print(json.dumps([run.model_dump(mode="json") for run in runs]))
         return 0
@@ -85,14 +87,9 @@ def _columns(width: int) -> list[str]:
     return columns
 
 
-@command.command("show")
-@click.argument("run")
-@click.option("-v", "--verbose", is_flag=True, help="Print long outputs whole on a terminal.")
-@_LOG
-@_JSON
-def show(run: str, verbose: bool, log: str | None, as_json: bool) -> int:
+def show(run: Run, verbose: Verbose = False, log: Log = None, as_json: Json = False) -> int:
     """One run whole: the task, each step, the diff, the verdict."""
-    trajectory = LogStore.open(log, create=False).get(run)
+    trajectory = open_log(log).get(run)
     if as_json:
         print(json.dumps(trajectory.model_dump(mode="json")))  # which can spell any text
         return 0
@@ -105,26 +102,21 @@ def show(run: str, verbose: bool, log: str | None, as_json: bool) -> int:
     return 0
 
 
-@command.command("redact")
-@click.argument("runs", nargs=-1, required=True)
-@_LOG
-def redact(runs: tuple[str, ...], log: str | None) -> int:
+def redact(runs: Annotated[list[str], Argument(metavar="RUN...")], log: Log = None) -> int:
     """Take the secrets out of RUNS for good: what they held before is dropped, not kept beside it.
 
     The rules are those of `redact` in nano.toml. All token ids of a run that held a secret become
     placeholders: it trains no policy gradient any more. Snapshots of workspaces stay as they are.
     """
     redactor = Redactor(load_config({}, Path())[0].redact)
-    with LogStore.open(log, create=False) as store:
+    with open_log(log) as store:
         for run in runs:
             changed = redact_run(store, store.resolve(run), redactor)
             print(f"run {store.resolve(run)}: {'redacted' if changed else 'nothing to redact'}")
     return 0
 
 
-@command.command("path")
-@_LOG
-def path(log: str | None) -> int:
+def path(log: Log = None) -> int:
     """Where the log is."""
-    print(LogStore.open(log).url)
+    print(open_log(log, create=True).url)
     return 0

@@ -7,18 +7,19 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
 
-import click
+from typer import Argument, Option
 
 from nano_coder.agent.initial_messages import opening, tools
+from nano_coder.commands.options import Log, PolicyChoice, SinceChoice, SuccessChoice, TaskChoice, open_log
 from nano_coder.formats import messages
 from nano_coder.formats.run_format import RUN_FORMATS, RunFormat
 from nano_shared.errors import UsageError
 from nano_shared.extensions import is_file_reference
 from nano_shared.logged_run import LoggedRun
 from nano_shared.printable import printable
-from nano_shared.redact.exports import ChosenRuns, choice_options, moment, new_file, new_folder, redacted_runs
+from nano_shared.redact.exports import ChosenRuns, moment, new_file, new_folder, redacted_runs
 from nano_shared.refusal import Refused
 from nano_shared.store import LogStore
 
@@ -26,33 +27,22 @@ FORMATS = ("jsonl", "messages", "atif", "nemo-gym", "harbor")
 _ELSEWHERE = ("preferences", "tokens")
 
 
-@click.command("export")
-@click.argument("runs", nargs=-1)
-@click.option("--format", "name", required=True, help=f"One of {', '.join(FORMATS)}, or of an extension.")
-@choice_options
-@click.option(
-    "-o", "--out", type=click.Path(path_type=Path), help="New file, or folder; standard output without it."
-)
-@click.option(
-    "--calls",
-    type=click.Choice(["text", "native"]),
-    default="text",
-    show_default=True,
-    help="messages: calls in the assistant's text as they were written, or in `tool_calls`.",
-)
-@click.option("--redact", is_flag=True, help="Take secrets out first; blobs stay behind.")
-@click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
 def command(
-    runs: tuple[str, ...],
-    name: str,
-    task: str | None,
-    since: str | None,
-    policy: str | None,
-    successes: bool,
-    out: Path | None,
-    calls: messages.Calls,
-    redact: bool,
-    log: str | None,
+    name: Annotated[str, Option("--format", help=f"One of {', '.join(FORMATS)}.")],
+    runs: Annotated[list[str] | None, Argument(metavar="RUN")] = None,
+    task: TaskChoice = None,
+    since: SinceChoice = None,
+    policy: PolicyChoice = None,
+    successes: SuccessChoice = False,
+    out: Annotated[
+        Path | None, Option("-o", "--out", help="New file, or folder; standard output without it.")
+    ] = None,
+    calls: Annotated[
+        messages.Calls,
+        Option(help="messages: calls in the assistant's text as they were written, or in `tool_calls`."),
+    ] = "text",
+    redact: Annotated[bool, Option("--redact", help="Take secrets out first; blobs stay behind.")] = False,
+    log: Log = None,
 ) -> int:
     """Write RUNS, or every run that the filters choose, in another format.
 
@@ -74,8 +64,10 @@ def command(
         raise UsageError(f"the format {name!r} is read, and not written; others are: {_writable()}")
     if calls != "text" and name != "messages":
         raise UsageError("--calls belongs to --format messages")
-    choice = ChosenRuns(names=runs, task=task, since=moment(since), policy=policy, successes=successes)
-    with LogStore.open(log, create=False) as store:
+    choice = ChosenRuns(
+        names=tuple(runs or ()), task=task, since=moment(since), policy=policy, successes=successes
+    )
+    with open_log(log) as store:
         chosen = choice.read(store)
         if redact:
             chosen = redacted_runs(chosen, store.blobs)

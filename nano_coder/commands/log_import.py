@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
-import click
+from typer import Argument, Option
 
+from nano_coder.commands.options import Log, open_log
 from nano_coder.formats.run_format import RUN_FORMATS
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError, UsageError
@@ -14,16 +16,15 @@ from nano_shared.extensions import is_file_reference
 from nano_shared.logged_run import LoggedRun
 from nano_shared.printable import printable
 from nano_shared.refusal import Refused
-from nano_shared.store import LogStore
 
 FORMATS = ("jsonl", "atif", "nemo-gym", "mini-swe-agent", "claude-code", "codex")
 
 
-@click.command("import")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--format", "name", required=True, help=f"One of {', '.join(FORMATS)}, or of an extension.")
-@click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
-def command(files: tuple[Path, ...], name: str, log: str | None) -> int:
+def command(
+    files: Annotated[list[Path], Argument(metavar="FILE")],
+    name: Annotated[str, Option("--format", help=f"One of {', '.join(FORMATS)}.")],
+    log: Log = None,
+) -> int:
     """Add the runs of FILES to the log: all of them, or none where one row is bad.
 
     \b
@@ -45,7 +46,7 @@ def command(files: tuple[Path, ...], name: str, log: str | None) -> int:
         text_only += not run.trajectory.has_tokens
     if not read:
         raise UsageError(f"no run in {', '.join(str(file) for file in files)}")
-    with LogStore.open(log) as store:
+    with open_log(log, create=True) as store:
         try:
             merged = store.merge(lambda: runs_of(files, name, store.blobs))
         except LogError as problem:
@@ -58,7 +59,7 @@ def command(files: tuple[Path, ...], name: str, log: str | None) -> int:
     return 0
 
 
-def runs_of(files: tuple[Path, ...], name: str, blobs: BlobStore | None = None) -> Iterator[LoggedRun]:
+def runs_of(files: Sequence[Path], name: str, blobs: BlobStore | None = None) -> Iterator[LoggedRun]:
     """The runs of the files, one in memory at a time. Raises UsageError with file, line and field."""
     read = RUN_FORMATS.find(name).read
     if read is None:

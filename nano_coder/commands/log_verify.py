@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
+from typer import Argument, Option
 
+from nano_coder.commands.options import Log, Tools, open_log
 from nano_coder.tools import TOOLS
 from nano_coder.verify.trainable import RunFinding, findings
+from nano_shared.command_line import Json
 from nano_shared.errors import UsageError
 from nano_shared.fact_rows import RunFilter
 from nano_shared.facts import RunFacts
@@ -23,19 +25,18 @@ if TYPE_CHECKING:
     from nano_coder.verify.certificate import Certificate
 
 
-@click.command("verify")
-@click.argument("runs", metavar="[RUN]...", nargs=-1)
-@click.option("--deep", is_flag=True, help="Recompute the log-probs under the policy that a run names.")
-@click.option("--model", help="With --deep: where that policy lies, if not under the name that a run has.")
-@click.option("--tool", "tools", multiple=True, metavar="FILE.py:NAME", help="A tool that a run was given.")
-@click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON, an object a line and run, and nothing else."
-)
 def command(
-    runs: tuple[str, ...], deep: bool, model: str | None, tools: tuple[str, ...], log: str | None,
-    as_json: bool,
-) -> int:  # fmt: skip
+    runs: Annotated[list[str] | None, Argument(metavar="RUN")] = None,
+    deep: Annotated[
+        bool, Option("--deep", help="Recompute the log-probs under the policy that a run names.")
+    ] = False,
+    model: Annotated[
+        str | None, Option(help="With --deep: where that policy lies, if not under the name that a run has.")
+    ] = None,
+    tools: Tools = None,
+    log: Log = None,
+    as_json: Json = False,
+) -> int:
     """May each RUN train a policy gradient, and if not, why? Without RUN: every run of the log, a line each.
 
     Exit code 0 if all may, 1 if not.
@@ -45,9 +46,10 @@ def command(
     """
     if model is not None and not deep:
         raise UsageError("--model names the policy that recomputes log-probs; give --deep with it")
-    for tool in tools:
+    runs = runs or []
+    for tool in tools or []:
         TOOLS.give(tool)
-    with LogStore.open(log, create=False) as store:
+    with open_log(log) as store:
         looks = (_look(facts, store, deep, model) for facts in _facts(store, runs))
         return _tell_one(next(looks), as_json) if len(runs) == 1 else _tell_all(looks, as_json)
 
@@ -71,7 +73,7 @@ def _tell_all(looks: Iterator[_Look], as_json: bool) -> int:
     return 1 if 1 in codes else max(codes)
 
 
-def _facts(store: LogStore, runs: tuple[str, ...]) -> Iterator[RunFacts]:
+def _facts(store: LogStore, runs: Sequence[str]) -> Iterator[RunFacts]:
     """The columns, which can be judged where a run is too damaged to be loaded."""
     chosen = [RunFilter(run=store.resolve(run)) for run in runs] or [RunFilter()]
     for one in chosen:

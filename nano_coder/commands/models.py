@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import click
+import json
 
 from nano_coder.models.opening import known_models
+from nano_shared.command_line import Json
 
 
-@click.command("models")
-def command() -> int:
+def command(as_json: Json = False) -> int:
     """Each name that --model takes on this machine, and what it is."""
+    if as_json:
+        print(json.dumps([{"name": name, "about": about} for name, about in known_models()]))
+        return 0
     for name, what in known_models():
         print(f"{name:32} {what}")
     return 0

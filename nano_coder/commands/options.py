@@ -1,56 +1,103 @@
-"""Options that every executing command shares, and the runtime they describe."""
+"""Options that commands share, the configuration they add up to, and the runtime it describes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
+from typer import Argument, Option
 
-from nano_coder.agent.profiles import with_tools
-from nano_coder.config import AgentConfig
-from nano_coder.models.opening import open_policy
-from nano_coder.run.execution import Runtime
-from nano_coder.run.git_history import GitHistory, NoHistory, find_history, say_left_out
-from nano_coder.run.redacting_log import redacting_store
-from nano_coder.sandbox import open_sandbox
-from nano_coder.tools import TOOLS
-from nano_shared.command_line import limit_option
-from nano_shared.store import LogStore
-from nano_shared.types import Sampling, Trajectory
+from nano_coder.config import AgentConfig, load_config, parse_limits
+from nano_shared.errors import UsageError
+from nano_shared.settings_options import Settings, settings_options
 
-_OPTIONS = (
-    click.option("--model", help="Checkpoint name, folder, hub id, or openai:NAME with --base-url."),
-    click.option("--base-url", help="URL of an OpenAI-compatible endpoint."),
-    click.option("--profile", help="Interface profile, in place of the model's own."),
-    click.option(
-        "--tool",
-        "tools",
-        multiple=True,
-        metavar="NAME|FILE.py:NAME",
+if TYPE_CHECKING:
+    from nano_coder.run.execution import Runtime
+    from nano_coder.run.git_history import GitHistory
+    from nano_shared.store import LogStore
+    from nano_shared.types import Trajectory
+
+Run = Annotated[str, Argument(metavar="RUN", help="An id, the beginning of one, or `last`.")]
+Log = Annotated[str | None, Option("--log", hidden=True, help="Path or SQLAlchemy URL of the log.")]
+Limit = Annotated[
+    list[str] | None,
+    Option(
+        "--limit", metavar="NAME=VALUE", hidden=True,
+        help="A limit in place of the task's own, such as max_turns=30; repeatable.",
+    ),
+]  # fmt: skip
+Tools = Annotated[
+    list[str] | None,
+    Option(
+        "--tool", metavar="NAME|FILE.py:NAME",
         help="One more tool for the agent, installed or in a file; repeatable.",
     ),
-    click.option(
-        "--sandbox",
-        help="Isolation: ns, bwrap, none (which needs an environment variable), or one of an extension.",
-    ),
-    click.option("--python", help="Interpreter inside the sandbox."),
-    click.option("--temperature", type=float, help="Sampling temperature; 0 is greedy."),
-    click.option(
-        "--dtype",
-        type=click.Choice(["auto", "bfloat16", "float32"]),
-        help="Arithmetic of a local model; auto: float32 for small ones.",
-    ),
-    click.option("--log", help="Path or SQLAlchemy URL of the log."),
-    limit_option,
-)
+]  # fmt: skip
+Verbose = Annotated[bool, Option("-v", "--verbose", help="Print long outputs whole on a terminal.")]
+
+TaskChoice = Annotated[
+    str | None, Option("--task", metavar="PATTERN", help="Runs of tasks whose key matches, as in 'sum-*'.")
+]
+SinceChoice = Annotated[
+    str | None,
+    Option("--since", metavar="WHEN", help="Runs begun since 2026-11-20, 2026-11-20T10:30, or 7d ago."),
+]
+PolicyChoice = Annotated[
+    str | None,
+    Option("--policy", metavar="NAME", help="Runs of a policy, by its name or the id of its weights."),
+]
+SuccessChoice = Annotated[
+    bool, Option("--successes", help="Runs that ended by themselves with the full reward.")
+]
 
 
-def execution_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+def agent_options(*settings: str, shown: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Flags for these settings of the agent, and --config, --set and --print-config for all of them.
+
+    Where these three are not `shown`, the help points to that of the program, which shows them.
+    """
+    moved = {"--max-tokens": "--limit max_completion_tokens=..."}
+    return settings_options(AgentConfig, {"Settings": settings}, moved=moved, shown=shown)
+
+
+def configured(
+    settings: Settings[AgentConfig],
+    directory: Path = Path(),
+    limit: Sequence[str] | None = None,
+    tools: Sequence[str] | None = None,
+) -> tuple[AgentConfig, dict[str, str]]:
+    """The configuration where a command works, and where each value came from; --print-config ends here.
+
+    Raises UsageError for a directory that is none, and for a wrong flag; ConfigError for what a file says.
+    """
+    _refuse_missing(directory)
+    more = {"tools": tuple(tools)} if tools else {}
+    replace(settings, shown=False).config()  # which names the flag that is wrong
+    config, sources = load_config({**settings.values, **parse_limits(limit), **more}, directory)
+    if settings.shown:
+        settings.show(config.model_copy(update={"api_key": None}))
+    return config, sources
+
+
+def _refuse_missing(directory: Path) -> None:
+    if not directory.is_dir():
+        raise UsageError(f"no such directory: {directory}; -C names the directory to work in")
+
+
+def log_of_environment() -> tuple[str, ...]:
+    """The log of NANO_LOG, where it is set: nearer than what a training or a file names."""
+    config, sources = load_config({}, Path())
+    return (config.log,) if config.log and sources["log"] == "environment" else ()
+
+
+def open_log(log: str | None, directory: Path = Path(), *, create: bool = False) -> LogStore:
+    """The log of --log, else as configured. Raises LogError where there is none and `create` is not set."""
+    from nano_shared.store import LogStore
+
+    _refuse_missing(directory)
+    return LogStore.open(load_config({"log": log}, directory)[0].log, create=create)
 
 
 def open_runtime(
@@ -65,6 +112,14 @@ def open_runtime(
 
     `limits` take the place of a task's own (`said_limits`).
     """
+    from nano_coder.agent.profiles import with_tools
+    from nano_coder.models.opening import open_policy
+    from nano_coder.run.execution import Runtime
+    from nano_coder.run.redacting_log import redacting_store
+    from nano_coder.sandbox import open_sandbox
+    from nano_coder.tools import TOOLS
+    from nano_shared.types import Sampling
+
     sandbox = open_sandbox(config.sandbox, python=config.python or _project_python(directory))
     more = [TOOLS.give(tool).spec.name for tool in config.tools]
     opened = open_policy(
@@ -84,6 +139,8 @@ def open_runtime(
 
 def history_of(directory: Path, config: AgentConfig) -> GitHistory | None:
     """What runs in the directory see of its history; stderr says why where they see none of it."""
+    from nano_coder.run.git_history import NoHistory, find_history, say_left_out
+
     try:
         found = find_history(directory) if config.git is not False else None
     except NoHistory as reason:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import click
+from typer import Argument, Option
 
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 from rich.text import Text
 
 from nano_coder.commands.display import outcome
+from nano_coder.commands.options import Log, Tools, open_log
 from nano_coder.tools import TOOLS
+from nano_shared.command_line import Json
 from nano_shared.console import Console
 from nano_shared.types import Turn
 
@@ -92,22 +94,25 @@ _SHOWN = 60
 """characters of either side of a drift that a line shows; --json has more"""
 
 
-@click.command("replay")
-@click.argument("runs", metavar="RUN...", nargs=-1)
-@click.option("--view", is_flag=True, help="Look at it, step by step.")
-@click.option("--execute", is_flag=True, help="Execute its actions again and report drift.")
-@click.option("--refeed", is_flag=True, help="Prove its prompts token-identical today.")
-@click.option("--all", "every", is_flag=True, help="Every run of the log.")
-@click.option("--step", type=click.IntRange(1), help="With --view: this step alone, as `log show` counts.")
-@click.option("--model", help="With --refeed: whose tokenizer, where the run's own model lies elsewhere now.")
-@click.option("--sandbox", help="With --execute: isolation, as of run.")
-@click.option("--tool", "tools", multiple=True, metavar="FILE.py:NAME", help="A tool that the run was given.")
-@click.option("--log", envvar="NANO_LOG", help="Path or SQLAlchemy URL of the log.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(
-    runs: tuple[str, ...], view: bool, execute: bool, refeed: bool, every: bool, step: int | None,
-    model: str | None, sandbox: str | None, tools: tuple[str, ...], log: str | None, as_json: bool,
-) -> int:  # fmt: skip
+    runs: Annotated[list[str] | None, Argument(metavar="RUN")] = None,
+    view: Annotated[bool, Option("--view", help="Look at it, step by step.")] = False,
+    execute: Annotated[bool, Option("--execute", help="Execute its actions again and report drift.")] = False,
+    refeed: Annotated[bool, Option("--refeed", help="Prove its prompts token-identical today.")] = False,
+    every: Annotated[bool, Option("--all", help="Every run of the log.")] = False,
+    step: Annotated[
+        int | None, Option(min=1, help="With --view: this step alone, as `log show` counts.")
+    ] = None,
+    model: Annotated[
+        str | None, Option(help="With --refeed: whose tokenizer, where the model lies elsewhere now.")
+    ] = None,
+    sandbox: Annotated[
+        Literal["ns", "bwrap", "none"] | None, Option(help="With --execute: isolation.")
+    ] = None,
+    tools: Tools = None,
+    log: Log = None,
+    as_json: Json = False,
+) -> int:
     """Replay RUN (an id, the beginning of one, or `last`) in one of three ways.
 
     --execute restores the workspace that the run started with, executes the recorded actions in the sandbox
@@ -117,13 +122,14 @@ def command(
     --refeed feeds the recorded samples through today's runtime and compares every prompt with the log, token
     by token. Exit code 1 where one differs. Neither writes to the log.
     """
+    runs = runs or []
     way = _way({"view": view, "execute": execute, "refeed": refeed})
     _refuse_contradictions(runs, way, every, {"step": step, "model": model, "sandbox": sandbox})
-    store = LogStore.open(log, create=False)
+    store = open_log(log)
     chosen = store.trajectories() if every else (store.get(run) for run in runs)
     if way == "view":
         return _view(chosen, step, as_json)
-    for tool in tools:
+    for tool in tools or []:
         TOOLS.give(tool)
     if way == "execute":
         return _execute(chosen, store, sandbox, as_json)
@@ -141,7 +147,7 @@ def _way(flags: dict[str, bool]) -> str:
     return given[0]
 
 
-def _refuse_contradictions(runs: tuple[str, ...], way: str, every: bool, options: dict[str, object]) -> None:
+def _refuse_contradictions(runs: Sequence[str], way: str, every: bool, options: dict[str, object]) -> None:
     if every == bool(runs):
         raise UsageError("name the runs to replay, or give --all for every run of the log, not both")
     for option, belongs in (("step", "view"), ("model", "refeed"), ("sandbox", "execute")):

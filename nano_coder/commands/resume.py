@@ -5,25 +5,36 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import click
 
 from nano_coder.commands.display import Display, exit_code, summary
-from nano_coder.commands.options import earlier_history, execution_options, open_runtime
-from nano_coder.config import load_config, said_limits
+from nano_coder.commands.options import (
+    Limit,
+    Run,
+    Tools,
+    Verbose,
+    agent_options,
+    configured,
+    earlier_history,
+    open_runtime,
+)
+from nano_coder.config import AgentConfig, said_limits
 from nano_coder.run.execution import grade_run, refuse_ended, resume_run
+from nano_shared.command_line import Json
+from nano_shared.settings_options import Settings
 from nano_shared.store import LogStore
 
 
-@click.command("resume")
-@click.argument("run")
-@click.option("-v", "--verbose", is_flag=True, help="Print long outputs whole on a terminal.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-@execution_options
-def command(run: str, verbose: bool, as_json: bool, **flags: Any) -> int:
+@agent_options("model", "base_url", "log", shown=False)
+def command(
+    run: Run,
+    settings: Settings[AgentConfig],
+    verbose: Verbose = False,
+    as_json: Json = False,
+    limit: Limit = None,
+    tools: Tools = None,
+) -> int:
     """Go on with RUN (an id, the beginning of one, or `last`) from its last finished turn."""
-    config, sources = load_config(flags, Path())
+    config, sources = configured(settings, limit=limit, tools=tools)
     store = LogStore.open(config.log, create=False)
     logged = store.get(run)
     refuse_ended(logged)  # before the model is loaded, which takes seconds

@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import click
+import typer
 
 from nano_shared import snapshot
 from nano_shared.errors import UsageError
@@ -39,11 +39,11 @@ def review(trajectory: Trajectory, directory: Path, store: LogStore) -> str | No
     """Ask what is to become of a run's changes and log the answer as feedback.
 
     Returns the workspace to apply to `directory`: the run's own, or as the user edited it; None to apply
-    nothing. Raises click.Abort at an end of input or an interrupt.
+    nothing. Raises typer.Abort at an end of input or an interrupt.
     """
-    click.echo(f"changes to {printable(str(directory))}", err=True)
+    print(f"changes to {printable(str(directory))}", file=sys.stderr)
     while True:
-        answer = click.prompt(QUESTION, default="", show_default=False, err=True).strip().lower()
+        answer = typer.prompt(QUESTION, default="", show_default=False, err=True).strip().lower()
         if not answer:
             return None
         kind = _ANSWERS.get(answer)
@@ -51,14 +51,14 @@ def review(trajectory: Trajectory, directory: Path, store: LogStore) -> str | No
             try:
                 edit = edited(trajectory, store)
             except UsageError as problem:
-                click.echo(f"not edited: {problem}", err=True)
+                print(f"not edited: {problem}", file=sys.stderr)
                 continue
             store.add_feedback(trajectory.id, Feedback(kind=kind, text=edit, created=time.time()))
             return edited_workspace(Feedback(kind=kind, text=edit, created=0.0))
         if kind is not None:
             store.add_feedback(trajectory.id, Feedback(kind=kind, created=time.time()))
             return trajectory.last_snapshot if kind is FeedbackKind.ACCEPT else None
-        click.echo(f"{answer!r} is none of the answers", err=True)
+        print(f"{answer!r} is none of the answers", file=sys.stderr)
 
 
 def edited(trajectory: Trajectory, store: LogStore) -> str:

@@ -8,67 +8,71 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import click
+import typer
+from typer import Argument, Option
 
 from nano_coder.commands.apply import apply_to
 from nano_coder.commands.display import Display, exit_code, summary
-from nano_coder.commands.options import execution_options, history_of, open_runtime
+from nano_coder.commands.options import (
+    Limit,
+    Tools,
+    Verbose,
+    agent_options,
+    configured,
+    history_of,
+    open_runtime,
+)
 from nano_coder.commands.review import on_terminal, review
-from nano_coder.config import AgentConfig, load_config, task_limits
+from nano_coder.config import AgentConfig, task_limits
 from nano_coder.run.execution import attempt_task
 from nano_shared import snapshot
+from nano_shared.command_line import Json
 from nano_shared.errors import NanoError, UsageError
 from nano_shared.hashing import content_hash
+from nano_shared.settings_options import Settings
 from nano_shared.store import LogStore
 from nano_shared.types import Task, Trajectory
 
 
-@click.command("run")
-@click.argument("task")
-@click.option("-C", "directory", type=click.Path(path_type=Path), default=Path(), help="Where the work is.")
-@click.option("--check", help="Shell line that says whether the task is done.")
-@click.option("--max-turns", type=int, help="Turns before the run ends.")
-@click.option("--max-seconds", type=float, help="Wall clock before the run ends.")
-@click.option("--seed", type=int, help="Seed of the sampling.")
-@click.option(
-    "--exclude", multiple=True, metavar="PATTERN", help="Name that the run does not get to see; repeatable."
-)
-@click.option("--apply", "apply_changes", is_flag=True, help="Apply the changes when the run is done.")
-@click.option(
-    "--reflect", type=click.IntRange(0), is_flag=False, flag_value=1, default=0, metavar="[N]",
-    help="After a failed check, N more attempts (1) that read the diff and the check's output; behind TASK.",
+@agent_options(
+    "model", "base_url", "check", "max_turns", "max_seconds", "temperature", "sandbox", "python", "exclude",
+    "log",
 )  # fmt: skip
-@click.option("-v", "--verbose", is_flag=True, help="Print long outputs whole on a terminal.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-@execution_options
 def command(
-    task: str,
-    directory: Path,
-    check: str | None,
-    apply_changes: bool,
-    as_json: bool,
-    seed: int | None,
-    reflect: int,
-    verbose: bool,
-    **flags: Any,
-) -> int:
+    task: Annotated[str, Argument(metavar="TASK", help="Text, or - for standard input.")],
+    settings: Settings[AgentConfig],
+    directory: Annotated[Path, Option("-C", metavar="DIR", help="Where the work is.")] = Path(),
+    seed: Annotated[int | None, Option(help="Seed of the sampling.")] = None,
+    apply_changes: Annotated[
+        bool, Option("--apply", help="Apply the changes when the run is done.")
+    ] = False,
+    reflect: Annotated[
+        int,
+        Option(
+            metavar="[N]", min=0, show_default=False,
+            help="After a failed check, N more attempts (1) that read the diff and the check's output.",
+        ),
+    ] = 0,
+    verbose: Verbose = False,
+    as_json: Json = False,
+    limit: Limit = None,
+    tools: Tools = None,
+) -> int:  # fmt: skip
     """Run TASK (text, or - for standard input) in a sandboxed copy of a directory.
 
     DIR itself is not touched unless the changes are applied: with --apply, when you accept them at the end
     (as they are, or edited in $VISUAL or $EDITOR), or later with `nano-coder apply RUN`. What you answer on
     a terminal is kept as feedback on the run.
     """
+    config, _ = configured(settings, directory, limit, tools)
     prompt = _text(sys.stdin.buffer.read() if task == "-" else os.fsencode(task))
     if not prompt.strip():
         raise UsageError(
             "the task is empty; say what to do, for example: nano-coder run 'fix the failing test'"
         )
-    if not directory.is_dir():
-        raise UsageError(f"no such directory: {directory}; -C names the directory to work in")
-    config, _ = load_config(flags, directory)
-    check = check or config.check
+    check = config.check or None
     if reflect and not check:
         raise UsageError("--reflect needs a --check: without one no attempt fails")
     store = LogStore.open(config.log)
@@ -90,7 +94,7 @@ def command(
         display.diff(trajectory)
         try:
             accepted = review(trajectory, directory, runtime.store)
-        except click.Abort:
+        except typer.Abort:
             display.end(trajectory, applied=False)  # which says how the changes are had later
             raise
     applied, problem = False, None

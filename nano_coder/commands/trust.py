@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from typing import Annotated
 
-import click
+import typer
+from typer import Argument, Option
 
 from nano_coder.commands.review import on_terminal
 from nano_coder.config import configured, parse_toml, typed_layer
 from nano_coder.trust import read_project_file, revoke, trust, trusted_files
+from nano_shared.command_line import Json
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
 
 
-@click.command("trust")
-@click.argument("directory", type=click.Path(path_type=Path), required=False)
-@click.option("--yes", is_flag=True, help="Do not ask; needed where nobody can answer.")
-@click.option("--revoke", "take_back", is_flag=True, help="Trust nothing of DIRECTORY any more.")
-@click.option("--list", "as_list", is_flag=True, help="The directories that are trusted.")
-@click.option("--json", "as_json", is_flag=True, help="With --list: print JSON and nothing else.")
-def command(directory: Path | None, yes: bool, take_back: bool, as_list: bool, as_json: bool) -> int:
+def command(
+    directory: Annotated[Path | None, Argument(help="The project.")] = None,
+    yes: Annotated[bool, Option("--yes", help="Do not ask; needed where nobody can answer.")] = False,
+    take_back: Annotated[bool, Option("--revoke", help="Trust nothing of DIRECTORY any more.")] = False,
+    as_list: Annotated[bool, Option("--list", help="The directories that are trusted.")] = False,
+    as_json: Json = False,
+) -> int:
     """Let the nano.toml of DIRECTORY set model, URL, log, sandbox and all else, as it is now.
 
     Unasked, a project's file may only tighten: lower limits, more `exclude`, more `redact.patterns`, a check.
@@ -42,19 +46,19 @@ def _trust(directory: Path, yes: bool) -> int:
     if project is None:
         raise UsageError(f"{directory} has no nano.toml, so there is nothing to trust")
     if project.trusted:
-        click.echo(printable(f"{project.path} is trusted as it is"), err=True)
+        print(printable(f"{project.path} is trusted as it is"), file=sys.stderr)
         return 0
     asked = typed_layer("nano.toml", parse_toml(project.path, project.content))
     beyond = {key.split(".")[0] for key in configured({}, project).ignored}
-    click.echo(printable(f"{project.path} sets:"), err=True)
+    print(printable(f"{project.path} sets:"), file=sys.stderr)
     # what only trust gives stands last, where it is read
     for key, value in sorted(asked.items(), key=lambda item: item[0] in beyond):
         more = "  (only if you trust it)" if key in beyond else ""
-        click.echo(f"  {key} = {printable('(set)' if key == 'api_key' else repr(value))}{more}", err=True)
+        print(f"  {key} = {printable('(set)' if key == 'api_key' else repr(value))}{more}", file=sys.stderr)
     if not yes:
         if not on_terminal():
             raise UsageError("nobody is there to ask; say --yes to trust it")
-        click.confirm("trust it?", abort=True, err=True)
+        typer.confirm("trust it?", abort=True, err=True)
     trust(project.path, project.content)
     print(printable(f"{project.path}: trusted until it changes"))
     return 0

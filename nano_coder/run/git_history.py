@@ -10,12 +10,11 @@ import json
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-
-import click
 
 from nano_coder.sandbox import Jail, Sandbox
 from nano_coder.sandbox.protocol import SupportsMounts
@@ -212,4 +211,4 @@ def _set_up(jail: Jail, history: GitHistory) -> str | None:
 
 
 def say_left_out(reason: str) -> None:
-    click.echo(printable(f"git: the run does not see the project's history: {reason}"), err=True)
+    print(printable(f"git: the run does not see the project's history: {reason}"), file=sys.stderr)

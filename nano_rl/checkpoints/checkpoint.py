@@ -1,5 +1,4 @@
-"""Checkpoints: written in Hugging Face or PEFT format with a manifest, their ancestry, and export without
-nano."""
+"""Checkpoints: writing them in Hugging Face or PEFT format with a manifest, ancestry, and export."""
 
 from __future__ import annotations
 

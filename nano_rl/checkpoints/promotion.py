@@ -1,5 +1,4 @@
-"""The promotion criterion: significantly better than the promoted checkpoint, and significantly worse on no
-suite."""
+"""The promotion criterion: significantly better than the promoted checkpoint, and worse on no suite."""
 
 from __future__ import annotations
 

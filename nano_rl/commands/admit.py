@@ -3,73 +3,48 @@
 from __future__ import annotations
 
 import json
-import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-import click
+from typer import Option
 
-from nano_rl.commands.options import log_option, seed_option
+from nano_coder.commands.options import PolicyChoice, SinceChoice, TaskChoice, open_log
+from nano_rl.commands.options import Log, Seed
+from nano_shared.command_line import Json
 from nano_shared.errors import NanoError
 from nano_shared.fact_rows import RunFilter
-from nano_shared.store import LogStore
+from nano_shared.redact.exports import moment
 
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights
-import re
-from datetime import datetime
-
-from nano_shared.errors import UsageError
-
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
-def parse_when(text: str, *, now: float, option: str = "--since") -> float:
-    """Unix seconds of a date (2026-11-21), a time (2026-11-21T09:30, in local time unless it says), unix
-    seconds, or so long ago: 90m, 12h, 7d, 2w.
-
-    Raises UsageError for anything else.
-    """
-    ago = re.fullmatch(r"(\d+)([smhdw])", text.strip())
-    if ago:
-        return now - int(ago[1]) * _SECONDS[ago[2]]
-    if re.fullmatch(r"\d{9,}(\.\d+)?", text.strip()):
-        return float(text)
-    try:
-        return datetime.fromisoformat(text.strip()).timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise UsageError(
-            f"{option} {text!r} is no time; write a date (2026-11-21), a time (2026-11-21T09:30), or so long"
-            " ago (90m, 12h, 7d, 2w)"
-        ) from None
-
-
-@click.command("admit")
-@log_option
-@click.option("--task", metavar="PATTERN", help="Runs of tasks whose key matches, as in 'sum-*'.")
-@click.option("--since", metavar="WHEN", help="Runs begun since a date, a time, or 90m, 12h, 7d, 2w ago.")
-@click.option("--policy", metavar="NAME", help="Runs of a policy, by its name or the id of its weights.")
-@click.option(
-    "--model", help="Policy to be trained: checkpoint, folder or hub id. Default: the promoted one."
-)
-@click.option(
-    "--max-staleness", type=click.IntRange(0), metavar="N", help="Refuse runs of a policy N steps older."
-)
-@click.option("--fresh", type=click.IntRange(1), metavar="G", help="What fresh rollouts up to G would add.")
-@click.option("--exact", is_flag=True, help="Look at the tokens of every run, not of a sample.")
-@seed_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def command(
-    log: str | None, task: str | None, since: str | None, policy: str | None, model: str | None,
-    max_staleness: int | None, fresh: int | None, exact: bool, seed: int, as_json: bool,
-) -> int:  # fmt: skip
+    log: Log = None,
+    task: TaskChoice = None,
+    since: SinceChoice = None,
+    policy: PolicyChoice = None,
+    model: Annotated[
+        str | None, Option(help="Policy to be trained, if not the promoted one: checkpoint or folder.")
+    ] = None,
+    max_staleness: Annotated[
+        int | None, Option(min=0, metavar="N", help="Refuse runs of a policy N steps older.")
+    ] = None,
+    fresh: Annotated[
+        int | None, Option(min=1, metavar="G", help="What fresh rollouts up to G would add.")
+    ] = None,
+    exact: Annotated[
+        bool, Option("--exact", help="Look at the tokens of every run, not of a sample.")
+    ] = False,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> int:
     """What the log can teach: runs by their best use, and each reason why not a better one.
 
     Everything is read off the columns of the log, and of a seeded sample of runs (or with --exact of all)
     the tokens are held against texts, template and weights. Without a model at hand the report says so.
     """
-    began = None if since is None else parse_when(since, now=time.time())
-    chosen = RunFilter(task=task, since=began, policy=policy)
-    with LogStore.open(log, create=False) as store:
+    chosen = RunFilter(task=task, since=moment(since), policy=policy)
+    with open_log(log) as store:
         from nano_rl.logs.admission import TargetPolicy as Bench
         from nano_rl.logs.survey import LogSurvey as Survey
 
@@ -92,7 +67,7 @@ def command(
         if as_json:
             print(json.dumps({"log": store.url, "policy": _named(opened), **report.as_dict()}))
         else:
-            click.echo("\n".join((f"log {store.url}", *report.lines())))
+            print("\n".join((f"log {store.url}", *report.lines())))
     return 0
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
-
-import click
 
 from nano_rl.config.training import TrainConfig
 from nano_shared.errors import UsageError
@@ -64,7 +63,7 @@ class Asked:
         if self.from_logs:
             if "logs.mix" in flags and not self.group_size:
                 raise UsageError(
-                    "--mix is the share of logged runs beside fresh ones: leave --fresh 0 or --mix out"
+                    "logs.mix is the share of logged runs beside fresh ones: leave --fresh 0 or logs.mix out"
                 )
             return
         if self.fresh is not None:
@@ -77,8 +76,7 @@ class Asked:
         if "lambda_preference" in flags:
             only.append("lambda_preference")
         if only:
-            option = only[0].removeprefix("logs.").replace("_", "-")
-            raise UsageError(f"--{option} is read with --from-logs alone: give that too, or leave it out")
+            raise UsageError(f"{only[0]} is read with --from-logs alone: give that too, or leave it out")
 
 
 def open_sources(
@@ -114,7 +112,7 @@ def open_sources(
         rescore=(lambda runs: composed.apply(runs, runtime)) if composed else None,
     )
     if not quiet:
-        click.echo("\n".join((contents.report(), *_cost(contents, config, runtime.store))), err=True)
+        print("\n".join((contents.report(), *_cost(contents, config, runtime.store))), file=sys.stderr)
     pairs = pairs_beside(stores, {run.id for run in contents.rest}, contents.usable, config)
     beside = (config.lambda_sft > 0 and any(map(succeeded, contents.rest))) or pairs
     if not (contents.groups or beside):

@@ -5,25 +5,38 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import click
+from typer import Argument, Option
 
-from nano_rl.commands.eval import How, how_options, print_differences
+from nano_coder.commands.options import Limit, configured, open_log
+from nano_coder.config import AgentConfig
+from nano_rl.commands.eval import How, Repeat, Temperature, how_options, print_differences
 from nano_rl.commands.lineage_report import as_json_report, print_lineage, summaries
-from nano_rl.commands.session import checkpoint_target, dtype_option, log_option, trainings_dir
+from nano_rl.commands.options import Dtype, Log, Reward, Seed
+from nano_rl.commands.session import checkpoint_target, trainings_dir
 from nano_shared.checkpoint import resolve_checkpoint
+from nano_shared.command_line import Json, lazy_app
 from nano_shared.printable import printable
+from nano_shared.settings_options import Settings
+
+command = lazy_app(
+    "checkpoints",
+    {
+        "list": (f"{__name__}:list_checkpoints", "Every checkpoint, with its parent and its newest score."),
+        "show": (f"{__name__}:show", "Where a checkpoint comes from, its files verified."),
+        "promote": (f"{__name__}:promote_checkpoint", "Make it the model that runs when none is named."),
+        "rollback": (f"{__name__}:rollback", "Promote again what was promoted before."),
+        "history": (f"{__name__}:history", "Every promotion and every way back, the oldest first."),
+        "best": (f"{__name__}:best", "Make a checkpoint of the best state of a training."),
+        "export": (f"{__name__}:export", "Write it for programs without nano."),
+    },
+    help="List checkpoints, show one's lineage, promote on evidence, go back, keep a training's best state.",
+)
+Checkpoint = Annotated[str, Argument(metavar="NAME", help="Of a checkpoint.")]
 
 
-@click.group("checkpoints")
-def command() -> None:
-    """List checkpoints, show one's lineage, promote on evidence, go back, keep a training's best state."""
-
-
-@command.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
-def list_checkpoints(as_json: bool) -> int:
+def list_checkpoints(as_json: Json = False) -> int:
     """Every checkpoint, with its parent and its newest score; the promoted one is marked."""
     found = summaries()
     if as_json:
@@ -36,10 +49,7 @@ def list_checkpoints(as_json: bool) -> int:
     return 0
 
 
-@command.command("show")
-@click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
-def show(name: str, as_json: bool) -> int:
+def show(name: Checkpoint, as_json: Json = False) -> int:
     """Where a checkpoint comes from, its files verified: parents up to the base, what it was trained on, its
     settings, its scores, and on what evidence it was promoted."""
     folder = Path(resolve_checkpoint(name))
@@ -50,18 +60,26 @@ def show(name: str, as_json: bool) -> int:
     return 0
 
 
-@command.command("promote")
-@click.argument("name")
-@click.option(
-    "--tasks", "tasks_file", type=click.Path(path_type=Path),
-    help="Held-out tasks to compare on now; without it, a stored nano-rl eval is the evidence.",
-)  # fmt: skip
-@click.option("--against", help="Checkpoint to beat.  [default: the promoted one, else the shipped one]")
-@click.option("--force", is_flag=True, help="Promote whatever the evidence says; that is recorded.")
 @how_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def promote_checkpoint(
-    name: str, tasks_file: Path | None, against: str | None, force: bool, as_json: bool, **how: Any
+    settings: Settings[AgentConfig],
+    name: Checkpoint,
+    tasks: Annotated[
+        Path | None,
+        Option(help="Held-out tasks to compare on now; else a stored nano-rl eval is the evidence."),
+    ] = None,
+    against: Annotated[
+        str | None, Option(help="Checkpoint to beat, if not the promoted or the shipped one.")
+    ] = None,
+    force: Annotated[
+        bool, Option("--force", help="Promote whatever the evidence says; that is recorded.")
+    ] = False,
+    temperature: Temperature = 0.0,
+    repeat: Repeat = 1,
+    reward: Reward = None,
+    seed: Seed = 0,
+    limit: Limit = None,
+    as_json: Json = False,
 ) -> int:
     """Make NAME the model that nano-coder runs when none is named, if it is better beyond noise.
 
@@ -71,8 +89,12 @@ def promote_checkpoint(
     from nano_rl.commands.promote import decide
     from nano_rl.tasks.make import read_tasks
 
-    setting = None if tasks_file is None else How(tasks=read_tasks(tasks_file), **how)
-    decision = decide(Path(resolve_checkpoint(name)), name, setting, against, force=force)
+    config, sources = configured(settings, limit=limit)
+    how = How(
+        tasks=read_tasks(tasks), config=config, sources=sources, reward=reward, seed=seed, repeat=repeat,
+        temperature=temperature,
+    ) if tasks else None  # fmt: skip
+    decision = decide(Path(resolve_checkpoint(name)), name, how, against, force=force)
     if as_json:
         print(json.dumps(decision.report()))
     else:
@@ -82,9 +104,11 @@ def promote_checkpoint(
     return 0 if decision.promoted else 1
 
 
-@command.command("rollback")
-@click.option("--to", help="A checkpoint that was promoted earlier.  [default: the one before]")
-def rollback(to: str | None) -> int:
+def rollback(
+    to: Annotated[
+        str | None, Option(help="A checkpoint that was promoted earlier, if not the one before.")
+    ] = None,
+) -> int:
     """Promote again what was promoted before; repeated, it goes further back."""
     from nano_rl.checkpoints.promotion_history import roll_back
 
@@ -94,9 +118,7 @@ def rollback(to: str | None) -> int:
     return 0
 
 
-@command.command("history")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
-def history(as_json: bool) -> int:
+def history(as_json: Json = False) -> int:
     """Every promotion and every way back, the oldest first."""
     from nano_rl.checkpoints.promotion_history import read_history
     from nano_rl.commands.lineage_report import promotion_line
@@ -110,33 +132,28 @@ def history(as_json: bool) -> int:
     return 0
 
 
-@command.command("best")
-@click.argument("training")
-@click.option("--as", "name", required=True, help="Name of the checkpoint to write.")
-@log_option
-def best(training: str, name: str, log: str | None) -> int:
+def best(
+    training: Annotated[str, Argument(metavar="TRAINING", help="Its name.")],
+    name: Annotated[str, Option("--as", help="Name of the checkpoint to write.")],
+    log: Log = None,
+) -> int:
     """Make a checkpoint of the best state that TRAINING has saved, also when it was stopped short."""
     from nano_rl.resume.progress import save_best
-    from nano_shared.store import LogStore
 
     target = checkpoint_target(name)
-    with LogStore.open(log) as store:
+    with open_log(log, create=True) as store:
         print(save_best(trainings_dir() / training, target, store).model_dump_json(indent=2))
     return 0
 
 
-@command.command("export")
-@click.argument("name")
-@click.option(
-    "--to",
-    "target",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="New folder to write, with its parents.",
-)
-@click.option("--adapter", is_flag=True, help="Adapter and base apart, in TO/adapter and TO/base.")
-@dtype_option
-def export(name: str, target: Path, adapter: bool, dtype: str) -> int:
+def export(
+    name: Checkpoint,
+    target: Annotated[Path, Option("--to", help="New folder to write, with its parents.")],
+    adapter: Annotated[
+        bool, Option("--adapter", help="Adapter and base apart, in TO/adapter and TO/base.")
+    ] = False,
+    dtype: Dtype = "float32",
+) -> int:
     """Write NAME for programs without nano: a model that transformers and vLLM load, or with --adapter a PEFT
     adapter beside its base."""
     from nano_rl.checkpoints.checkpoint import ADAPTER_FOLDER, BASE_FOLDER, export_checkpoint

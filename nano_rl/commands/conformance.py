@@ -9,10 +9,11 @@ import math
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
+from typer import Option
 
+from nano_shared.command_line import Json
 from nano_shared.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,15 +23,17 @@ if TYPE_CHECKING:
     from nano_rl.conformance.case import CheckResult as Result
 
 
-@click.command("conformance")
-@click.option(
-    "--against",
-    metavar="FILE|MODULE[:FUNCTION]",
-    help="A loss of yours instead of ours; FUNCTION is `loss` by default; `advantages` and others are read"
-    " beside it. nano_rl/conformance/adapter.py says what is asked of them.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on stdout.")
-def command(against: str | None, as_json: bool) -> int:
+def command(
+    against: Annotated[
+        str | None,
+        Option(
+            metavar="FILE|MODULE:FUNCTION",
+            help="A loss of yours instead of ours, `loss` where no FUNCTION is named, with `advantages` and"
+            " others beside it (nano_rl/conformance/adapter.py).",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> int:
     """Closed forms, a grid of settings against plain loops, exact gradients and invariances.
 
     All in float64. One line says what each failure is, a table which objectives and settings were tried. Ends

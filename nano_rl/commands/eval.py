@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import click
+from typer import Option
 
-from nano_coder.config import load_config
+from nano_coder.commands.options import Limit, Tools, agent_options, configured
+from nano_coder.config import AgentConfig
 from nano_coder.models.opening import default_model
 from nano_coder.run.execution import with_limits
 from nano_rl.checkpoints.evaluate import SuccessRow as Row
@@ -23,42 +24,19 @@ from nano_rl.checkpoints.evaluations import (
 )
 from nano_rl.checkpoints.promotion import SuccessDifference as Difference
 from nano_rl.checkpoints.promotion import compare
+from nano_rl.commands.options import Reward, Seed, Tasks
 from nano_rl.commands.progress import bar, print_components, print_rows, tell_ungraded
-from nano_rl.commands.session import (
-    chosen_reward,
-    dtype_option,
-    log_option,
-    max_tokens_option,
-    model_option,
-    policy_runtime,
-    reward_option,
-    seed_option,
-)  # fmt: skip
+from nano_rl.commands.session import chosen_reward, dtype_of, policy_runtime
 from nano_rl.gather.rollouts import collect
 from nano_rl.tasks.make import read_tasks
-from nano_shared.command_line import limit_option
+from nano_shared.command_line import Json
 from nano_shared.errors import UsageError
+from nano_shared.settings_options import Settings
 from nano_shared.types import Task, Trajectory
 
-_HOW = (
-    click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True),
-    click.option(
-        "--repeat", type=click.IntRange(1), default=1, show_default=True, help="Runs of each task, seeded."
-    ),
-    max_tokens_option,
-    limit_option,
-    reward_option,
-    seed_option,
-    dtype_option,
-    log_option,
-)
-
-
-def how_options(function: Any) -> Any:
-    """The options that say how a model is run to be evaluated."""
-    for option in reversed(_HOW):
-        function = option(function)
-    return function
+Temperature = Annotated[float, Option(min=0, help="Of the sampling; 0 is greedy.")]
+Repeat = Annotated[int, Option(min=1, help="Runs of each task, seeded.")]
+how_options = agent_options("log", shown=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +44,12 @@ class How:
     """Which tasks, and how a model is run on them."""
 
     tasks: list[Task]
-    log: str | None
+    config: AgentConfig
+    sources: Mapping[str, str]
     reward: str | None
     seed: int
     repeat: int
     temperature: float
-    max_tokens: int | None
-    limit: dict[str, Any]
-    dtype: str
 
     def __post_init__(self) -> None:
         if not self.tasks:
@@ -83,14 +59,11 @@ class How:
                 "--repeat needs a --temperature above 0: greedy runs of one task are all the same"
             )
 
-    def evaluate(self, model: str | None, base_url: str | None = None) -> tuple[Evaluation, list[Trajectory]]:
+    def evaluate(self, model: str | None) -> tuple[Evaluation, list[Trajectory]]:
         """Run a model on the tasks, keep the evaluation, and give it with its runs."""
         composed = chosen_reward(self.reward)
-        name = model or load_config({}, Path())[0].model or default_model()
-        runtime = policy_runtime(
-            name, self.log, base_url=base_url, dtype=self.dtype, temperature=self.temperature,
-            max_tokens=self.max_tokens, limit=self.limit,
-        )  # fmt: skip
+        name = model or self.config.model or default_model()
+        runtime = policy_runtime(self.config, self.sources, model=name, temperature=self.temperature)
         tasks = [with_limits(task, runtime.limits) for task in self.tasks]
         with bar(f"eval {name}", len(self.tasks) * self.repeat) as progress:
             runs = collect(
@@ -100,7 +73,8 @@ class How:
         tell_ungraded(runs)
         conditions = Conditions(
             tasks_hash=tasks_hash(tasks), seed=self.seed, repeat=self.repeat,
-            temperature=self.temperature, max_tokens=runtime.sampling.max_tokens, dtype=self.dtype,
+            temperature=runtime.sampling.temperature, max_tokens=runtime.sampling.max_tokens,
+            dtype=dtype_of(self.config, self.sources),
             reward=self.reward,
         )  # fmt: skip
         evaluation = make_evaluation(name, tasks, runs, runtime, conditions)
@@ -108,22 +82,29 @@ class How:
         return evaluation, runs
 
 
-@click.command("eval")
-@click.option("--tasks", "tasks_file", type=click.Path(path_type=Path), required=True)
-@model_option
-@click.option("--against", help="Another model: the paired difference is reported.")
-@click.option("--base-url", help="URL of an OpenAI-compatible endpoint.")
-@how_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@agent_options("model", "base_url", "log", shown=False)
 def command(
-    tasks_file: Path, model: str | None, against: str | None, base_url: str | None, as_json: bool, **how: Any
+    settings: Settings[AgentConfig],
+    tasks: Tasks,
+    against: Annotated[str | None, Option(help="Another model: the paired difference is reported.")] = None,
+    temperature: Temperature = 0.0,
+    repeat: Repeat = 1,
+    reward: Reward = None,
+    seed: Seed = 0,
+    limit: Limit = None,
+    tools: Tools = None,
+    as_json: Json = False,
 ) -> int:
     """Run a model on each task of a file and report success with 95 % intervals.
 
     What it did is kept in NANO_HOME/evaluations; with --against, nano-rl checkpoints promote finds it there.
     """
-    setting = How(tasks=read_tasks(tasks_file), **how)
-    evaluation, runs = setting.evaluate(model, base_url)
+    config, sources = configured(settings, limit=limit, tools=tools)
+    setting = How(
+        tasks=read_tasks(tasks), config=config, sources=sources, reward=reward, seed=seed, repeat=repeat,
+        temperature=temperature,
+    )  # fmt: skip
+    evaluation, runs = setting.evaluate(None)
     rows = table(runs)
     components = component_means(runs) if setting.reward else {}
     report: dict[str, Any] = {"evaluation": evaluation.id, "rows": [vars_of(row) for row in rows]}
@@ -134,7 +115,7 @@ def command(
         if components:
             print_components(components)
     if against:
-        other, other_runs = setting.evaluate(against, base_url)
+        other, other_runs = setting.evaluate(against)
         found = compare(evaluation, other)
         report["difference"] = {name: getattr(found.overall, name) for name in ("mean", "low", "high")}
         report["suites"] = [suite.model_dump() for suite in found.suites]

@@ -8,14 +8,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import click
+from typer import Option
 
-from nano_rl.commands.options import log_option
+from nano_coder.commands.options import PolicyChoice, SinceChoice, TaskChoice, open_log
+from nano_rl.commands.options import Log
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
-from nano_shared.redact.exports import ChosenRuns, choice_options, moment
+from nano_shared.redact.exports import ChosenRuns, moment
 
 if TYPE_CHECKING:
     from nano_shared.store import LogStore
@@ -50,34 +51,22 @@ _BATCH = 256
 """rows of one parquet row group, and most that are in memory"""
 
 
-@click.command("export")
-@click.option("--format", "name", required=True, help=f"One of {', '.join(FORMATS)}.")
-@choice_options
-@click.option(
-    "-o",
-    "--out",
-    type=click.Path(path_type=Path),
-    help="New file, JSON lines or, for tokens, .parquet; standard output without it.",
-)
-@click.option(
-    "--baseline",
-    type=click.Choice(["mean", "rloo", "none"]),
-    default="mean",
-    show_default=True,
-    help="tokens: what is taken from a reward; with none, runs that are alone come too.",
-)
-@click.option("--redact", is_flag=True, help="Take secrets out first (preferences).")
-@log_option
 def command(
-    name: str,
-    task: str | None,
-    since: str | None,
-    policy: str | None,
-    successes: bool,
-    out: Path | None,
-    baseline: str,
-    redact: bool,
-    log: str | None,
+    name: Annotated[str, Option("--format", help=f"One of {', '.join(FORMATS)}.")],
+    task: TaskChoice = None,
+    since: SinceChoice = None,
+    policy: PolicyChoice = None,
+    successes: Annotated[bool, Option("--successes", hidden=True)] = False,
+    out: Annotated[
+        Path | None,
+        Option("-o", "--out", help="New file, .jsonl or, for tokens, .parquet; else standard output."),
+    ] = None,
+    baseline: Annotated[
+        Literal["mean", "rloo", "none"],
+        Option(help="tokens: what is taken from a reward; with none, runs that are alone come too."),
+    ] = "mean",
+    redact: Annotated[bool, Option("--redact", help="Take secrets out first (preferences).")] = False,
+    log: Log = None,
 ) -> int:
     """Write what the log's runs teach by comparison with each other.
 
@@ -87,8 +76,6 @@ def command(
 
     Runs are compared within their task, one task in memory at a time.
     """
-    from nano_shared.store import LogStore
-
     if name not in FORMATS:
         raise UsageError(f"there is no format {name!r}; the formats are {', '.join(FORMATS)}")
     if successes:
@@ -100,7 +87,7 @@ def command(
         raise UsageError("preference pairs are written as JSON lines; name a .jsonl file with -o")
     choice = ChosenRuns(task=task, since=moment(since), policy=policy)
     refused: Counter[str] = Counter()
-    with LogStore.open(log, create=False) as store:
+    with open_log(log) as store:
         if name == "preferences":
             rows = _preferences(store, choice, refused, redact)
         else:

@@ -3,41 +3,41 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-import click
 from rich.table import Column, Table
+from typer import Argument, Option
 
+from nano_coder.commands.options import open_log
 from nano_coder.grading.graders import GRADERS, by_grader, find_grader
 from nano_coder.grading.submission import grade_folder
 from nano_coder.run.execution import regrade_run
 from nano_coder.sandbox.backend import open_sandbox
-from nano_rl.commands.session import log_option
+from nano_rl.commands.options import Log
 from nano_rl.tasks.make import read_tasks
+from nano_shared.command_line import Json
 from nano_shared.console import Console
 from nano_shared.errors import UsageError
-from nano_shared.store import LogStore
 from nano_shared.types import Task, Verdict
 
 _SHOWN = 3
 
 
-@click.command("grade")
-@click.argument("runs", nargs=-1, metavar="[RUN]...")
-@click.option("--task", "task_name", metavar="FILE[#ID]", help="Task file, and which of its tasks.")
-@click.option("--workspace", type=click.Path(path_type=Path), metavar="DIR", help="Folder to grade.")
-@click.option("--answer", help="Answer to grade, where the task asks for one.")
-@click.option(
-    "--grader", metavar="NAME", help=f"One of {', '.join(map(repr, GRADERS))}; the last word is enough."
-)
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print the verdict as JSON; of RUNs, one object a line."
-)
-@log_option
 def command(
-    runs: tuple[str, ...], task_name: str | None, workspace: Path | None, answer: str | None,
-    grader: str | None, as_json: bool, log: str | None,
-) -> int:  # fmt: skip
+    runs: Annotated[list[str] | None, Argument(metavar="RUN")] = None,
+    task_name: Annotated[
+        str | None, Option("--task", metavar="FILE#ID", help="Task file, and which of its tasks.")
+    ] = None,
+    workspace: Annotated[Path | None, Option(metavar="DIR", help="Folder to grade.")] = None,
+    answer: Annotated[str | None, Option(help="Answer to grade, where the task asks for one.")] = None,
+    grader: Annotated[
+        str | None, Option(metavar="NAME", help=f"{', '.join(map(repr, GRADERS))}; the last word is enough.")
+    ] = None,
+    as_json: Json = False,
+    log: Log = None,
+) -> int:
     """Grade RUNs of the log from what is stored of them, or one folder against one task.
 
     A verdict ends with 0, whatever its reward; without one, because the grader failed, with 1.
@@ -59,9 +59,9 @@ def command(
     return 0 if verdict.reward is not None else 1
 
 
-def grade_runs(names: tuple[str, ...], grader: str, log: str | None, *, as_json: bool) -> int:
+def grade_runs(names: Sequence[str], grader: str, log: str | None, *, as_json: bool) -> int:
     """Grade logged runs and print every verdict that they have, the new one last."""
-    with LogStore.open(log, create=False) as store:
+    with open_log(log) as store:
         ids = list(dict.fromkeys(store.resolve(name) for name in names))
         sandbox = open_sandbox()
         columns = ("task", "verdict", "reward", "checks passed", "tampering", "failure")

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
-import click
+from typer import Option
 
+from nano_coder.commands.options import open_log
 from nano_shared.errors import UsageError
 
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights
     from nano_rl.preferences.pairs import PairRows, PairTask
 
-PAIR_OPTIONS = ("pairs_file", "from_logs", "log")
-
-
-def pair_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    file = click.option(
-        "--pairs", "pairs_file", type=click.Path(path_type=Path), help="JSON lines file of preference pairs."
-    )
-    logs = click.option(
-        "--from-logs", is_flag=True, help="Pairs from the log, as `preferences build` makes them."
-    )
-    return file(logs(function))
+Pairs = Annotated[Path | None, Option(help="JSON lines file of preference pairs.")]
+FromLogs = Annotated[
+    bool, Option("--from-logs", help="Pairs from the log, as `preferences build` makes them.")
+]
 
 
 def open_pairs(
@@ -39,14 +33,13 @@ def open_pairs(
     from nano_rl.imitation.demonstrations import reader_of
     from nano_rl.preferences.log_pairs import log_pairs
     from nano_rl.preferences.pairs import pair_rows, read_pairs
-    from nano_shared.store import LogStore
 
     if from_logs == (pairs_file is not None):
         raise UsageError("give either --pairs FILE, or --from-logs")
     if pairs_file is not None:
         pairs = read_pairs(pairs_file)
     else:
-        found = log_pairs(LogStore.open(log, create=False), seed=seed)
+        found = log_pairs(open_log(log), seed=seed)
         say(found.refused)
         if not found.pairs:
             raise UsageError(no_pair(found.refused))

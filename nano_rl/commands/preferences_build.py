@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-import click
+from typer import Option
 
-from nano_rl.commands.options import log_option
+from nano_coder.commands.options import open_log
+from nano_rl.commands.options import Log, Seed
 from nano_shared.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,47 +62,44 @@ def judged(
     return worth
 
 
-SOURCES = ("graded", "feedback", "edit", "judge", "constitution")
+Prefers = StrEnum("Prefers", ["graded", "feedback", "edit", "judge", "constitution"])
 
 
-@click.command("build")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="JSON lines file to write.")
-@click.option(
-    "--from",
-    "sources",
-    type=click.Choice(SOURCES),
-    multiple=True,
-    help="Who prefers; repeatable. The first three without it: they stand in the log, the others are asked.",
-)
-@click.option("--judge-url", metavar="URL", help="Judge at an OpenAI-compatible endpoint, up to /v1.")
-@click.option(
-    "--judge-model", metavar="NAME", help="Its model; without a URL, a checkpoint that is loaded here."
-)
-@click.option("--principles", metavar="FILE", help="Constitution; the one that comes with nano without it.")
-@click.option(
-    "--per-task",
-    type=click.IntRange(1),
-    default=4,
-    show_default=True,
-    help="Most pairs of one task that verdicts, and as many that opinions, may make.",
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of which runs are paired.")
-@log_option
 def command(
-    out: Path, sources: tuple[str, ...], judge_url: str | None, judge_model: str | None,
-    principles: str | None, per_task: int, seed: int, log: str | None,
-) -> int:  # fmt: skip
+    out: Annotated[Path, Option(help="JSON lines file to write.")],
+    sources: Annotated[
+        list[Prefers] | None,
+        Option(
+            "--from",
+            help="Who prefers; repeatable. The first three without it: they stand in the log, the others are"
+            " asked.",
+        ),
+    ] = None,
+    judge_url: Annotated[
+        str | None, Option(metavar="URL", help="Judge at an OpenAI-compatible endpoint, up to /v1.")
+    ] = None,
+    judge_model: Annotated[
+        str | None, Option(metavar="NAME", help="Its model; without a URL, a checkpoint that is loaded here.")
+    ] = None,
+    principles: Annotated[
+        str | None, Option(metavar="FILE", help="Constitution, if not the one that comes with nano.")
+    ] = None,
+    per_task: Annotated[
+        int, Option(min=1, help="Most pairs of one task that verdicts, and as many that opinions, make.")
+    ] = 4,
+    seed: Seed = 0,
+    log: Log = None,
+) -> int:
     """Write the preference pairs that the log holds, with the exact tokens of the runs and who preferred."""
     from nano_rl.commands.pairs import no_pair, say
     from nano_rl.preferences.log_pairs import SOURCES as LOGGED
     from nano_rl.preferences.log_pairs import log_pairs
     from nano_rl.preferences.pairs import write_pairs
-    from nano_shared.store import LogStore
 
     if out.exists():
         raise UsageError(f"{out} exists already; name another file with --out")
-    settings = _settings(sources, judge_url, judge_model, principles)
-    with LogStore.open(log, create=False) as store:
+    settings = _settings(sources or (), judge_url, judge_model, principles)
+    with open_log(log) as store:
         asked = {name: _asked(name, given, store) for name, given in settings.items()}
         chosen = [source for source in LOGGED if not sources or source in sources]
         found = log_pairs(store, sources=chosen, per_task=per_task, seed=seed, asked=asked)
@@ -114,7 +113,7 @@ def command(
 
 
 def _settings(
-    sources: tuple[str, ...], url: str | None, model: str | None, principles: str | None
+    sources: Sequence[str], url: str | None, model: str | None, principles: str | None
 ) -> dict[Source, dict[str, str | None]]:
     """Part -> its settings, of those that are asked. Raises UsageError for a flag that nobody reads."""
     judged: dict[Source, dict[str, str | None]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from rich.table import Table
 from nano_rl.checkpoints.evaluate import SuccessRow as Row
 from nano_rl.formats import Refusal
 from nano_rl.gather.rollouts import none_graded, why_ungraded
+from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_shared.console import Console
 from nano_shared.types import Trajectory
 
@@ -78,6 +80,17 @@ def print_metrics(rows: list[dict[str, float | None]], console: Console | None =
             mean = sum(values) / len(values)
             table.add_row(name, *(f"{value:.4g}" for value in (values[0], values[-1], mean)))
     (console or Console(stderr=True)).print(table)
+
+
+def print_trained(target: Path, folder: Path, *, as_json: bool) -> None:
+    """What a training by imitation or preference ended with: its checkpoint and its metrics."""
+    rows = read_metrics(folder / METRICS)
+    if as_json:
+        last = {name: value for name, value in (rows[-1] if rows else {}).items() if value is not None}
+        print(json.dumps({"checkpoint": str(target), "steps": len(rows), "metrics": last}))
+        return
+    print_metrics(rows)
+    print(target)
 
 
 def tell_ungraded(runs: Sequence[Trajectory]) -> None:

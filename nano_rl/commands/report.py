@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
-import click
 from rich.table import Table
+from typer import Argument, Option
 
-from nano_rl.commands.options import log_option
+from nano_coder.commands.options import log_of_environment
+from nano_rl.commands.options import Log
 from nano_rl.commands.progress import print_metrics
 from nano_rl.commands.session import trainings_dir
 from nano_rl.gather.impossible_rollouts import HackRow, hack_row, hack_rows
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.metrics import MetricsRow as Row
 from nano_rl.preferences.over_optimisation import over_optimised
+from nano_shared.command_line import Json
 from nano_shared.console import Console
 from nano_shared.errors import UsageError
 
 
-@click.command("report")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option("--hacks", is_flag=True, help="Tampering by kind, and passes on impossible controls, by step.")
-@click.option("--output", "-o", type=click.Path(path_type=Path), help="Where the page goes.")
-@log_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else; no page is written.")
-def command(names: tuple[str, ...], hacks: bool, output: Path | None, log: str | None, as_json: bool) -> int:
+def command(
+    names: Annotated[list[str], Argument(metavar="NAME", help="Of a training, or its folder.")],
+    hacks: Annotated[
+        bool, Option("--hacks", help="Tampering by kind, and passes on impossible controls, by step.")
+    ] = False,
+    output: Annotated[Path | None, Option("-o", "--output", help="Where the page goes.")] = None,
+    log: Log = None,
+    as_json: Json = False,
+) -> int:
     """The training NAME: a table here, and a page of HTML with curves and sample rollouts.
 
     NAME may be the folder of a training too. The page is report.html in that folder unless -o names another
     file; it is one file that loads nothing from elsewhere. Several NAMEs give one page that shows them side
     by side, comparison.html in the folder of the first.
     """
+    log = log or next(iter(log_of_environment()), None)
     if len(names) > 1:
         return _side_by_side(names, hacks, output, log, as_json)
     (name,) = names
@@ -55,7 +62,7 @@ def command(names: tuple[str, ...], hacks: bool, output: Path | None, log: str |
 
 
 def _side_by_side(
-    names: tuple[str, ...], hacks: bool, output: Path | None, log: str | None, as_json: bool
+    names: Sequence[str], hacks: bool, output: Path | None, log: str | None, as_json: bool
 ) -> int:
     if hacks:
         raise UsageError("--hacks reads one training; name one, or leave --hacks out")
@@ -121,7 +128,7 @@ def _print_hacks(rows: list[HackRow], total: HackRow) -> None:
     console = Console()
     console.print(table)
     if not total.controls:
-        console.print("no control was rolled out; nano-rl train --controls 0.03 measures hacking on them")
+        console.print("no control was rolled out; nano-rl train --set controls=0.03 measures hacking on them")
 
 
 def _steps(row: HackRow) -> str:

@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-import click
-
-from nano_rl.commands.config_options import ConfigCommand, Settings, config_options
-from nano_rl.commands.options import log_option, model_option, name_option
-from nano_rl.commands.pairs import PAIR_OPTIONS, pair_options
+from nano_rl.commands.options import Log, Model, Name
+from nano_rl.commands.pairs import FromLogs, Pairs
 from nano_rl.preferences.config import RewardModelConfig
+from nano_shared.command_line import Json
+from nano_shared.settings_options import Settings, settings_options
 
 if TYPE_CHECKING:
     from nano_rl.preferences.reward_model import RewardModelReport as Report
 
-HEADINGS = {
-    "What to train on": ("name", "model", *PAIR_OPTIONS, "held_out"),
-    "Optimizer": ("optimizer", "epochs", "batch", "lora_rank", "dtype", "max_tokens", "seed"),
-    "Saving": ("save_every",),
-    "Settings": ("config_file", "print_config"),
-}
 
-
-@click.command("reward-model", cls=ConfigCommand, headings=HEADINGS)
-@name_option
-@model_option
-@pair_options
-@log_option
-@config_options(RewardModelConfig)
+@settings_options(
+    RewardModelConfig,
+    {"Learning": ("optimizer.learning_rate", "epochs", "lora_rank", "held_out")},
+    shown=False,
+)
 def command(
-    name: str,
-    model: str | None,
-    pairs_file: Path | None,
-    from_logs: bool,
-    log: str | None,
     settings: Settings[RewardModelConfig],
+    name: Name,
+    model: Model = None,
+    pairs: Pairs = None,
+    from_logs: FromLogs = False,
+    log: Log = None,
+    as_json: Json = False,
 ) -> int:
     """Train a reward model on the backbone of --model; --reward preference:NAME=1 then uses it."""
     config = settings.config()
@@ -55,8 +48,8 @@ def command(
     target, folder = training_folder(name)
     parent = model or default_model()
     opened = open_weights(parent, dtype=config.dtype, merge=False)
-    pairs = open_pairs(opened, pairs_file, from_logs, log, seed=config.seed)
-    train, kept = held_out(pairs, config.held_out, config.seed)
+    rows = open_pairs(opened, pairs, from_logs, log, seed=config.seed)
+    train, kept = held_out(rows, config.held_out, config.seed)
     scalar = scalar_model(opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed, bias=False)
     with bar("reward model", 1) as progress:
 
@@ -69,6 +62,9 @@ def command(
         target, scalar, opened, parent=parent, config=config, steps=steps, run_ids=trained_runs(train),
         tasks=trained_tasks(train), report=report, page=calibration_page(name, report, plotter),
     )  # fmt: skip
+    if as_json:
+        print(json.dumps({"checkpoint": str(target), "steps": steps, "held_out": asdict(report)}))
+        return 0
     _show(report)
     print(target / CALIBRATION)
     print(target)

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import click
+from typer import Option
 
+from nano_coder.commands.options import Limit, Tools, agent_options, configured
+from nano_coder.config import AgentConfig
 from nano_coder.run.reflection import is_reflection
 from nano_rl.checkpoints.evaluate import component_means, row_of, table
+from nano_rl.commands.eval import vars_of
+from nano_rl.commands.options import Reward, Seed, Tasks
 from nano_rl.commands.progress import bar, print_components, print_rows, tell_ungraded
 from nano_rl.commands.session import (
     chosen_reward,
-    dtype_option,
-    log_option,
-    max_tokens_option,
-    model_option,
     policy_runtime,
-    reward_option,
-    seed_option,
-    tool_option,
 )  # fmt: skip
 from nano_rl.gather.rollouts import collect, execute
 from nano_rl.rewards import outcome
 from nano_rl.tasks.make import read_tasks
 from nano_rl.tasks.oracle import ORACLE, oracle_policy
-from nano_shared.command_line import limit_option
+from nano_shared.command_line import Json
 from nano_shared.errors import UsageError
+from nano_shared.settings_options import Settings
 from nano_shared.types import Trajectory, Value
 
 
@@ -67,35 +65,36 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-@click.command("rollout")
-@click.option("--tasks", "tasks_file", type=click.Path(path_type=Path), required=True)
-@model_option
-@click.option("--base-url", help="URL of an OpenAI-compatible endpoint.")
-@click.option("--oracle", is_flag=True, help="Run each task's own solution instead of a model.")
-@click.option("--group-size", type=click.IntRange(1), default=1, show_default=True, help="Runs of each task.")
-@click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True)
-@max_tokens_option
-@tool_option
-@limit_option
-@click.option(
-    "--reflect", type=click.IntRange(0), is_flag=False, flag_value=1, default=0, metavar="[N]",
-    help="Of each run that fails, N second attempts (1) that read its diff and the check's output: a group.",
-)  # fmt: skip
-@reward_option
-@seed_option
-@dtype_option
-@log_option
+@agent_options("model", "base_url", "log", shown=False)
 def command(
-    tasks_file: Path, model: str | None, base_url: str | None, oracle: bool, group_size: int,
-    temperature: float, max_tokens: int | None, tools: tuple[str, ...], limit: dict[str, Any], reflect: int,
-    reward: str | None, seed: int, dtype: str, log: str | None,
+    settings: Settings[AgentConfig],
+    tasks: Tasks,
+    oracle: Annotated[
+        bool, Option("--oracle", help="Run each task's own solution instead of a model.")
+    ] = False,
+    group_size: Annotated[int, Option(min=1, help="Runs of each task.")] = 1,
+    temperature: Annotated[float, Option(min=0, help="Of the sampling.")] = 1.0,
+    reflect: Annotated[
+        int,
+        Option(
+            metavar="[N]", min=0, show_default=False,
+            help="Of each run that fails, N second attempts (1) that read its diff and the check's output: a"
+            " group.",
+        ),
+    ] = 0,
+    reward: Reward = None,
+    seed: Seed = 0,
+    limit: Limit = None,
+    tools: Tools = None,
+    as_json: Json = False,
 ) -> int:  # fmt: skip
     """Run each task of a file GROUP_SIZE times; the runs and their verdicts are in the log."""
     if oracle and reflect:
         raise UsageError("--reflect: oracles do not fail, so no attempt follows; leave out one of the two")
-    tasks = read_tasks(tasks_file)
+    config, sources = configured(settings, limit=limit, tools=tools)
+    work = read_tasks(tasks)
     composed = chosen_reward(reward)
-    with bar("rollouts", len(tasks) * (1 if oracle else group_size)) as progress:
+    with bar("rollouts", len(work) * (1 if oracle else group_size)) as progress:
 
         def done(run: Trajectory) -> None:
             if not is_reflection(run):
@@ -104,21 +103,24 @@ def command(
         if oracle:
             from nano_rl.commands.session import oracle_runtime
 
-            runtime = replace(oracle_runtime(log), policy_name=ORACLE)
-            policies = [oracle_policy(t, runtime.profile) for t in tasks]
-            runs = execute(tasks, policies, runtime, on_run=done, reward=composed)
+            runtime = replace(oracle_runtime(config.log), policy_name=ORACLE)
+            policies = [oracle_policy(t, runtime.profile) for t in work]
+            runs = execute(work, policies, runtime, on_run=done, reward=composed)
         else:
-            runtime = policy_runtime(
-                model, log, base_url=base_url, dtype=dtype, temperature=temperature, max_tokens=max_tokens,
-                limit=limit, tools=tools,
-            )  # fmt: skip
+            runtime = policy_runtime(config, sources, temperature=temperature)
             runs = collect(
-                tasks, runtime, group_size=group_size, seed=seed, on_run=done, reward=composed,
+                work, runtime, group_size=group_size, seed=seed, on_run=done, reward=composed,
                 reflect=reflect,
             )  # fmt: skip
     tell_ungraded(runs)
     first, second = split_attempts(runs)
-    print_rows([*table(first), *([row_of("second attempts", second)] if second else [])])
+    rows = [*table(first), *([row_of("second attempts", second)] if second else [])]
+    if as_json:
+        report: dict[str, Any] = {"rows": [vars_of(row) for row in rows], "runs": [run.id for run in runs]}
+        report |= {"reflection": worth_of(runs).model_dump()} if reflect else {}
+        print(json.dumps(report | ({"components": component_means(runs)} if composed else {})))
+        return 0
+    print_rows(rows)
     if reflect:
         print(worth_of(runs))
     if composed:

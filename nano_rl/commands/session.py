@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import click
-
 from nano_coder.agent.profiles import COMPACT_1, with_tools
-from nano_coder.config import load_config, said_limits
+from nano_coder.commands.options import open_log
+from nano_coder.config import AgentConfig, load_config, said_limits
 from nano_coder.models.opener import find_opener
 from nano_coder.models.opening import OpenedWeights, default_model, open_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
@@ -21,17 +20,6 @@ from nano_coder.run.execution import Runtime
 from nano_coder.run.redacting_log import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.tools import TOOLS
-from nano_rl.commands.options import (
-    dtype_option,
-    log_option,
-    max_tokens_option,
-    model_option,
-    name_option,
-    reward_option,
-    seed_option,
-    tasks_option,
-    tool_option,
-)  # fmt: skip
 from nano_rl.commands.progress import bar
 from nano_rl.imitation import demonstrations as oracle
 from nano_rl.rewards import Reward, open_reward, parse_reward
@@ -46,7 +34,7 @@ def oracle_runtime(log: str | None) -> Runtime:
     return Runtime(
         policy=ScriptedPolicy([]),
         sandbox=open_sandbox(),
-        store=redacting_store(LogStore.open(log)),
+        store=redacting_store(open_log(log, create=True)),
         profile=COMPACT_1,
         policy_name=ORACLE,
     )
@@ -60,59 +48,32 @@ def oracle_runs(tasks: Sequence[Task], runtime: Runtime) -> list[Trajectory]:
     return runs
 
 
-__all__ = [
-    "chosen_reward",
-    "dtype_option",
-    "log_option",
-    "max_tokens_option",
-    "model_option",
-    "name_option",
-    "policy_runtime",
-    "reward_option",
-    "seed_option",
-    "tasks_option",
-    "tool_option",
-    "training_folder",
-    "training_runtime",
-    "trainings_dir",
-]
-
-
 def chosen_reward(text: str | None) -> Reward | None:
     """The reward that --reward describes; None without one. Raises UsageError or ConfigError."""
     return open_reward(parse_reward(text)) if text else None
 
 
+def dtype_of(config: AgentConfig, sources: Mapping[str, str]) -> str:
+    """Of a model that is measured or sampled: float32, unless the command line says otherwise."""
+    return config.dtype if sources["dtype"] == "flag" else "float32"
+
+
 def policy_runtime(
-    model: str | None,
-    log: str | None,
-    *,
-    base_url: str | None,
-    dtype: str,
-    temperature: float,
-    max_tokens: int | None = None,
-    limit: Mapping[str, Any] | None = None,
-    tools: Sequence[str] = (),
+    config: AgentConfig, sources: Mapping[str, str], *, temperature: float, model: str | None = None
 ) -> Runtime:
     """The runtime of a policy by name. The sandbox refuses first, since that takes milliseconds.
 
-    What is not given is what the environment and the configuration files say; `max_tokens` is of one
-    completion.
+    The command's own `temperature` counts, unless the command line sets that of the configuration.
     """
-    flags = {
-        "model": model,
-        "log": log,
-        "base_url": base_url,
-        "max_completion_tokens": max_tokens,
-        "tools": tuple(tools),
-    }
-    config, sources = load_config({**flags, "limit": limit}, Path())
+    if sources["temperature"] == "flag":
+        temperature = config.temperature
     sandbox = open_sandbox(config.sandbox, python=config.python)
     store = LogStore.open(config.log)
     more = [TOOLS.give(tool).spec.name for tool in config.tools]
     opened = open_policy(
-        config.model, base_url=config.base_url, api_key=config.api_key, dtype=dtype, profile=config.profile
-    )
+        model or config.model, base_url=config.base_url, api_key=config.api_key,
+        dtype=dtype_of(config, sources), profile=config.profile,
+    )  # fmt: skip
     return Runtime(
         policy=opened.policy,
         sandbox=sandbox,
@@ -136,7 +97,8 @@ def training_runtime(
     """Trainable weights, their name, and a runtime whose policy each step replaces by the live module."""
     from nano_rl.imitation.demonstrations import reader_of
 
-    config, sources = load_config({"model": model, "log": log, "limit": limit, "tools": tuple(tools)}, Path())
+    given = {"model": model, "log": log, "tools": tuple(tools), **(limit or {})}
+    config, sources = load_config(given, Path())
     more = [TOOLS.give(tool).spec.name for tool in config.tools]
     sandbox = open_sandbox(config.sandbox, python=config.python)
     store = LogStore.open(config.log)
@@ -167,8 +129,7 @@ def training_folder(name: str) -> tuple[Path, Path]:
     target = checkpoint_target(name)
     folder = trainings_dir() / name
     folder.mkdir(parents=True, exist_ok=True)
-    if context := click.get_current_context(silent=True):
-        context.call_on_close(partial(_remove_empty, folder))
+    atexit.register(_remove_empty, folder)
     return target, folder
 
 

@@ -5,68 +5,53 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-import click
+from typer import Option
 
-from nano_rl.commands.config_options import ConfigCommand, Settings, config_options
-from nano_rl.commands.options import log_option, model_option, name_option
+from nano_coder.commands.options import open_log
+from nano_rl.commands.options import Log, Model, Name
 from nano_rl.config.training import SftConfig
+from nano_shared.command_line import Json
 from nano_shared.errors import UsageError
+from nano_shared.settings_options import Settings, settings_options
 
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights
     from nano_rl.learn.rows.sample import TrainSample
     from nano_shared.types import Task
 
-HEADINGS = {
-    "What to imitate": ("name", "model", "tasks_file", "from_logs", "messages_file", "log"),
-    "Optimizer": (
-        "optimizer", "epochs", "stop_after", "batch", "lora_rank", "dtype", "max_tokens", "seed",
-    ),
-    "Saving": ("save_every",),
-    "Settings": ("config_file", "print_config"),
-}  # fmt: skip
 
-
-@click.command("sft", cls=ConfigCommand, headings=HEADINGS)
-@click.option("--tasks", "tasks_file", type=click.Path(path_type=Path), help="Tasks whose oracles are run.")
-@click.option("--from-logs", is_flag=True, help="The runs in the log that passed what graded them.")
-@click.option(
-    "--messages",
-    "messages_file",
-    type=click.Path(path_type=Path),
-    help='Conversations, a line each: {"messages": [{"role", "content"}, ...]}.',
-)
-@name_option
-@model_option
-@log_option
-@config_options(SftConfig)
+@settings_options(SftConfig, {"Learning": ("optimizer.learning_rate", "epochs", "lora_rank")}, shown=False)
 def command(
-    tasks_file: Path | None,
-    from_logs: bool,
-    messages_file: Path | None,
-    name: str,
-    model: str | None,
-    log: str | None,
     settings: Settings[SftConfig],
+    name: Name,
+    model: Model = None,
+    tasks: Annotated[Path | None, Option(help="Tasks whose oracles are run.")] = None,
+    from_logs: Annotated[
+        bool, Option("--from-logs", help="The runs in the log that passed what graded them.")
+    ] = False,
+    messages: Annotated[
+        Path | None, Option(help='Conversations, a line each: {"messages": a list of {"role", "content"}}.')
+    ] = None,
+    log: Log = None,
+    as_json: Json = False,
 ) -> int:
     """Imitate and write checkpoint NAME. Several sources may be given: their rows are put together."""
     config = settings.config()
-    if not (tasks_file or from_logs or messages_file):
+    if not (tasks or from_logs or messages):
         raise UsageError("name what to imitate: --tasks FILE, --from-logs or --messages FILE")
     from nano_coder.models.opening import default_model, open_weights
     from nano_rl.checkpoints.checkpoint import save_checkpoint
-    from nano_rl.commands.progress import bar, print_metrics
+    from nano_rl.commands.progress import bar, print_trained
     from nano_rl.commands.session import training_folder
     from nano_rl.imitation.sft import train_sft
-    from nano_rl.learn.metrics import METRICS, read_metrics
     from nano_rl.learn.model.learner import prepare
 
     target, folder = training_folder(name)
     parent = model or default_model()
     opened = open_weights(parent, dtype=config.dtype, merge=False)
-    lessons = _lessons(opened, tasks_file, from_logs, messages_file, log)
+    lessons = _lessons(opened, tasks, from_logs, messages, log)
     trained = prepare(opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed)
     last: dict[str, float] = {}
     with bar("imitation", 1) as progress:
@@ -82,8 +67,7 @@ def command(
         target, trained, opened, parent=parent, config=config, steps=steps,
         run_ids=lessons.run_ids, tasks=lessons.tasks, metrics={"loss": last.get("loss", 0.0)},
     )  # fmt: skip
-    print_metrics(read_metrics(folder / METRICS))
-    print(target)
+    print_trained(target, folder, as_json=as_json)
     return 0
 
 
@@ -107,7 +91,6 @@ def _lessons(
     from nano_rl.imitation.rows import read_messages
     from nano_rl.tasks.make import read_tasks
     from nano_rl.tasks.oracle import ORACLE
-    from nano_shared.store import LogStore
 
     reader = reader_of(opened)
     rows = read_messages(messages_file, reader) if messages_file else []
@@ -117,7 +100,7 @@ def _lessons(
         runtime = replace(oracle_runtime(log), profile=opened.profile)
         runs, blobs = oracle_runs(tasks, runtime), runtime.store.blobs
     if from_logs:
-        store = LogStore.open(log, create=False)
+        store = open_log(log)
         blobs = store.blobs
         successes, refused = logged_successes(store, reader)
         # the oracles of --tasks are in the log too by now

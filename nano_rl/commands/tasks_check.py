@@ -6,15 +6,16 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-import click
 from rich.table import Table
+from typer import Option
 
-from nano_rl.commands.options import jobs_option, log_option
+from nano_coder.commands.options import open_log
+from nano_rl.commands.options import Jobs, Log, TaskFile
 from nano_rl.tasks.make import read_tasks, refuse_unwritable, write_tasks
+from nano_shared.command_line import Json
 from nano_shared.console import Console
-from nano_shared.store import LogStore
 
 if TYPE_CHECKING:
     from nano_rl.tasks.check import TaskFinding as Finding
@@ -23,22 +24,16 @@ SHOWN = 20
 """refused tasks that the report names"""
 
 
-@click.command("check")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the admitted tasks to this file."
-)
-@click.option(
-    "--against",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    help="A task file whose programs must not occur, such as the held-out tasks; may be repeated.",
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object with every finding.")
-@jobs_option
-@log_option
 def command(
-    file: Path, out: Path | None, against: tuple[Path, ...], as_json: bool, jobs: int, log: str | None
+    file: TaskFile,
+    out: Annotated[Path | None, Option(help="Write the admitted tasks to this file.")] = None,
+    against: Annotated[
+        list[Path] | None,
+        Option(help="A task file whose programs must not occur, as the held-out tasks; repeatable."),
+    ] = None,
+    as_json: Json = False,
+    jobs: Jobs = 2,
+    log: Log = None,
 ) -> int:
     """Run every task's oracle, starter and mutants. Exit code 1 where a task is refused and no --out takes
     the others, or where none is admitted."""
@@ -47,12 +42,12 @@ def command(
 
     tasks = read_tasks(file)
     others: dict[str, str] = {}
-    for other in against:
+    for other in against or ():
         others |= programs_of(read_tasks(other), other.name)
     if out is not None:
         refuse_unwritable(out)
     borrowed = any(task.snapshot for task in tasks)  # their files lie in the log that they were made from
-    blobs = LogStore.open(log, create=False).blobs.root if borrowed else None
+    blobs = open_log(log).blobs.root if borrowed else None
     findings, admitted = [], []
     with bar("checked", len(tasks)) as progress:
         found = check_tasks(tasks, jobs=min(jobs, len(tasks)), blobs=blobs)

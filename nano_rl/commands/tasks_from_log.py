@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-import click
+from typer import Argument, Option
 
-from nano_rl.commands.options import log_option
+from nano_coder.commands.options import open_log
+from nano_rl.commands.options import Log
 from nano_rl.tasks.make import refuse_unwritable, write_tasks
+from nano_shared.command_line import Json
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
-from nano_shared.store import LogStore
 
 if TYPE_CHECKING:
     from nano_rl.tasks.from_log import LoggedTask
 
 
-@click.command("from-log")
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
-@click.option("--check", help="Shell line that grades the task and that no agent sees; else the run's own.")
-@click.option(
-    "-o", "--out", type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the rows to this file; else they go to standard output.",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="One JSON object that says what was made of each run.")
-@log_option
 def command(
-    runs: tuple[str, ...], check: str | None, out: Path | None, as_json: bool, log: str | None
+    runs: Annotated[list[str], Argument(metavar="RUN")],
+    check: Annotated[
+        str | None, Option(help="Shell line that grades the task and that no agent sees; else the run's own.")
+    ] = None,
+    out: Annotated[
+        Path | None, Option("-o", "--out", help="File of the rows; else they go to standard output.")
+    ] = None,
+    as_json: Json = False,
+    log: Log = None,
 ) -> int:
     """Make a task of each RUN (an id, the beginning of one, or `last`).
 
@@ -42,7 +43,7 @@ def command(
         raise UsageError("--check is empty; give a shell line, or leave it out to keep the run's own check")
     if as_json and out is None:
         raise UsageError("--json prints what was made, so the rows need a file: name one with -o")
-    store = LogStore.open(log, create=False)
+    store = open_log(log)
     chosen = [store.get(run) for run in runs]
     sandbox = open_sandbox()
     if out is not None:
@@ -71,7 +72,7 @@ def command(
         ]  # fmt: skip
         print(json.dumps({"tasks": rows, "file": str(out)}))
     else:
-        click.echo(printable("\n".join(lines)), err=out is None)
+        print(printable("\n".join(lines)), file=sys.stderr if out is None else sys.stdout)
     return 0
 
 

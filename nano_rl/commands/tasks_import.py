@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-import click
+from typer import Argument, Option
 
+from nano_coder.commands.options import open_log
+from nano_rl.commands.options import KeepGoing, Log
 from nano_rl.commands.progress import report
-from nano_rl.commands.session import log_option
 from nano_rl.formats import FORMATS, Refusal, find_format, guess_format
 from nano_rl.formats.row_format import ReadOptions
 from nano_rl.tasks.make import write_tasks
 from nano_shared.errors import UsageError
 from nano_shared.refusal import first_problem
-from nano_shared.store import LogStore
 
 
-@click.command("import")
-@click.argument("source", type=click.Path(path_type=Path))
-@click.option(
-    "--from", "name", metavar="FORMAT",
-    help=f"{', '.join(FORMATS)}, or path.py:name; default: by what is there.",
-)  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path), help="Default: SOURCE.tasks.jsonl.")
-@click.option("--repo", type=click.Path(path_type=Path), help="Of swe-bench rows: a git repository.")
-@log_option
-@click.option("--keep-going", is_flag=True, help="List every refusal and write the rest; exits with 2.")
 def command(
-    source: Path, name: str | None, out: Path | None, repo: Path | None, log: str | None, keep_going: bool
+    source: Annotated[Path, Argument(metavar="SOURCE", help="A file or a folder.")],
+    name: Annotated[
+        str | None, Option("--from", help=f"Format, if not by what is there: {', '.join(FORMATS)}.")
+    ] = None,
+    out: Annotated[Path | None, Option(help="If not SOURCE.tasks.jsonl.")] = None,
+    repo: Annotated[Path | None, Option(help="Of swe-bench rows: a git repository.")] = None,
+    log: Log = None,
+    keep_going: KeepGoing = False,
 ) -> int:
     """Read SOURCE, a file or a folder, into a task file. Nothing is left out in silence."""
     format = find_format(name) if name else guess_format(source)
-    blobs = LogStore.open(log).blobs if repo is not None else None
+    blobs = open_log(log, create=True).blobs if repo is not None else None
     found = list(format.read(source, ReadOptions(repo=repo, blobs=blobs)))
     refusals = [item for item in found if isinstance(item, Refusal)]
     tasks = [item for item in found if not isinstance(item, Refusal)]

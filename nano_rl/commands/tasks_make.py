@@ -6,10 +6,11 @@ import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
-import click
+from typer import Option
 
-from nano_rl.commands.options import jobs_option
+from nano_rl.commands.options import Jobs, Seed
 from nano_rl.tasks.make import draw_tasks, refuse_unwritable, write_tasks
 from nano_rl.tasks.suite import TaskSuite, find_suite
 from nano_shared.errors import UsageError
@@ -17,36 +18,21 @@ from nano_shared.extensions import is_file_reference
 from nano_shared.types import Split, Task
 
 
-@click.command("make")
-@click.option(
-    "--suite", default="functions", show_default=True, metavar="NAME|FILE.py:NAME",
-    help="See nano-rl tasks list --suites.",
-)  # fmt: skip
-@click.option("--level", "levels", help="One level, or a range such as 0-3; default the suite's up to 3.")
-@click.option(
-    "--view",
-    "views",
-    multiple=True,
-    help="Views, separated by commas or given apart; default all of the levels.",
-)
-@click.option("-n", "n", type=click.IntRange(1), default=200, show_default=True, help="Number of tasks.")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--split", type=click.Choice([s.value for s in Split]), default="train", show_default=True)
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="File; default from the options."
-)
-@click.option("--check", is_flag=True, help="Draw until N tasks are admitted, as by nano-rl tasks check.")
-@jobs_option
 def command(
-    suite: str,
-    levels: str | None,
-    views: tuple[str, ...],
-    n: int,
-    seed: int,
-    split: str,
-    out: Path | None,
-    check: bool,
-    jobs: int,
+    suite: Annotated[str, Option(help="See nano-rl tasks list --suites.")] = "functions",
+    levels: Annotated[str, Option("--level", help="One level, or a range such as 0-3.")] = "0-3",
+    views: Annotated[
+        list[str] | None,
+        Option("--view", help="Views, separated by commas or given apart; else all of the levels."),
+    ] = None,
+    n: Annotated[int, Option("-n", min=1, help="Number of tasks.")] = 200,
+    seed: Seed = 0,
+    split: Annotated[Split, Option(help="Of the program families.")] = Split.TRAIN,
+    out: Annotated[Path | None, Option(help="File; default from the options.")] = None,
+    check: Annotated[
+        bool, Option("--check", help="Draw until N tasks are admitted, as by nano-rl tasks check.")
+    ] = False,
+    jobs: Jobs = 2,
 ) -> int:
     """Make N tasks into a JSON lines file. Train and test share no program family."""
     supply = find_suite(suite)
@@ -56,8 +42,8 @@ def command(
         suite=suite,
         levels=chosen,
         seed=seed,
-        split=Split(split),
-        views=tuple(view for named in views for view in named.split(",")),
+        split=split,
+        views=tuple(view for named in views or () for view in named.split(",")),
     )
     name = supply.name if is_file_reference(suite) else suite
     target = out or Path(f"{name}-{levels}-{split}-{seed}.jsonl")

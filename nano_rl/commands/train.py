@@ -6,16 +6,22 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
+from typer import Option
 
+from nano_coder.commands.options import Limit, Tools, log_of_environment
+from nano_coder.config import parse_limits
 from nano_rl.commands.asked import FRESH, Asked, further_logs, open_sources
-from nano_rl.commands.config_options import ConfigCommand, Settings, config_options
-from nano_rl.commands.options import LogName, model_option, name_option, reward_option, tool_option
+from nano_rl.commands.options import (
+    Model,
+    Name,
+    Reward,
+)
 from nano_rl.config.training import TrainConfig
-from nano_shared.command_line import limit_option
+from nano_shared.command_line import Json
 from nano_shared.errors import UsageError
+from nano_shared.settings_options import Settings, settings_options
 
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights
@@ -23,37 +29,12 @@ if TYPE_CHECKING:
     from nano_rl.report.live import Watcher
     from nano_shared.store import LogStore
 
-HEADINGS = {
-    "What to train on": ("name", "model", "tasks_file", "held_out", "from_logs", "fresh", "logs_given"),
-    "Rollouts": (
-        "steps",
-        "prompts_per_step",
-        "group_size",
-        "temperature",
-        "scheduler",
-        "seed",
-        "limit",
-        "tools",
-    ),
-    "Rollouts ahead of time (docs/training.md)": ("overlap", "heartbeat_seconds"),
-    "Objective": ("objective", "updates_per_step", "minibatches"),
-    "Logs (docs/training.md)": ("logs", "objective__max_staleness"),
-    "Imitation and preference beside it": (
-        "lambda_sft",
-        "imitate",
-        "lambda_preference",
-        "preference_beta",
-    ),
-    "Optimizer": ("optimizer", "lora_rank", "dtype", "max_tokens"),
-    "Reward": ("reward", "shuffle_rewards", "controls"),
-    "Curriculum and refill": ("curriculum", "refill"),
-    "Guards": ("guards",),
-    "Saving": ("resume", "save_every", "keep_states"),
-    "Watching": ("log_to", "as_json"),
-    "Settings": ("config_file", "print_config"),
+FLAGS = {
+    "Rollouts": ("steps", "prompts_per_step", "group_size", "seed", "overlap"),
+    "Learning": ("objective.objective", "optimizer.learning_rate", "lora_rank"),
+    "Settings": ("resume",),
 }
-"""where fields and sections stand in the help; one that is not named here stands under its section's name"""
-
+"""the settings that are options too, by panel of the help; the others are reached by --config and --set"""
 _FROM_LOGS = {"steps": 10, "lora_rank": 16, "imitate": "rest"}
 """with --from-logs, where nothing else is said: what tens of runs of one's own bear (docs/training.md)"""
 _FROM_LOGS_RATE = 2e-4
@@ -61,65 +42,52 @@ _FROM_LOGS_SFT = 0.1
 """lambda_sft beside fresh rollouts: imitation of the logged successes keeps how a run ends"""
 
 
-@click.command("train", cls=ConfigCommand, headings=HEADINGS)
-@name_option
-@model_option
-@click.option("--tasks", "tasks_file", type=click.Path(path_type=Path), help="Tasks to roll out afresh.")
-@click.option(
-    "--held-out", type=click.Path(path_type=Path),
-    help="Tasks to measure on, some ten times on the way, and never to learn from.",
-)  # fmt: skip
-@click.option("--from-logs", is_flag=True, help="Train on the runs in the log.")
-@click.option(
-    "--fresh",
-    type=click.IntRange(0),
-    metavar="INT",
-    help=f"With --from-logs: runs of a group, which fresh rollouts fill up (--mix); 0 is logs alone."
-    f"  [default: {FRESH}]",
-)
-@click.option(
-    "--curriculum",
-    is_flag=True,
-    help="With --tasks: draw levels and views by their success, which is held between 20 and 80 %.",
-)
-@reward_option
-@click.option(
-    "--log",
-    "logs_given",
-    multiple=True,
-    type=LogName(),
-    envvar="NANO_LOG",
-    help="Path or SQLAlchemy URL of the log. With --from-logs several may be given: all are read, and fresh"
-    " runs are written to the first.",
-)
-@click.option(
-    "--log-to",
-    metavar="NAME,...",
-    default="",
-    help="Where metrics go beside metrics.jsonl: tensorboard, wandb, trackio.",
-)
-@limit_option
-@tool_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON at the end, and nothing else.")
-@config_options(TrainConfig, aliases={"prompts_per_step": ("--prompts",)}, apart=("reward",))
+@settings_options(TrainConfig, FLAGS, names={"prompts_per_step": "--prompts"})
 def command(
-    name: str, model: str | None, tasks_file: Path | None, held_out: Path | None, from_logs: bool,
-    fresh: int | None, curriculum: bool, reward: str | None, logs_given: tuple[str, ...], log_to: str,
-    as_json: bool,
-    limit: dict[str, Any], tools: tuple[str, ...], settings: Settings[TrainConfig],
-) -> int:  # fmt: skip
+    settings: Settings[TrainConfig],
+    name: Name,
+    model: Model = None,
+    tasks: Annotated[Path | None, Option(help="Tasks to roll out afresh.")] = None,
+    held_out: Annotated[
+        Path | None, Option(help="Tasks to measure on, some ten times on the way, and never to learn from.")
+    ] = None,
+    from_logs: Annotated[bool, Option("--from-logs", help="Train on the runs in the log.")] = False,
+    fresh: Annotated[
+        int | None,
+        Option(
+            min=0,
+            help="With --from-logs: runs of a group, which fresh rollouts fill up; 0 is logs alone."
+            f" (default: {FRESH})",
+        ),
+    ] = None,
+    curriculum: Annotated[
+        bool,
+        Option(
+            "--curriculum",
+            help="With --tasks: draw levels and views by their success, which is held between 20 and 80 %.",
+        ),
+    ] = False,
+    reward: Reward = None,
+    log: Annotated[list[str] | None, Option(hidden=True)] = None,
+    log_to: Annotated[
+        str, Option(metavar="NAME,...", help="Metrics beside metrics.jsonl: tensorboard, wandb, trackio.")
+    ] = "",
+    limit: Limit = None,
+    tools: Tools = None,
+    as_json: Json = False,
+) -> int:
     """Train and write checkpoint NAME: --tasks FILE rolls out afresh, --from-logs learns from the log.
 
-    With --resume, what is not given is what the training was started with.
+    With --resume, what is not given is what the training was started with. With --from-logs several --log may
+    be given: all are read, and fresh runs are written to the first.
     """
     asked = Asked(
-        name=name, model=model, tasks=tasks_file, held_out=held_out, from_logs=from_logs, fresh=fresh,
-        curriculum=curriculum, logs=logs_given, tools=tools,
+        name=name, model=model, tasks=tasks, held_out=held_out, from_logs=from_logs, fresh=fresh,
+        curriculum=curriculum, logs=tuple(log or ()) or log_of_environment(), tools=tuple(tools or ()),
     )  # fmt: skip
-    sections = {k: v for k, v in settings.values.items() if isinstance(v, dict)}
-    given = [f"{section}.{setting}" for section, of in sections.items() for setting in of]
+    given, limits = settings.sources, parse_limits(limit)
     if name and settings.values.get("resume"):
-        asked, settings, limit = _resumed(asked, settings, limit)
+        asked, settings, limits = _resumed(asked, settings, limits)
     config = _config(settings, reward, asked.group_size if asked.from_logs else None, asked.model)
     asked.check(settings.flags)
     if idle := config.idle(given):
@@ -129,7 +97,7 @@ def command(
 
         raise UsageError(NOT_FROM_LOGS)
     sinks = [name.strip() for name in log_to.split(",") if name.strip()]
-    _train(asked, config, limit=limit, log_to=sinks, quiet=as_json)
+    _train(asked, config, limit=limits, log_to=sinks, quiet=as_json)
     return 0
 
 
@@ -180,8 +148,8 @@ def _config(
         if "learning_rate" not in settings.values.get("optimizer", {}):
             more["optimizer"] = {"learning_rate": _FROM_LOGS_RATE}
         # what is wrong with the size of groups is wrong with --fresh
-        flagged = replace(settings, flags=settings.flags | ({"group_size"} if fresh else set()))
-        return flagged.config({**more, "group_size": fresh})
+        blamed = {"group_size": "--fresh"} if fresh else {}
+        return replace(settings, sources={**settings.sources, **blamed}).config({**more, "group_size": fresh})
     config = settings.config(more)
     if config.group_size == 0:
         raise UsageError("--group-size 0 leaves nothing to train on; use --from-logs, or 2 or more")
@@ -300,7 +268,7 @@ def _tell(target: Path, folder: Path, watch: Watcher, steps: int, *, quiet: bool
     elif len(rows) < steps:
         print(
             f"the logs were used up after step {len(rows)} of {steps}; --fresh 8 goes on with fresh rollouts,"
-            " --uses N learns from each run N times",
+            " --set logs.uses=N learns from each run N times",
             file=sys.stderr,
         )
     print(target)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from difflib import get_close_matches
-from typing import Any, Literal, TypeVar, get_args
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
 
-from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from nano_rl.learn.config import Config, CriticConfig, OptimizerConfig, UpdateConfig
-from nano_shared.errors import ConfigError
 
 Scheduler = Literal["lockstep", "free"]
 
@@ -82,7 +80,7 @@ class TrainConfig(UpdateConfig):
             return None
         return (
             f"{', '.join(named)} cannot act: with one update a step every ratio is 1, and nothing has moved"
-            " that could be clipped; give --updates-per-step or --minibatches above 1 for a clip that does"
+            " that could be clipped; set updates_per_step or minibatches above 1 for a clip that does"
         )
 
     @model_validator(mode="after")
@@ -159,51 +157,3 @@ class SftConfig(Config):
     save_every: int = Field(10, ge=1)
     """steps between saved states"""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3, schedule="linear", warmup_steps=10)
-
-
-C = TypeVar("C", bound=Config)
-
-
-def parse_config(kind: type[C], values: Mapping[str, Any]) -> C:
-    """A config from plain values. Raises ConfigError with one line for each value that is wrong."""
-    try:
-        return kind.model_validate(dict(values))
-    except ValidationError as error:
-        known = setting_names(kind)
-        lines = [_line(e["loc"], e["msg"], e["input"], e["type"], known) for e in error.errors()]
-        raise ConfigError("\n".join(lines)) from error
-
-
-def setting_names(kind: type[Config]) -> list[str]:
-    """Every setting by its dotted name, sections after what is in them."""
-    names = []
-    for name, field in kind.model_fields.items():
-        for section in (field.annotation, *get_args(field.annotation)):
-            if isinstance(section, type) and issubclass(section, Config):
-                names += [f"{name}.{inner}" for inner in setting_names(section)]
-        names.append(name)
-    return names
-
-
-def _line(
-    location: tuple[int | str, ...], message: str, value: object, kind: str, known: Sequence[str]
-) -> str:
-    name = ".".join(str(part) for part in location)
-    message = message.removeprefix("Value error, ")
-    if kind == "missing":
-        return f"{name}: is required"
-    if kind == "extra_forbidden":
-        meant = _nearest(name, known)
-        return f"{name}: no such setting" + (f"; did you mean {meant}?" if meant else "")
-    # several settings together: the message names them
-    return message if not name or isinstance(value, Mapping) else f"{name} = {value!r}: {message}"
-
-
-def _nearest(name: str, known: Sequence[str]) -> str | None:
-    """The setting that was probably meant: the same word in another section, or the nearest spelling."""
-    last = name.rpartition(".")[2]
-    elsewhere = [k for k in known if k.rpartition(".")[2] == last]
-    spelt = get_close_matches(name, known, n=1, cutoff=0.7)
-    words = {k.rpartition(".")[2]: k for k in known}
-    near = get_close_matches(last, words, n=1, cutoff=0.7)
-    return next(iter([*elsewhere, *spelt, *(words[w] for w in near)]), None)

@@ -1,5 +1,4 @@
-"""Exact gradients: the expected gradient of each objective, on-policy, over all sequences of a small
-language.
+"""Exact gradients: the expected gradient of each objective, over all sequences of a small language.
 
 The expectation of the loss's gradient, without sampling noise, is compared with sums over score functions
 that use no loss. Some objectives are unbiased; for the others the bias is given by its size along the

@@ -27,7 +27,7 @@ class TaskFormat(Protocol):
     def summary(self) -> str: ...
 
     def read(self, path: Path, options: ReadOptions) -> Iterator[Task | Refusal]:
-        """Every task, and every refusal in its place. Raises UsageError where nothing can be read."""
+        """All tasks and refusals of a file or folder, in order. Raises UsageError if it cannot be read."""
         ...
 
     def refusals(self, tasks: Sequence[Task]) -> list[Refusal]:
@@ -44,7 +44,7 @@ _TOLD_FIRST = (
     "harbor", "exercism", "nemo-gym", "swe-bench", "evalplus", "humaneval", "mbpp", "rows", "verifiers",
     "trl",
 )  # fmt: skip
-"""in the order in which a folder or a row is tried: the most telling ones first"""
+"""in the order in which a folder or a row is tried: formats with more specific fields first"""
 
 
 def find_format(name: str) -> TaskFormat:
@@ -56,7 +56,7 @@ def find_format(name: str) -> TaskFormat:
 
 
 def guess_format(path: Path) -> TaskFormat:
-    """The format that a folder's files or a file's first row speak for. Raises UsageError."""
+    """The format of a folder by its files, or of a file by its first row. Raises UsageError if unknown."""
     names = ", ".join(FORMATS)
     if not path.exists():
         raise UsageError(f"no such file or folder: {path}")

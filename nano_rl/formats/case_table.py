@@ -1,4 +1,4 @@
-"""A table of cases as CSV: a row a case (`args`, `kwargs`, `expected`), or a row a task (`cases`).
+"""Tables of cases as CSV, one row per case (`args`, `kwargs`, `expected`) or task; Exercism folders.
 
 Columns: id, prompt, entry_point, and optionally target and nano_task; args, kwargs, expected and cases hold
 JSON. Rows with the same id belong to one task.
@@ -65,7 +65,7 @@ def read_exercism(tree: Tree, name: str) -> Task:
 
 
 def write_exercism(task: Task) -> Tree:
-    """Raises Refused for a task that no test file checks."""
+    """The task of an exercise. Raises Refused if no test file checks it."""
     suite = task.hidden.suite if task.hidden is not None else None
     if suite is None or suite.framework not in ("unittest", "pytest"):
         raise Refused("hidden.kind", "an exercise is checked by test files of unittest or pytest")
@@ -101,7 +101,7 @@ _JSON = ("cases", "files", *_CASE)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseTable(RowFormat):
     def rows(self, path: Path) -> Iterator[tuple[str, Row | Refusal]]:
-        """One row a task, at the place of its first line."""
+        """One row per task, with the place of its first line."""
         reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
         tasks: dict[str, tuple[str, Row]] = {}
         try:

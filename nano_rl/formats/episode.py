@@ -1,4 +1,4 @@
-"""A run whose actions come from outside, one call at a time; logged and graded like every other run."""
+"""Episodes: logged and graded runs whose actions come from an external caller, one at a time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from nano_shared.types import (
 )
 
 PROFILE = find_profile("hermes-1")
-"""its dialect writes any JSON argument and reads it back"""
+"""a profile whose dialect represents any JSON argument"""
 SUBMIT = "submit"
 _CHARS_A_TOKEN = 4
 
@@ -41,10 +41,9 @@ class EpisodeOver(UsageError):
 
 
 class Episode:
-    """One task in its own jail. `act` takes an action, `finish` ends it with a verdict, `close` frees it.
+    """One task in its own jail. `act` takes an action, `finish` ends and grades it, `close` releases it.
 
-    An episode that nobody acts in for the task's time ends by itself, without a reward. One thread may use
-    it at a time.
+    An episode without actions for the time limit of the task ends without a reward. Not thread-safe.
     """
 
     def __init__(self, task: Task, sandbox: Sandbox, store: LogStore, *, actor: str = "external") -> None:
@@ -74,7 +73,7 @@ class Episode:
         )
 
     def act(self, name: str, arguments: dict[str, JsonValue]) -> Observation:
-        """Call a tool. Raises EpisodeOver once the episode has ended, by a limit or by `submit`."""
+        """Call a tool. Raises EpisodeOver if the episode has ended, by a limit or by `submit`."""
         self.touched = time.monotonic()
         if self.trajectory is None:
             self._inbox.put(ToolCall(name=name, arguments=arguments))
@@ -85,9 +84,9 @@ class Episode:
         raise EpisodeOver(f"the episode has ended ({self.trajectory.stop}); no further action is taken")
 
     def finish(self, answer: str | None = None) -> Verdict | None:
-        """End the episode, with an answer where the task asks for one, and grade it once.
+        """End the episode, with an optional answer, and grade it once.
 
-        None where the task has no check. An answer that was already submitted stands.
+        None if the task has no check. An answer that was submitted before is kept.
         """
         self.touched = time.monotonic()
         if self.trajectory is None:
@@ -104,7 +103,7 @@ class Episode:
         return self._verdict
 
     def close(self) -> None:
-        """End the episode without a verdict where it still runs. Idempotent."""
+        """End a running episode without a verdict. Idempotent."""
         self._inbox.put(None)
         self._pool.close()
 
@@ -118,12 +117,12 @@ class Episode:
 
 
 def _answering(answer: str | None) -> dict[str, JsonValue]:
-    """The arguments of `submit`; half a surrogate pair, which is no text, is shown by its number."""
+    """The arguments of `submit`; lone surrogates are escaped."""
     return {} if answer is None else {"answer": answer.encode("utf-8", "backslashreplace").decode()}
 
 
 class _Outside:
-    """The policy of an episode: it answers with the calls that somebody else makes."""
+    """The policy of an episode, which completes with the calls of the external caller."""
 
     version = 0
     context_limit = 1 << 40
@@ -138,7 +137,7 @@ class _Outside:
         self._patience = patience
 
     def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
-        """The next call, as the dialect writes it. Raises PolicyError when none comes."""
+        """The next call in the dialect. Raises PolicyError if none comes in time."""
         try:
             call = self._inbox.get(timeout=self._patience)
         except queue.Empty:
@@ -153,5 +152,5 @@ class _Outside:
         )
 
     def count(self, text: str) -> int:
-        """An estimate: whoever acts has a tokenizer that is not known here."""
+        """An estimate, since the tokenizer of the caller is unknown."""
         return -(-len(text) // _CHARS_A_TOKEN)

@@ -1,7 +1,7 @@
-"""A format of one folder a task, under the same rule as rows: what was read is kept whole and given back.
+"""Formats with one folder per task: imported folders are kept and exported unchanged.
 
-A folder written for a task of ours also holds the whole task in `nano_task.json`; whoever edits one of the
-two and not the other is told so at import.
+A folder written for a task of nano also contains the task in `nano_task.json`; an import refuses a folder in
+which only one of the two was edited.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SKIPPED = frozenset({".git", "__pycache__", ".DS_Store"})
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The files of a folder by relative path, and which of them may be executed."""
+    """The files of a folder by relative path, and which are executable."""
 
     files: dict[str, bytes]
     executable: frozenset[str] = frozenset()

@@ -1,7 +1,7 @@
-"""A resources server as NeMo Gym speaks to one: /seed_session, /{tool}, /verify, over a file of tasks.
+"""A resources server for NeMo Gym over a file of tasks: /seed_session, /{tool}, /verify.
 
-A session is a cookie. What was asked wrongly is answered with 4xx and a sentence; a tool that fails is an
-observation, which the model may read, with 200.
+A session is identified by a cookie. Invalid requests get a 4xx status with a sentence; a failed tool call is
+an observation with status 200.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nano_shared.gym_verdict import FAILURE_KINDS, verified
 
 
 class TooMany(UsageError):
-    """The server holds as many sessions as it may."""
+    """The server has reached its limit of sessions."""
 
 
 class GymSessions:
@@ -45,7 +45,7 @@ class GymSessions:
         self._busy: dict[str, threading.Lock] = {}
 
     def open(self, task: Task, id: str | None = None) -> str:
-        """A session on a task; opening an id again gives the session there is. Raises TooMany."""
+        """Open a session on a task, or return the open one of that id. Raises TooMany."""
         self._sweep()
         with self._lock:
             id = id or secrets.token_urlsafe(24)
@@ -98,7 +98,7 @@ def last_text(response: dict[str, Any]) -> str | None:
 
 COOKIE = "nano_session"
 LARGEST_BODY = 64 << 20
-"""bytes; a rollout with its token ids is the largest thing that is sent"""
+"""largest request body, bytes"""
 
 
 class Problem(Exception):
@@ -143,7 +143,7 @@ class _Server:
         return _json({"status": "ok", "tasks": len(self._tasks)})
 
     def mode(self, request: Request, body: Row) -> Response:
-        """A verdict needs the session's workspace, which no stored rollout holds."""
+        """A verdict needs the workspace of the session."""
         return _json("unsupported")
 
     def seed(self, request: Request, body: Row) -> Response:
@@ -168,7 +168,7 @@ class _Server:
             return PlainTextResponse(episode.act(name, body).text)
 
     def verify(self, request: Request, body: Row) -> Response:
-        """The verdict as NeMo Gym's fields, on top of everything that was sent."""
+        """The request with the verdict added as NeMo Gym's fields."""
         if not isinstance(body.get("response"), dict):
             raise Problem(422, "response: is missing, so there is nothing to verify")
         if COOKIE not in request.cookies:  # nothing was done in a workspace; an answer is still an answer

@@ -1,7 +1,7 @@
-"""Harbor task directories: read where a jail can do what the container would, written for any task.
+"""Harbor task directories: import of those that a jail can run, export of any task.
 
-Absolute paths of a container are moved into the jail: the working directory becomes /work, and /tests,
-/logs and /solution lie below /tmp/harbor, which exists only while the verifier runs.
+Absolute paths of the container are mapped into the jail: the working directory becomes /work, and /tests,
+/logs and /solution become folders in /tmp/harbor, which exists only while the verifier runs.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _answers(task: Task) -> bool:
 
 
 def _checks(task: Task) -> dict[str, Any]:
-    """What the verifier reads; `kind` names its grader."""
+    """The input of the verifier; `kind` names its grader."""
     hidden = task.hidden
     if hidden is None and task.check is None:
         raise Refused("hidden", "nothing says how the task is graded, and Harbor needs a verifier")
@@ -107,7 +107,7 @@ def _needed(task: Task, hidden: HiddenChecks) -> dict[str, Any]:
 
 
 def _script(oracle: tuple[OracleAction, ...]) -> str | None:
-    """The oracle as a shell script; None where an action has no counterpart outside this runtime."""
+    """The oracle as a shell script; None if an action has no equivalent in a shell."""
     lines = ["#!/bin/bash", "set -e", "cd /app"]
     for action in oracle:
         given = {key: str(value) for key, value in action.arguments.items() if value is not None}
@@ -163,7 +163,7 @@ def read_harbor(tree: Tree, name: str) -> Task:
 
 
 def moved(text: str, inside: Mapping[str, str]) -> str:
-    """The text with each absolute path of the container where it is in the jail."""
+    """The text with absolute paths of the container replaced by those in the jail."""
     longest_first = sorted(inside, key=len, reverse=True)
     pattern = "|".join(re.escape(path) for path in longest_first)
     return re.sub(rf"(?<![\w.~}}/-])({pattern})(?![\w-]|\.\w)", lambda found: inside[found[1]], text)
@@ -192,7 +192,8 @@ def _refuse_fetching(path: str, text: str) -> None:
 
 
 def _command(env: Mapping[str, str]) -> str:
-    """Lay the tests out as the container has them, run them, and leave the reward in the workspace."""
+    """A command that places the tests as in the container, runs them, and writes the reward to the
+    workspace."""
     settings = "".join(f"{key}={shlex.quote(value)} " for key, value in sorted(env.items()))
     verifier = f"{PLACE}/logs/verifier"
     return (

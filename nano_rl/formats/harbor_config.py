@@ -1,4 +1,4 @@
-"""`task.toml` of a Harbor task, and what of it a jail without containers cannot give."""
+"""`task.toml` and Dockerfile of a Harbor task, and their settings that a jail does not support."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from nano_rl.tasks.jsonl import validated
 from nano_shared.refusal import Refused
 
 PLAIN_IMAGES = frozenset({"ubuntu", "debian", "python", "bash", "busybox"})
-"""base images that hold nothing a task relies on but a shell, the usual programs and Python"""
+"""base images with nothing but a shell, the usual programs and Python"""
 _SAID_TWICE = frozenset({"CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "MAINTAINER", "SHELL", "STOPSIGNAL"})
-"""Harbor starts the container with a command of its own, so that these say nothing about the task"""
+"""instructions that are ignored, since Harbor starts the container with its own command"""
 _COSMETIC = frozenset(
     {"PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "DEBIAN_FRONTEND", "LANG", "LC_ALL", "TZ", "TERM"}
 )
@@ -27,7 +27,7 @@ _COSMETIC = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What a container of the image would start with."""
+    """The initial state of a container of the image."""
 
     workdir: str
     files: dict[str, str]
@@ -35,9 +35,9 @@ class Image:
 
 
 def read_dockerfile(text: str, context: Mapping[str, str], name: str) -> Image:
-    """The image as plain files; `context` holds the texts of the build context by path.
+    """The image as plain files; `context` maps paths of the build context to texts.
 
-    Raises Refused, naming the line, for whatever only a build could do.
+    Raises Refused with the line for instructions that need a container build.
     """
     workdir, copied, based = "/", dict[str, str](), False
     for number, word, rest in _instructions(text, name):
@@ -200,7 +200,7 @@ def read_config(text: str) -> HarborConfig:
 
 
 def _needs(config: HarborConfig) -> list[tuple[str, Any, str]]:
-    """Field, whether it asks for something, and why that cannot be had."""
+    """(field, True if it is set, why it is not supported)."""
     place, agent, verifier = config.environment, config.agent, config.verifier
     network = "needs a network, and jails have none"
     separate = verifier.environment_mode == "separate" or verifier.environment

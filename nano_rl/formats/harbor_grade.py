@@ -1,10 +1,10 @@
-"""The verifier of an exported task, as a file of its own: it runs in Harbor's container, without nano.
+"""The verifier of an exported task: a standalone script that runs in Harbor's container, without nano.
 
     python3 nano_grade.py CHECKS WORKSPACE REWARD
 
-reads the checks, grades the workspace and writes 1 or 0 (for a reward file, what the command says). Values
-are computed in a process of their own and compared in this one. It shares the container with whatever the
-agent left, so it withstands less than `nano-rl grade`, which uses a fresh jail.
+reads the checks, grades the workspace and writes 1 or 0 (for a reward file, the reward of the command).
+Values are computed in a child process and compared in this one. It runs in the same container as the agent,
+so that it resists tampering less than `nano-rl grade`, which uses a fresh jail.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """NeMo Gym JSON lines: input rows, and rollouts with the response and the reward.
 
-A rollout row is read as the task it was made of; the rollouts of one task are kept with it, in order.
+A rollout row is imported as its task; the rollouts of one task are kept with it, in order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nano_shared.types import HiddenChecks, Message, Provenance, Role, Task
 NAME = "nemo-gym"
 ROLLOUT_FIELDS = frozenset({"response", "reward"})
 _PROMPTS = ("problem_statement", "question", "problem", "instruction", "prompt")
-"""where rows whose server writes the first message itself keep what is asked"""
+"""field with the prompt, in rows whose server writes the first message"""
 
 
 class _ExtensibleRow(BaseModel):
@@ -99,7 +99,7 @@ class Response(_ExtensibleRow):
     @field_validator("output", mode="before")
     @classmethod
     def _flat(cls, output: Any) -> Any:
-        """Some agents of NeMo Gym write a list of items a step."""
+        """Some agents of NeMo Gym write a list of items per step."""
         if not isinstance(output, list):
             return output
         return [item for step in output for item in (step if isinstance(step, list) else [step])]
@@ -209,7 +209,7 @@ def _key(row: Row) -> str:
 
 
 def _hidden(row: Row) -> HiddenChecks | None:
-    """A plain expected answer; whatever another server verifies cannot be computed here."""
+    """An expected answer; checks by other servers are not supported."""
     expected: JsonValue = row.get("expected_answer")
     if expected is None or expected == "":
         return None

@@ -1,4 +1,4 @@
-"""Rows of published sets as nano reads them, and the plainest row: a function and what it must return."""
+"""Rows of published task sets, and plain rows of a function with cases, as an exchange format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = "rows"
 
 
 def read_published(row: Row) -> Task:
-    """A row with `tests` or `cases`. Raises Refused as the reader of task files would."""
+    """The task of a row with `tests` or `cases`. Raises Refused as `published_rows.read_row`."""
     return read_row(to_json(row))
 
 

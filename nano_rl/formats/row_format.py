@@ -1,9 +1,8 @@
-"""A format of one JSON object a task, and the rule by which nothing gets lost in it.
+"""Formats with one JSON object per task, with lossless import and export.
 
-A row that somebody else wrote is kept whole in `provenance.original`; while the task still means what the
-row says, an export gives the row back as it was. Any other task is written in the format's own fields for
-the format's own readers, and as a whole, as JSON text, in the column `nano_task`. Whoever edits one of the
-two and not the other is told so at import.
+An imported row is kept in `provenance.original`; an export writes it unchanged as long as the task is the
+same. Other tasks are written in the fields of the format, and completely, as JSON text, in the column
+`nano_task`. An import refuses a row in which only one of the two was edited.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ class RowFormat:
     name: str
     summary: str
     recognises: Callable[[Row], bool]
-    """whether a row looks like this format"""
+    """True if a row is of this format"""
     read_row: Callable[[Row], Task]
-    """a foreign row as a task; raises Refused"""
+    """a row as a task; raises Refused"""
     write_row: Callable[[Task], Row] | None = None
     """a task in the format's own fields; raises Refused for a task that its readers could not use"""
     understood: frozenset[str] = frozenset()
@@ -102,7 +101,7 @@ class RowFormat:
         return [{key: value for key, value in unknown if key not in self.understood | {WHOLE}} | row]
 
     def _means(self, rows: list[Row], task: Task) -> bool:
-        """Whether reading the original rows gives exactly this task."""
+        """True if reading the original rows gives exactly this task."""
         try:
             read = self.from_row(rows[0])
             for row in rows[1:]:
@@ -142,7 +141,7 @@ def embedded(row: Row) -> Task:
 
 
 def with_original(task: Task, format: str, **parts: object) -> Task:
-    """The task with what it was read from."""
+    """The task with the rows that it was read from."""
     provenance = task.provenance.model_copy(update={"original": {"format": format, **parts}})
     return task.model_copy(update={"provenance": provenance})
 

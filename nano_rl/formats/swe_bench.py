@@ -1,8 +1,8 @@
-"""SWE-bench style rows on a local repository: the base commit's tree without its history, graded by tests.
+"""SWE-bench rows with a local repository: the files of the base commit as workspace, graded by tests.
 
-Nothing but the files of that one commit enters the workspace: no .git, no later object, no reference. The
-test patch is applied here and its files are hidden until the grader lays them over the agent's workspace.
-Whatever of this fails refuses the row.
+The workspace has the files of that commit alone: no .git, no later objects, no reference solution. The test
+patch is applied at import, and its files are hidden until the grader copies them over the agent's workspace.
+A row for which any of this fails is refused.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ def _contents(repo: Path, digests: list[str]) -> list[bytes]:
 
 
 def _git(folder: Path, *arguments: str, stdin: bytes = b"", field: str = "base_commit") -> bytes:
-    """Run git so that a repository's own configuration starts no program and reaches no network.
+    """Run git without programs or network access by the repository's configuration.
 
-    Raises Refused with what it said.
+    Raises Refused with the message of git.
     """
     env = {
         "PATH": os.environ.get("PATH", ""), "HOME": "/nonexistent", "LC_ALL": "C",
@@ -204,7 +204,7 @@ class SweBench(RowFormat):
         yield from RowFormat.read(bound, path, options)
 
     def to_rows(self, task: Task) -> list[Row]:
-        """The rows as they were read: there is no repository to write another for."""
+        """The rows as they were imported; other tasks cannot be exported, since they have no repository."""
         if rows := original_rows(task, self.name):
             return rows
         raise Refused("provenance.original", "only tasks that came from swe-bench rows go back to them")

@@ -2,8 +2,8 @@
 
     trainer = GRPOTrainer(model, train_dataset=rows, environment_factory=environment_class())
 
-where `rows` are what `nano-rl tasks export --to trl` wrote. TRL makes one instance a rollout, calls
-`reset(**row)`, offers the other public methods to the model as tools, and asks `get_reward()` at the end.
+where `rows` are those of `nano-rl tasks export --to trl`. TRL makes one instance per rollout, calls
+`reset(**row)`, offers the other public methods to the model as tools, and calls `get_reward()` at the end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAME = "trl"
 
 
 def read_row(row: Row) -> Task:
-    """A prompt without a check: TRL's reward functions are code, which no row carries."""
+    """A prompt without a check: TRL's reward functions are code, which is not part of a row."""
     if "prompt" not in row:
         raise Refused("prompt", "is missing")
     key = f"{NAME}/{content_hash(row).removeprefix('sha256:')[:16]}"
@@ -60,7 +60,7 @@ def environment_class(
 ) -> type:
     """A class whose instances are environments, with a method for each tool (default: all of the profile).
 
-    Raises UsageError for a tool that there is not.
+    Raises UsageError for an unknown tool.
     """
     widest = find_profile("hermes-2")  # has the tools of every domain
     known = {tool.name: tool for tool in widest.tools}
@@ -86,7 +86,7 @@ class _Environment:
             self._episode.close()
 
     def reset(self, **row: Any) -> str | None:
-        """Begin the task of a dataset row. Raises UsageError for a row that carries none."""
+        """Start the task of a dataset row. Raises UsageError for a row without one."""
         if self._episode is not None:
             self._episode.close()
         if WHOLE not in row:
@@ -95,7 +95,7 @@ class _Environment:
         return None
 
     def get_reward(self) -> float | None:
-        """The reward of the hidden checks; None, which TRL leaves out, where there is no valid one."""
+        """The reward of the hidden checks; None, which TRL ignores, if grading failed."""
         if self._episode is None:
             return None
         verdict = self._episode.finish()

@@ -1,4 +1,4 @@
-"""Datasets of verifiers environments: `prompt` or `question`, `answer` and `info`, a row a task."""
+"""Datasets of verifiers environments: one row per task with `prompt` or `question`, `answer` and `info`."""
 
 from __future__ import annotations
 

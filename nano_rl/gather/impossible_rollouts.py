@@ -49,7 +49,7 @@ def roll_controls(
     if not able:
         raise UsageError(
             "none of the tasks can be made impossible, so there are no controls: their hidden checks are"
-            " commands, or they have none; leave --controls out"
+            " commands, or they have none; leave `controls` out"
         )
     rng = Random(f"controls {seed} {step}")
     # seeds that differ modulo `due` give different keys if a task is drawn twice

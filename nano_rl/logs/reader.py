@@ -84,7 +84,7 @@ class LogContents:
         elif self.can_imitate:
             lines.append(
                 f"{self.can_imitate} of these passed and can be imitated: nano-rl sft --from-logs, or"
-                " --lambda-sft 0.1 beside this training"
+                " --set lambda_sft=0.1 beside this training"
             )
         return "\n".join(lines)
 
@@ -102,8 +102,8 @@ class LogContents:
             )
         raise UsageError(
             f"none of the {self.seen} runs of {names} can train this policy by policy gradient ({reasons});"
-            " nano-rl admit shows them by reason; --fresh 8 rolls their tasks out afresh, --lambda-sft and"
-            " --lambda-preference take what is left"
+            " nano-rl admit shows them by reason; --fresh 8 rolls their tasks out afresh, lambda_sft and"
+            " lambda_preference take what is left"
         )
 
 

@@ -1,5 +1,4 @@
-"""Preference pairs from a log: from graded outcomes, feedback, edits, and the scores of a judge or
-constitution."""
+"""Preference pairs from a log: graded outcomes, feedback, edits, and scores of a judge."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class OverOptimised:
         return (
             f"over-optimised: tests passed by {best.gold:.1%} around step {best.step:.0f} and by"
             f" {last.gold:.1%} at the end, while the proxy rose from {best.proxy:.3f} to {last.proxy:.3f}{kl}"
-            "; hold the policy with a larger --beta, put tests into the reward, or stop earlier"
+            "; hold the policy with a larger objective.beta, put tests into the reward, or stop earlier"
         )
 
 

@@ -1,5 +1,4 @@
-"""The saved states of a training: one folder per step, written atomically; the last few and the best are
-kept.
+"""The saved states of a training: one folder per step, written atomically.
 
 A folder holds a tree of tensors and, written last, `state.json` with the hash of every file. A thread writes
 it during the next rollouts, while the weights do not change; `join` waits for the thread before the next

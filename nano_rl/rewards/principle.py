@@ -12,11 +12,11 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from nano_rl.config.training import parse_config
 from nano_rl.learn.config import Config
 from nano_rl.rewards.changes import FileChange
 from nano_rl.rewards.diff_size import changed_lines
 from nano_shared.errors import ConfigError, UsageError
+from nano_shared.settings import parse_config
 from nano_shared.types import Denials, Task, Trajectory
 
 _MANIFESTS = ("requirements*.txt", "pyproject.toml", "setup.py", "setup.cfg", "Pipfile", "environment.y*ml")

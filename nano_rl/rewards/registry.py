@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nano_rl.config.training import RewardConfig, parse_config
+from nano_rl.config.training import RewardConfig
 from nano_rl.rewards.part import Part
 from nano_rl.rewards.user_function import PREFIX, UserFunction
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import extension_names, find_extension, is_file_reference, takes
+from nano_shared.settings import parse_config
 
 GROUP = "nano.rewards"
 

@@ -1,4 +1,4 @@
-"""The domain `data`: wrangling of CSV and JSON files, with Python where reading them does not do."""
+"""The suite `data`: questions about CSV and JSON files, and transformations of them with Python."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Levels 2 and 3 of the domain `data`: records are turned into other records, in a file of another form.
+"""Levels 2 and 3 of the suite `data`: transformations of records, written to a file of another form.
 
-The change is written once, as Python on a list of dicts `rows`; the generator runs it for what is expected,
+Each transformation is Python code on a list of dicts `rows`; the generator runs it for the expected result,
 and the oracle runs it in the jail.
 """
 

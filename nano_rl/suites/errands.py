@@ -1,4 +1,4 @@
-"""Levels 2 and 3 of the domain `workplace`: what a mail asks for, and errands of several steps."""
+"""Levels 2 and 3 of the suite `workplace`: requests in a mail, and errands of several steps."""
 
 from __future__ import annotations
 

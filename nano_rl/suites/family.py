@@ -1,7 +1,7 @@
-"""Families of tasks: each a way to draw tasks of one structure, wholly in one split.
+"""Families of tasks: generators of tasks with one structure, each entirely in one split; and word lists.
 
-A domain is a suite whose views are lists of families. What a family draws ends in one of two ways, written
-here once: an answer that is submitted (`answered`), or a state that is left behind (`left`).
+The views of most suites are lists of families. A task is checked by a submitted answer (`answered`) or by the
+final state of its files (`left`).
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def hour(rng: random.Random) -> str:
 
 
 TEST_SHARE = 5
-"""one family of five of a view is kept for tests, and one at least"""
+"""one in this many families of a view is in the test split, at least one"""
 LIMITS = Limits(max_turns=12, max_tokens=1536)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnTask:
-    """One task of a family: what is asked, in which workspace, what is checked and how it is solved."""
+    """One task of a family: prompt, files, hidden checks and oracle."""
 
     prompt: str
     files: dict[str, str]
@@ -89,7 +89,7 @@ class DrawnTask:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A structure that tasks share, whatever their names and numbers."""
+    """A generator of tasks that share a structure and differ in names and numbers."""
 
     name: str
     draw: Callable[[random.Random], DrawnTask]
@@ -103,7 +103,7 @@ def view(
     families: Iterable[Family],
     limits: Limits = LIMITS,
 ) -> View:
-    """A view over families: the tools and limits are its own, the split chooses among the families."""
+    """A view that draws from the families of the split, with given tools and limits."""
     by_split = split_families(tuple(families), f"{domain}:{name}")
 
     def make(rng: random.Random, split: Split, level: int) -> Made:
@@ -125,7 +125,7 @@ def view(
 
 
 def split_families(families: Sequence[Family], salt: str) -> dict[Split, tuple[Family, ...]]:
-    """The families of each split. By the hash of their names, so that their order says nothing.
+    """The families of each split, by a hash of their names, independent of their order.
 
     Raises ValueError for fewer than two, or for two of one name: then the splits could not differ.
     """
@@ -144,7 +144,8 @@ def act(tool: str, /, **arguments: JsonValue) -> OracleAction:
 def answered(
     prompt: str, files: Mapping[str, str], answer: JsonValue, *actions: OracleAction, again: str | None = None
 ) -> DrawnTask:
-    """A task whose answer is submitted; `again` is how the oracle writes it, where that is not `str`."""
+    """A task whose answer is submitted; `again` is the text that the oracle submits, by default
+    `str(answer)`."""
     return DrawnTask(
         prompt=prompt,
         files=dict(files),
@@ -156,7 +157,7 @@ def answered(
 def left(
     prompt: str, files: Mapping[str, str], checks: Sequence[StateCheck], *actions: OracleAction
 ) -> DrawnTask:
-    """A task whose end state is checked, file by file."""
+    """A task whose final state is checked, file by file."""
     return DrawnTask(
         prompt=prompt,
         files=dict(files),

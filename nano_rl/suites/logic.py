@@ -1,4 +1,4 @@
-"""The domain `logic`: facts looked up in a small knowledge base, sums calculated, an answer submitted."""
+"""The suite `logic`: puzzles, and questions about a small knowledge base, answered by submit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An office: an inbox, an outbox, a calendar and contacts, as the tools of the workplace keep them."""
+"""The office of `workplace` tasks: inbox, outbox, calendar and contacts, in the files of the tools."""
 
 from __future__ import annotations
 

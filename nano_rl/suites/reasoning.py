@@ -1,4 +1,4 @@
-"""The domain `reasoning-gym`: every dataset of the library of that name, scored by its own scorer.
+"""The suite `reasoning-gym`: the datasets of the library of that name, graded by their own scorers.
 
 The suite `reasoning-gym` draws from all datasets, and whole datasets are held out; `reasoning-gym:DATASET`
 draws from one, and classes of its questions are.
@@ -33,7 +33,7 @@ _ENDING = "\n\nSubmit the answer alone."
 
 
 class Library:
-    """The library in a child process, asked one question at a time."""
+    """The library in a child process, which generates one question at a time."""
 
     def __init__(self) -> None:
         if importlib.util.find_spec("reasoning_gym") is None:
@@ -129,7 +129,7 @@ def _any(rng: random.Random, split: Split, level: int) -> Made:
 
 
 def _one(dataset: str, rng: random.Random, split: Split, level: int) -> Made:
-    """A question whose class is of the split: the same question is in one split only."""
+    """A question of the split; the same question is never in both splits."""
     if dataset not in datasets():
         raise UsageError(f"unknown dataset {dataset!r} of reasoning-gym; datasets: {', '.join(datasets())}")
     for _ in range(_MOST_DRAWS):

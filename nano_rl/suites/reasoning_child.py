@@ -1,7 +1,7 @@
-"""Run as a child: questions of reasoning-gym, one JSON object a line in and out.
+"""Child process: generates questions of reasoning-gym, one JSON object per line in and out.
 
-A process of its own, so that its hash seed is fixed (the order of a set decides some questions) and so that
-nobody waits for the import who did not ask for a question. `{}` asks for the names of the datasets.
+In its own process, because some questions depend on the hash seed, which is fixed here, and because the
+import of the library is slow. `{}` requests the names of the datasets.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _REFUSALS = (
     AttributeError,
 )
 _BY_SETTINGS = ("composite",)
-"""made of other datasets, which stand here by themselves"""
+"""datasets composed of others"""
 _TAKES_ANYTHING = ("game_of_life_halting",)
-"""whose scorer asks only whether the answer is empty, so that any text is a yes and none but that a no"""
+"""datasets whose scorer only tests whether the answer is empty"""
 
 
 def names() -> list[str]:
@@ -75,7 +75,7 @@ def curriculum(dataset: str, level: int) -> dict[str, Any] | None:
 
 
 def solution(made: Any, entry: dict[str, Any]) -> str | None:
-    """An answer that its own scorer gives 1: the one it comes with, else one that its metadata holds."""
+    """An answer with a score of 1: the given one, or one from its metadata."""
     held = entry.get("metadata", {}).values()
     some = [value[0] if isinstance(value, list) and value else value for value in held]
     for candidate in (entry["answer"], *held, *some):

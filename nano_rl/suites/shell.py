@@ -1,4 +1,4 @@
-"""The domain `shell`: find, count and transform files with the tool `shell`."""
+"""The suite `shell`: finding, counting and transforming files with the tool `shell`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Level 3 of the domain `shell`: a tree of files is put in order, and every file of it is checked."""
+"""Level 3 of the suite `shell`: reorganising a tree of files, of which every file is checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The domain `sql`: questions to a SQLite database, and changes of it, through the tool `sql`."""
+"""The suite `sql`: queries and changes of a SQLite database with the tool `sql`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small SQLite databases: a table of things, and a table of their kinds with who keeps them."""
+"""Small SQLite databases for the suite `sql`: a table of items, and a table of their kinds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The domain `workplace`: mail, calendar and contacts by tool calls whose end state is checked.
+"""The suite `workplace`: mail, calendar and contacts by tool calls; the final state is checked.
 
-Every file is checked each time, so that an agent that also sends, books or deletes something else fails.
+Every file is checked, so that an agent that sends, books or deletes anything else fails.
 """
 
 from __future__ import annotations

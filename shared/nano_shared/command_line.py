@@ -1,104 +1,190 @@
-"""The shape both command lines share: lazy commands, one sentence an error, the agreed exit codes."""
+"""What both command lines share: commands imported when they are called, one-sentence errors, exit codes."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, get_args
 
-import click
-from pydantic import ValidationError
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
-from nano_shared.errors import NanoError
+from nano_shared import __version__
+from nano_shared.errors import NanoError, UsageError
 from nano_shared.printable import guard_streams, one_line
-from nano_shared.types import Limits, Sampling
 
-LIMITS = {
-    "max_turns": "max_turns",
-    "max_seconds": "max_seconds",
-    "max_run_tokens": "max_tokens",
-    "tool_seconds": "tool_seconds",
-    "tool_memory_mb": "memory_mb",
-    "tool_output_bytes": "output_bytes",
-}
-"""setting -> the limit of a task that it sets"""
-COMPLETION = "max_completion_tokens"
-"""the limit of one answer of the model, which no task has"""
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+PRINT = "--print-config"
+COMMON = ("--log", "--json", "--limit", "--config", "--set", PRINT)
+"""options that many commands share: a command's help names them, the program's explains them"""
+_EPILOG = f"""Many commands share options, which their own help only names:
+
+--log URL         the log: a path or an SQLAlchemy URL
+--json            print JSON and nothing else
+--limit NAME=N    a limit of each run in place of its task's, as max_turns=30
+--config FILE     settings, as TOML
+--set NAME=VALUE  one setting over those of the file, as optimizer.schedule=linear
+{PRINT}    print all settings as TOML, and end"""
+Json = Annotated[bool, typer.Option("--json", hidden=True, help="Print JSON and nothing else.")]
 
 
-def _parsed(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
-    """The settings, checked: they are read as the configuration is."""
-    limits: dict[str, Any] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or name not in (*LIMITS, COMPLETION):
-            raise click.BadParameter(
-                f"{text!r} is no NAME=VALUE; the names are {', '.join((*LIMITS, COMPLETION))}"
-            )
+class Command(TyperCommand):
+    """A command that says where an option went that it has no more.
+
+    Nothing is required of a command line that only prints the config. An option whose metavar stands in
+    brackets, such as `--reflect [N]`, counts as 1 where no value follows.
+    """
+
+    moved: Mapping[str, str] = {}
+    """an option of earlier versions -> what to write instead"""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if PRINT in args:
+            for param in self.params:
+                param.required = False
         try:
-            if name == COMPLETION:
-                limits[name] = Sampling.model_validate({"max_tokens": value}).max_tokens
-            else:
-                limits[name] = getattr(Limits.model_validate({LIMITS[name]: value}), LIMITS[name])
-        except ValidationError as problem:
-            raise click.BadParameter(f"{text}: {problem.errors()[0]['msg'].lower()}") from None
-    return limits
+            return super().parse_args(ctx, list(self._completed(args)))
+        except typer.TyperException as problem:
+            option = getattr(problem, "option_name", "")
+            if option in self.moved:
+                raise UsageError(f"{option} moved: {self.moved[option]}") from None
+            known = [name for param in self.params for name in param.opts]
+            near = get_close_matches(option, [*known, *self.moved], n=1, cutoff=0.7) if option else []
+            if near and near[0] in self.moved:
+                raise UsageError(f"no such option: {option}; did you mean {self.moved[near[0]]}") from None
+            raise
+
+    def _completed(self, args: Sequence[str]) -> Iterator[str]:
+        short = {o for p in self.params if str(getattr(p, "metavar", "") or "")[:1] == "[" for o in p.opts}
+        for place, arg in enumerate(args):
+            if arg == "--":
+                yield from args[place:]
+                return
+            alone = place + 1 == len(args) or args[place + 1].startswith("-")
+            yield f"{arg}=1" if arg in short and alone else arg
 
 
-limit_option = click.option(
-    "--limit",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=_parsed,
-    help=f"A limit in place of the task's own; repeatable: {', '.join((*LIMITS, COMPLETION))}.",
-)
-
-
-class LazyGroup(click.Group):
+class LazyGroup(TyperGroup):
     """A group whose commands are imported when they are called, so that `--help` answers at once."""
 
-    def __init__(
-        self, name: str, commands: Mapping[str, tuple[str, str]], *, help: str, version: str | None = None
-    ):
-        super().__init__(name, help=help, context_settings={"help_option_names": ["-h", "--help"]})
-        self._lazy = dict(commands)
-        if version:
-            click.version_option(version, prog_name=name)(self)
+    targets: ClassVar[dict[str, str]] = {}
+    """command -> module, or module:function where the function is not named `command`"""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._lazy)
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, stub, rest = super().resolve_command(ctx, args)
+        return name, self.load(stub.name) if stub and stub.name else None, rest
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self._lazy:
-            return None
-        module, _ = self._lazy[cmd_name]
-        command: click.Command = importlib.import_module(module).command
-        return command
+    def load(self, name: str) -> Any:
+        """The command itself, instead of the stub that the help and completions list."""
+        module, _, function = self.targets[name].partition(":")
+        found = getattr(importlib.import_module(module), function or "command")
+        return get_command(found) if isinstance(found, typer.Typer) else as_command(name, found)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in self._lazy.items()])
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            with redirect_stdout(sys.stderr):
+                print(ctx.get_help())
+            raise typer.Exit(2)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            # typer makes it the exit code 130, which is also that of a program that `exec` ran
+            raise typer.Abort from None
 
 
-def run_command(cli: click.Command, arguments: list[str] | None = None) -> None:
+def lazy_app(
+    name: str, commands: Mapping[str, tuple[str, str]], *, help: str, program: bool = False
+) -> typer.Typer:
+    """An app of commands, name -> (module or module:function, help): a program's, or a group's within one."""
+
+    class Group(LazyGroup):
+        targets: ClassVar[dict[str, str]] = {command: target for command, (target, _) in commands.items()}
+
+        def __init__(self, **attributes: Any) -> None:
+            stubs = {command: TyperCommand(command, help=text) for command, (_, text) in commands.items()}
+            super().__init__(**{**attributes, "commands": stubs})
+
+    app = typer.Typer(
+        name=name, cls=Group, help=help, context_settings=HELP_NAMES, add_completion=program,
+        epilog=_EPILOG if program else None,
+    )  # fmt: skip
+    app.callback()(_program if program else _group)
+    return app
+
+
+def _say_version(context: typer.Context, asked: bool) -> None:
+    if asked:
+        print(f"{context.info_name}, version {__version__}")
+        raise typer.Exit
+
+
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version.")
+    ] = False,
+    log: Annotated[str | None, typer.Option(help="Path or SQLAlchemy URL of the log.")] = None,
+) -> None:
+    if log is not None:
+        os.environ["NANO_LOG"] = log
+
+
+def _group() -> None:
+    pass
+
+
+def as_command(name: str, function: Callable[..., Any]) -> Any:
+    """The command that a function with annotated parameters is."""
+    app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    app.command(
+        name, cls=Command, context_settings={**HELP_NAMES, **getattr(function, "context_settings", {})}
+    )(function)
+    command: Any = get_command(app)
+    command.moved = getattr(function, "moved", {})
+    command.help = _without_markup(inspect.cleandoc(command.help or ""))
+    for param in command.params:
+        param.help = _without_markup(param.help or "")
+        described = param.type_descriptor
+        kind = (get_args(described.annotation) or (described.annotation,))[0]
+        if kind in (str, Path) and described.parameter_info.parser is None:
+            # a name need not be UTF-8, and pydantic takes no other text; what is wrong with a path, we say
+            described.parameter_info.parser = kind
+            param.metavar = param.metavar or (
+                "PATH" if kind is Path and param.param_type_name == "option" else None
+            )
+    if common := [name for name in COMMON if any(name in p.opts and p.hidden for p in command.params)]:
+        command.epilog = f"Also {', '.join(common)}: see the program's own --help."
+    return command
+
+
+def _without_markup(text: str) -> str:
+    """A text whose brackets rich shows as they are, and whose paragraphs are wrapped by it alone."""
+    paragraphs = text.replace("[", r"\[").split("\n\n")
+    return "\n\n".join(p.removeprefix("\b\n") if p[:1] == "\b" else " ".join(p.split()) for p in paragraphs)
+
+
+def run_command(app: typer.Typer, arguments: list[str] | None = None) -> None:
     """Run a command line and exit: errors of ours become one line on stderr and their exit code."""
     guard_streams()
+    command: Any = get_command(app)
     try:
-        result: Any = cli.main(args=arguments, standalone_mode=False)
-    except click.exceptions.Abort:
+        result: Any = command.main(args=arguments, prog_name=command.name, standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):
         _fail("interrupted", 130)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
-    except click.UsageError as problem:
-        if isinstance(problem, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # since click 8.2
-            problem.show()
-            sys.exit(2)
-        where = f"; see {problem.ctx.command_path} --help" if problem.ctx else ""
-        _fail(problem.format_message().rstrip(".") + where, 2)
-    except click.ClickException as problem:
-        _fail(problem.format_message(), 2)
+    except typer.TyperException as problem:
+        context = getattr(problem, "ctx", None)
+        where = f"; see {context.command_path} --help" if context else ""
+        told = " ".join(problem.format_message().replace("Value error, ", "").split())
+        _fail(told.rstrip(".") + where, 2)
     except NanoError as problem:
         _fail(str(problem), problem.exit_code)
     except BrokenPipeError:

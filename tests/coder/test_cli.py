@@ -384,8 +384,10 @@ def test_bad_input_is_one_sentence(cli: Cli, project: Path, home: Path) -> None:
     refused(cli("run", " ", *here), 2, "the task is empty")
     refused(cli("run", "-", *here, input="\n"), 2, "the task is empty")
     refused(cli("run", "do it", *here, "--model", "openai:x"), 3, "openai:x", "--base-url")
-    refused(cli("run", "do it", *here, "--max-turns", "0"), 3, "max_turns = 0")
-    refused(cli("run", "do it", *here, "--max-turns", "x"), 2, "'x' is not a valid integer", "run --help")
+    refused(cli("run", "do it", *here, "--max-turns", "0"), 2, "--max-turns: max_turns = 0")
+    refused(
+        cli("run", "do it", *here, "--max-turns", "x"), 2, "--max-turns: max_turns = 'x'", "a valid integer"
+    )
     refused(cli("run", *here), 2, "Missing argument 'TASK'", "run --help")
     refused(cli("fly"), 2, "No such command 'fly'")
     refused(cli("run", "do it", *here, "--python", "/no/python"), 2, "/no/python", "--python")

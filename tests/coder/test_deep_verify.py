@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from executions import SUBMIT, a_runtime, a_task, act
+from typer.testing import CliRunner
 
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages

@@ -7,9 +7,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from typer.testing import CliRunner
 
-from nano_coder.commands.doctor import command
+from nano_coder.cli import cli
 from nano_coder.sandbox import open_sandbox
 from nano_coder.sandbox.doctor import examine, host_bait, try_to_escape
 from nano_coder.sandbox.unisolated import NoSandbox
@@ -47,7 +47,7 @@ def test_what_is_not_confined_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_report_names_attempts_layers_and_verdict() -> None:
-    done = CliRunner().invoke(command, [], standalone_mode=False)
+    done = CliRunner().invoke(cli, ["doctor"], standalone_mode=False)
     assert done.return_value == 0
     assert "read a file of the host" in done.output
     assert "layers on: empty environment" in done.output
@@ -55,7 +55,7 @@ def test_the_report_names_attempts_layers_and_verdict() -> None:
 
 
 def test_the_report_as_json() -> None:
-    done = CliRunner().invoke(command, ["--json"], standalone_mode=False)
+    done = CliRunner().invoke(cli, ["doctor", "--json"], standalone_mode=False)
     report = json.loads(done.output)
     assert report["sandbox"] == "ns"
     assert all(attempt["held"] for attempt in report["attempts"])

@@ -189,7 +189,7 @@ def test_the_command_prints_a_line_a_fork_and_the_success_rate(
     )
     parent = run_task(a_task(check="grep -q one a.py", limits=limits(max_turns=2)), runtime, seed=3)
     log = tmp_path / "log.db"
-    code, out, _ = command(capsys, log, parent.id, "--at", "1", "--n", "2", "--dtype", "float32")
+    code, out, _ = command(capsys, log, parent.id, "--at", "1", "--n", "2", "--set", "dtype=float32")
     assert code == 0
     assert out.count("fork ") >= 2
     assert f"2 of 2 forks of {parent.id} at step 1 succeeded (100%)" in out

@@ -9,8 +9,8 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
+import typer
 from executions import a_runtime, a_task, act
 
 from nano_coder.cli import cli as coder
@@ -92,7 +92,7 @@ def said(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Said:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
     monkeypatch.chdir(tmp_path)
 
-    def run(program: click.Command, *arguments: str) -> tuple[str, str]:
+    def run(program: typer.Typer, *arguments: str) -> tuple[str, str]:
         streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2)]
         with monkeypatch.context() as patched:
             patched.setattr(sys, "stdout", streams[0])
@@ -154,7 +154,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize(("program", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
 def test_nothing_that_is_printed_drives_a_terminal(
-    said: Said, home: Path, tiny_folder: Path, program: click.Command, line: str
+    said: Said, home: Path, tiny_folder: Path, program: typer.Typer, line: str
 ) -> None:
     with LogStore.open(home / "log.db") as store:
         ids = [run.id for run in store.runs()]

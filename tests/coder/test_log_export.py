@@ -9,11 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
+import typer
 from agent_transcripts import claude_session, write_lines
-from click.testing import CliRunner
 from executions import a_runtime, a_task, act
+from typer.testing import CliRunner
 
 from nano_coder.commands.log import command
 from nano_coder.run.execution import grade_run, run_task
@@ -203,7 +203,7 @@ def test_what_cannot_be_written_is_said_and_leaves_nothing(
     log: Path, tmp_path: Path, arguments: list[str], says: str
 ) -> None:
     before = sorted(path.name for path in tmp_path.iterdir())
-    with pytest.raises((UsageError, click.UsageError)) as problem:
+    with pytest.raises((UsageError, typer.TyperException)) as problem:
         invoke("export", *(a.replace("TMP", str(tmp_path)) for a in arguments), "--log", log)
     assert says in str(problem.value)
     assert getattr(problem.value, "exit_code", None) == 2

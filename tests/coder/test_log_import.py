@@ -16,7 +16,7 @@ from agent_transcripts import (
     mini_trajectory,
     write_lines,
 )
-from click.testing import CliRunner
+from typer.testing import CliRunner
 
 from nano_coder.commands.log import command
 from nano_coder.verify.trainable import verify

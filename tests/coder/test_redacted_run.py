@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from executions import SUBMIT, a_runtime, a_task, act
+from typer.testing import CliRunner
 
 from nano_coder.cli import cli
 from nano_coder.config import load_config

@@ -219,7 +219,7 @@ def test_bad_input_is_one_sentence(cli: Cli, home: Path, project: Path) -> None:
     refused(cli("undo", "abc", *here), "no run 'abc'")
     refused(cli("restore", "abc", *there), "no run 'abc'")
     refused(cli("undo", "abc", "-C", "nowhere"), "no such directory: nowhere", "-C")
-    refused(cli("undo", "abc", "--to", "x", *here), "'x' is not a valid integer")
+    refused(cli("undo", "abc", "--to", "x", *here), "'--to'", "valid integer")
     refused(cli("restore", "abc", "--to", "copy"), "Missing option '--at'")
     refused(cli("restore", "abc", "--at", "1"), "Missing option '--to'")
 
@@ -247,5 +247,5 @@ def test_what_the_user_excludes_is_in_no_snapshot(
 
 def test_a_pattern_with_a_slash_is_refused(cli: Cli, project: Path) -> None:
     done = cli("run", "x", "-C", str(project), "--exclude", "data/big.bin")
-    assert done.returncode == 3
+    assert done.returncode == 2
     assert "'data/big.bin' is no pattern for a name" in done.stderr

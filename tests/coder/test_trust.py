@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from typer.testing import CliRunner, Result
 
 from nano_coder.cli import cli
 from nano_coder.config import AgentConfig, load_config, read_config, user_config_path

@@ -22,13 +22,13 @@ from nano_coder.models.opening import open_weights
 from nano_coder.verify.logprobs import Scored
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_rl.cli import cli
-from nano_rl.commands.admit import parse_when
 from nano_rl.logs.admission import JudgedRun, TargetPolicy, Use, by_task
 from nano_rl.logs.survey import AdmissionReport, EffectiveSample, FreshRollouts, Reservoir, share
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.facts import facts_of
 from nano_shared.feedback import Feedback, FeedbackKind
+from nano_shared.redact.exports import moment
 from nano_shared.schema import VERSION_TABLE
 from nano_shared.store import LogStore
 from nano_shared.types import (
@@ -226,18 +226,18 @@ def test_a_reservoir_keeps_some_of_a_stream_and_the_same_for_the_same_seed(
     ("text", "seconds"), [("90m", 10_000 - 5400), ("1d", 10_000 - 86400), ("1700000000", 1.7e9)]
 )
 def test_times_as_people_write_them(text: str, seconds: float) -> None:
-    assert parse_when(text, now=10_000) == seconds
+    assert moment(text, now=10_000) == seconds
 
 
 def test_dates_are_times() -> None:
-    assert parse_when("2026-11-21", now=0) < parse_when("2026-11-21T09:30", now=0)
-    assert parse_when("1970-01-01T00:00:10+00:00", now=0) == 10
+    assert moment("2026-11-21", now=0) < moment("2026-11-21T09:30", now=0)
+    assert moment("1970-01-01T00:00:10+00:00", now=0) == 10
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "7 fortnights", "2026-13-40", "-3d", "1e9"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"--since .* is no time; write a date"):
-        parse_when(text, now=0)
+        moment(text, now=0)
 
 
 # ------------------------------------------------------------------------------------ the command

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from rewarded import ADD, FAIL, MEND, READ, SOLVE, SUBMIT, new_runtime, opened, rolled
+from typer.testing import CliRunner
 
 from nano_coder.run.execution import Runtime
 from nano_rl.checkpoints.evaluate import component_means, table

@@ -13,11 +13,11 @@ from pathlib import Path
 import flawed_losses
 import pytest
 import torch
-from click.testing import CliRunner
 from flawed_losses import FLAWS, changes_what_it_is_given, flawed, mask_by_product, written_apart
 from mutants import MUTANTS, Mutant, killed, subject_of
+from typer.testing import CliRunner
 
-from nano_rl.commands.conformance import command
+from nano_rl.cli import cli
 from nano_rl.conformance.adapter import OURS, Subject
 from nano_rl.conformance.by_hand import rows_of
 from nano_rl.conformance.case import ConformanceCheck, Status, run_check
@@ -158,7 +158,9 @@ def test_names_of_checks_are_unique() -> None:
 def test_a_loss_of_ones_own_from_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """`loss` is right in what it offers; `advantages` beside it gives a lone rollout its raw reward."""
     monkeypatch.syspath_prepend(HERE)
-    done = CliRunner().invoke(command, ["--against", "flawed_losses", "--json"], standalone_mode=False)
+    done = CliRunner().invoke(
+        cli, ["conformance", "--against", "flawed_losses", "--json"], standalone_mode=False
+    )
     assert done.return_value == 1
     results = json.loads(done.stdout)["results"]
     assert [r["name"] for r in results if r["status"] == "failed"] == [
@@ -172,7 +174,7 @@ def test_a_loss_by_its_file(tmp_path: Path) -> None:
     file = tmp_path / "my loss.py"
     file.write_text("import beside_it\n\ndef mine(*_):\n    raise KeyError(beside_it.WORD)\n")
     (tmp_path / "beside_it.py").write_text("WORD = 'epsilon'\n")
-    done = CliRunner().invoke(command, ["--against", f"{file}:mine"], standalone_mode=False)
+    done = CliRunner().invoke(cli, ["conformance", "--against", f"{file}:mine"], standalone_mode=False)
     assert done.return_value == 1
     failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED ")]
     assert len(failed) > 200
@@ -192,7 +194,7 @@ def test_a_module_that_cannot_be_used_is_refused(
     against: str, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(HERE)
-    done = CliRunner().invoke(command, ["--against", against], standalone_mode=False)
+    done = CliRunner().invoke(cli, ["conformance", "--against", against], standalone_mode=False)
     assert isinstance(done.exception, UsageError)
     assert sentence in str(done.exception)
 
@@ -200,14 +202,16 @@ def test_a_module_that_cannot_be_used_is_refused(
 def test_a_loss_that_offers_nothing_has_not_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "no_losses.py").write_text("def loss(*_):\n    raise NotImplementedError\n")
     monkeypatch.syspath_prepend(tmp_path)
-    done = CliRunner().invoke(command, ["--against", "no_losses"], standalone_mode=False)
+    done = CliRunner().invoke(cli, ["conformance", "--against", "no_losses"], standalone_mode=False)
     assert isinstance(done.exception, UsageError)
     assert "nothing was checked" in str(done.exception)
 
 
 def test_the_table_names_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(HERE)
-    done = CliRunner().invoke(command, ["--against", "flawed_losses:raises"], standalone_mode=False)
+    done = CliRunner().invoke(
+        cli, ["conformance", "--against", "flawed_losses:raises"], standalone_mode=False
+    )
     assert done.return_value == 1
     for kind in KINDS:
         assert kind in done.stdout

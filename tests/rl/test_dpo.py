@@ -9,7 +9,6 @@ import pytest
 import torch
 from builders import tiny_llama
 
-from nano_rl.config.training import parse_config
 from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.learn.model.logprob import token_logprobs
@@ -27,6 +26,7 @@ from nano_rl.preferences.dpo import (
 )
 from nano_rl.preferences.pairs import PairRows
 from nano_shared import ConfigError
+from nano_shared.settings import parse_config
 
 
 def row(ids: list[int], mask: list[int], name: str = "run") -> TrainSample:

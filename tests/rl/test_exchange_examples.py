@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from typer.testing import CliRunner
 
 from nano_rl.cli import cli
 from nano_rl.formats import FORMATS, Refusal, guess_format

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from looping import TASKS, runtime_at, tiny_model
+from typer.testing import CliRunner
 
 from nano_coder.cli import cli as coder
 from nano_coder.models.opening import local_policy, open_weights
@@ -22,7 +22,7 @@ from nano_shared.errors import CheckpointError, GuardTripped, UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Trust, Verdict
 
-SETTINGS = ("--prompts", "2", "--patience", "99", "--learning-rate", "0.001")
+SETTINGS = ("--prompts", "2", "--set", "guards.patience=99", "--learning-rate", "0.001")
 Train = Callable[..., dict[str, Any]]
 
 
@@ -86,7 +86,9 @@ def test_several_logs_are_read_together_and_filled_with_fresh_rollouts(
 ) -> None:
     mine, team = home / "mine.db", home / "team.db"
     ids = {*logged(tiny, mine, size=1), *logged(tiny, team, size=2, seed=6)}
-    told = train("--log", str(mine), "--log", str(team), "--fresh", "6", "--mix", "0.5", "--steps", "1")
+    told = train(
+        "--log", str(mine), "--log", str(team), "--fresh", "6", "--set", "logs.mix=0.5", "--steps", "1"
+    )
     (row,) = read_metrics(home / "trainings" / "mine" / METRICS)
     # two groups of six, three of each group logged: one in the first log, two in the second
     assert (row["rollouts"], row["logged_runs"], row["fresh_runs"], row["log_share"]) == (12, 6, 6, 0.5)
@@ -114,7 +116,7 @@ def test_each_run_is_learned_from_once_and_a_training_of_logs_ends_with_them(
 
     with pytest.raises(UsageError, match="12 this policy has learned from it already"):
         train("--log", str(log), name="next", model="mine")
-    again = train("--log", str(log), "--uses", "2", name="next", model="mine")
+    again = train("--log", str(log), "--set", "logs.uses=2", name="next", model="mine")
     assert again["learned_from"]["logged_runs"] == 12
     # they were sampled before two updates, and the second step is an update later
     assert [row["age_max"] for row in read_metrics(home / "trainings" / "next" / METRICS)] == [2, 3]
@@ -141,12 +143,12 @@ def test_age_counts_updates_along_the_checkpoints_and_bounds_what_is_read(
     logged(later, young, seed=8)
     logs = ("--log", str(unused), "--log", str(young))
     with pytest.raises(UsageError, match="12 more than 1 updates old"):
-        train("--log", str(unused), "--max-staleness", "1", name="b", model="mine")
-    train(*logs, "--max-staleness", "2", "--steps", "1", "--fresh", "0", name="b", model="mine")
+        train("--log", str(unused), "--set", "objective.max_staleness=1", name="b", model="mine")
+    train(*logs, "--set", "objective.max_staleness=2", "--steps", "1", "--fresh", "0", name="b", model="mine")
     (row,) = read_metrics(home / "trainings" / "b" / METRICS)
     # groups hold runs of both policies, and at the second step those of the first would be too old
     assert (row["age_max"], row["logged_runs"]) == (2, 16)
-    train(*logs, "--max-staleness", "2", "--steps", "2", name="c", model="mine")
+    train(*logs, "--set", "objective.max_staleness=2", "--steps", "2", name="c", model="mine")
     rows = read_metrics(home / "trainings" / "c" / METRICS)
     assert [row["too_old"] for row in rows] == [0, 4]
     assert rows[1]["age_max"] == 1
@@ -158,7 +160,16 @@ def test_runs_of_a_policy_that_is_no_ancestor_have_no_age(home: Path, tiny: Path
     with pytest.raises(UsageError, match="12 age unknown: sampled by a policy that this one does not come"):
         train("--log", str(log))
     told = train(
-        "--log", str(log), "--unknown-age", "admit", "--min-ess", "0", "--max-drift", "none", "--steps", "1"
+        "--log",
+        str(log),
+        "--set",
+        "logs.unknown_age=admit",
+        "--set",
+        "logs.min_ess=0",
+        "--set",
+        "logs.max_drift=none",
+        "--steps",
+        "1",
     )
     assert told["learned_from"]["logged_runs"] == 8
     (row,) = read_metrics(home / "trainings" / "mine" / METRICS)
@@ -169,7 +180,7 @@ def test_a_training_goes_on_with_the_logs_it_began_with(home: Path, tiny: Path, 
     one, two = home / "one.db", home / "two.db"
     logged(tiny, one)
     logged(tiny, two, seed=6)
-    train("--log", str(one), "--log", str(two), "--steps", "1", "--largest-group", "4")
+    train("--log", str(one), "--log", str(two), "--steps", "1", "--set", "logs.largest_group=4")
     (home / "checkpoints" / "mine").rename(home / "first")
     logged(tiny, two, seed=9)  # the log grows, and what was begun keeps to what it began with
     command = ["train", "--name", "mine", "--resume", "--json", "--steps", "2"]
@@ -179,7 +190,7 @@ def test_a_training_goes_on_with_the_logs_it_began_with(home: Path, tiny: Path, 
     assert left == [16, 8]
     (home / "checkpoints" / "mine").rename(home / "second")
     with pytest.raises(CheckpointError, match="of which the log admits 12 no longer"):
-        train("--log", str(one), "--steps", "3", "--resume", "--largest-group", "4")
+        train("--log", str(one), "--steps", "3", "--resume", "--set", "logs.largest_group=4")
 
 
 def test_logs_that_hold_nothing_for_this_policy_say_what_they_hold(
@@ -193,7 +204,7 @@ def test_logs_that_hold_nothing_for_this_policy_say_what_they_hold(
     with pytest.raises(UsageError, match=r"none of the 3 runs .* \(3 lone in its group\); nano-rl admit"):
         train("--log", str(log))
     # other tasks and other steps are something to compare with
-    told = train("--log", str(log), "--baseline", "task", "--steps", "1", "--prompts", "3")
+    told = train("--log", str(log), "--set", "objective.baseline=task", "--steps", "1", "--prompts", "3")
     assert told["learned_from"]["logged_runs"] == 3
     assert told["metrics"]["grad_norm"] > 0
 
@@ -204,16 +215,22 @@ def test_logs_that_hold_nothing_for_this_policy_say_what_they_hold(
         (["--from-logs", "--log", "nowhere.db"], "--log nowhere.db: there is no such log"),
         (["--from-logs", "--log", "a.db", "--log", "a.db"], "--log a.db is given twice"),
         (
-            ["--from-logs", "--fresh", "0", "--mix", "0.5"],
-            "--mix is the share of logged runs beside fresh ones",
+            ["--from-logs", "--fresh", "0", "--set", "logs.mix=0.5"],
+            "logs.mix is the share of logged runs beside fresh ones",
         ),
         (["--from-logs", "--group-size", "4"], "--group-size is --fresh with --from-logs"),
         (["--from-logs", "--fresh", "1"], "a group of 1 has nothing to be compared with"),
         (["--tasks", "x", "--fresh", "4"], "--fresh adds rollouts to logged groups"),
-        (["--tasks", "x", "--mix", "0.5"], "--mix is read with --from-logs alone"),
-        (["--tasks", "x", "--lambda-preference", "1"], "--lambda-preference is read with --from-logs alone"),
+        (["--tasks", "x", "--set", "logs.mix=0.5"], "logs.mix is read with --from-logs alone"),
+        (
+            ["--tasks", "x", "--set", "lambda_preference=1"],
+            "lambda_preference is read with --from-logs alone",
+        ),
         (["--tasks", "x", "--log", "a.db", "--log", "b.db"], "several --log are read together with"),
-        (["--from-logs", "--baseline", "task", "--std", "sample"], "baseline = task compares whole rewards"),
+        (
+            ["--from-logs", "--set", "objective.baseline=task", "--set", "objective.std=sample"],
+            "baseline = task compares whole rewards",
+        ),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(

@@ -11,7 +11,7 @@ from builders import trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.config.training import TrainConfig, parse_config
+from nano_rl.config.training import TrainConfig
 from nano_rl.gather.replay_buffer import ReplayBuffer
 from nano_rl.learn.config import ObjectiveConfig
 from nano_rl.learn.credit.advantage import RunningBaselines
@@ -20,6 +20,7 @@ from nano_rl.learn.rows.sample import to_samples
 from nano_rl.learn.step_rows import cap_versions, select_by_drift
 from nano_rl.logs.lineage import AncestorWeights, Lineage
 from nano_shared.errors import ConfigError
+from nano_shared.settings import parse_config
 
 
 def groups(*sizes: int, versions: int = 1) -> list[Group]:

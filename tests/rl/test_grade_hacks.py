@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from listed_hacks import FAIR, LISTED, OWN, RIGHT, WRONG, Hack
+from typer.main import get_command
 
 from nano_rl.cli import cli
 from nano_shared.hashing import content_hash
@@ -55,7 +56,7 @@ def graded(
     """What the command prints about a folder."""
     task = folder.parent / "task.jsonl"
     task.write_text(json.dumps(row))
-    cli.main(
+    get_command(cli).main(
         ["grade", "--task", str(task), "--workspace", str(folder), "--json", *more], standalone_mode=False
     )
     verdict: dict[str, Any] = json.loads(capsys.readouterr().out)

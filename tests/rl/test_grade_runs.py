@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from nano_coder.grading.graders import GRADERS
 from nano_coder.models.scripted import ScriptedPolicy
@@ -30,7 +31,7 @@ def _logged(path: Path, hidden: HiddenChecks | None = HIDDEN) -> str:
 
 
 def _grade(*arguments: str) -> int:
-    return int(cli.main(["grade", *arguments], standalone_mode=False))
+    return int(get_command(cli).main(["grade", *arguments], standalone_mode=False))
 
 
 def test_verdicts_of_several_graders_stand_side_by_side(

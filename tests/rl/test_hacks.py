@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rewarded import ADD, SOLVE, new_runtime, opened, rolled
+from typer.testing import CliRunner
 
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages
@@ -74,7 +74,7 @@ def test_tasks_that_cannot_be_impossible_leave_no_controls_to_roll_out(tmp_path:
     runtime = new_runtime(tmp_path)
     task = ADD.model_copy(update={"hidden": None})
     assert roll_controls([task], runtime, None, step=0, due=0, seed=0) == []
-    with pytest.raises(UsageError, match="leave --controls out"):
+    with pytest.raises(UsageError, match="leave `controls` out"):
         roll_controls([task], runtime, None, step=0, due=1, seed=0)
 
 

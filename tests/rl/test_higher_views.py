@@ -12,7 +12,7 @@ from oracles import follow
 
 from nano_rl.suites.functions.grammar import belongs
 from nano_rl.suites.functions.program import Param, Program, ValueKind, compile_function, outcome
-from nano_rl.suites.functions.refactor_views import clumsy
+from nano_rl.suites.functions.refactor_views import verbose_body
 from nano_rl.suites.functions.views import VIEWS, make_task
 from nano_rl.tasks.suite import split_of
 from nano_shared.types import Split, Task
@@ -138,7 +138,7 @@ def test_a_clumsy_version_returns_the_same(line: str) -> None:
         body=(line,),
         family="f",
     )
-    body = clumsy(concise)
+    body = verbose_body(concise)
     assert body is not None
     assert len(body) > 1
     worse = compile_function(concise.signature + "\n" + "\n".join("    " + x for x in body) + "\n", "f")

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from nano_rl.suites.functions.admitted_program import MAX_HIDDEN
-from nano_rl.suites.functions.grammar import draw_study
+from nano_rl.suites.functions.grammar import draw_admitted
 from nano_rl.suites.functions.program import compile_function, outcome
 from nano_rl.tasks.mutate import MISTAKES, mutants
 from nano_shared.types import Split
@@ -59,7 +59,7 @@ def test_docstrings_and_signatures_are_left_alone() -> None:
 
 def test_a_mutant_changes_one_line_and_parses() -> None:
     for seed in range(60):
-        source = draw_study(random.Random(seed), Split.TRAIN).program.source()
+        source = draw_admitted(random.Random(seed), Split.TRAIN).program.source()
         for mutant in mutants(source):
             before, after = source.split("\n"), mutant.source.split("\n")
             differ = [n for n, (x, y) in enumerate(zip(before, after, strict=True), 1) if x != y]
@@ -71,10 +71,10 @@ def test_a_mutant_changes_one_line_and_parses() -> None:
 
 def test_hidden_cases_kill_nine_of_ten_telling_mutants() -> None:
     for seed in range(60):
-        study = draw_study(random.Random(seed), Split.TRAIN)
-        program = study.program
-        assert len(study.hidden) <= MAX_HIDDEN
-        assert study.bugs
-        for bug in study.bugs:
+        admitted = draw_admitted(random.Random(seed), Split.TRAIN)
+        program = admitted.program
+        assert len(admitted.hidden) <= MAX_HIDDEN
+        assert admitted.bugs
+        for bug in admitted.bugs:
             function = compile_function(bug.source, program.name)
-            assert any(outcome(function, c.args) != ("value", c.expected) for c in study.hidden), bug
+            assert any(outcome(function, c.args) != ("value", c.expected) for c in admitted.hidden), bug

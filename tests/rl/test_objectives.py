@@ -11,7 +11,7 @@ import torch
 from builders import flat_batch, flat_logprobs, logs
 from torch import Tensor
 
-from nano_rl.config.training import TrainConfig, parse_config
+from nano_rl.config.training import TrainConfig
 from nano_rl.learn.config import ObjectiveConfig
 from nano_rl.learn.objectives.loss import (
     Tokens,
@@ -25,6 +25,7 @@ from nano_rl.learn.objectives.loss import (
 from nano_rl.learn.rows.batch import Batch
 from nano_shared import ConfigError
 from nano_shared.extensions import extension_names
+from nano_shared.settings import parse_config
 
 NEW = [-0.7, -1.2, -0.4, -2.1]
 RATIOS = [1.0, 1.14, 1.56, 0.4]

@@ -17,7 +17,7 @@ from failing_worker import FAILURES
 from faulty_worker import FAULT
 from looping import CONFIG, TASKS, Loop, logged_groups, same, tiny_model
 
-from nano_rl.config.training import TrainConfig, parse_config
+from nano_rl.config.training import TrainConfig
 from nano_rl.gather.curriculum import Curriculum
 from nano_rl.gather.overlap import remote_rollouts
 from nano_rl.gather.sources import Sources
@@ -30,6 +30,7 @@ from nano_rl.resume.states import States
 from nano_rl.tiny import build_tiny
 from nano_shared.errors import ConfigError, GuardTripped, RolloutsFailed, UsageError
 from nano_shared.scratch import PREFIX
+from nano_shared.settings import parse_config
 from nano_shared.store import LogStore
 
 # a worker imports all of torch: on a machine that is busy with other things that takes a minute each

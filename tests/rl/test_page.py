@@ -12,9 +12,9 @@ from xml.etree import ElementTree
 
 import pytest
 from builders import trajectory, turn, verdict
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from nano_rl.cli import cli
 from nano_rl.config.training import TrainConfig

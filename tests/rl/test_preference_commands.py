@@ -130,7 +130,7 @@ def likes(model: str, good: str, bad: str) -> float:
 
 OTHER_TEXTS = ["go stop please Say something."] * 9
 """of a vocabulary in which the same words are other tokens"""
-FAST = ("--learning-rate", "1e-2", "--batch", "8")
+FAST = ("--learning-rate", "1e-2", "--set", "batch=8")
 
 
 def test_a_reward_model_is_trained_saved_and_scores_runs(
@@ -277,7 +277,7 @@ def test_imitation_of_conversations_and_of_logged_successes(
     before = likes(str(tiny), "please please go", "stop stop go")
     code, said = nano(
         "sft", "--messages", talk, "--from-logs", "--log", log, "--model", tiny, "--name", "warm",
-        "--epochs", 8, "--dtype", "bfloat16", "--lora-rank", 4, *FAST,
+        "--epochs", 8, "--set", "dtype=bfloat16", "--lora-rank", 4, *FAST,
     )  # fmt: skip
     assert code == 0, said
     assert "imitated from the log: 1 runs (1 no success)" in said

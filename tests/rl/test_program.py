@@ -9,9 +9,9 @@ import re
 
 import pytest
 
-from nano_rl.suites.functions.admitted_program import study
+from nano_rl.suites.functions.admitted_program import admit_program
 from nano_rl.suites.functions.classics import CLASSICS, draw_classic
-from nano_rl.suites.functions.grammar import draw_program, draw_study, renamed
+from nano_rl.suites.functions.grammar import draw_admitted, draw_program, renamed
 from nano_rl.suites.functions.program import (
     OutOfSteps,
     Param,
@@ -83,7 +83,7 @@ def test_every_classic_is_admitted_with_some_constants() -> None:
     for seed in range(12 * len(CLASSICS)):
         rng = random.Random(seed)
         program = _classic(rng, CLASSICS[seed % len(CLASSICS)].name)
-        if program.family not in admitted and study(program, rng) is not None:
+        if program.family not in admitted and admit_program(program, rng) is not None:
             admitted.add(program.family)
     assert admitted == {f"classic.{c.name}" for c in CLASSICS}
 
@@ -125,12 +125,12 @@ def test_arguments_are_never_mutated() -> None:
     ids=["constant", "identity", "nearly constant", "raises", "always raises"],
 )
 def test_dull_and_broken_programs_are_refused(body: tuple[str, ...]) -> None:
-    assert study(_program(*body), random.Random(0)) is None
+    assert admit_program(_program(*body), random.Random(0)) is None
 
 
 def test_admitted_programs_vary_and_their_cases_are_what_the_reference_returns() -> None:
     for seed in range(40):
-        found = draw_study(random.Random(seed), Split.TRAIN)
+        found = draw_admitted(random.Random(seed), Split.TRAIN)
         program = found.program
         function = compile_function(program.source(), program.name)
         cases = (*found.examples, *found.hidden)

@@ -350,7 +350,18 @@ def test_eval_and_promote_on_tasks_with_real_models(home: Path, nano: NANO) -> N
             "code_version": "1", "created": 1.0,
         }  # fmt: skip
         write_manifest(folder, Manifest.model_validate(fields))
-    how = ("--tasks", file, "--temperature", "1", "--repeat", "2", "--max-tokens", "8", "--seed", "3")
+    how = (
+        "--tasks",
+        file,
+        "--temperature",
+        "1",
+        "--repeat",
+        "2",
+        "--limit",
+        "max_completion_tokens=8",
+        "--seed",
+        "3",
+    )
     code, out, _ = nano("eval", "--model", "one", *how, "--json")
     assert code == 0
     report = json.loads(out)

@@ -57,7 +57,10 @@ def rolled(tmp_path: Path, tiny: Path, *options: str) -> LogStore:
     log.parent.mkdir()
     arguments = ["rollout", "--tasks", tmp_path / "tasks.jsonl", "--model", tiny, "--log", log]
     with pytest.raises(SystemExit) as end:
-        run_command(cli, [str(a) for a in (*arguments, "--max-tokens", 8, "--group-size", 2, *options)])
+        run_command(
+            cli,
+            [str(a) for a in (*arguments, "--limit", "max_completion_tokens=8", "--group-size", 2, *options)],
+        )
     assert end.value.code == 0
     return LogStore.open(log)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from nano_coder.run.execution import Runtime
 from nano_rl.cli import cli
@@ -153,7 +154,9 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(
     write_tasks(rows, [GOOD])
     for arguments in (["make", "--check", "-n", "1"], ["check", str(rows)]):
         with pytest.raises(UsageError, match="cannot be written"):
-            cli.main(["tasks", *arguments, "--out", str(tmp_path / "file/out.jsonl")], standalone_mode=False)
+            get_command(cli).main(
+                ["tasks", *arguments, "--out", str(tmp_path / "file/out.jsonl")], standalone_mode=False
+            )
 
 
 def test_where_nothing_is_admitted_no_file_is_written(
@@ -161,7 +164,7 @@ def test_where_nothing_is_admitted_no_file_is_written(
 ) -> None:
     rows, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     write_tasks(rows, [but(GOOD, oracle=None)])
-    code = cli.main(["tasks", "check", str(rows), "--out", str(out)], standalone_mode=False)
+    code = get_command(cli).main(["tasks", "check", str(rows), "--out", str(out)], standalone_mode=False)
     assert (code, out.exists()) == (1, False)
     assert "is not written: no task is admitted" in capsys.readouterr().out
 
@@ -169,7 +172,9 @@ def test_where_nothing_is_admitted_no_file_is_written(
 @pytest.mark.parametrize("asked", [["--view", "copy,emit"], ["--view", "copy", "--view", "emit"]])
 def test_views_may_be_named_together_or_one_by_one(asked: list[str], tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
-    cli.main(["tasks", "make", "--level", "0", "-n", "4", *asked, "--out", str(out)], standalone_mode=False)
+    get_command(cli).main(
+        ["tasks", "make", "--level", "0", "-n", "4", *asked, "--out", str(out)], standalone_mode=False
+    )
     assert {task.view for task in read_tasks(out)} == {"copy", "emit"}
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import click
 import pytest
-from click.testing import CliRunner
+import typer
+from typer.testing import CliRunner
 
 from nano_coder.agent.profiles import COMPACT_1
-from nano_rl.commands.export import command
+from nano_rl.cli import cli
 from nano_rl.learn.credit.advantage import group_advantages
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
@@ -76,7 +76,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def export(*arguments: str | Path) -> list[dict[str, object]]:
-    done = CliRunner().invoke(command, [str(a) for a in arguments], standalone_mode=False)
+    done = CliRunner().invoke(cli, ["export", *(str(a) for a in arguments)], standalone_mode=False)
     if done.exception:
         raise done.exception
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -123,7 +123,7 @@ def test_without_a_baseline_a_lone_run_is_a_row_too(log: Path) -> None:
 
 def test_what_was_left_out_is_counted_by_its_reason(log: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(
-        command, ["--format", "tokens", "--log", str(log), "-o", str(tmp_path / "rows.jsonl")]
+        cli, ["export", "--format", "tokens", "--log", str(log), "-o", str(tmp_path / "rows.jsonl")]
     )
     assert "1 (text-only)" in done.stderr
     assert "1 (lone in its group" in done.stderr
@@ -164,6 +164,6 @@ def test_parquet_holds_the_same_rows(log: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_written_is_said_in_a_sentence(log: Path, flags: list[str], says: str) -> None:
-    with pytest.raises((UsageError, click.UsageError), match=says) as problem:
+    with pytest.raises((UsageError, typer.TyperException), match=says) as problem:
         export(*flags, "--log", log)
     assert getattr(problem.value, "exit_code", None) == 2

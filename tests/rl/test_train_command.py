@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
+from typer.testing import CliRunner
 
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages
@@ -52,7 +52,8 @@ def test_a_training_is_recorded_watched_and_goes_on_from_its_name_alone(
     settings.write_text("steps = 1\nsave_every = 1\n[optimizer]\nwarmup_steps = 1\n")
     told, error = train(
         home, "--model", str(home / "tiny"), "--tasks", str(home / "tasks.jsonl"), "--config", str(settings),
-        "--prompts", "1", "--group-size", "2", "--patience", "9", "--json", "--log-to", "tensorboard",
+        "--prompts", "1", "--group-size", "2", "--set", "guards.patience=9", "--json",
+        "--log-to", "tensorboard",
         "--limit", "max_turns=2", "--limit", "max_completion_tokens=4",
     )  # fmt: skip
     report = json.loads(told)
@@ -108,11 +109,11 @@ def test_arguments_that_contradict_each_other_are_refused(
     ("arguments", "said"),
     [
         (
-            ["--clip-low", "0.1", "--clip-high", "0.3"],
+            ["--set", "objective.clip_low=0.1", "--set", "objective.clip_high=0.3"],
             "clip_low, clip_high cannot act: with one update a step",
         ),
-        (["--objective", "gspo", "--dual-clip", "3"], "dual_clip cannot act"),
-        (["--clip-high", "0.3", "--minibatches", "2"], None),
+        (["--objective", "gspo", "--set", "objective.dual_clip=3"], "dual_clip cannot act"),
+        (["--set", "objective.clip_high=0.3", "--set", "minibatches=2"], None),
         (["--objective", "gspo"], None),
     ],
 )

@@ -54,11 +54,13 @@ def test_the_second_signal_stops_at_once(tiny: Path, tmp_path: Path) -> None:
     Loop(tiny, tmp_path).go(steps=1)
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom looping import Loop\n"
-        "from nano_shared.command_line import run_command\nimport click\n"
+        "from nano_shared.command_line import lazy_app, run_command\n"
         "def score(run):\n"
         "    print('hanging', flush=True); time.sleep(600)\n"
         "loop = Loop(*map(Path, sys.argv[1:]))\n"
-        "run_command(click.Command('train', callback=lambda: loop.go(score=score, resume=True)), [])"
+        "def train():\n"
+        "    loop.go(score=score, resume=True)\n"
+        "run_command(lazy_app('x', {'train': ('__main__:train', '')}, help=''), ['train'])"
     )
     path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     child = subprocess.Popen(

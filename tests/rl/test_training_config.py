@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from nano_rl.config.training import RewardConfig, SftConfig, TrainConfig, parse_config
+from nano_rl.config.training import RewardConfig, SftConfig, TrainConfig
 from nano_rl.learn.config import Config, CriticConfig, GuardConfig, ObjectiveConfig, OptimizerConfig
 from nano_shared import ConfigError
+from nano_shared.settings import parse_config
 
 OPTIONS = {
     ObjectiveConfig: "objective baseline std std_eps clip_low clip_high dual_clip ratio aggregation"

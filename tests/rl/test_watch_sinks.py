@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from typer.testing import CliRunner
 
 from nano_rl.cli import cli
 from nano_rl.report.sinks import SINKS, open_sinks, run_id

@@ -24,7 +24,7 @@ MAX_SIZE = 160
 
 
 @dataclass(frozen=True, slots=True)
-class Study:
+class AdmittedProgram:
     """A program with what is known about it."""
 
     program: Program
@@ -107,7 +107,7 @@ def _extend(program: Program, hidden: list[ProbeCall], pool: list[ProbeCall]) ->
     return killed if killed and missed <= (1 - KILLED) * (len(killed) + missed) else None
 
 
-def study(program: Program, rng: random.Random, *, examples: int = 4) -> Study | None:
+def admit_program(program: Program, rng: random.Random, *, examples: int = 4) -> AdmittedProgram | None:
     """The program's examples, hidden cases and bugs; None where it is not fit for a task."""
     seen: set[str] = set()
     shown = _probes(program, rng, examples, seen, wide=False)
@@ -122,7 +122,7 @@ def study(program: Program, rng: random.Random, *, examples: int = 4) -> Study |
     bugs = _extend(program, hidden, pool)
     if bugs is None:
         return None
-    return Study(program, tuple(p.case for p in shown), tuple(p.case for p in hidden), tuple(bugs))
+    return AdmittedProgram(program, tuple(p.case for p in shown), tuple(p.case for p in hidden), tuple(bugs))
 
 
 BRIEF = Limits(max_turns=3, max_tokens=96)
@@ -172,5 +172,5 @@ def check_of(module: str) -> str:
     return f"python test_{module}.py"
 
 
-def cases_of(study: Study) -> HiddenChecks:
-    return HiddenChecks(kind="cases", entry_point=study.program.name, cases=study.hidden)
+def cases_of(admitted: AdmittedProgram) -> HiddenChecks:
+    return HiddenChecks(kind="cases", entry_point=admitted.program.name, cases=admitted.hidden)

@@ -11,13 +11,13 @@ from nano_rl.suites.functions.admitted_program import (
     LONG,
     MODULES,
     REPAIR_TOOLS,
-    Study,
+    AdmittedProgram,
+    admit_program,
     call,
     check_of,
-    study,
 )
-from nano_rl.suites.functions.grammar import belongs, draw_study
-from nano_rl.suites.functions.module import Module, assertions_of, draw_studies, is_short
+from nano_rl.suites.functions.grammar import belongs, draw_admitted
+from nano_rl.suites.functions.module import Module, assertions_of, draw_admitted_programs, is_short
 from nano_rl.suites.functions.phrases import EXTEND
 from nano_rl.suites.functions.program import Param, Program, ValueKind
 from nano_rl.tasks.suite import Made
@@ -151,14 +151,14 @@ def _extended(
     return Extension(more, default, told)
 
 
-def _draw(rng: random.Random, split: Split) -> tuple[Study, Extension, Study]:
+def _draw(rng: random.Random, split: Split) -> tuple[AdmittedProgram, Extension, AdmittedProgram]:
     """A program, its extension in the same split, and what is known of both."""
     while True:
-        base = draw_study(rng, split, is_short)
+        base = draw_admitted(rng, split, is_short)
         found = rng.choice((_knob, _twist, _twist))(base.program, rng)
         if found is None or not belongs(found.program.family, found.program.source(doc=False), split):
             continue
-        wide = study(found.program, rng)
+        wide = admit_program(found.program, rng)
         if wide is None or max(map(len, found.program.lines())) > 150:
             continue
         if any(c.args[-1] != found.default and c.expected is not None for c in wide.examples):
@@ -173,8 +173,12 @@ def _spoken(case: Case, new: str) -> Case:
 def make_extend(rng: random.Random, split: Split, level: int) -> Made:
     """Add a parameter with a default; old calls and the other functions stay as they are."""
     base, extension, wide = _draw(rng, split)
-    studies = draw_studies(rng, split, rng.choice((2, 3)), [base])
-    module, new, name = Module(rng.choice(MODULES), tuple(studies)), extension.new, base.program.name
+    admitted_programs = draw_admitted_programs(rng, split, rng.choice((2, 3)), [base])
+    module, new, name = (
+        Module(rng.choice(MODULES), tuple(admitted_programs)),
+        extension.new,
+        base.program.name,
+    )
     shown = rng.choice([c for c in wide.examples if c.args[-1] != extension.default])
     said = ", ".join([*map(repr, shown.args[:-1]), f"{new}={shown.args[-1]!r}"])
     test, check = f"test_{module.name}.py", check_of(module.name)

@@ -1,4 +1,4 @@
-"""Levels 5 to 7: one or two bugs behind a traceback, in one module or in one of several."""
+"""Levels 5 to 7: fix one or two bugs shown by a traceback; write assertions that find bugs."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from nano_rl.suites.functions.admitted_program import (
     REPAIR_TOOLS,
     SEARCH_TOOLS,
     WRITE_TOOLS,
-    Study,
+    AdmittedProgram,
     call,
     call_text,
     check_of,
     claim,
     correct,
 )
-from nano_rl.suites.functions.grammar import draw_study
+from nano_rl.suites.functions.grammar import draw_admitted
 from nano_rl.suites.functions.module import (
     Module,
     assertions_of,
+    draw_admitted_programs,
     draw_bug,
-    draw_studies,
     imports_of,
     is_short,
     runs,
@@ -39,29 +39,29 @@ MOST = 3
 """mistakes of one task"""
 
 
-def _mistakes(study: Study, rng: random.Random) -> list[tuple[Mutant, Case]]:
+def _mistakes(admitted: AdmittedProgram, rng: random.Random) -> list[tuple[Mutant, Case]]:
     """Up to MOST mutants that end on every case, each with a case that tells it apart."""
-    cases = (*study.examples, *study.hidden)
+    cases = (*admitted.examples, *admitted.hidden)
     found: list[tuple[Mutant, Case]] = []
-    for bug in rng.sample(study.bugs, len(study.bugs)):
+    for bug in rng.sample(admitted.bugs, len(admitted.bugs)):
         if len(found) == MOST:
             break
-        if not runs(study, bug, shown=len(study.examples)):
+        if not runs(admitted, bug, shown=len(admitted.examples)):
             continue
-        wrong = compile_function(bug.source, study.program.name)
+        wrong = compile_function(bug.source, admitted.program.name)
         telling = [c for c in cases if outcome(wrong, c.args) != ("value", c.expected)]
-        found.append((bug, min(telling, key=lambda c: len(claim(study.program.name, c)))))
+        found.append((bug, min(telling, key=lambda c: len(claim(admitted.program.name, c)))))
     return found
 
 
 def make_write_test(rng: random.Random, split: Split, level: int) -> Made:
     """The mistakes are given as changed lines; the tests must pass on the function and fail on each."""
     while True:
-        study = draw_study(rng, split, is_short)
-        if found := _mistakes(study, rng):
+        admitted = draw_admitted(rng, split, is_short)
+        if found := _mistakes(admitted, rng):
             break
-    program, module = study.program, rng.choice(MODULES)
-    path, test, source = f"{module}.py", f"test_{module}.py", study.program.source()
+    program, module = admitted.program, rng.choice(MODULES)
+    path, test, source = f"{module}.py", f"test_{module}.py", admitted.program.source()
     changes = "\n".join(f"line {bug.line}: {bug.old.strip()} -> {bug.new.strip()}" for bug, _ in found)
     claims = dict.fromkeys(claim(program.name, case) for _, case in found)
     text = "".join([f"from {module} import {program.name}\n", *(f"assert {said}\n" for said in claims)])
@@ -93,37 +93,37 @@ Bugs = dict[str, Mutant]
 """function -> what is wrong with it"""
 
 
-def _draw_faulty(rng: random.Random, split: Split, count: int) -> tuple[list[Study], Bugs]:
-    """`count` studies with a bug each, all shown by the first two examples."""
-    studies: list[Study] = []
+def _draw_faulty(rng: random.Random, split: Split, count: int) -> tuple[list[AdmittedProgram], Bugs]:
+    """`count` admitted programs with a bug each, all shown by the first two examples."""
+    admitted_programs: list[AdmittedProgram] = []
     bugs: Bugs = {}
-    while len(studies) < count:
-        study = draw_study(rng, split, is_short)
-        bug = draw_bug(study, rng)
-        if bug is not None and study.program.name not in bugs:
-            studies.append(study)
-            bugs[study.program.name] = bug
-    return studies, bugs
+    while len(admitted_programs) < count:
+        admitted = draw_admitted(rng, split, is_short)
+        bug = draw_bug(admitted, rng)
+        if bug is not None and admitted.program.name not in bugs:
+            admitted_programs.append(admitted)
+            bugs[admitted.program.name] = bug
+    return admitted_programs, bugs
 
 
-def _first_failure(studies: Sequence[Study], bugs: Bugs) -> tuple[Study, Case]:
+def _first_failure(admitted_programs: Sequence[AdmittedProgram], bugs: Bugs) -> tuple[AdmittedProgram, Case]:
     """The assertion at which the test script stops."""
-    for study in studies:
-        bug = bugs.get(study.program.name)
+    for admitted in admitted_programs:
+        bug = bugs.get(admitted.program.name)
         if bug is None:
             continue
-        function = compile_function(bug.source, study.program.name)
-        for case in study.examples[:2]:
+        function = compile_function(bug.source, admitted.program.name)
+        for case in admitted.examples[:2]:
             if outcome(function, case.args) != ("value", case.expected):
-                return study, case
+                return admitted, case
     raise ValueError("no bug is shown by an example")
 
 
 def trace_of(modules: Sequence[Module], bugs: Bugs, test: str) -> str:
     """What Python prints when the test script stops: the frames in these files, then the exception's name."""
-    studies = [s for m in modules for s in m.studies]
-    study, case = _first_failure(studies, bugs)
-    name = study.program.name
+    admitted_programs = [s for m in modules for s in m.admitted_programs]
+    admitted, case = _first_failure(admitted_programs, bugs)
+    name = admitted.program.name
     said = f"assert {claim(name, case)}"
     line = assertions_of(modules).split("\n").index(said) + 1
     shown = [
@@ -131,7 +131,7 @@ def trace_of(modules: Sequence[Module], bugs: Bugs, test: str) -> str:
         f'  File "/work/{test}", line {line}, in <module>',
         f"    {said}",
     ]
-    bug, module = bugs[name], next(m for m in modules if study in m.studies)
+    bug, module = bugs[name], next(m for m in modules if admitted in m.admitted_programs)
     function = compile_function(bug.source, name)
     what, raised = outcome(function, case.args)
     at = failing_line(function, case.args)
@@ -151,25 +151,27 @@ def _correction(module: Module, name: str, bug: Mutant) -> OracleAction:
 def make_traced_repair(rng: random.Random, split: Split, level: int) -> Made:
     """Level 5: a module with one or two bugs, and the traceback of the first."""
     faulty, bugs = _draw_faulty(rng, split, rng.choice((1, 1, 2)))
-    studies = draw_studies(rng, split, rng.choice((2, 3)), faulty)
-    return _one_file(rng, split, studies, bugs, traced=True)
+    admitted_programs = draw_admitted_programs(rng, split, rng.choice((2, 3)), faulty)
+    return _one_file(rng, split, admitted_programs, bugs, traced=True)
 
 
 def make_large_repair(rng: random.Random, split: Split, level: int) -> Made:
     """Level 6: a module of four or five functions; what was right must stay right."""
     faulty, bugs = _draw_faulty(rng, split, rng.choice((1, 2, 2)))
-    studies = draw_studies(rng, split, rng.choice((4, 5)), faulty)
-    return _one_file(rng, split, studies, bugs, traced=False)
+    admitted_programs = draw_admitted_programs(rng, split, rng.choice((4, 5)), faulty)
+    return _one_file(rng, split, admitted_programs, bugs, traced=False)
 
 
-def _one_file(rng: random.Random, split: Split, studies: list[Study], bugs: Bugs, *, traced: bool) -> Made:
-    module, top = Module(rng.choice(MODULES), tuple(studies)), top_of(studies, rng)
+def _one_file(
+    rng: random.Random, split: Split, admitted_programs: list[AdmittedProgram], bugs: Bugs, *, traced: bool
+) -> Made:
+    module, top = Module(rng.choice(MODULES), tuple(admitted_programs)), top_of(admitted_programs, rng)
     test, check = f"test_{module.name}.py", check_of(module.name)
-    main = next(s for s in studies if s.program.name in bugs)
+    main = next(s for s in admitted_programs if s.program.name in bugs)
     oracle = [call("shell", command=check), call("read_file", path=module.path)]
-    for study in studies:  # in the order in which the script meets them
-        if bug := bugs.get(study.program.name):
-            oracle += [_correction(module, study.program.name, bug), call("shell", command=check)]
+    for admitted in admitted_programs:  # in the order in which the script meets them
+        if bug := bugs.get(admitted.program.name):
+            oracle += [_correction(module, admitted.program.name, bug), call("shell", command=check)]
     wording = rng.choice(TRACE if traced else MANY)
     return Made(
         prompt=wording.format(
@@ -190,26 +192,28 @@ def _one_file(rng: random.Random, split: Split, studies: list[Study], bugs: Bugs
     )
 
 
-def _workspace(rng: random.Random, split: Split, study: Study) -> tuple[list[Module], list[Study]]:
+def _workspace(
+    rng: random.Random, split: Split, admitted: AdmittedProgram
+) -> tuple[list[Module], list[AdmittedProgram]]:
     """Three or four modules of one or two functions, one of them the given one."""
     count = rng.choice((3, 4))
     sizes = [rng.choice((1, 2)) for _ in range(count)]
-    studies = draw_studies(rng, split, sum(sizes), [study])
+    admitted_programs = draw_admitted_programs(rng, split, sum(sizes), [admitted])
     names, modules, at = rng.sample(MODULES, count), [], 0
     for name, size in zip(names, sizes, strict=True):
-        modules.append(Module(name, tuple(studies[at : at + size])))
+        modules.append(Module(name, tuple(admitted_programs[at : at + size])))
         at += size
-    return modules, studies
+    return modules, admitted_programs
 
 
 def _several_files(rng: random.Random, split: Split, *, traced: bool) -> Made:
-    (study,), bugs = _draw_faulty(rng, split, 1)
-    name, bug = study.program.name, bugs[study.program.name]
-    modules, studies = _workspace(rng, split, study)
-    home, top = next(m for m in modules if study in m.studies), top_of(studies, rng)
+    (admitted,), bugs = _draw_faulty(rng, split, 1)
+    name, bug = admitted.program.name, bugs[admitted.program.name]
+    modules, admitted_programs = _workspace(rng, split, admitted)
+    home, top = next(m for m in modules if admitted in m.admitted_programs), top_of(admitted_programs, rng)
     test, check = "test_main.py", check_of("main")
     function = compile_function(bug.source, name)
-    case = next(c for c in study.examples if outcome(function, c.args) != ("value", c.expected))
+    case = next(c for c in admitted.examples if outcome(function, c.args) != ("value", c.expected))
     prompt = rng.choice(DEEP if traced else AMONG).format(
         test=test,
         name=name,
@@ -219,8 +223,8 @@ def _several_files(rng: random.Random, split: Split, *, traced: bool) -> Made:
     )
     return Made(
         prompt=prompt,
-        family=study.program.family,
-        program_hash=study.program.hash,
+        family=admitted.program.family,
+        program_hash=admitted.program.hash,
         files={
             "main.py": f"{imports_of(modules)}\n\n{top.source}",
             **{m.path: m.source(bugs) for m in modules},

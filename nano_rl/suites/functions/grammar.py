@@ -1,4 +1,4 @@
-"""The draw of an admitted program of one split."""
+"""Drawing admitted programs of one split from the grammars."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from keyword import iskeyword
 
-from nano_rl.suites.functions.admitted_program import Study, study
+from nano_rl.suites.functions.admitted_program import AdmittedProgram, admit_program
 from nano_rl.suites.functions.arithmetic import draw_arithmetic
 from nano_rl.suites.functions.classics import draw_classic
 from nano_rl.suites.functions.numbers import draw_numbers
@@ -49,12 +49,12 @@ def renamed(program: Program, rng: random.Random) -> Program:
     )
 
 
-def draw_study(
+def draw_admitted(
     rng: random.Random,
     split: Split,
     fits: Callable[[Program], bool] = lambda program: True,
     draw: Callable[[random.Random], Program] = draw_program,
-) -> Study:
+) -> AdmittedProgram:
     """The first admitted program of the split that `fits`."""
     while True:
         program = draw(rng)
@@ -64,5 +64,5 @@ def draw_study(
             continue
         if max(len(line) for line in program.lines()) > 110:
             continue
-        if (found := study(program, rng)) is not None:
+        if (found := admit_program(program, rng)) is not None:
             return found

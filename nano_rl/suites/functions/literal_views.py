@@ -12,7 +12,7 @@ from typing import Any
 from nano_rl.suites.functions.admitted_program import (
     BRIEF,
     MODULES,
-    Study,
+    AdmittedProgram,
     call,
     call_text,
     cases_of,
@@ -20,7 +20,7 @@ from nano_rl.suites.functions.admitted_program import (
     numbered,
 )
 from nano_rl.suites.functions.arithmetic import draw_arithmetic
-from nano_rl.suites.functions.grammar import belongs, draw_study
+from nano_rl.suites.functions.grammar import belongs, draw_admitted
 from nano_rl.suites.functions.phrases import CHOOSE, COMPLETE, COPY, EMIT, PREDICT, REPLACE, SUMS
 from nano_rl.suites.functions.program import WORDS, Program, compile_function, outcome, program_hash
 from nano_rl.tasks.suite import Made
@@ -35,7 +35,7 @@ KINDS = ("int", "big", "neg", "str", "bool", "ints", "strs", "float", "pair")
 
 @dataclass(frozen=True, slots=True)
 class LiteralQuestion:
-    """Something to show, what is asked of it, and the answer."""
+    """A question about literals: code, question and answer."""
 
     code: str
     asked: str
@@ -197,8 +197,8 @@ def make_emit(rng: random.Random, split: Split, level: int) -> Made:
 
 
 def _emit_program(rng: random.Random, split: Split) -> Made:
-    study = draw_study(rng, split, lambda p: len(p.body) == 1 and len(p.source(doc=False)) < 75)
-    program, path = study.program, f"{rng.choice(MODULES)}.py"
+    admitted = draw_admitted(rng, split, lambda p: len(p.body) == 1 and len(p.source(doc=False)) < 75)
+    program, path = admitted.program, f"{rng.choice(MODULES)}.py"
     text = program.source(doc=False)
     return Made(
         prompt=rng.choice(EMIT).format(code=text.rstrip("\n"), path=path),
@@ -207,7 +207,7 @@ def _emit_program(rng: random.Random, split: Split) -> Made:
         files={},
         artifacts=(path,),
         tools=("write_file", "submit"),
-        hidden=cases_of(study),
+        hidden=cases_of(admitted),
         oracle=(call("write_file", path=path, content=text), call("submit")),
     )
 
@@ -232,18 +232,18 @@ def make_calculate(rng: random.Random, split: Split, level: int) -> Made:
 def make_predict(rng: random.Random, split: Split, level: int) -> Made:
     """Predict what a call returns; never the empty text, which is what submitting nothing would be."""
     while True:
-        study = draw_study(rng, split, lambda p: len(p.body) <= 2 and len(p.source(doc=False)) < 120)
-        short = [c for c in (*study.examples, *study.hidden) if len(repr(c.expected)) < 30]
+        admitted = draw_admitted(rng, split, lambda p: len(p.body) <= 2 and len(p.source(doc=False)) < 120)
+        short = [c for c in (*admitted.examples, *admitted.hidden) if len(repr(c.expected)) < 30]
         if short and (case := rng.choice(short)).expected != "":
             break
     prompt = rng.choice(PREDICT).format(
-        code=study.program.source(doc=False).rstrip("\n"), call=call_text(study.program.name, case)
+        code=admitted.program.source(doc=False).rstrip("\n"), call=call_text(admitted.program.name, case)
     )
     answer = repr(case.expected)
     return Made(
         prompt=prompt,
-        family=study.program.family,
-        program_hash=study.program.hash,
+        family=admitted.program.family,
+        program_hash=admitted.program.hash,
         files={},
         tools=("submit",),
         hidden=HiddenChecks(kind="answer", answer=answer),
@@ -261,9 +261,9 @@ def _holes(program: Program) -> list[tuple[str, str]]:
     return [(f"{line[: m.start()]} ? {line[m.end() :]}", m.group(1)) for m in _HOLE.finditer(line)]
 
 
-def _settles(study: Study, holed: str, operator: str, cases: tuple[Case, ...]) -> bool:
+def _settles(admitted: AdmittedProgram, holed: str, operator: str, cases: tuple[Case, ...]) -> bool:
     """Whether the cases fail with every other operator in the hole."""
-    program = study.program
+    program = admitted.program
     for other in next(group for group in _ALIKE if operator in group):
         if other == operator:
             continue
@@ -277,11 +277,11 @@ def _settles(study: Study, holed: str, operator: str, cases: tuple[Case, ...]) -
 def make_complete(rng: random.Random, split: Split, level: int) -> Made:
     """A function whose operator is `?`, shown with two examples that settle it."""
     while True:
-        study = draw_study(rng, split, lambda p: len(p.body) == 1 and len(p.source(doc=False)) < 110)
-        program = study.program
+        admitted = draw_admitted(rng, split, lambda p: len(p.body) == 1 and len(p.source(doc=False)) < 110)
+        program = admitted.program
         holes = _holes(program)
-        shown = tuple(sorted(study.examples, key=lambda c: len(repr(c.args) + repr(c.expected)))[-3:-1])
-        holes = [h for h in holes if _settles(study, *h, shown)]
+        shown = tuple(sorted(admitted.examples, key=lambda c: len(repr(c.args) + repr(c.expected)))[-3:-1])
+        holes = [h for h in holes if _settles(admitted, *h, shown)]
         if holes and sum(len(repr(c.args)) for c in shown) < 80:
             break
     holed, _ = rng.choice(holes)
@@ -295,16 +295,16 @@ def make_complete(rng: random.Random, split: Split, level: int) -> Made:
         files={path: text},
         artifacts=(path,),
         tools=("edit_file", "submit"),
-        hidden=cases_of(study),
+        hidden=cases_of(admitted),
         oracle=(call("edit_file", path=path, line=line, new=program.body_lines[0]), call("submit")),
     )
 
 
 def make_choose(rng: random.Random, split: Split, level: int) -> Made:
     """Submit the operator that a `?` stands for, by the docstring: short enough for a million parameters."""
-    study = draw_study(rng, split, lambda p: len(p.body) == 1 and len(_holes(p)) == 1, draw_arithmetic)
-    ((holed, operator),) = _holes(study.program)
-    program = study.program
+    admitted = draw_admitted(rng, split, lambda p: len(p.body) == 1 and len(_holes(p)) == 1, draw_arithmetic)
+    ((holed, operator),) = _holes(admitted.program)
+    program = admitted.program
     return Made(
         prompt=CHOOSE.format(doc=program.doc, line=holed.strip()),
         family=program.family,
@@ -319,13 +319,15 @@ def make_choose(rng: random.Random, split: Split, level: int) -> Made:
 def make_replace(rng: random.Random, split: Split, level: int) -> Made:
     """Edit the one operator that the docstring contradicts: as short as an edit can be."""
     while True:
-        study = draw_study(rng, split, lambda p: len(p.body) == 1 and 0 < len(_holes(p)) < 3, draw_arithmetic)
-        program = study.program
+        admitted = draw_admitted(
+            rng, split, lambda p: len(p.body) == 1 and 0 < len(_holes(p)) < 3, draw_arithmetic
+        )
+        program = admitted.program
         holed, operator = rng.choice(_holes(program))
         wrong = rng.choice([o for o in next(g for g in _ALIKE if operator in g) if o != operator])
         text = f'{program.signature}\n    """{program.doc}"""\n{holed.replace(" ? ", f" {wrong} ")}\n'
         # the edit names the operator alone, so it must stand nowhere else; and it must do harm
-        if text.count(wrong) == 1 and _differs(text, study):
+        if text.count(wrong) == 1 and _differs(text, admitted):
             break
     return Made(
         prompt=REPLACE.format(code=text.rstrip("\n"), path=SOLUTION),
@@ -334,12 +336,12 @@ def make_replace(rng: random.Random, split: Split, level: int) -> Made:
         files={SOLUTION: text},
         artifacts=(SOLUTION,),
         tools=("edit_file", "submit"),
-        hidden=cases_of(study),
+        hidden=cases_of(admitted),
         oracle=(call("edit_file", path=SOLUTION, old=wrong, new=operator), call("submit")),
         limits=BRIEF,
     )
 
 
-def _differs(source: str, study: Study) -> bool:
-    function = compile_function(source, study.program.name)
-    return any(outcome(function, c.args) != ("value", c.expected) for c in study.hidden)
+def _differs(source: str, admitted: AdmittedProgram) -> bool:
+    function = compile_function(source, admitted.program.name)
+    return any(outcome(function, c.args) != ("value", c.expected) for c in admitted.hidden)

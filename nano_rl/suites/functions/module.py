@@ -1,4 +1,4 @@
-"""Modules of several functions, with one on top that calls them all: a check of it is a check of each."""
+"""Modules of several functions with a top function that calls them all, so that its cases check each."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nano_rl.suites.functions.admitted_program import Study, claim
-from nano_rl.suites.functions.grammar import draw_study
+from nano_rl.suites.functions.admitted_program import AdmittedProgram, claim
+from nano_rl.suites.functions.grammar import draw_admitted
 from nano_rl.suites.functions.program import Program, compile_function, outcome
 from nano_rl.tasks.mutate import Mutant
 from nano_shared.types import Case, HiddenChecks, Split
@@ -20,7 +20,7 @@ class Module:
     """One file of functions."""
 
     name: str
-    studies: tuple[Study, ...]
+    admitted_programs: tuple[AdmittedProgram, ...]
 
     @property
     def path(self) -> str:
@@ -30,29 +30,31 @@ class Module:
         """Its text, with the mutants of `bugs` (by function) in place, and `top` below."""
         parts = [
             (bugs or {})[s.program.name].source if s.program.name in (bugs or {}) else s.program.source()
-            for s in self.studies
+            for s in self.admitted_programs
         ]
         return "\n\n".join([*parts, *([top] if top else [])])
 
     def first_line(self, name: str) -> int:
         """Lines of the file above the function's signature."""
         above = 0
-        for study in self.studies:
-            if study.program.name == name:
+        for admitted in self.admitted_programs:
+            if admitted.program.name == name:
                 return above
-            above += study.program.source().count("\n") + 2
+            above += admitted.program.source().count("\n") + 2
         raise KeyError(name)
 
 
-def draw_studies(rng: random.Random, split: Split, count: int, first: Sequence[Study] = ()) -> list[Study]:
+def draw_admitted_programs(
+    rng: random.Random, split: Split, count: int, first: Sequence[AdmittedProgram] = ()
+) -> list[AdmittedProgram]:
     """Studies of short programs with distinct names, `first` among them, in a drawn order."""
-    studies = list(first)
-    while len(studies) < count:
-        study = draw_study(rng, split, is_short)
-        if study.program.name not in {s.program.name for s in studies}:
-            studies.append(study)
-    rng.shuffle(studies)
-    return studies
+    admitted_programs = list(first)
+    while len(admitted_programs) < count:
+        admitted = draw_admitted(rng, split, is_short)
+        if admitted.program.name not in {s.program.name for s in admitted_programs}:
+            admitted_programs.append(admitted)
+    rng.shuffle(admitted_programs)
+    return admitted_programs
 
 
 def is_short(program: Program) -> bool:
@@ -78,23 +80,23 @@ class Top:
         return HiddenChecks(kind="cases", entry_point=self.name, cases=self.cases)
 
 
-def top_of(studies: Sequence[Study], rng: random.Random) -> Top:
-    """The function over all of the studies, and every hidden case of each in its own cases."""
-    taken = {s.program.name for s in studies}
+def top_of(admitted_programs: Sequence[AdmittedProgram], rng: random.Random) -> Top:
+    """The function that calls all of the programs, with cases that cover every hidden case of each."""
+    taken = {s.program.name for s in admitted_programs}
     name = rng.choice([n for n in TOPS if n not in taken])
     params: list[str] = []
     calls: list[str] = []
-    for study in studies:
+    for admitted in admitted_programs:
         own = []
-        for param in study.program.params:
+        for param in admitted.program.params:
             free = param.name
             number = 2
             while free in params or free in taken or free == name:
                 free, number = f"{param.name}{number}", number + 1
             params.append(free)
             own.append(free)
-        calls.append(f"{study.program.name}({', '.join(own)})")
-    told = ", ".join(s.program.name for s in studies)
+        calls.append(f"{admitted.program.name}({', '.join(own)})")
+    told = ", ".join(s.program.name for s in admitted_programs)
     lines = [
         f"def {name}({', '.join(params)}):",
         f'    """List the results of {told}, in this order."""',
@@ -103,8 +105,8 @@ def top_of(studies: Sequence[Study], rng: random.Random) -> Top:
         "    ]",
     ]
     cases = []
-    for index in range(max(len(s.hidden) for s in studies)):
-        parts = [s.hidden[index % len(s.hidden)] for s in studies]
+    for index in range(max(len(s.hidden) for s in admitted_programs)):
+        parts = [s.hidden[index % len(s.hidden)] for s in admitted_programs]
         cases.append(Case(args=[a for p in parts for a in p.args], expected=[p.expected for p in parts]))
     return Top(name, "\n".join(lines) + "\n", tuple(cases))
 
@@ -112,37 +114,40 @@ def top_of(studies: Sequence[Study], rng: random.Random) -> Top:
 def imports_of(modules: Sequence[Module]) -> str:
     """Import lines for every function of the modules."""
     return "".join(
-        f"from {m.name} import {', '.join(sorted(s.program.name for s in m.studies))}\n" for m in modules
+        f"from {m.name} import {', '.join(sorted(s.program.name for s in m.admitted_programs))}\n"
+        for m in modules
     )
 
 
 def assertions_of(modules: Sequence[Module], shown: int = 2) -> str:
     """Plain assertions over the first examples of every function; Python alone runs them."""
     lines = [imports_of(modules)]
-    for study in (s for m in modules for s in m.studies):
-        for case in study.examples[:shown]:
-            said = claim(study.program.name, case)
+    for admitted in (s for m in modules for s in m.admitted_programs):
+        for case in admitted.examples[:shown]:
+            said = claim(admitted.program.name, case)
             lines.append(f"assert {said}\n")
     return "".join([*lines, 'print("passed")\n'])
 
 
-def runs(study: Study, bug: Mutant, shown: int) -> bool:
+def runs(admitted: AdmittedProgram, bug: Mutant, shown: int) -> bool:
     """Whether the mutant ends on every example and fails one of the first `shown`."""
-    function = compile_function(bug.source, study.program.name)
-    fails = (outcome(function, c.args) != ("value", c.expected) for c in study.examples[:shown])
-    return ends(study, bug) and any(fails)
+    function = compile_function(bug.source, admitted.program.name)
+    fails = (outcome(function, c.args) != ("value", c.expected) for c in admitted.examples[:shown])
+    return ends(admitted, bug) and any(fails)
 
 
-def ends(study: Study, bug: Mutant) -> bool:
+def ends(admitted: AdmittedProgram, bug: Mutant) -> bool:
     """Whether the mutant ends on every example and hidden case: tests of one that does not are never over."""
-    function = compile_function(bug.source, study.program.name)
-    found = [outcome(function, c.args) for c in (*study.examples, *study.hidden)]
+    function = compile_function(bug.source, admitted.program.name)
+    found = [outcome(function, c.args) for c in (*admitted.examples, *admitted.hidden)]
     return ("raise", "OutOfSteps") not in found and ("raise", "MemoryError") not in found
 
 
-def draw_bug(study: Study, rng: random.Random, *, shown: int = 2, kinds: Sequence[str] = ()) -> Mutant | None:
+def draw_bug(
+    admitted: AdmittedProgram, rng: random.Random, *, shown: int = 2, kinds: Sequence[str] = ()
+) -> Mutant | None:
     """A mutant that the shown examples fail, of a drawn kind; None where there is none."""
-    bugs = [m for m in study.bugs if (not kinds or m.kind in kinds) and runs(study, m, shown)]
+    bugs = [m for m in admitted.bugs if (not kinds or m.kind in kinds) and runs(admitted, m, shown)]
     found = sorted({m.kind for m in bugs})
     if not found:
         return None

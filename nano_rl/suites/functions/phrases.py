@@ -1,4 +1,4 @@
-"""The wordings of the prompts, several a view."""
+"""The wordings of prompts, several per view."""
 
 COPY = (
     "{code}\nSubmit the value of {name}.",

@@ -1,7 +1,7 @@
-"""A small typed Python function: its source, its domain, its family and its hash.
+"""Small typed Python functions: source, domain of the parameters, family and hash.
 
-Programs come from our own grammars and run in this process; every `while` loop is given a step budget when
-it is compiled, so that no program and no mutant of one runs away.
+Programs are from the grammars of this suite and run in this process; compilation adds a step budget to every
+`while` loop, so that no program or mutant runs forever.
 """
 
 from __future__ import annotations

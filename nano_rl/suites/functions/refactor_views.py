@@ -1,4 +1,4 @@
-"""Level 6: write a clumsy function within a bound on its source, without changing what it returns."""
+"""Level 6: shorten a verbose function to a bound on its source without changing its results."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from nano_rl.suites.functions.admitted_program import (
     LONG,
     MODULES,
     WRITE_TOOLS,
-    Study,
+    AdmittedProgram,
     call,
     cases_of,
     check_of,
 )
-from nano_rl.suites.functions.grammar import belongs, draw_study
+from nano_rl.suites.functions.grammar import belongs, draw_admitted
 from nano_rl.suites.functions.module import Module, assertions_of
 from nano_rl.suites.functions.phrases import REFACTOR
 from nano_rl.suites.functions.program import Program, compile_function, outcome
@@ -27,8 +27,8 @@ from nano_shared.types import Metric, Split
 SourceLines = list[str]
 
 
-def clumsy(program: Program) -> tuple[str, ...] | None:
-    """Body lines that do what the program's only line does, at length; None where no way is known."""
+def verbose_body(program: Program) -> tuple[str, ...] | None:
+    """A verbose body for a one-line program; None if there is no rule for it."""
     if len(program.body) != 1:
         return None
     statement = ast.parse(program.body[0]).body[0]
@@ -115,24 +115,26 @@ BOUNDS = {
 }
 
 
-def _draw(rng: random.Random, split: Split) -> tuple[Study, Program]:
-    """A program and its clumsy version, both of the split, with the same results."""
+def _draw(rng: random.Random, split: Split) -> tuple[AdmittedProgram, Program]:
+    """A program and its verbose version, both of the split, with the same results."""
     while True:
-        study = draw_study(rng, split, lambda p: clumsy(p) is not None and len(p.body_lines[0]) < 90)
-        program = study.program
-        worse = replace(program, body=clumsy(program) or ())
+        admitted = draw_admitted(
+            rng, split, lambda p: verbose_body(p) is not None and len(p.body_lines[0]) < 90
+        )
+        program = admitted.program
+        worse = replace(program, body=verbose_body(program) or ())
         if not belongs(program.family, worse.source(doc=False), split):
             continue
         function = compile_function(worse.source(), program.name)
-        cases = (*study.examples, *study.hidden)
+        cases = (*admitted.examples, *admitted.hidden)
         if all(outcome(function, c.args) == ("value", c.expected) for c in cases):
-            return study, worse
+            return admitted, worse
 
 
 def make_refactor(rng: random.Random, split: Split, level: int) -> Made:
-    """The bound is what the concise version needs; the clumsy one is beyond it."""
-    study, worse = _draw(rng, split)
-    program, module = study.program, Module(rng.choice(MODULES), (study,))
+    """The bound is met by the concise version and exceeded by the verbose one."""
+    admitted, worse = _draw(rng, split)
+    program, module = admitted.program, Module(rng.choice(MODULES), (admitted,))
     name = rng.choice(sorted(BOUNDS))
     needed = (measured({module.path: program.source()}) or {})[name]
     test, check = f"test_{module.name}.py", check_of(module.name)
@@ -146,7 +148,7 @@ def make_refactor(rng: random.Random, split: Split, level: int) -> Made:
         artifacts=(module.path,),
         tools=WRITE_TOOLS,
         check=check,
-        hidden=cases_of(study).model_copy(
+        hidden=cases_of(admitted).model_copy(
             update={"metrics": (Metric.model_validate({"name": name, "at_most": needed}),)}
         ),
         limits=LONG,

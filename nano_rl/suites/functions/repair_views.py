@@ -11,7 +11,7 @@ from nano_rl.suites.functions.admitted_program import (
     MODULES,
     REPAIR_TOOLS,
     USUAL,
-    Study,
+    AdmittedProgram,
     call,
     call_text,
     cases_of,
@@ -19,7 +19,7 @@ from nano_rl.suites.functions.admitted_program import (
     claim,
     correct,
 )
-from nano_rl.suites.functions.grammar import draw_study
+from nano_rl.suites.functions.grammar import draw_admitted
 from nano_rl.suites.functions.module import Module, assertions_of, draw_bug, ends, has_blocks
 from nano_rl.suites.functions.phrases import BODY, FIX, OPERATOR, REPAIR, WRITE
 from nano_rl.suites.functions.program import Program, compile_function, outcome
@@ -33,13 +33,13 @@ PLACEHOLDERS = ("pass", "...", "return None", "raise NotImplementedError")
 def make_fix_operator(rng: random.Random, split: Split, level: int) -> Made:
     """One operator of a short function is wrong against the docstring."""
     while True:
-        study = draw_study(rng, split, lambda p: len(p.body) <= 4 and max(map(len, p.body_lines)) < 90)
-        bug = draw_bug(study, rng, shown=len(study.examples), kinds=("operator", "comparison"))
+        admitted = draw_admitted(rng, split, lambda p: len(p.body) <= 4 and max(map(len, p.body_lines)) < 90)
+        bug = draw_bug(admitted, rng, shown=len(admitted.examples), kinds=("operator", "comparison"))
         if bug is not None:
             break
-    program, path = study.program, f"{rng.choice(MODULES)}.py"
+    program, path = admitted.program, f"{rng.choice(MODULES)}.py"
     wrong = compile_function(bug.source, program.name)
-    case = next(c for c in study.examples if outcome(wrong, c.args) != ("value", c.expected))
+    case = next(c for c in admitted.examples if outcome(wrong, c.args) != ("value", c.expected))
     return Made(
         prompt=rng.choice(OPERATOR).format(
             name=program.name, path=path, call=call_text(program.name, case), expected=repr(case.expected)
@@ -49,7 +49,7 @@ def make_fix_operator(rng: random.Random, split: Split, level: int) -> Made:
         files={path: bug.source},
         artifacts=(path,),
         tools=FILE_TOOLS,
-        hidden=cases_of(study),
+        hidden=cases_of(admitted),
         limits=USUAL,
         oracle=(call("read_file", path=path), correct(path, bug.line, bug.new, bug.old), call("submit")),
     )
@@ -57,8 +57,8 @@ def make_fix_operator(rng: random.Random, split: Split, level: int) -> Made:
 
 def make_write_body(rng: random.Random, split: Split, level: int) -> Made:
     """A body of two to six lines with a loop or a branch; a test script may be run."""
-    study = draw_study(rng, split, has_blocks)
-    program, module = study.program, Module(rng.choice(MODULES), (study,))
+    admitted = draw_admitted(rng, split, has_blocks)
+    program, module = admitted.program, Module(rng.choice(MODULES), (admitted,))
     head = f'{program.signature}\n    """{program.doc}"""\n'
     test = f"test_{module.name}.py"
     return Made(
@@ -72,7 +72,7 @@ def make_write_body(rng: random.Random, split: Split, level: int) -> Made:
         artifacts=(module.path,),
         tools=REPAIR_TOOLS,
         check=check_of(module.name),
-        hidden=cases_of(study),
+        hidden=cases_of(admitted),
         limits=USUAL,
         oracle=(
             call("read_file", path=module.path),
@@ -92,10 +92,10 @@ _IN_VAIN = Limits(max_turns=8, max_tokens=3072)
 """of an oracle, which is text, a limit on tokens counts bytes"""
 
 
-def _bug(study: Study, rng: random.Random, *, subtle: bool) -> Mutant | None:
+def _bug(admitted: AdmittedProgram, rng: random.Random, *, subtle: bool) -> Mutant | None:
     """A mutant that an example shows, and that ends; subtle ones are off by one, at a boundary or read
     another name."""
-    bugs = [m for m in study.bugs if _shows(m, study)]
+    bugs = [m for m in admitted.bugs if _shows(m, admitted)]
     hard = [m for m in bugs if m.kind in _SUBTLE or (m.kind == "comparison" and len(m.new) != len(m.old))]
     if subtle and hard:
         bugs = hard
@@ -104,12 +104,12 @@ def _bug(study: Study, rng: random.Random, *, subtle: bool) -> Mutant | None:
         return None
     kind = rng.choice(kinds)
     bug = rng.choice([m for m in bugs if m.kind == kind])
-    return bug if ends(study, bug) else None
+    return bug if ends(admitted, bug) else None
 
 
-def _shows(mutant: Mutant, study: Study) -> bool:
-    function = compile_function(mutant.source, study.program.name)
-    return any(outcome(function, c.args) != ("value", c.expected) for c in study.examples)
+def _shows(mutant: Mutant, admitted: AdmittedProgram) -> bool:
+    function = compile_function(mutant.source, admitted.program.name)
+    return any(outcome(function, c.args) != ("value", c.expected) for c in admitted.examples)
 
 
 def _fits_fix(program: Program) -> bool:
@@ -119,11 +119,11 @@ def _fits_fix(program: Program) -> bool:
 def make_fix(rng: random.Random, split: Split, level: int) -> Made:
     """One line is wrong against the docstring; the file must be read first."""
     while True:
-        study = draw_study(rng, split, _fits_fix)
-        if (bug := _bug(study, rng, subtle=False)) is not None:
+        admitted = draw_admitted(rng, split, _fits_fix)
+        if (bug := _bug(admitted, rng, subtle=False)) is not None:
             break
-    program, path = study.program, f"{rng.choice(MODULES)}.py"
-    failing = [c for c in study.examples if _fails(bug, program, c)]
+    program, path = admitted.program, f"{rng.choice(MODULES)}.py"
+    failing = [c for c in admitted.examples if _fails(bug, program, c)]
     case = rng.choice(failing)
     prompt = rng.choice(FIX).format(
         name=program.name, path=path, call=call_text(program.name, case), expected=repr(case.expected)
@@ -140,7 +140,7 @@ def make_fix(rng: random.Random, split: Split, level: int) -> Made:
         files={path: bug.source},
         artifacts=(path,),
         tools=FILE_TOOLS,
-        hidden=cases_of(study),
+        hidden=cases_of(admitted),
         oracle=oracle,
         limits=USUAL,
     )
@@ -150,13 +150,13 @@ def _fails(bug: Mutant, program: Program, case: Case) -> bool:
     return outcome(compile_function(bug.source, program.name), case.args) != ("value", case.expected)
 
 
-def _tests(module: str, studies: list[Study], rng: random.Random) -> str:
+def _tests(module: str, admitted_programs: list[AdmittedProgram], rng: random.Random) -> str:
     """A pytest file with two or three examples a function."""
-    names = ", ".join(s.program.name for s in studies)
+    names = ", ".join(s.program.name for s in admitted_programs)
     blocks = [f"from {module} import {names}\n"]
-    for study in studies:
-        name = study.program.name
-        lines = [f"    assert {claim(name, c)}" for c in study.examples]
+    for admitted in admitted_programs:
+        name = admitted.program.name
+        lines = [f"    assert {claim(name, c)}" for c in admitted.examples]
         blocks.append(f"\n\ndef test_{name}():\n" + "\n".join(lines) + "\n")
     return "".join(blocks)
 
@@ -165,25 +165,25 @@ def make_repair(rng: random.Random, split: Split, level: int) -> Made:
     """A module of two or three functions, one of them buggy, with tests that fail."""
     hard = level >= 3
     while True:
-        study = draw_study(
+        admitted = draw_admitted(
             rng, split, lambda p: _fits_fix(p) and (not hard or len(p.body) > 1 or rng.random() < 0.5)
         )
-        if (bug := _bug(study, rng, subtle=hard)) is not None:
+        if (bug := _bug(admitted, rng, subtle=hard)) is not None:
             break
-    studies = [study]
-    while len(studies) < (3 if hard else 2):
-        other = draw_study(rng, split, _fits_fix)
-        if other.program.name not in {s.program.name for s in studies}:
-            studies.append(other)
-    rng.shuffle(studies)
+    admitted_programs = [admitted]
+    while len(admitted_programs) < (3 if hard else 2):
+        other = draw_admitted(rng, split, _fits_fix)
+        if other.program.name not in {s.program.name for s in admitted_programs}:
+            admitted_programs.append(other)
+    rng.shuffle(admitted_programs)
     module = rng.choice(MODULES)
     path, first, parts = f"{module}.py", 0, []
-    for one in studies:
-        if one is study:
+    for one in admitted_programs:
+        if one is admitted:
             first = sum(part.count("\n") for part in parts) + 2 * len(parts)
-        parts.append(bug.source if one is study else one.program.source())
+        parts.append(bug.source if one is admitted else one.program.source())
     test_path = f"test_{module}.py"
-    name, signature = study.program.name, f"{first + 1}|{study.program.signature}"
+    name, signature = admitted.program.name, f"{first + 1}|{admitted.program.signature}"
     oracle = (
         call("shell", command=CHECK),  # the failing test names the function
         call("read_file", path=path),
@@ -191,12 +191,12 @@ def make_repair(rng: random.Random, split: Split, level: int) -> Made:
         call("submit"),
     )
     return Made(
-        prompt=rng.choice(REPAIR).format(path=path, test=test_path, name=study.program.name),
-        family=study.program.family,
-        program_hash=study.program.hash,
-        hidden=cases_of(study),
+        prompt=rng.choice(REPAIR).format(path=path, test=test_path, name=admitted.program.name),
+        family=admitted.program.family,
+        program_hash=admitted.program.hash,
+        hidden=cases_of(admitted),
         oracle=oracle,
-        files={path: "\n\n".join(parts), test_path: _tests(module, studies, rng)},
+        files={path: "\n\n".join(parts), test_path: _tests(module, admitted_programs, rng)},
         artifacts=(path,),
         tools=REPAIR_TOOLS,
         check=CHECK,
@@ -245,9 +245,9 @@ def _body_around(lines: list[str], line: int) -> list[int]:
 
 def make_body(rng: random.Random, split: Split, level: int) -> Made:
     """The docstring is there, the one-line body is not."""
-    study = draw_study(rng, split, lambda p: len(p.body) == 1 and len(p.body_lines[0]) < 90)
-    program, path = study.program, f"{rng.choice(MODULES)}.py"
-    case = rng.choice(study.examples)
+    admitted = draw_admitted(rng, split, lambda p: len(p.body) == 1 and len(p.body_lines[0]) < 90)
+    program, path = admitted.program, f"{rng.choice(MODULES)}.py"
+    case = rng.choice(admitted.examples)
     head = f'{program.signature}\n    """{program.doc}"""\n'
     text = head + rng.choice(
         ("    pass\n", "    ...\n", "    return None\n", "    raise NotImplementedError\n")
@@ -262,7 +262,7 @@ def make_body(rng: random.Random, split: Split, level: int) -> Made:
         files={path: text},
         artifacts=(path,),
         tools=FILE_TOOLS,
-        hidden=cases_of(study),
+        hidden=cases_of(admitted),
         limits=USUAL,
         oracle=(
             call("read_file", path=path),

@@ -1,4 +1,4 @@
-"""Functions over texts and lists of texts: chains of string steps, and reduce ∘ map ∘ filter over words."""
+"""Functions over strings and lists of strings: chains of string operations, and reduce ∘ map ∘ filter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Task views: the same programs shown as literals to copy, values to predict, lines to fix or to write."""
+"""The suite `functions`: all its task views, from copying literals to repairing modules."""
 
 from __future__ import annotations
 

@@ -7,15 +7,13 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
-
-import click
+from typing import TextIO, TypeVar
 
 from nano_shared.blobs import BlobStore
 from nano_shared.durable import durable_folder, full_disk_explained, sync
@@ -95,19 +93,7 @@ def _refuse_unwritable(path: Path) -> None:
         raise UsageError(f"{path}: {path.parent} is not writable for this user; name another with -o")
 
 
-_SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_OPTIONS = (
-    click.option("--task", help="Runs of tasks whose key matches; * and ? stand for anything."),
-    click.option("--since", help="Runs begun since: 2026-11-20, 2026-11-20T10:30, or 90m, 12h, 7d, 2w ago."),
-    click.option("--policy", help="Runs of a policy by the name it was given, or by the id of its weights."),
-    click.option("--successes", is_flag=True, help="Runs that ended by themselves with the full reward."),
-)
-
-
-def choice_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,15 +139,19 @@ def succeeded(run: Trajectory) -> bool:
     return ended and verdict is not None and (verdict.reward or 0.0) >= 1.0 and not verdict.tampering
 
 
-def moment(text: str | None, option: str = "--since") -> float | None:
-    """Unix seconds of a date, of a date and time, or of a duration before now. Raises UsageError."""
+def moment(text: str | None, *, now: float | None = None) -> float | None:
+    """Unix seconds of a date, a date and time, unix seconds, or so long ago as 90m. Raises UsageError."""
     if text is None:
         return None
-    if ago := re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", text):
-        return time.time() - float(ago[1]) * _SECONDS[ago[2]]
+    text = text.strip()
+    if ago := re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text):
+        return (time.time() if now is None else now) - float(ago[1]) * _SECONDS[ago[2]]
+    if re.fullmatch(r"\d{9,}(\.\d+)?", text):
+        return float(text)
     try:
         return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, OSError):
         raise UsageError(
-            f"{option} {text!r} is no time; give a date such as 2026-11-20, or 12h, 7d, 2w"
+            f"--since {text!r} is no time; write a date (2026-11-20), a time (2026-11-20T09:30), or so long"
+            " ago (90m, 12h, 7d, 2w)"
         ) from None

@@ -28,7 +28,7 @@ _MOST_ROUNDS = 8
 class RedactConfig(BaseModel):
     """The table `redact` of nano.toml. `redact = "write"` is short for its field `on`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     on: Literal["off", "write"] = "off"
     """write: the log stores redacted text; exports have a flag of their own"""

@@ -1,0 +1,229 @@
+"""Settings of a pydantic model: from TOML and from `name=value`, checked, and written as TOML."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from nano_shared.errors import ConfigError, UsageError
+
+NONE = "none"
+"""how a setting without a value is written, in a file and on the command line"""
+M = TypeVar("M", bound=BaseModel)
+
+
+# ------------------------------------------------------------------------------------- fields
+
+
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    """The types a value may have: those of a union, or the one there is."""
+    if get_origin(annotation) is Annotated:
+        return alternatives(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return tuple(kind for part in get_args(annotation) for kind in alternatives(part))
+    return (annotation,)
+
+
+def section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The model that a field holds, where it holds one."""
+    kinds = alternatives(field.annotation)
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
+
+
+def takes_none(field: FieldInfo) -> bool:
+    """Whether `none` stands for no value: not where it is a value itself."""
+    kinds = alternatives(field.annotation)
+    values = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
+    return NoneType in kinds and NONE not in values
+
+
+def setting_fields(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every setting by its dotted name, sections after what is in them."""
+    for name, field in kind.model_fields.items():
+        section = section_of(field)
+        if section is not None:
+            yield from setting_fields(section, f"{prefix}{name}.")
+        yield prefix + name, field
+
+
+def nearest(name: str, known: Sequence[str]) -> str | None:
+    """The setting that was probably meant: the same word in another section, or the nearest spelling."""
+    last = name.rpartition(".")[2]
+    elsewhere = [k for k in known if k.rpartition(".")[2] == last]
+    spelt = get_close_matches(name, known, n=1, cutoff=0.7)
+    words = {k.rpartition(".")[2]: k for k in known}
+    near = get_close_matches(last, words, n=1, cutoff=0.7)
+    return next(iter([*elsewhere, *spelt, *(words[w] for w in near)]), None)
+
+
+def no_such_setting(name: str, kind: type[BaseModel]) -> str:
+    """The sentence about an unknown setting, with the nearest known one."""
+    meant = nearest(name, [known for known, _ in setting_fields(kind)])
+    return f"{name}: no such setting" + (f"; did you mean {meant}?" if meant else "")
+
+
+# ------------------------------------------------------------------------------------- reading
+
+
+def parse_config(kind: type[M], values: Mapping[str, Any]) -> M:
+    """A config from plain values. Raises ConfigError with one line for each value that is wrong."""
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError("\n".join(text for _, text in wrong_settings(error, kind))) from error
+
+
+def wrong_settings(error: ValidationError, kind: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    """For each wrong value: its dotted name, empty where several go ill together, and what is wrong."""
+    for each in error.errors():
+        name = ".".join(str(part) for part in each["loc"])
+        message = each["msg"].removeprefix("Value error, ")
+        if each["type"] == "missing":
+            yield name, f"{name}: is required"
+        elif each["type"] == "extra_forbidden":
+            yield name, no_such_setting(name, kind)
+        elif not name or isinstance(each["input"], Mapping):
+            yield name, message  # it names the settings
+        else:
+            yield name, f"{name} = {each['input']!r}: {message}"
+
+
+def parse_toml(text: str, kind: type[M]) -> M:
+    """A config from TOML. Raises ConfigError for settings that are wrong, UsageError for what is no TOML."""
+    return parse_config(kind, over_defaults(kind, settings_in(text, kind)))
+
+
+def read_settings(path: Path, kind: type[BaseModel]) -> dict[str, Any]:
+    """The settings of a TOML file as plain values, not yet checked. Raises UsageError where it is none."""
+    try:
+        return settings_in(path.read_text(encoding="utf-8"), kind)
+    except FileNotFoundError:
+        raise UsageError(f"no such file: {path}; --print-config writes one that works") from None
+    except (OSError, UnicodeDecodeError, UsageError) as problem:
+        raise UsageError(f"cannot read {path}: {problem}") from None
+
+
+def settings_in(text: str, kind: type[BaseModel]) -> dict[str, Any]:
+    """The settings that a TOML text holds, as plain values. Raises UsageError for what is no TOML."""
+    try:
+        return _with_none(tomllib.loads(text), kind)
+    except (tomllib.TOMLDecodeError, RecursionError) as problem:
+        raise UsageError(f"it is no TOML: {problem}") from None
+
+
+def _with_none(values: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
+    read: dict[str, Any] = {}
+    for name, value in values.items():
+        field = kind.model_fields.get(name)
+        section = section_of(field) if field else None
+        if section is not None and isinstance(value, Mapping):
+            read[name] = _with_none(value, section)
+        else:
+            read[name] = None if field and value == NONE and takes_none(field) else value
+    return read
+
+
+def assigned(name: str, value: Any, kind: type[BaseModel]) -> dict[str, Any]:
+    """The nested values of one setting by its dotted name, a text read by the type of the setting.
+
+    Raises UsageError for a name that is no setting.
+    """
+    path = name.split(".")
+    field = _find(path, kind)
+    if field is None:
+        raise UsageError(no_such_setting(name, kind))
+    if isinstance(value, str):
+        value = _plain_value(value, field)
+    for part in reversed(path):
+        value = {part: value}
+    nested: dict[str, Any] = value
+    return nested
+
+
+def _find(path: Sequence[str], kind: type[BaseModel]) -> FieldInfo | None:
+    field = kind.model_fields.get(path[0])
+    if field is None or len(path) == 1:
+        return field
+    section = section_of(field)
+    if section is not None:
+        return _find(path[1:], section)
+    is_table = any(get_origin(k) is dict or k is dict for k in alternatives(field.annotation))
+    return FieldInfo(annotation=Any) if is_table and all(path) else None
+
+
+def _plain_value(text: str, field: FieldInfo) -> Any:
+    kinds = [kind for kind in alternatives(field.annotation) if kind is not NoneType]
+    if text == NONE and takes_none(field):
+        return None
+    if str in kinds:
+        return text
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        value = text
+    if any(get_origin(kind) in (tuple, list) for kind in kinds) and not isinstance(value, list):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    return value
+
+
+def over_defaults(kind: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, each section laid over the default that `kind` gives it rather than over its class's own.
+
+    TrainConfig's learning rate is not OptimizerConfig's; to set another schedule must leave it as it is.
+    """
+    whole = dict(values)
+    for name, field in kind.model_fields.items():
+        given = whole.get(name)
+        if isinstance(field.default, BaseModel) and isinstance(given, Mapping):
+            whole[name] = merged(field.default.model_dump(exclude_defaults=True), given)
+    return whole
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values, those of `above` winning."""
+    both = dict(below)
+    for name, value in above.items():
+        old = both.get(name)
+        both[name] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return both
+
+
+# ------------------------------------------------------------------------------------- writing
+
+
+def to_toml(config: BaseModel) -> str:
+    """The whole config as TOML, from which `parse_toml` makes the same one.
+
+    Raises ConfigError for an open table (the settings of a reward's part) that holds a null.
+    """
+    import tomli_w
+
+    return tomli_w.dumps(_written(config, ""))
+
+
+def _written(config: BaseModel, prefix: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            values[name] = _written(value, f"{prefix}{name}.")
+        elif value is not None:
+            values[name] = _without_null(config.model_dump(mode="json", include={name})[name], prefix + name)
+        elif takes_none(field):
+            values[name] = NONE
+    return values
+
+
+def _without_null(value: Any, name: str) -> Any:
+    if value is None:
+        raise ConfigError(f"{name}: TOML cannot write null; leave the setting out")
+    if isinstance(value, dict):
+        return {key: _without_null(inner, f"{name}.{key}") for key, inner in value.items()}
+    return [_without_null(inner, name) for inner in value] if isinstance(value, list) else value
