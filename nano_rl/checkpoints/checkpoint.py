@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from nano_coder import __version__ as runtime_version
 from nano_coder.models.opening import OpenedWeights, open_weights
 from nano_coder.models.weights import BASE, quiet_transformers
@@ -179,6 +177,7 @@ def save_checkpoint(
 
 
 def _save_adapter(model: Any, folder: Path, opened: OpenedWeights) -> None:
+    import torch
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 

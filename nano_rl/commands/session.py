@@ -20,14 +20,12 @@ from nano_coder.run.execution import Runtime
 from nano_coder.run.redacting_log import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.tools import TOOLS
-from nano_rl.commands.progress import bar
-from nano_rl.imitation import demonstrations as oracle
 from nano_rl.rewards import Reward, open_reward, parse_reward
 from nano_rl.tasks.oracle import ORACLE
 from nano_shared.checkpoint import checkpoints_dir
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
-from nano_shared.types import Sampling, Task, Trajectory
+from nano_shared.types import Sampling
 
 
 def oracle_runtime(log: str | None) -> Runtime:
@@ -38,14 +36,6 @@ def oracle_runtime(log: str | None) -> Runtime:
         profile=COMPACT_1,
         policy_name=ORACLE,
     )
-
-
-def oracle_runs(tasks: Sequence[Task], runtime: Runtime) -> list[Trajectory]:
-    """`oracle.oracle_runs`, with a bar over those that have to be executed."""
-    with bar("oracle runs", len(tasks)) as progress:
-        runs = oracle.oracle_runs(tasks, runtime, on_run=lambda _: progress.advance())
-        progress.reach(len(tasks), len(tasks))
-    return runs
 
 
 def chosen_reward(text: str | None) -> Reward | None:

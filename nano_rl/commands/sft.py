@@ -86,8 +86,9 @@ def _lessons(
     log: str | None,
 ) -> _Lessons:
     """All rows to imitate. Raises UsageError for bad rows, oracles that fail and sources without any row."""
-    from nano_rl.commands.session import oracle_runs, oracle_runtime
-    from nano_rl.imitation.demonstrations import logged_successes, reader_of, why
+    from nano_rl.commands.progress import bar
+    from nano_rl.commands.session import oracle_runtime
+    from nano_rl.imitation.demonstrations import logged_successes, oracle_runs, reader_of, why
     from nano_rl.imitation.rows import read_messages
     from nano_rl.tasks.make import read_tasks
     from nano_rl.tasks.oracle import ORACLE
@@ -98,7 +99,10 @@ def _lessons(
     runs, blobs = [], None
     if tasks:
         runtime = replace(oracle_runtime(log), profile=opened.profile)
-        runs, blobs = oracle_runs(tasks, runtime), runtime.store.blobs
+        with bar("oracle runs", len(tasks)) as progress:
+            runs = oracle_runs(tasks, runtime, on_run=lambda _: progress.advance())
+            progress.reach(len(tasks), len(tasks))
+        blobs = runtime.store.blobs
     if from_logs:
         store = open_log(log)
         blobs = store.blobs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import pkgutil
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 
+import nano_coder.commands
+import nano_rl.commands
 from nano_coder.agent.chat_template import CHATML
 from nano_coder.models.weights import BASE, _say_slow, base_folder, load_policy, training_dtype
 from nano_shared import UsageError
@@ -181,9 +184,15 @@ def test_the_base_is_converted_once_and_loads(home: Path, capfd: pytest.CaptureF
     assert "converting" not in capfd.readouterr().err
 
 
-def test_importing_weights_and_policies_needs_no_torch() -> None:
+def test_importing_weights_policies_and_commands_needs_no_torch() -> None:
+    commands = [
+        f"{package.__name__}.{module.name}"
+        for package in (nano_coder.commands, nano_rl.commands)
+        for module in pkgutil.iter_modules(package.__path__)
+    ]
+    modules = ["nano_coder.models.weights", "nano_coder.models.local.policy", "nano_rl.tiny", *commands]
     code = (
-        "import sys, nano_coder.models.weights, nano_coder.models.local.policy, nano_rl.tiny;"
+        f"import sys, {', '.join(modules)}\n"
         "print({'torch', 'transformers', 'tokenizers'} & sys.modules.keys())"
     )
     environment = {"PYTHONPATH": ":".join(sys.path)}
