@@ -25,8 +25,10 @@ from nano_shared.errors import ConfigError, UsageError
 from nano_shared.printable import printable
 from nano_shared.redact import RedactConfig
 from nano_shared.settings import no_such_setting
-from nano_shared.types import Limits
+from nano_shared.types import Limits, Usage
 
+COMPLETION = "max_completion_tokens"
+"""the limit of one answer of the model, of which the profile has the usual one"""
 LIMITS = {
     "max_turns": "max_turns",
     "max_seconds": "max_seconds",
@@ -34,14 +36,34 @@ LIMITS = {
     "tool_seconds": "tool_seconds",
     "tool_memory_mb": "memory_mb",
     "tool_output_bytes": "output_bytes",
+    "tool_processes": "processes",
+    "workspace_mb": "workspace_mb",
+    COMPLETION: "completion_tokens",
+    "max_cost": "max_cost",
 }
 """setting -> the limit of a task that it sets"""
-COMPLETION = "max_completion_tokens"
-"""the limit of one answer of the model, which no task has"""
 _NO_SETTINGS = ("NANO_HOME", "NANO_ALLOW_NO_SANDBOX", "NANO_JUDGE_API_KEY")
 """variables of ours that are read elsewhere"""
 TEMPERATURE = 0.0
 """of `nano-coder run` where nobody says: the highest that measurably costs no success (docs/results.md)"""
+
+
+class Price(BaseModel):
+    """Dollars for a million tokens of a hosted model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    input: float = Field(ge=0)
+    output: float = Field(ge=0)
+    """reasoning included"""
+    cached: float | None = Field(None, ge=0)
+    """of input from the server's cache; None is as the rest"""
+
+    def cost(self, usage: Usage) -> float:
+        """Dollars."""
+        cached = self.input if self.cached is None else self.cached
+        fresh = usage.prompt - usage.cached
+        return (fresh * self.input + usage.cached * cached + usage.completion * self.output) / 1e6
 
 
 class AgentConfig(BaseModel):
@@ -53,7 +75,7 @@ class AgentConfig(BaseModel):
     """checkpoint name, folder, hub id, openai:NAME, or SCHEME:NAME of an extension; None is the promoted or
     the shipped policy"""
     base_url: str | None = None
-    """URL of the endpoint; OPENAI_BASE_URL where ours is not set"""
+    """URL of the endpoint; OPENAI_BASE_URL where ours is not set; None is OpenAI's own"""
     api_key: str | None = Field(None, repr=False)
     """of the endpoint; OPENAI_API_KEY where ours is not set"""
     sandbox: str = "ns"
@@ -62,22 +84,34 @@ class AgentConfig(BaseModel):
     """interpreter inside the jail; None is DIR/.venv, else ours"""
     check: str | None = None
     """shell line that says whether a task is done; it runs in the jail"""
-    max_turns: int = Field(24, ge=1)
+    max_turns: int = Field(100, ge=1)
     """of a run"""
-    max_seconds: float = Field(600.0, gt=0)
+    max_seconds: float = Field(3600.0, gt=0)
     """wall clock of a run, without the time that its policy gave to other runs of the batch"""
-    max_run_tokens: int = Field(8192, ge=1)
+    max_run_tokens: int = Field(200_000, ge=1)
     """sampled tokens of a run"""
-    max_completion_tokens: int = Field(256, ge=1)
-    """sampled tokens of one answer of the model"""
-    tool_seconds: float = Field(30.0, gt=0)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    """sampled tokens of one answer of the model, reasoning included; None is what its profile says"""
+    max_cost: float | None = Field(None, gt=0)
+    """dollars of a run, by the price of a hosted model"""
+    tool_seconds: float = Field(300.0, gt=0)
     """wall clock of one tool call"""
-    tool_memory_mb: int = Field(1024, ge=16)
+    tool_memory_mb: int = Field(4096, ge=16)
     """memory of one tool call"""
+    tool_processes: int = Field(256, ge=1)
+    """processes and threads of one tool call"""
     tool_output_bytes: int = Field(1_000_000, ge=1024)
     """kept of each output stream of a tool call"""
-    temperature: float = Field(TEMPERATURE, ge=0)
-    """of the sampling; 0 is greedy"""
+    workspace_mb: int = Field(512, ge=1)
+    """MB that a run may add to its workspace, besides twice the size that it starts with"""
+    temperature: float | None = Field(None, ge=0)
+    """of the sampling; 0 is greedy; None is greedy, and the server's own for a hosted model"""
+    stall_seconds: float = Field(300.0, gt=0)
+    """without a byte from an endpoint before the call is repeated"""
+    retry_seconds: float = Field(600.0, ge=0)
+    """over which the failing call of an endpoint is repeated"""
+    prices: dict[str, Price] = {}
+    """of hosted models, by name: [prices.NAME] with input, output and cached, dollars for a million tokens"""
     dtype: str = Field("auto", pattern="^(auto|bfloat16|float32)$")
     """of a local model's arithmetic; auto is bfloat16 for more than 1 GiB of weights on a CPU with
     instructions for it, else float32"""
@@ -136,10 +170,8 @@ def parse_limits(texts: Sequence[str] | None) -> dict[str, Any]:
     limits: dict[str, Any] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
-        if not equals or name not in (*LIMITS, COMPLETION):
-            raise UsageError(
-                f"--limit {text!r} is no NAME=VALUE; the names are {', '.join((*LIMITS, COMPLETION))}"
-            )
+        if not equals or name not in LIMITS:
+            raise UsageError(f"--limit {text!r} is no NAME=VALUE; the names are {', '.join(LIMITS)}")
         try:
             limits[name] = getattr(AgentConfig.model_validate({name: value}), name)
         except ValidationError as problem:
@@ -225,6 +257,8 @@ def _joined(key: str, below: Any, above: Any) -> Any:
             return tuple(dict.fromkeys((*below, *above)))
         case "redact":
             return below | above | {"patterns": below["patterns"] | above.get("patterns", {})}
+        case "prices":
+            return below | above
     return above
 
 
@@ -234,8 +268,8 @@ def _tightened(key: str, below: Any, asked: Any) -> tuple[Any, dict[str, Any]]:
     A setting that is not named here is not such a file's to choose.
     """
     match key:
-        case _ if key in LIMITS or key == COMPLETION:
-            kept = min(below, asked)
+        case _ if key in LIMITS:
+            kept = asked if below is None else below if asked is None else min(below, asked)
         case "check":
             kept = below or asked
         case "exclude":

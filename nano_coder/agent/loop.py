@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from nano_coder.agent.dialects import DIALECTS, Parsed
+from nano_coder.agent.dialects import DIALECTS, Api, Parsed
 from nano_coder.agent.observation import shorten
 from nano_coder.agent.workspace import Workspace
 from nano_coder.tools import TOOLS, ToolContext, ToolFailure, ToolResult
@@ -32,8 +32,8 @@ from nano_shared.types import (
 
 _MAX_FORMAT_ERRORS = 3
 _MAX_REPEATS = 4
-_NO_CUT_NOTE = ("compact",)
-"""dialects whose frozen observations do not mention cut answers"""
+_NO_NOTES = ("compact",)
+"""dialects whose frozen observations do not mention limits"""
 
 
 def turn_seed(seed: int | None, index: int) -> int | None:
@@ -69,8 +69,9 @@ class Agent:
         completion = self.complete()
         parsed = self.parse(completion)
         observations = [self.execute(*numbered) for numbered in enumerate(parsed.calls)]
-        observations = observations or [self._refuse(parsed)]
-        if completion.finish is Finish.LENGTH and self.profile.dialect not in _NO_CUT_NOTE:
+        if parsed.error:
+            observations = self._refuse(parsed, completion)
+        if observations and completion.finish is Finish.LENGTH and self.profile.dialect not in _NO_NOTES:
             observations[-1] = _with_cut_note(observations[-1], completion)
         turn = Turn(
             index=len(self.turns),
@@ -89,12 +90,28 @@ class Agent:
         return turn
 
     def complete(self) -> Completion:
+        self.conversation.deadline = time.monotonic() + self.task.limits.max_seconds - self._used()
         completion = self.policy.complete(self.conversation, self._sampling())
         self.conversation.record(completion)
         return completion
 
     def parse(self, completion: Completion) -> Parsed:
-        return DIALECTS.find(self.profile.dialect).parse(completion.text, self.tools)
+        """The calls of a completion. Prose that follows a turn of prose is the answer: no call, no error."""
+        parsed = self._parse(completion)
+        if parsed.prose and completion.finish is Finish.STOP and self._asked():
+            return Parsed(thought=parsed.thought)
+        return parsed
+
+    def _asked(self) -> bool:
+        """Whether the last turn was prose, and was asked for a call."""
+        last = self.turns[-1] if self.turns else None
+        return last is not None and last.parse_error is not None and self._parse(last.completion).prose
+
+    def _parse(self, completion: Completion) -> Parsed:
+        dialect = DIALECTS.find(self.profile.dialect)
+        if completion.api is not None and isinstance(dialect, Api):
+            return dialect.parse_api(completion.text, completion.api, self.tools)
+        return dialect.parse(completion.text, self.tools)
 
     def inherit(self, turn: Turn) -> None:
         """Append a turn of the parent run. Does not apply stop conditions."""
@@ -109,14 +126,17 @@ class Agent:
             if call.name == submit.spec.name and observation.ok:
                 answer = call.arguments.get("answer")
                 self.stop, self.answer = StopReason.FINISHED, None if answer is None else str(answer)
+        if not turn.calls and turn.parse_error is None:
+            self.stop, self.answer = StopReason.FINISHED, turn.thought
         self.stop = self.stop or self._limit()
 
     def _sampling(self) -> Sampling:
         left = self.task.limits.max_tokens - self._sampled_tokens()
+        most = self.task.limits.completion_tokens or self.sampling.max_tokens
         return self.sampling.model_copy(
             update={
                 "seed": turn_seed(self.seed, len(self.turns)),
-                "max_tokens": max(1, min(self.sampling.max_tokens, left)),
+                "max_tokens": max(1, min(most, left)),
             }
         )
 
@@ -165,11 +185,14 @@ class Agent:
             raise ToolFailure(f"unknown tool {call.name}; the tools are {', '.join(offered)}")
         return TOOLS.find(call.name)(self.context, dict(call.arguments))
 
-    def _refuse(self, parsed: Parsed) -> Observation:
+    def _refuse(self, parsed: Parsed, completion: Completion) -> list[Observation]:
+        """The parse error as an observation; one for each call that an API returned, which all want an
+        answer."""
         now = time.time()
         text = f"error: {parsed.error}"
         size = len(text.encode())
-        return Observation(tool="", ok=False, text=text, bytes_total=size, started=now, ended=now)
+        said = Observation(tool="", ok=False, text=text, bytes_total=size, started=now, ended=now)
+        return [said] * max(1, len(completion.api.calls if completion.api else ()))
 
     def _limit(self) -> StopReason | None:
         limits = self.task.limits
@@ -181,10 +204,15 @@ class Agent:
             return StopReason.MAX_TURNS
         if self._sampled_tokens() >= limits.max_tokens:
             return StopReason.MAX_TOKENS
-        used = self.elapsed + time.monotonic() - self.began - self.conversation.waited
-        if used >= limits.max_seconds:
+        if self._used() >= limits.max_seconds:
             return StopReason.MAX_SECONDS
+        if limits.max_cost is not None and sum(map(turn_cost, self.turns)) >= limits.max_cost:
+            return StopReason.MAX_COST
         return None
+
+    def _used(self) -> float:
+        """Seconds of the run so far, without those spent waiting for other conversations of a batch."""
+        return self.elapsed + time.monotonic() - self.began - self.conversation.waited
 
     def _sampled_tokens(self) -> int:
         return sum(turn_length(turn, self.policy.count) for turn in self.turns)
@@ -203,14 +231,33 @@ def spill_path(turn: int, call: int) -> str:
 
 
 def observation_messages(turn: Turn) -> list[Message]:
-    """The messages that a turn's observations append to the conversation."""
-    return [Message(role=Role.TOOL, content=observation.text) for observation in turn.observations]
+    """The messages that a turn's observations append to the conversation.
+
+    An API takes the role `tool` for answers to its calls alone: other observations come from the user.
+    """
+    texts = [observation.text for observation in turn.observations]
+    if turn.parser != Api.name:
+        return [Message(role=Role.TOOL, content=text) for text in texts]
+    ids = [call.id for call in turn.completion.api.calls] if turn.completion.api else []
+    return [
+        Message(role=Role.TOOL, content=text, call_id=ids[at])
+        if at < len(ids)
+        else Message(role=Role.USER, content=text)
+        for at, text in enumerate(texts)
+    ]
 
 
 def turn_length(turn: Turn, count: Callable[[str], int]) -> int:
-    """Number of sampled tokens of a turn; counted by `count` if the log has no tokens."""
-    tokens = turn.completion.tokens
-    return len(tokens.sampled_ids) if tokens else count(turn.completion.text)
+    """Number of sampled tokens of a turn; counted by `count` if neither log nor server has it."""
+    completion = turn.completion
+    if completion.api is not None:
+        return completion.api.usage.completion
+    return len(completion.tokens.sampled_ids) if completion.tokens else count(completion.text)
+
+
+def turn_cost(turn: Turn) -> float:
+    """Dollars of a turn; 0 for a policy that is no API, or has no price."""
+    return (turn.completion.api.usage.cost or 0.0) if turn.completion.api else 0.0
 
 
 def _trailing(turns: Sequence[Turn], holds: Callable[[Turn], bool]) -> int:

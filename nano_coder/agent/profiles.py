@@ -13,7 +13,7 @@ from nano_coder.tools import TOOLS
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import Extensions, is_file_reference
 from nano_shared.profile import InterfaceProfile, ObservationFormat
-from nano_shared.types import Task, Trajectory
+from nano_shared.types import Sampling, Task, Trajectory
 
 _TASK = (
     "{{ prompt }}{% if files %}\nFiles: {{ files | join(' ') }}{% endif %}"
@@ -48,6 +48,29 @@ HERMES_1 = InterfaceProfile(
     observation=ObservationFormat(head_tokens=2000, tail_tokens=2000),
     chat_template=None,
 )
+
+API_1 = InterfaceProfile(
+    name="api-1",
+    dialect="api",
+    tools=tuple(TOOLS[name].spec for name in _TOOL_NAMES),
+    system=(
+        "You are a coding agent. You work in the current directory, through tools alone. Look before you "
+        "change anything, make the smallest change that does the task, run the check if there is one, and "
+        "call submit when you are done. Calls of one message run in their order."
+    ),
+    task=_TASK,
+    observation=ObservationFormat(head_tokens=4000, tail_tokens=4000),
+    chat_template=None,
+)
+
+_COMPLETION_TOKENS = {"api": 8192}
+"""dialect -> the usual limit of one completion, reasoning included"""
+
+
+def completion_tokens(profile: InterfaceProfile) -> int:
+    """The usual limit of one completion under the profile."""
+    return _COMPLETION_TOKENS.get(profile.dialect, Sampling().max_tokens)
+
 
 _SUCCESSORS = {COMPACT_1.name: "compact-2", HERMES_1.name: "hermes-2"}
 

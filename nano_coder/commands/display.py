@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from nano_shared.console import Console
 from nano_shared.printable import printable
-from nano_shared.types import Finish, Observation, StopReason, Trajectory, Trust, Turn, Verdict
+from nano_shared.types import Completion, Finish, Observation, StopReason, Trajectory, Trust, Turn, Verdict
 
 _FOLDED = 15
 """lines of an output on a terminal"""
@@ -31,6 +31,8 @@ class Display:
         self._result = Console(quiet=quiet, soft_wrap=True)
         self._verbose = verbose
         self._run: str | None = None
+        self._streamed = False
+        """whether the step that follows has been shown as it came"""
 
     @contextmanager
     def naming_the_run(self) -> Iterator[None]:
@@ -49,6 +51,15 @@ class Display:
             Text(f"run {trajectory.id}", "bold"), f"with {printable(trajectory.policy)}{after}"
         )
 
+    def listener(self) -> Callable[[str], None] | None:
+        """What shows completions as they come; None where nobody watches."""
+        return self._text if self._progress.is_terminal and not self._progress.quiet else None
+
+    def _text(self, text: str) -> None:
+        if text:
+            self._progress.print("" if self._streamed else "\n", printable(text, None), end="", sep="")
+            self._streamed = True
+
     def turn(self, turn: Turn) -> None:
         tokens = turn.completion.tokens
         size = f"({len(tokens.sampled_ids)} tokens)" if tokens else ""
@@ -56,7 +67,9 @@ class Display:
             most = turn.completion.sampling.max_tokens
             size = f"(cut at {most} tokens; {_MORE} max_completion_tokens=N)"
         self._progress.print(Text(f"\nstep {turn.index + 1}", "bold cyan"), size)
-        self._progress.print(printable(turn.completion.text))
+        if not self._streamed:
+            self._progress.print(printable(written(turn.completion)))
+        self._streamed = False
         for observation in turn.observations:
             self._observation(observation)
 
@@ -72,8 +85,10 @@ class Display:
             self._result.print(f"answer: {printable(trajectory.answer)}")
         self._result.print(f"check: {printable(outcome(trajectory))}")
         self._check_output(trajectory)
+        if spent := spending(trajectory):
+            self._result.print(f"usage: {_spending(spent)}")
         self._result.print(f"run: {trajectory.id}")
-        if trajectory.stop is StopReason.INTERRUPTED:
+        if trajectory.stop in (StopReason.INTERRUPTED, StopReason.POLICY_ERROR):
             self._result.print(f"nano-coder resume {trajectory.id} goes on with it")
         if trajectory.diff and not applied:
             self._result.print(f"not applied; nano-coder apply {trajectory.id} does it", style="dim")
@@ -111,11 +126,36 @@ class Display:
             self._result.print("no changes")
 
 
+def written(completion: Completion) -> str:
+    """A completion as a person reads it: its text, and the calls that an API returned beside it."""
+    calls = completion.api.calls if completion.api else ()
+    return "\n".join([*filter(None, [completion.text]), *(f"{call.name} {call.arguments}" for call in calls)])
+
+
+def spending(trajectory: Trajectory) -> dict[str, Any] | None:
+    """Tokens and dollars of a run's own turns; None for a policy that is no API."""
+    usages = [turn.completion.api.usage for turn in trajectory.own_turns if turn.completion.api]
+    if not usages:
+        return None
+    total: dict[str, Any] = {
+        name: sum(getattr(usage, name) for usage in usages)
+        for name in ("prompt", "cached", "completion", "reasoning")
+    }
+    costs = [usage.cost for usage in usages if usage.cost is not None]
+    return total | {"cost": sum(costs) if len(costs) == len(usages) else None}
+
+
+def _spending(spent: dict[str, Any]) -> str:
+    cost = "" if spent["cost"] is None else f", ${spent['cost']:.4f}"
+    return f"{spent['prompt']} tokens read ({spent['cached']} cached), {spent['completion']} written{cost}"
+
+
 _MORE = "more with --limit"
 _ALLOWED = {
     StopReason.MAX_TURNS: ("max_turns", "max_turns"),
     StopReason.MAX_SECONDS: ("max_seconds", "max_seconds"),
     StopReason.MAX_TOKENS: ("max_tokens", "max_run_tokens"),
+    StopReason.MAX_COST: ("max_cost", "max_cost"),
 }
 """stop reason -> the limit of a task, and the setting of it"""
 _FAILURES = {
@@ -180,6 +220,7 @@ def summary(trajectory: Trajectory, *, applied: bool) -> dict[str, Any]:
         "sampled_tokens": trajectory.num_sampled_tokens,
         "diff": trajectory.diff,
         "verdict": trajectory.verdict.model_dump(mode="json") if trajectory.verdict else None,
+        "usage": spending(trajectory),
         "applied": applied,
         "exit_code": exit_code(trajectory),
     }

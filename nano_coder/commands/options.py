@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from nano_coder.config import AgentConfig, load_config, parse_limits
+from nano_coder.config import TEMPERATURE, AgentConfig, load_config, parse_limits
 from nano_shared.errors import UsageError
 from nano_shared.settings_options import Settings, settings_options
 
@@ -112,7 +112,7 @@ def open_runtime(
 
     `limits` take the place of a task's own (`said_limits`).
     """
-    from nano_coder.agent.profiles import with_tools
+    from nano_coder.agent.profiles import completion_tokens, with_tools
     from nano_coder.models.opening import open_policy
     from nano_coder.run.execution import Runtime
     from nano_coder.run.redacting_log import redacting_store
@@ -124,14 +124,17 @@ def open_runtime(
     more = [TOOLS.give(tool).spec.name for tool in config.tools]
     opened = open_policy(
         model or config.model, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype,
-        profile=config.profile,
+        profile=config.profile, own_temperature=config.temperature is None,
     )  # fmt: skip
     return Runtime(
         policy=opened.policy,
         sandbox=sandbox,
         store=redacting_store(store, getattr(opened.policy, "decode", None), config),
         profile=with_tools(opened.profile, more),
-        sampling=Sampling(temperature=config.temperature, max_tokens=config.max_completion_tokens),
+        sampling=Sampling(
+            temperature=TEMPERATURE if config.temperature is None else config.temperature,
+            max_tokens=config.max_completion_tokens or completion_tokens(opened.profile),
+        ),
         limits=limits or {},
         policy_name=opened.name,
     )

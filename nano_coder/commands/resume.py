@@ -42,8 +42,8 @@ def command(
         config, Path(logged.directory or ""), store, model=config.model or logged.policy,
         limits=said_limits(config, sources),
     )  # fmt: skip
-    runtime = replace(runtime, history=earlier_history(logged, config))
     display = Display(quiet=as_json, verbose=verbose)
+    runtime = replace(runtime, history=earlier_history(logged, config), on_text=display.listener())
     display.start(logged)
     with display.naming_the_run():
         trajectory = grade_run(resume_run(logged.id, runtime, on_turn=display.turn), runtime)

@@ -37,8 +37,8 @@ from nano_shared.types import Task, Trajectory
 
 
 @agent_options(
-    "model", "base_url", "check", "max_turns", "max_seconds", "temperature", "sandbox", "python", "exclude",
-    "log",
+    "model", "base_url", "profile", "check", "max_turns", "max_seconds", "max_cost", "tool_seconds",
+    "temperature", "sandbox", "python", "exclude", "log",
 )  # fmt: skip
 def command(
     task: Annotated[str, Argument(metavar="TASK", help="Text, or - for standard input.")],
@@ -83,6 +83,7 @@ def command(
         history=history_of(directory, config),
     )
     display = Display(quiet=as_json, verbose=verbose)
+    runtime = replace(runtime, on_text=display.listener())
     with display.naming_the_run():
         attempts = attempt_task(
             work, runtime, reflect=reflect, seed=seed,

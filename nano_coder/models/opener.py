@@ -18,6 +18,8 @@ class ModelOptions:
     base_url: str | None = None
     api_key: str | None = None
     dtype: str = "auto"
+    own_temperature: bool = False
+    """whether a hosted model samples at its server's temperature"""
 
 
 Opener = Callable[[str, ModelOptions], Policy]

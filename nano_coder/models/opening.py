@@ -40,17 +40,21 @@ def open_policy(
     api_key: str | None = None,
     dtype: str = "auto",
     profile: str | None = None,
+    own_temperature: bool = False,
 ) -> OpenedPolicy:
     """The policy of that name; None: the promoted checkpoint, else the shipped policy.
 
-    A model of `nano.models` runs under hermes-1 unless a profile is given. Raises UsageError for an unknown
-    name, CheckpointError for a damaged checkpoint or one that was trained under another profile, ConfigError
-    for an endpoint without a URL and for an extension that fails.
+    Unless one is given, a model of `nano.models` runs under the profile that it names, else hermes-1. Raises
+    UsageError for an unknown name, CheckpointError for a damaged checkpoint or one that was trained under
+    another profile, ConfigError for an endpoint without a key or URL and for an extension that fails.
     """
     name = model or default_model()
     if open_it := find_opener(name):
-        remote = open_it(ModelOptions(base_url=base_url, api_key=api_key, dtype=dtype))
-        return OpenedPolicy(policy=remote, profile=find_profile(profile or HERMES_1.name), name=name)
+        remote = open_it(
+            ModelOptions(base_url=base_url, api_key=api_key, dtype=dtype, own_temperature=own_temperature)
+        )
+        usual = getattr(remote, "profile", HERMES_1.name)
+        return OpenedPolicy(policy=remote, profile=find_profile(profile or usual), name=name)
     opened = open_weights(name, dtype=cast("Dtype", dtype), profile=profile)
     policy = local_policy(opened.loaded, opened.profile, version=opened.version)
     return OpenedPolicy(policy=policy, profile=opened.profile, name=name)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nano_coder import __version__
+from nano_coder.agent.dialects import DIALECTS, Api
 from nano_coder.agent.loop import Agent, spill_path
 from nano_coder.agent.profiles import COMPACT_1, continuing_profile, serving_profile
 from nano_coder.agent.prompt import first_messages, offered_tools
@@ -25,7 +26,14 @@ from nano_coder.sandbox.protocol import LazyJail
 from nano_coder.tools import ToolContext
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
-from nano_shared.errors import ContextFull, PolicyError, SandboxError, UsageError
+from nano_shared.errors import (
+    BudgetExhausted,
+    ConfigError,
+    ContextFull,
+    PolicyError,
+    SandboxError,
+    UsageError,
+)
 from nano_shared.policy import Conversation, Policy
 from nano_shared.profile import InterfaceProfile
 from nano_shared.redact import is_redacted
@@ -54,6 +62,8 @@ class Runtime:
     """names and values of `Limits`, in place of the task's own"""
     history: GitHistory | None = None
     """the project's git history, visible to runs; not to grading"""
+    on_text: Callable[[str], None] | None = None
+    """gets completions as they come, from a policy that streams; for one run at a time"""
 
 
 def with_limits(task: Task, limits: Mapping[str, Any]) -> Task:
@@ -78,7 +88,7 @@ def run_task(
     """
     task = with_limits(task, runtime.limits)
     runtime = _serving(runtime, task)
-    offered_tools(runtime.profile, task)  # refuses a task that cannot be served before it is logged
+    _refuse_unserved(task, runtime)
     start = _starting_snapshot(task, runtime.store.blobs)
     trajectory = _new_trajectory(task, runtime, start, seed, parent)
     with runtime.store.claim(trajectory.id), _jail(start, task, runtime) as jail:
@@ -159,7 +169,7 @@ def branch_run(
     runtime = replace(
         runtime, profile=continuing_profile(runtime.profile, parent.model_copy(update={"task": task}))
     )
-    offered_tools(runtime.profile, task)
+    _refuse_unserved(task, runtime)
     if parent.snapshot is None:
         raise UsageError(f"run {parent.id} never got a workspace; run the task again")
     fork = _new_trajectory(task, runtime, parent.snapshot, seed, parent.id)
@@ -268,9 +278,22 @@ def _new_trajectory(
 
 def refuse_ended(trajectory: Trajectory) -> None:
     """Raises UsageError for a run that ended by itself."""
-    if trajectory.stop not in (None, StopReason.INTERRUPTED):
+    if trajectory.stop not in (None, StopReason.INTERRUPTED, StopReason.POLICY_ERROR):
         raise UsageError(
-            f"run {trajectory.id} ended ({trajectory.stop}); only a killed or interrupted run resumes"
+            f"run {trajectory.id} ended ({trajectory.stop}); only a killed or interrupted run, or one"
+            " whose model failed, resumes"
+        )
+
+
+def _refuse_unserved(task: Task, runtime: Runtime) -> None:
+    """Raises UsageError or ConfigError for a task that cannot be served, before it is logged."""
+    offered_tools(runtime.profile, task)
+    # policies that cost nothing have no `price` at all
+    if task.limits.max_cost is not None and getattr(runtime.policy, "price", 0) is None:
+        raise ConfigError(
+            f"max_cost = {task.limits.max_cost:g}: the price of {runtime.policy.id} is not known; write"
+            f" [prices.{runtime.policy.id.partition(':')[2]!r}] with input and output, dollars for a million"
+            " tokens, into your configuration"
         )
 
 
@@ -341,12 +364,22 @@ def _agent(trajectory: Trajectory, runtime: Runtime, jail: Jail, workspace: Work
         tools=offered_tools(runtime.profile, task),
         workspace=workspace,
         context=ToolContext(jail=jail, limits=task.limits),
-        conversation=Conversation(first_messages(runtime.profile, task, workspace.files())),
+        conversation=_conversation(task, runtime, workspace.files()),
         sampling=runtime.sampling,
         seed=trajectory.seed,
         put_blob=runtime.store.put_blob,
         elapsed=sum(turn.ended - turn.started for turn in trajectory.turns),
     )
+
+
+def _conversation(task: Task, runtime: Runtime, files: Sequence[str]) -> Conversation:
+    native = isinstance(DIALECTS.find(runtime.profile.dialect), Api)
+    conversation = Conversation(
+        first_messages(runtime.profile, task, files),
+        tools=offered_tools(runtime.profile, task) if native else (),
+    )
+    conversation.on_text = runtime.on_text
+    return conversation
 
 
 def _restore_spills(turn: Turn, jail: Jail, runtime: Runtime) -> None:
@@ -368,12 +401,23 @@ def _drive(agent: Agent, trajectory: Trajectory, runtime: Runtime, on_turn: OnTu
                 on_turn(turn)
     except ContextFull as problem:
         agent.stop, detail = StopReason.CONTEXT_FULL, str(problem)
+    except BudgetExhausted as problem:
+        agent.stop, detail = StopReason.MAX_SECONDS, str(problem)
+    except ConfigError as problem:  # a refused key, which every other run would meet too
+        agent.stop, detail = StopReason.POLICY_ERROR, str(problem)
+        _end(agent, trajectory, runtime, detail)
+        raise ConfigError(f"{problem}; nano-coder resume {trajectory.id} goes on with the run") from None
     except PolicyError as problem:
         agent.stop, detail = StopReason.POLICY_ERROR, str(problem)
     except SandboxError as problem:
         agent.stop, detail = StopReason.SANDBOX_ERROR, str(problem)
     except KeyboardInterrupt:
         agent.stop = StopReason.INTERRUPTED
+    return _end(agent, trajectory, runtime, detail)
+
+
+def _end(agent: Agent, trajectory: Trajectory, runtime: Runtime, detail: str | None) -> Trajectory:
+    assert agent.stop is not None
     trajectory = trajectory.model_copy(update={"answer": agent.answer, "diff": agent.workspace.diff()})
     return _finish(trajectory, runtime, agent.stop, detail)
 

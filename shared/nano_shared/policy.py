@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-from nano_shared.types import Completion, Message, Role, Sampling, TurnTokens
+from nano_shared.types import Completion, Message, Role, Sampling, ToolSpec, TurnTokens
 
 DecodeIds = Callable[[Sequence[int]], str]
 """token ids -> text, control tokens included"""
@@ -18,8 +18,14 @@ class Conversation:
     decoded and encoded again.
     """
 
-    def __init__(self, messages: tuple[Message, ...] = ()) -> None:
+    def __init__(self, messages: tuple[Message, ...] = (), *, tools: tuple[ToolSpec, ...] = ()) -> None:
+        """`tools` are those whose schemas the policy is sent, besides what the messages describe."""
         self._messages: list[Message] = list(messages)
+        self.tools = tools
+        self.deadline: float | None = None
+        """when the next completion must be there, on the monotonic clock"""
+        self.on_text: Callable[[str], None] | None = None
+        """gets the text of a completion as it comes, from a policy that streams"""
         self.tokens: list[int] = []
         self.rendered = 0
         self.row = 0
@@ -42,7 +48,8 @@ class Conversation:
         """Append the completion and its token delta. A text-only completion leaves the tokens empty."""
         if completion.tokens is not None:
             self._extend(completion.tokens)
-        self._messages.append(Message(role=Role.ASSISTANT, content=completion.text))
+        calls = completion.api.calls if completion.api else ()
+        self._messages.append(Message(role=Role.ASSISTANT, content=completion.text, calls=calls))
         self.rendered = len(self._messages)
 
     def _extend(self, tokens: TurnTokens) -> None:

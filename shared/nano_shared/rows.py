@@ -9,6 +9,7 @@ from sqlalchemy import RowMapping
 
 from nano_shared.feedback import Feedback, Said
 from nano_shared.types import (
+    ApiAnswer,
     Completion,
     Denials,
     Observation,
@@ -63,6 +64,7 @@ def turn_row(run_id: str, turn: Turn) -> Columns:
         "finish": completion.finish,
         "sampling": completion.sampling.model_dump(),
         "text": completion.text,
+        "api": completion.api.model_dump() if completion.api else None,
     }
     return row | _token_columns(completion.tokens) | {name: getattr(turn, name) for name in _TURN_FIELDS}
 
@@ -160,6 +162,7 @@ def _turn_from(row: RowMapping, calls: list[RowMapping]) -> Turn:
             sampling=row["sampling"],
             policy_id=row["policy_id"],
             policy_version=row["policy_version"],
+            api=ApiAnswer.model_validate(row["api"]) if row["api"] else None,
         ),
         calls=tuple(
             ToolCall(name=call["call_name"], arguments=call["arguments"])

@@ -97,7 +97,7 @@ def _plain(text: str) -> bool:
     return True
 
 
-HEAD = "0004"
+HEAD = "0005"
 """newest migration; revisions are zero-padded numbers, so that they compare as text"""
 VERSION_TABLE = "log_version"
 
@@ -166,6 +166,7 @@ turns = Table(
     Column("snapshot", ExactText),
     Column("started", Double, nullable=False),
     Column("ended", Double, nullable=False),
+    Column("api", Json),  # what an API returned beside the text; NULL for other policies
 )
 
 tool_calls = Table(

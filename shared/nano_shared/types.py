@@ -11,7 +11,17 @@ from enum import StrEnum
 from itertools import islice
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from nano_shared.hashing import content_hash
 from nano_shared.printable import printable
@@ -39,6 +49,19 @@ class Limits(Value):
     memory_mb: int = Field(1024, ge=16)
     output_bytes: int = Field(1_000_000, ge=1024)
     """kept of each output stream, head and tail"""
+    completion_tokens: int | None = Field(None, ge=1)
+    """sampled tokens of one completion; None leaves it to the runtime"""
+    max_cost: float | None = Field(None, gt=0)
+    """dollars that the completions of the whole trajectory may cost"""
+    processes: int | None = Field(None, ge=1)
+    """processes and threads of one tool call; None is the sandbox's default"""
+    workspace_mb: int | None = Field(None, ge=1)
+    """MB that may be added to the workspace; None is the sandbox's default"""
+
+    @model_serializer(mode="wrap")
+    def _said(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # a task's id is the hash of its dump: limits that are not set leave the ids of older tasks alone
+        return {name: value for name, value in handler(self).items() if value is not None}
 
 
 class Split(StrEnum):
@@ -253,9 +276,23 @@ class Role(StrEnum):
     TOOL = "tool"
 
 
+class ApiCall(Value):
+    """One tool call as an API returned it, beside the text of its answer."""
+
+    id: str
+    """names the call in the message that answers it"""
+    name: str
+    arguments: str
+    """JSON as the model wrote it, not yet read"""
+
+
 class Message(Value):
     role: Role
     content: str
+    calls: tuple[ApiCall, ...] = ()
+    """assistant: the calls that an API returned beside the content"""
+    call_id: str | None = None
+    """tool: the call of an API that it answers"""
 
 
 class Sampling(Value):
@@ -299,6 +336,31 @@ class TurnTokens(Value):
         return self
 
 
+class Usage(Value):
+    """What a completion of an API took, in tokens, and in dollars by the price table."""
+
+    prompt: int = Field(0, ge=0)
+    cached: int = Field(0, ge=0)
+    """of the prompt, read from the server's cache"""
+    completion: int = Field(0, ge=0)
+    """reasoning included"""
+    reasoning: int = Field(0, ge=0)
+    estimated: bool = False
+    """True if the server said nothing and the tokens were counted from the texts"""
+    cost: float | None = None
+    """dollars; None if the model has no price"""
+
+
+class ApiAnswer(Value):
+    """What an API returned beside the text."""
+
+    calls: tuple[ApiCall, ...] = ()
+    reasoning: str = ""
+    usage: Usage = Usage()
+    left_out: tuple[str, ...] = ()
+    """sampling parameters that were not sent: the server's own values applied"""
+
+
 class Completion(Value):
     """The policy's answer: raw text, exact tokens if the backend gives them, and who sampled it."""
 
@@ -312,6 +374,8 @@ class Completion(Value):
     """content hash or name of the weights that sampled"""
     policy_version: int = 0
     """optimizer steps behind the weights"""
+    api: ApiAnswer | None = None
+    """None for a policy that is no API"""
 
 
 class Denials(Value):
@@ -376,6 +440,7 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"
     MAX_SECONDS = "max_seconds"
+    MAX_COST = "max_cost"
     CONTEXT_FULL = "context_full"
     FORMAT_ERRORS = "format_errors"
     LOOP = "loop"
@@ -391,7 +456,8 @@ class StopReason(StrEnum):
     @property
     def budget(self) -> bool:
         return self in (
-            StopReason.MAX_TURNS, StopReason.MAX_TOKENS, StopReason.MAX_SECONDS, StopReason.CONTEXT_FULL,
+            StopReason.MAX_TURNS, StopReason.MAX_TOKENS, StopReason.MAX_SECONDS, StopReason.MAX_COST,
+            StopReason.CONTEXT_FULL,
         )  # fmt: skip
 
 

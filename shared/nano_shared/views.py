@@ -115,6 +115,7 @@ TURNS = SqlView(
         "started": ("t.started", "unix seconds"),
         "ended": ("t.ended", "unix seconds"),
         "seconds": ("t.ended - t.started", "wall clock"),
+        "api": ("t.api", "calls, reasoning, usage and cost as an API returned them, JSON; else NULL"),
     },
     "log_turns t",
 )

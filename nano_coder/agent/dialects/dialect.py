@@ -18,6 +18,8 @@ class Parsed:
     calls: tuple[ToolCall, ...] = ()
     error: str | None = None
     repairs: tuple[str, ...] = ()
+    prose: bool = False
+    """True if the completion contains nothing that looks like a call"""
 
 
 class Dialect(Protocol):

@@ -1,0 +1,81 @@
+"""The dialect of APIs: tools go out as schemas, calls come back beside the text.
+
+A call that a server left in the text, for want of a tool parser, is read as Hermes writes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from nano_coder.agent.dialects.dialect import Parsed
+from nano_coder.agent.dialects.hermes import HERMES
+from nano_shared.types import ApiAnswer, ToolCall, ToolSpec
+
+NO_CALL = "no tool was called; go on with a tool, or call submit if the task is done"
+
+
+class Api:
+    name = "api"
+
+    def parse(self, text: str, tools: Sequence[ToolSpec]) -> Parsed:
+        if "<tool_call>" in text:
+            found = HERMES.parse(text, tools)
+            return Parsed(
+                thought=found.thought,
+                calls=found.calls,
+                error=found.error,
+                repairs=("call_in_text", *found.repairs),
+            )
+        return Parsed(thought=text, error=NO_CALL, prose=bool(text.strip()))
+
+    def parse_api(self, text: str, answer: ApiAnswer, tools: Sequence[ToolSpec]) -> Parsed:
+        """Parse the calls beside the text; the text itself where there are none."""
+        if not answer.calls:
+            return self.parse(text, tools)
+        calls: list[ToolCall] = []
+        repairs: list[str] = []
+        for number, call in enumerate(answer.calls, 1):
+            try:
+                arguments = _arguments(call.arguments, repairs)
+            except (ValueError, RecursionError) as problem:
+                error = f"call {number}, {call.name}: {problem}; none of the calls was executed"
+                return Parsed(thought=text, error=error)
+            calls.append(ToolCall(name=call.name, arguments=arguments))
+        return Parsed(thought=text, calls=tuple(calls), repairs=tuple(dict.fromkeys(repairs)))
+
+    def render(self, thought: str, calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) -> str:
+        return HERMES.render(thought, calls, tools) if calls else thought
+
+    def describe(self, tools: Sequence[ToolSpec]) -> str:
+        return ""
+
+
+def _arguments(text: str, repairs: list[str]) -> dict[str, Any]:
+    """The arguments of a call. Notes repairs; raises ValueError for what is no JSON object."""
+    value = _json(text, repairs) if text.strip() else {}
+    if isinstance(value, str):
+        repairs.append("arguments_in_string")
+        value = _json(value, repairs)
+    if value is None:
+        repairs.append("no_arguments")
+        value = {}
+    if not isinstance(value, dict):
+        raise ValueError("its arguments must be a JSON object")
+    return value
+
+
+def _json(text: str, repairs: list[str]) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as problem:
+        try:
+            value = json.loads(text, strict=False)
+        except json.JSONDecodeError:
+            raise ValueError(f"its arguments are not JSON ({problem})") from None
+        repairs.append("raw_newlines")
+        return value
+
+
+API = Api()

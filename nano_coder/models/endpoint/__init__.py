@@ -1,0 +1,5 @@
+"""Policies behind an API: OpenAI's chat completions."""
+
+from nano_coder.models.endpoint.policy import EndpointPolicy, open_endpoint
+
+__all__ = ["EndpointPolicy", "open_endpoint"]

@@ -1,0 +1,113 @@
+"""The answer of an endpoint, put together from the events of a stream or read from one object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from nano_coder.models.endpoint.exchange import PassingFailure, not_a_completion
+from nano_shared.types import ApiCall, Usage
+
+
+@dataclass(slots=True)
+class _CallParts:
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What has come of an answer so far."""
+
+    text: str = ""
+    reasoning: str = ""
+    finish: str | None = None
+    usage: Usage | None = None
+    calls: dict[object, _CallParts] = field(default_factory=dict)
+    """by the index or id that the server gave"""
+
+    def api_calls(self, turn: int) -> tuple[ApiCall, ...]:
+        """The calls in their order; one without an id of its own gets one from the turn."""
+        calls: list[ApiCall] = []
+        for number, call in enumerate(self.calls.values()):
+            taken = {other.id for other in calls}
+            own = call.id if call.id and call.id not in taken else f"call_{turn}_{number}"
+            calls.append(ApiCall(id=own, name=call.name, arguments=call.arguments))
+        return tuple(calls)
+
+
+def read_answer(events: Iterable[dict[str, Any]], url: str, on_text: Callable[[str], None]) -> Answer:
+    """Put an answer together. Raises PassingFailure for one that was cut off before its end, PolicyError for
+    what is no completion."""
+    answer = Answer()
+    seen = False
+    for event in events:
+        try:
+            if isinstance(event.get("usage"), dict):
+                answer.usage = _usage(event["usage"])
+            for choice in event["choices"][:1]:
+                seen = True
+                whole = "message" in choice
+                _add(answer, choice["message"] if whole else choice.get("delta") or {}, on_text)
+                answer.finish = choice.get("finish_reason") or answer.finish or ("stop" if whole else None)
+            if not (event["choices"] or seen or answer.usage):
+                raise LookupError("choices")
+        except (LookupError, TypeError, AttributeError, ValueError):
+            raise not_a_completion(url, json.dumps(event, ensure_ascii=False)) from None
+    if answer.finish is None:
+        raise PassingFailure("the answer was cut off before its end")
+    return answer
+
+
+def _add(answer: Answer, part: dict[str, Any], on_text: Callable[[str], None]) -> None:
+    reasoning = _text(part.get("reasoning_content") or part.get("reasoning"))
+    text = _text(part.get("content")) or _text(part.get("refusal"))
+    answer.reasoning += reasoning
+    answer.text += text
+    on_text(reasoning + text)
+    for delta in part.get("tool_calls") or ():
+        _add_call(answer, delta, on_text)
+
+
+def _add_call(answer: Answer, delta: dict[str, Any], on_text: Callable[[str], None]) -> None:
+    key = delta.get("index")
+    if key is None:  # some servers number no calls: an id begins one
+        key = delta.get("id") or next(reversed(answer.calls), 0)
+    call = answer.calls.setdefault(key, _CallParts())
+    function = delta.get("function") or {}
+    arguments = function.get("arguments")
+    if arguments is not None and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    call.id = call.id or _text(delta.get("id"))
+    if not call.name:
+        call.name = _text(function.get("name"))
+        on_text(f"\n{call.name} " if call.name else "")
+    call.arguments += _text(arguments)
+    on_text(_text(arguments))
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list):  # content in parts
+        return "".join(_text(part.get("text")) for part in value if isinstance(part, dict))
+    if not isinstance(value, str):
+        raise TypeError("no text")
+    # JSON can spell half a surrogate pair, which cannot be sent back
+    return value.encode("utf-8", "backslashreplace").decode()
+
+
+def _usage(said: dict[str, Any]) -> Usage:
+    return Usage(
+        prompt=_number(said.get("prompt_tokens")),
+        cached=_number((said.get("prompt_tokens_details") or {}).get("cached_tokens")),
+        completion=_number(said.get("completion_tokens")),
+        reasoning=_number((said.get("completion_tokens_details") or {}).get("reasoning_tokens")),
+    )
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 0

@@ -1,0 +1,246 @@
+"""One HTTP exchange with an endpoint: the request, and its answer as events or as a whole, bounded in size
+and time."""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import httpx
+
+from nano_shared.errors import BudgetExhausted, PolicyError
+
+MOST_BYTES = 16 << 20
+"""largest answer, bytes"""
+_RETRIED_STATUS = frozenset({408, 409, 425, 429})
+_CHUNK = bytes | Exception | None
+
+
+class PassingFailure(Exception):
+    """A failure that may pass: the call is worth repeating."""
+
+    def __init__(
+        self, detail: str, *, after: float | None = None, unreachable: bool = False, garbled: bool = False
+    ) -> None:
+        """`after`: seconds that the server asks to wait; `unreachable`: there is no connection; `garbled`:
+        the answer was no text."""
+        super().__init__(detail)
+        self.after = after
+        self.unreachable = unreachable
+        self.garbled = garbled
+
+
+class Refusal(Exception):
+    """An answer with a status that says no."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(status, body)
+        self.status = status
+        self.body = body
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error object of the answer; empty where there is none."""
+        try:
+            answer = json.loads(self.body)
+        except (ValueError, RecursionError):
+            return {}
+        answer = answer[0] if isinstance(answer, list) and answer else answer
+        error = answer.get("error", answer) if isinstance(answer, dict) else {}
+        return error if isinstance(error, dict) else {"message": str(error)}
+
+    @property
+    def message(self) -> str:
+        said = self.error.get("message") or self.error.get("detail")
+        return said if isinstance(said, str) else self.body.decode("utf-8", "replace")
+
+    @property
+    def excerpt(self) -> str:
+        return excerpt(self.body.decode("utf-8", "replace"))
+
+
+class Exchange:
+    """An HTTP client for one URL. Thread-safe."""
+
+    def __init__(self, url: str, api_key: str | None, *, stall_seconds: float, answer_seconds: float) -> None:
+        """`stall_seconds`: longest time without a byte; `answer_seconds`: longest time of an answer."""
+        self.url = url
+        self.reached = False
+        """whether the server has ever answered"""
+        self._stall = stall_seconds
+        self._longest = answer_seconds
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client = httpx.Client(headers=headers, timeout=httpx.Timeout(stall_seconds, connect=10.0))
+
+    def close(self) -> None:
+        self._client.close()
+
+    def events(self, body: Mapping[str, Any], deadline: float) -> Iterator[dict[str, Any]]:
+        """POST the body. Yields the events of a stream, or the whole answer of a server that does not stream.
+
+        Raises Refusal for an answer that says no, PassingFailure for one that may pass, PolicyError for one
+        that is no completion, BudgetExhausted where the deadline (monotonic) cuts an answer that came.
+        """
+        chunks: queue.SimpleQueue[httpx.Response | _CHUNK] = queue.SimpleQueue()
+        given_up = threading.Event()
+        # httpx bounds single reads; a thread that is abandoned bounds the sum, name resolution included
+        threading.Thread(target=self._read, args=(body, chunks, given_up), daemon=True).start()
+        try:
+            yield from self._events(chunks, min(deadline, time.monotonic() + self._longest), deadline)
+        finally:
+            given_up.set()
+
+    def _events(
+        self, chunks: queue.SimpleQueue[httpx.Response | _CHUNK], until: float, deadline: float
+    ) -> Iterator[dict[str, Any]]:
+        first = self._next(chunks, until, deadline, flowing=False)
+        assert isinstance(first, httpx.Response)
+        self.reached = True
+        rest = self._chunks(chunks, until, deadline)
+        if not first.is_success:
+            raise _refused(Refusal(first.status_code, b"".join(rest)), first.headers)
+        if "text/event-stream" in first.headers.get("content-type", ""):
+            yield from _server_events(rest, self.url)
+        else:
+            yield _whole(b"".join(rest), self.url)
+
+    def _chunks(
+        self, chunks: queue.SimpleQueue[httpx.Response | _CHUNK], until: float, deadline: float
+    ) -> Iterator[bytes]:
+        size = 0
+        start = b""
+        while (chunk := self._next(chunks, until, deadline, flowing=size > 0)) is not None:
+            assert isinstance(chunk, bytes)
+            size += len(chunk)
+            start += chunk[: 400 - len(start)]
+            if size > MOST_BYTES:
+                raise PolicyError(
+                    f"{self.url} answered more than {MOST_BYTES >> 20} MB, of which the rest was not"
+                    f" read: {excerpt(start.decode('utf-8', 'replace'))}; see the server's log"
+                )
+            yield chunk
+
+    def _next(
+        self,
+        chunks: queue.SimpleQueue[httpx.Response | _CHUNK],
+        until: float,
+        deadline: float,
+        *,
+        flowing: bool,
+    ) -> httpx.Response | bytes | None:
+        left = until - time.monotonic()
+        try:
+            chunk = chunks.get(timeout=max(0.0, min(left, self._stall)))
+        except queue.Empty:
+            if left > self._stall:
+                raise PassingFailure(f"not a byte for {self._stall:g} s") from None
+            if flowing and until == deadline:
+                raise BudgetExhausted("the time of the run ended while the model answered") from None
+            raise PassingFailure("no whole answer in time") from None
+        if isinstance(chunk, Exception):
+            raise chunk
+        return chunk
+
+    def _read(
+        self,
+        body: Mapping[str, Any],
+        chunks: queue.SimpleQueue[httpx.Response | _CHUNK],
+        given_up: threading.Event,
+    ) -> None:
+        try:
+            with self._client.stream("POST", self.url, json=body) as response:
+                chunks.put(response)
+                for chunk in response.iter_bytes():
+                    chunks.put(chunk)
+                    if given_up.is_set():
+                        return
+            chunks.put(None)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            chunks.put(PassingFailure(str(error) or type(error).__name__, unreachable=True))
+        except httpx.TimeoutException:
+            chunks.put(PassingFailure(f"not a byte for {self._stall:g} s"))
+        except httpx.RemoteProtocolError as error:
+            chunks.put(PassingFailure(f"the answer was cut: {error}"))
+        except (httpx.HTTPError, httpx.InvalidURL, RuntimeError) as error:
+            # RuntimeError: the client was closed meanwhile
+            chunks.put(PolicyError(f"no answer from {self.url}: {error or type(error).__name__}"))
+
+
+def _refused(refusal: Refusal, headers: Mapping[str, str]) -> Exception:
+    """The exception for a status that says no. A used-up quota does not come back by waiting."""
+    passing = refusal.status >= 500 or refusal.status in _RETRIED_STATUS
+    if not passing or "insufficient_quota" in (refusal.error.get("code"), refusal.error.get("type")):
+        return refusal
+    said = f"answered {refusal.status}: {refusal.excerpt}"
+    return PassingFailure(said, after=_retry_after(headers.get("retry-after")))
+
+
+def _retry_after(text: str | None) -> float | None:
+    """Seconds to wait, of a number or an HTTP date (RFC 9110, section 10.2.3); None for anything else."""
+    if not text:
+        return None
+    with suppress(ValueError, OverflowError):
+        seconds = float(text)
+        return max(0.0, seconds) if seconds < 1e9 else None
+    with suppress(ValueError, TypeError, OverflowError, IndexError):
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+    return None
+
+
+def _whole(data: bytes, url: str) -> dict[str, Any]:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise PassingFailure(f"the answer is no UTF-8 text ({error})", garbled=True) from None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise not_a_completion(url, text)
+    return value
+
+
+def _server_events(chunks: Iterator[bytes], url: str) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a stream of server-sent events, until its end or [DONE]."""
+    for line in _lines(chunks):
+        if not line.startswith(b"data:"):
+            continue  # comments that keep the connection alive, names of events
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            return
+        if data:
+            event = _whole(data, url)
+            if event.get("error") is not None:
+                raise _error_event(data, event["error"])
+            yield event
+
+
+def _error_event(data: bytes, error: Any) -> Exception:
+    code = error.get("code") if isinstance(error, dict) else None
+    return _refused(Refusal(code if isinstance(code, int) and code >= 400 else 500, data), {})
+
+
+def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).replace(b"\r\n", b"\n").split(b"\n")
+        yield from lines
+    yield rest
+
+
+def not_a_completion(url: str, text: str) -> PolicyError:
+    return PolicyError(
+        f"{url} answered something else than a chat completion: {excerpt(text)};"
+        " --base-url must end where /chat/completions begins, usually in /v1"
+    )
+
+
+def excerpt(text: str, length: int = 200) -> str:
+    return repr(text if len(text) <= length else text[:length] + "...")

@@ -1,0 +1,216 @@
+"""The endpoint policy: completes through a server with OpenAI's chat completions API; text only."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tenacity
+
+from nano_coder.config import Price, load_config
+from nano_coder.models.endpoint.answer import Answer, read_answer
+from nano_coder.models.endpoint.exchange import Exchange, PassingFailure, Refusal
+from nano_coder.models.endpoint.prices import find_price
+from nano_coder.models.endpoint.request import accepted_by, request_body
+from nano_coder.models.opener import ModelOptions
+from nano_shared import Completion, Conversation, Finish, PolicyError, Sampling, content_hash
+from nano_shared.errors import ConfigError
+from nano_shared.printable import printable
+from nano_shared.types import ApiAnswer, Usage
+
+OPENAI = "https://api.openai.com/v1"
+_KEYS = "NANO_API_KEY or OPENAI_API_KEY in the environment, or api_key in your configuration"
+_MOST_CHARS_PER_TOKEN = 100
+"""an answer with more characters for each requested token is cut"""
+_CHARS_PER_TOKEN = 4
+"""typical for English and code; only the server has the tokenizer"""
+_LONGEST_ANSWER_S = 3600.0
+_LONGEST_WAIT_S = 60.0
+_FIRST_CONTACT_S = 5.0
+"""how long a server that has never answered is looked for"""
+_GARBLED_ATTEMPTS = 3
+
+
+def open_endpoint(name: str, options: ModelOptions) -> EndpointPolicy:
+    """`openai:NAME`. Raises ConfigError for OpenAI's own API without a key."""
+    config, _ = load_config({"base_url": options.base_url, "api_key": options.api_key}, Path())
+    if not (config.base_url or config.api_key):
+        raise ConfigError(
+            f"openai:{name} needs an API key, {_KEYS}; or --base-url http://localhost:8000/v1 for a server of"
+            " your own"
+        )
+    return EndpointPolicy(
+        name,
+        config.base_url or OPENAI,
+        config.api_key,
+        stall_seconds=config.stall_seconds,
+        retry_seconds=config.retry_seconds,
+        price=find_price(name, config.prices),
+        own_temperature=options.own_temperature,
+    )
+
+
+class EndpointPolicy:
+    """Completes through `POST {base_url}/chat/completions`. Thread-safe.
+
+    Completions carry no tokens: such runs can be used for imitation, not for policy gradients. What may pass
+    is tried again: no connection, cut and garbled answers, silence, and statuses 408, 409, 425, 429 and 5xx.
+    """
+
+    version = 0
+    profile = "api-1"
+    """of runs that name none"""
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        context_limit: int = 131_072,
+        stall_seconds: float = 300.0,
+        answer_seconds: float = _LONGEST_ANSWER_S,
+        retry_seconds: float = 600.0,
+        first_wait: float = 1.0,
+        price: Price | None = None,
+        own_temperature: bool = False,
+    ) -> None:
+        """`stall_seconds`: silence before a call is repeated; `answer_seconds`: longest time of one answer;
+        `retry_seconds`: over which a failing call is repeated; `first_wait`: seconds, doubled each time;
+        `own_temperature`: the server's own, instead of the sampling's."""
+        self.id = f"openai:{model}"
+        self.model = model
+        self.context_limit = context_limit
+        self.template_hash = content_hash(f"endpoint: {model}")
+        self.price = price
+        self.url = f"{base_url.rstrip('/')}/chat/completions"
+        self._exchange = Exchange(
+            self.url, api_key, stall_seconds=stall_seconds, answer_seconds=answer_seconds
+        )
+        self._accepted = accepted_by(self.url, model)
+        self._retry_seconds = retry_seconds
+        self._own_temperature = own_temperature
+        self._usual_wait = tenacity.wait_random_exponential(multiplier=first_wait, max=_LONGEST_WAIT_S)
+
+    def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
+        """The server's answer to all messages.
+
+        Raises PolicyError if there is none or it is invalid, ConfigError for a refused key, ContextFull where
+        the messages do not fit, BudgetExhausted where the conversation's deadline cut an answer.
+        """
+        deadline = conversation.deadline or float("inf")
+        tell = conversation.on_text or _silent
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(PassingFailure),
+            stop=lambda state: self._gives_up(state, min(deadline, began + self._retry_seconds)),
+            wait=self._wait,
+            before_sleep=lambda state: tell(_waiting(state)),
+            reraise=True,
+        )
+        began = time.monotonic()
+        try:
+            answer, body = retrying(self._ask, conversation, sampling, deadline, tell)
+        except PassingFailure as problem:
+            way_out = "; is the server running, and is --base-url right?" if problem.unreachable else ""
+            raise PolicyError(f"no answer from {self.url}: {problem}{way_out}") from None
+        except Refusal as refusal:
+            raise self._refused(refusal) from None
+        return self._completion(answer, body, conversation, sampling)
+
+    def count(self, text: str) -> int:
+        """An estimate, rounded up: one token for each four characters."""
+        return -(-len(text) // _CHARS_PER_TOKEN)
+
+    def close(self) -> None:
+        """Close the connections. The policy cannot be used afterwards."""
+        self._exchange.close()
+
+    def _ask(
+        self, conversation: Conversation, sampling: Sampling, deadline: float, tell: Callable[[str], None]
+    ) -> tuple[Answer, dict[str, Any]]:
+        """One answer, and the request that it answers, which leaves out what the server refuses."""
+        temperature = not self._own_temperature
+        body = request_body(self.model, conversation, sampling, self._accepted, temperature=temperature)
+        while True:
+            try:
+                return read_answer(self._exchange.events(body, deadline), self.url, tell), body
+            except Refusal as refusal:
+                learnt = self._accepted.learn(refusal, body) if refusal.status in (400, 413, 422) else None
+                if learnt is None:
+                    raise
+                if not learnt:  # the body was changed
+                    continue
+                print(
+                    printable(f"{self.id}: asked again {learnt}, since {refusal.message[:200]}"),
+                    file=sys.stderr,
+                )
+                body = request_body(
+                    self.model, conversation, sampling, self._accepted, temperature=temperature
+                )
+
+    def _wait(self, state: tenacity.RetryCallState) -> float:
+        failure = state.outcome.exception() if state.outcome else None
+        asked = failure.after if isinstance(failure, PassingFailure) else None
+        return asked if asked is not None else self._usual_wait(state)
+
+    def _gives_up(self, state: tenacity.RetryCallState, until: float) -> bool:
+        failure = state.outcome.exception() if state.outcome else None
+        assert isinstance(failure, PassingFailure)
+        if failure.garbled and state.attempt_number >= _GARBLED_ATTEMPTS:
+            return True
+        if failure.unreachable and not self._exchange.reached and state.start_time is not None:
+            until = min(until, state.start_time + _FIRST_CONTACT_S)
+        return time.monotonic() + state.upcoming_sleep > until
+
+    def _completion(
+        self, answer: Answer, body: dict[str, Any], conversation: Conversation, sampling: Sampling
+    ) -> Completion:
+        longest = sampling.max_tokens * _MOST_CHARS_PER_TOKEN
+        cut = answer.finish == "length" or len(answer.text) > longest
+        asked = ("temperature", "top_p", "top_k", "seed", "stop")
+        set_ = {"temperature": True, "top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0,
+                "seed": sampling.seed is not None, "stop": bool(sampling.stop)}  # fmt: skip
+        left_out = tuple(name for name in asked if set_[name] and name not in body)
+        return Completion(
+            text=answer.text[:longest],
+            finish=Finish.LENGTH if cut else Finish.STOP,
+            sampling=sampling.model_copy(update={"temperature": body.get("temperature", 1.0)}),
+            policy_id=self.id,
+            api=ApiAnswer(
+                calls=answer.api_calls(len(conversation.messages)),
+                reasoning=answer.reasoning,
+                usage=self._usage(answer, conversation),
+                left_out=left_out,
+            ),
+        )
+
+    def _usage(self, answer: Answer, conversation: Conversation) -> Usage:
+        usage = answer.usage
+        if usage is None:
+            written = answer.text + answer.reasoning + "".join(c.arguments for c in answer.calls.values())
+            read = sum(self.count(m.content) for m in conversation.messages)
+            usage = Usage(prompt=read, completion=self.count(written), estimated=True)
+        return usage.model_copy(update={"cost": self.price.cost(usage) if self.price else None})
+
+    def _refused(self, refusal: Refusal) -> PolicyError | ConfigError:
+        ways_out = {
+            401: f"give the server's API key: {_KEYS}",
+            403: f"give an API key that may use this model: {_KEYS}",
+            404: f"check --base-url, and that the server has the model {self.model!r}",
+            429: "the account's quota is used up: see its billing page",
+        }
+        kind = ConfigError if refusal.status in (401, 403) else PolicyError
+        way_out = ways_out.get(refusal.status, "see the server's log")
+        return kind(f"{self.url} answered {refusal.status}: {refusal.excerpt}; {way_out}")
+
+
+def _silent(text: str) -> None:
+    pass
+
+
+def _waiting(state: tenacity.RetryCallState) -> str:
+    failure = state.outcome.exception() if state.outcome else None
+    return f"\n[{failure}; asking again in {state.upcoming_sleep:.0f} s]\n"
