@@ -269,7 +269,8 @@ def _tightened(key: str, below: Any, asked: Any) -> tuple[Any, dict[str, Any]]:
     """
     match key:
         case _ if key in LIMITS:
-            kept = asked if below is None else below if asked is None else min(below, asked)
+            # None is no limit of a cost, and the profile's of an answer
+            kept = (asked if key == "max_cost" else None) if below is None else min(below, asked)
         case "check":
             kept = below or asked
         case "exclude":

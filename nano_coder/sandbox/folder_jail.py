@@ -72,7 +72,7 @@ class FolderJail(abc.ABC):
         self._state = threading.Lock()
         self._kill: Callable[[], None] | None = None
         self._closed = False
-        self._most = _most()
+        self._most = _most(limits)
         scratch = ScratchFolder("jail")
         self._folder = scratch.path
         # removed at the latest when this process ends, but not when a fork of it does
@@ -106,7 +106,7 @@ class FolderJail(abc.ABC):
             with contextlib.ExitStack() as stack:
                 stack.callback(self.close)
                 packed = pack_workspace(Path(workspace))
-                self._most = _most(packed.size, packed.entries)
+                self._most = _most(self._limits, packed.size, packed.entries)
                 with packed.stream as stream:
                     self._fill(stream)
                 stack.pop_all()
@@ -231,9 +231,9 @@ class FolderJail(abc.ABC):
             self._remove()
 
 
-def _most(size: int = 0, entries: int = 0) -> tuple[int, int]:
+def _most(limits: Limits, size: int = 0, entries: int = 0) -> tuple[int, int]:
     """Largest size (bytes) and number of entries that a workspace of this initial size may reach."""
-    return (WORK_MB << 20) + 2 * size, MOST_ENTRIES + entries
+    return ((limits.workspace_mb or WORK_MB) << 20) + 2 * size, MOST_ENTRIES + entries
 
 
 @contextlib.contextmanager

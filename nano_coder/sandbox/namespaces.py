@@ -29,7 +29,16 @@ from nano_coder.sandbox.launcher_process import JailProcess
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
 from nano_coder.sandbox.proxy import PORT, VARIABLES, Proxy, ProxyCall, Resolve, resolve
 from nano_coder.sandbox.request import check_limits, check_run, minimal_environment, python_program, seal
-from nano_coder.sandbox.root_plan import ALWAYS, FILE_MB, layers, of_request, own_uids, plan_root, unused_uid
+from nano_coder.sandbox.root_plan import (
+    FILE_MB,
+    PROCESSES,
+    always,
+    layers,
+    of_request,
+    own_uids,
+    plan_root,
+    unused_uid,
+)
 from nano_coder.sandbox.warm_pool import shared_pool
 from nano_coder.sandbox.workspace_archive import (
     WORK_MB,
@@ -86,6 +95,7 @@ class NsSandbox:
         self.pool = shared_pool(spec, _room(USUAL_MB * _MB))
         self._environment = environment
         self._warm = warm
+        self._hosts: frozenset[str] = frozenset()
         self.layers: Mapping[str, bool] = layers(
             cgroup=spec["group"] is not None,
             host_uid_of_its_own=spec["own_uids"],
@@ -100,13 +110,22 @@ class NsSandbox:
         other.pool = shared_pool(other._spec, _room(USUAL_MB * _MB))
         return other
 
+    def with_hosts(self, hosts: frozenset[str]) -> NsSandbox:
+        other = copy.copy(self)
+        other._hosts = hosts
+        return other
+
     def open(self, workspace: Path | None, limits: Limits) -> NsJail:
         """Raises UsageError for a workspace that cannot be read, SandboxError if isolation fails."""
-        return self._open(workspace, limits, self.pool.take)
+        if self._hosts:
+            return self.open_connected(workspace, limits, self._hosts)
+        if _is_usual(limits):
+            return self._open(workspace, limits, self.pool.take)
+        return self.open_new(workspace, limits)
 
     def open_new(self, workspace: Path | None, limits: Limits) -> NsJail:
         """As `open`, but always with a newly created jail."""
-        return self._open(workspace, limits, lambda: self.pool.make(_room(USUAL_MB * _MB)))
+        return self._open(workspace, limits, lambda: self.pool.make(_room(USUAL_MB * _MB, limits=limits)))
 
     def open_connected(
         self, workspace: Path | None, limits: Limits, allowed: frozenset[str], resolve: Resolve = resolve
@@ -114,7 +133,7 @@ class NsSandbox:
         """As `open`, with network access to the `allowed` hosts through a proxy in this process."""
 
         def usual() -> JailProcess:
-            return self.pool.make(_room(USUAL_MB * _MB, listen=PORT))
+            return self.pool.make(_room(USUAL_MB * _MB, listen=PORT, limits=limits))
 
         jail = self._open(workspace, limits, usual, listen=PORT)
         jail.connect(allowed, resolve)
@@ -126,7 +145,9 @@ class NsSandbox:
         packed = pack_workspace(Path(workspace))
         with packed.stream:
             jail = self._jail(
-                self.pool.make({**_room(packed.size, packed.entries), "traceable": True}), limits, packed.size
+                self.pool.make({**_room(packed.size, packed.entries, limits=limits), "traceable": True}),
+                limits,
+                packed.size,
             )
             try:
                 jail.fill(packed.stream.fileno())
@@ -152,7 +173,7 @@ class NsSandbox:
                 jail.fill_first(packed.stream.read())
                 return jail
             if packed.size > USUAL_MB * _MB or packed.entries > bases.ENTRIES:
-                room = _room(packed.size, packed.entries, listen=listen)
+                room = _room(packed.size, packed.entries, listen=listen, limits=limits)
                 jail = self._jail(self.pool.make(room), limits, packed.size)
             else:
                 jail = self._jail(usual(), limits, USUAL_MB * _MB)
@@ -175,7 +196,7 @@ class NsSandbox:
         spec = {**self._spec, "own_uids": False, "root": {**root, "binds": [*root["binds"], shown]}}
         try:
             room = {
-                **_room(packed.size, packed.entries, listen=listen),
+                **_room(packed.size, packed.entries, listen=listen, limits=limits),
                 "base": bases.base_of(packed.stream, owner),
             }
             process = shared_pool(spec, _room(USUAL_MB * _MB)).make(room)
@@ -190,21 +211,27 @@ class NsSandbox:
         if not process.grouped:
             # the memory watch still works without a control group; `layers` and `doctor` report it
             self.layers = {**self.layers, "cgroup": False}
-        room = _room(size)["work_bytes"]
+        room = _room(size, limits=limits)["work_bytes"]
         return NsJail(process, limits, self._environment, room, None if self._warm else self.python)
 
 
-def _room(size: int, entries: int = 0, *, listen: int = 0) -> dict[str, Any]:
+def _is_usual(limits: Limits) -> bool:
+    """Whether the limits are those of the warm jails."""
+    return limits.processes in (None, PROCESSES) and limits.workspace_mb in (None, WORK_MB)
+
+
+def _room(size: int, entries: int = 0, *, listen: int = 0, limits: Limits | None = None) -> dict[str, Any]:
     """Limits for a workspace that starts with `size` bytes and `entries` entries, and the port to listen
     on."""
+    limits = limits or Limits()
     return {
         "listen": listen,
         "base": "",
         "traceable": False,
-        "work_bytes": WORK_MB * _MB + 2 * size,
+        "work_bytes": (limits.workspace_mb or WORK_MB) * _MB + 2 * size,
         "work_inodes": WORK_INODES + entries,
         "tmp_mb": TMP_MB,
-        "rlimits": ALWAYS,
+        "rlimits": always(limits),
     }
 
 

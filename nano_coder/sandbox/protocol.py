@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypedDict, Unpack, runtime_checkable
 
+from nano_shared.errors import UsageError
 from nano_shared.types import Denials, Limits
 
 
@@ -141,6 +142,24 @@ class SupportsMounts(Protocol):
     def with_mount(self, source: Path, target: str) -> Sandbox:
         """This sandbox with `source` mounted at `target`; jails of the original do not see it."""
         ...
+
+
+@runtime_checkable
+class SupportsHosts(Protocol):
+    """A sandbox that can let its jails reach named hosts."""
+
+    def with_hosts(self, hosts: frozenset[str]) -> Sandbox:
+        """This sandbox with a way out to these hosts; jails of the original have none."""
+        ...
+
+
+def connected(sandbox: Sandbox, hosts: frozenset[str]) -> Sandbox:
+    """The sandbox with a way out to these hosts. Raises UsageError for one that has none."""
+    if not hosts:
+        return sandbox
+    if not isinstance(sandbox, SupportsHosts):
+        raise UsageError(f"the sandbox {sandbox.name!r} has no way out to named hosts; use --sandbox ns")
+    return sandbox.with_hosts(hosts)
 
 
 @runtime_checkable

@@ -14,23 +14,25 @@ from nano_shared.types import Limits
 FILE_MB = 256
 """largest file, MB"""
 PROCESSES = 64
+"""processes and threads of a program, where its limits name no number"""
 _MB = 1 << 20
 
 
-ALWAYS = {
-    "RLIMIT_NOFILE": 256,
-    "RLIMIT_NPROC": PROCESSES,
-    "RLIMIT_CORE": 0,
-    "RLIMIT_MEMLOCK": 0,
-    "RLIMIT_MSGQUEUE": 0,
-    "RLIMIT_SIGPENDING": 256,
-}
-"""rlimits that are the same for every request and do not hinder trusted code: set before a request comes"""
+def always(limits: Limits) -> dict[str, int]:
+    """Rlimits that are the same for every request and do not hinder trusted code: set before one comes."""
+    return {
+        "RLIMIT_NOFILE": 256,
+        "RLIMIT_NPROC": limits.processes or PROCESSES,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_MEMLOCK": 0,
+        "RLIMIT_MSGQUEUE": 0,
+        "RLIMIT_SIGPENDING": 256,
+    }
 
 
 def rlimits(limits: Limits) -> dict[str, int]:
     """Resource name -> soft and hard limit."""
-    return {**of_request(limits), **ALWAYS}
+    return {**of_request(limits), **always(limits)}
 
 
 def of_request(limits: Limits) -> dict[str, int]:

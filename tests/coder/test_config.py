@@ -31,7 +31,7 @@ def test_each_layer_wins_over_the_ones_below(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("NANO_MAX_SECONDS", "3")
     config, sources = load_config({"max_turns": 4, "model": None}, tmp_path)
     values = (config.temperature, config.dtype, config.model, config.max_seconds, config.max_turns)
-    assert values == (0.0, "float32", "project", 3.0, 4)
+    assert values == (None, "float32", "project", 3.0, 4)
     assert [sources[k] for k in ("temperature", "dtype", "model", "max_seconds", "max_turns")] == layers
 
 

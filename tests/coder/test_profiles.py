@@ -16,6 +16,10 @@ from nano_shared.profile import InterfaceProfile
 from nano_shared.types import Task
 
 FROZEN = {
+    "api-1": (
+        "sha256:64d9ad05a90b6080290e90ccb0e679a25dd557518ec094c89e11a4c49b2e9b7e",
+        "sha256:af3fd94cb526b6d2b0a45aa445fd238b3de18a10d7172b86fb2a6dd4f67443ef",
+    ),
     "compact-1": (
         "sha256:f7098c6c669ab6b3279d681f91fd6a1be13860bfd4099eb83532576880d2089d",
         "sha256:af3fd94cb526b6d2b0a45aa445fd238b3de18a10d7172b86fb2a6dd4f67443ef",
@@ -64,7 +68,7 @@ def test_the_first_messages_are_what_they_were() -> None:
 
 
 def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="profile 'compact-0'; known: compact-1, compact-2, hermes-1"):
+    with pytest.raises(UsageError, match="profile 'compact-0'; known: api-1, compact-1, compact-2, hermes-1"):
         find_profile("compact-0")
 
 

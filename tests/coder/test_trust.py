@@ -47,6 +47,11 @@ BEYOND = {
     "max_seconds": "1e9",
     "max_run_tokens": "1000000",
     "max_completion_tokens": "1000000",
+    "tool_processes": "100000",
+    "workspace_mb": "100000",
+    "stall_seconds": "1e9",
+    "retry_seconds": "1e9",
+    "prices": "{m = {input = 0, output = 0}}",
     "tool_seconds": "1e9",
     "tool_memory_mb": "100000",
     "tool_output_bytes": "2000000000",
@@ -54,7 +59,7 @@ BEYOND = {
 
 
 def test_all_settings_are_either_tightened_or_refused(project: Path) -> None:
-    tightens = {"check", "exclude", "redact"}
+    tightens = {"check", "exclude", "redact", "max_cost"}
     assert set(BEYOND) | tightens >= set(AgentConfig.model_fields), (
         "say what a stranger's file may do with it"
     )
@@ -79,11 +84,12 @@ def test_what_tightens_counts_at_once(project: Path, capsys: pytest.CaptureFixtu
         "exclude = ['secrets']\nmax_turns = 10\n[redact]\npatterns = {own = 'OWN-1'}\n"
     )
     (project / "nano.toml").write_text(
-        "max_turns = 3\nmax_seconds = 5\ncheck = 'make test'\nexclude = ['data']\n"
+        "max_turns = 3\nmax_seconds = 5\nmax_cost = 0.5\ncheck = 'make test'\nexclude = ['data']\n"
         "[redact]\non = 'write'\npatterns = {theirs = 'THEIRS-1'}\n"
     )
     config, sources = load_config({}, project)
     assert (config.max_turns, config.max_seconds, config.check) == (3, 5, "make test")
+    assert config.max_cost == 0.5
     assert config.exclude == ("secrets", "data")
     assert sources["exclude"] == "user config, nano.toml"
     assert (config.redact.on, set(config.redact.patterns)) == ("write", {"own", "theirs"})
@@ -110,16 +116,16 @@ def test_a_flag_adds_to_what_no_run_sees(project: Path) -> None:
 
 def test_trust_lasts_until_the_file_changes(project: Path) -> None:
     file = project / "nano.toml"
-    file.write_text("log = 'theirs.db'\nmax_turns = 99\n")
+    file.write_text("log = 'theirs.db'\nmax_turns = 199\n")
     done = nano("trust", project, "--yes")
     assert done.exit_code == 0
     assert "log = 'theirs.db'" in done.stderr
     found = read_config({}, project)
-    assert (found.config.log, found.config.max_turns, found.ignored) == ("theirs.db", 99, {})
+    assert (found.config.log, found.config.max_turns, found.ignored) == ("theirs.db", 199, {})
     assert str(project) in nano("trust", "--list").stdout
-    file.write_text("log = 'other.db'\nmax_turns = 99\n")
+    file.write_text("log = 'other.db'\nmax_turns = 199\n")
     assert read_config({}, project).config == AgentConfig()
-    file.write_text("log = 'theirs.db'\nmax_turns = 99\n")
+    file.write_text("log = 'theirs.db'\nmax_turns = 199\n")
     assert read_config({}, project).config.log == "theirs.db"
     assert "not trusted any more" in nano("trust", project, "--revoke").stdout
     assert read_config({}, project).config == AgentConfig()
@@ -225,10 +231,10 @@ def test_a_damaged_list_trusts_nothing(project: Path) -> None:
 
 def test_config_show_says_what_was_ignored_and_why(project: Path) -> None:
     (project / "nano.toml").write_text(
-        "max_turns = 100\nlog = 'x'\nredact = {allow = ['a']}\napi_key = 'theirs'"
+        "max_turns = 101\nlog = 'x'\nredact = {allow = ['a']}\napi_key = 'theirs'"
     )
     shown = json.loads(nano("config", "show", "-C", project, "--json").stdout)
-    assert shown["max_turns"] == {"value": 24, "source": "default", "ignored": {"max_turns": 100}}
+    assert shown["max_turns"] == {"value": 100, "source": "default", "ignored": {"max_turns": 101}}
     assert shown["redact"]["ignored"] == {"redact.allow": ["a"]}
     assert shown["sandbox"] == {"value": "ns", "source": "default"}
     told = nano("config", "show", "-C", project)

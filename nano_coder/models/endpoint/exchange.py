@@ -8,6 +8,7 @@ import json
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -77,9 +78,7 @@ class Exchange:
         self._longest = answer_seconds
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = httpx.Client(headers=headers, timeout=httpx.Timeout(stall_seconds, connect=10.0))
-
-    def close(self) -> None:
-        self._client.close()
+        self.close = weakref.finalize(self, self._client.close)
 
     def events(self, body: Mapping[str, Any], deadline: float) -> Iterator[dict[str, Any]]:
         """POST the body. Yields the events of a stream, or the whole answer of a server that does not stream.
@@ -216,7 +215,7 @@ def _server_events(chunks: Iterator[bytes], url: str) -> Iterator[dict[str, Any]
         if data == b"[DONE]":
             return
         if data:
-            event = _whole(data, url)
+            event = _event(data)
             if event.get("error") is not None:
                 raise _error_event(data, event["error"])
             yield event
@@ -227,12 +226,27 @@ def _error_event(data: bytes, error: Any) -> Exception:
     return _refused(Refusal(code if isinstance(code, int) and code >= 400 else 500, data), {})
 
 
+def _event(data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data.decode())
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise PassingFailure(f"an event of the answer is no JSON text: {data[:80]!r}", garbled=True)
+    return value
+
+
 def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    rest = b""
+    """Lines without their ends; the last counts only if it is whole, as its end may be missing."""
+    parts: list[bytes] = []
     for chunk in chunks:
-        *lines, rest = (rest + chunk).replace(b"\r\n", b"\n").split(b"\n")
-        yield from lines
-    yield rest
+        first, *more = chunk.split(b"\n")
+        parts.append(first)
+        for part in more:
+            yield b"".join(parts)
+            parts = [part]
+    if (last := b"".join(parts)).strip().endswith((b"}", b"]")):
+        yield last
 
 
 def not_a_completion(url: str, text: str) -> PolicyError:
