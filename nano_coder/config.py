@@ -80,6 +80,8 @@ class AgentConfig(BaseModel):
     """of the endpoint; OPENAI_API_KEY where ours is not set"""
     sandbox: str = "ns"
     """isolation: ns, bwrap, none (which NANO_ALLOW_NO_SANDBOX=1 has to allow), or one of an extension"""
+    net: str = "none"
+    """none, or allow=HOST,...: hosts that runs may reach by HTTP(S), through a proxy that counts refusals"""
     python: str | None = None
     """interpreter inside the jail; None is DIR/.venv, else ours"""
     check: str | None = None
@@ -132,6 +134,17 @@ class AgentConfig(BaseModel):
     @classmethod
     def _separated(cls, value: object) -> object:
         return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value
+
+    @field_validator("net")
+    @classmethod
+    def _hosts(cls, value: str) -> str:
+        from nano_coder.sandbox.proxy import allowed_hosts
+
+        try:
+            allowed_hosts(value)
+        except UsageError:
+            raise ValueError("say none, or allow=HOST,... with names such as api.example.org") from None
+        return value
 
     @field_validator("exclude")
     @classmethod

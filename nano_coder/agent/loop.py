@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from nano_coder.agent.dialects import DIALECTS, Api, Parsed
-from nano_coder.agent.observation import shorten
+from nano_coder.agent.observation import limits_met, shorten
 from nano_coder.agent.workspace import Workspace
 from nano_coder.tools import TOOLS, ToolContext, ToolFailure, ToolResult
 from nano_coder.tools.submit import submit
@@ -163,6 +163,8 @@ class Agent:
             with contextlib.suppress(OSError):  # the agent may have put something else at that path
                 self.context.jail.write(spill, full)
         run = result.execution
+        if run and self.profile.dialect not in _NO_NOTES:
+            text += limits_met(run, self.task.limits)
         return Observation(
             tool=call.name,
             ok=result.ok,
@@ -221,8 +223,8 @@ class Agent:
 def _with_cut_note(observation: Observation, completion: Completion) -> Observation:
     """The observation, with a note that the answer before it was cut off."""
     most = completion.sampling.max_tokens
-    text = f"{observation.text}\n[your answer was cut at {most} tokens, the most that one may have]"
-    return observation.model_copy(update={"text": text})
+    note = f"[your answer was cut at {most} tokens, the most that one may have (max_completion_tokens)]"
+    return observation.model_copy(update={"text": f"{observation.text}\n{note}"})
 
 
 def spill_path(turn: int, call: int) -> str:

@@ -4,7 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from nano_coder.sandbox import ExecResult
 from nano_shared.profile import ObservationFormat
+from nano_shared.types import Limits
+
+_NO_PROCESS = (b"Resource temporarily unavailable", b"can't start new thread", b"Cannot fork")
+_NO_SPACE = (b"No space left on device",)
+
+
+def limits_met(run: ExecResult, limits: Limits) -> str:
+    """A sentence for each limit that cut a program, with the setting that raises it; empty for none."""
+    said = (run.stdout[-4096:] + run.stderr[-4096:]) if not run.ok else b""
+    met = [
+        (run.timed_out, f"it was ended after {limits.tool_seconds:g} s (setting tool_seconds)"),
+        (run.oom, f"its memory ended at {limits.memory_mb} MB (setting tool_memory_mb)"),
+        (
+            run.truncated,
+            f"of each output the first and last part are kept, {limits.output_bytes} bytes in all (setting"
+            " tool_output_bytes)",
+        ),
+        (
+            any(text in said for text in _NO_PROCESS),
+            "it may have met the limit of processes and threads (setting tool_processes)",
+        ),
+        (
+            any(text in said for text in _NO_SPACE),
+            "it may have met the limit of what a run adds to its workspace (setting workspace_mb)",
+        ),
+    ]
+    return "".join(f"\n[{sentence}]" for holds, sentence in met if holds)
 
 
 def shorten(

@@ -97,7 +97,7 @@ class Display:
         colour = "green" if observation.ok else "yellow"
         for line in self._folded(observation.text, self._progress):
             self._progress.print(Text("│", colour), line)
-        if observation.timed_out:
+        if observation.timed_out and "tool_seconds" not in observation.text:
             self._progress.print(Text("│", colour), f"(cut off; {_MORE} tool_seconds=N)")
 
     def _check_output(self, trajectory: Trajectory) -> None:

@@ -16,8 +16,9 @@ from typer import Argument, Option
 
 from nano_coder.sandbox import ExecResult, Jail, Sandbox, open_sandbox
 from nano_coder.sandbox.captured_output import FLOOD_BYTES
-from nano_coder.sandbox.namespaces import NsJail, NsSandbox
-from nano_coder.sandbox.proxy import parse_allowed
+from nano_coder.sandbox.namespaces import NsJail
+from nano_coder.sandbox.protocol import connected
+from nano_coder.sandbox.proxy import allowed_hosts
 from nano_coder.sandbox.request import TERABYTE_MB, WEEK_S
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Limits
@@ -75,7 +76,7 @@ def command(
     if not timeout > 0:  # nan is neither
         raise UsageError(f"--timeout {timeout:g}: name a number of seconds above 0")
     limits = Limits(tool_seconds=timeout, memory_mb=memory, output_bytes=max_output)
-    hosts = frozenset[str]() if net == "none" else parse_allowed(net)
+    hosts = allowed_hosts(net)
     if batch:
         from nano_coder.commands.batch import answer_all
 
@@ -87,7 +88,7 @@ def command(
     script = _script(argv, workspace)
     try:
         sandbox = open_sandbox(kind, python=python)
-        with closing(_open(sandbox, workspace, limits, hosts)) as jail:
+        with closing(connected(sandbox, hosts).open(workspace, limits)) as jail:
             program = ["/bin/sh", "-c", line] if line is not None else _program(argv, script, jail)
             with _standard_input() as given:
                 result = jail.run(program, stdin=given)
@@ -144,14 +145,6 @@ def _tell_cut(result: ExecResult, most: int) -> None:
         print(
             f"nano-coder: ended for more than {FLOOD_BYTES} bytes of output: write to a file", file=sys.stderr
         )
-
-
-def _open(sandbox: Sandbox, workspace: Path | None, limits: Limits, hosts: frozenset[str]) -> Jail:
-    if not hosts:
-        return sandbox.open(workspace, limits)
-    if not isinstance(sandbox, NsSandbox):
-        raise UsageError(f"the sandbox {sandbox.name!r} has no way out to named hosts; use --sandbox ns")
-    return sandbox.open_connected(workspace, limits, hosts)
 
 
 def _script(argv: Sequence[str], workspace: Path | None) -> bytes | None:

@@ -30,7 +30,7 @@ from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
 
 
-@agent_options("model", "base_url", "temperature", "log", shown=False)
+@agent_options("model", "base_url", "temperature", "net", "log", shown=False)
 def command(
     run: Run,
     settings: Settings[AgentConfig],

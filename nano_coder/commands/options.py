@@ -35,6 +35,13 @@ Tools = Annotated[
         help="One more tool for the agent, installed or in a file; repeatable.",
     ),
 ]  # fmt: skip
+Net = Annotated[
+    str | None,
+    Option(
+        "--net", metavar="none|allow=HOST,...",
+        help="Hosts that runs may reach by HTTP(S), through a proxy; off unless given.",
+    ),
+]  # fmt: skip
 Verbose = Annotated[bool, Option("-v", "--verbose", help="Print long outputs whole on a terminal.")]
 
 TaskChoice = Annotated[
@@ -117,6 +124,7 @@ def open_runtime(
     from nano_coder.run.execution import Runtime
     from nano_coder.run.redacting_log import redacting_store
     from nano_coder.sandbox import open_sandbox
+    from nano_coder.sandbox.proxy import allowed_hosts
     from nano_coder.tools import TOOLS
     from nano_shared.types import Sampling
 
@@ -137,7 +145,17 @@ def open_runtime(
         ),
         limits=limits or {},
         policy_name=opened.name,
+        hosts=allowed_hosts(config.net),
     )
+
+
+def as_logged(config: AgentConfig, run: Trajectory) -> AgentConfig:
+    """The configuration to go on with a run of a hosted model: under the run's profile, unless one is set."""
+    from nano_coder.models.opener import find_opener
+
+    if config.profile is not None or find_opener(config.model or run.policy) is None:
+        return config
+    return config.model_copy(update={"profile": run.profile.partition("+")[0]})
 
 
 def history_of(directory: Path, config: AgentConfig) -> GitHistory | None:

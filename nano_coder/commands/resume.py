@@ -13,6 +13,7 @@ from nano_coder.commands.options import (
     Tools,
     Verbose,
     agent_options,
+    as_logged,
     configured,
     earlier_history,
     open_runtime,
@@ -24,7 +25,7 @@ from nano_shared.settings_options import Settings
 from nano_shared.store import LogStore
 
 
-@agent_options("model", "base_url", "log", shown=False)
+@agent_options("model", "base_url", "net", "log", shown=False)
 def command(
     run: Run,
     settings: Settings[AgentConfig],
@@ -39,7 +40,7 @@ def command(
     logged = store.get(run)
     refuse_ended(logged)  # before the model is loaded, which takes seconds
     runtime = open_runtime(
-        config, Path(logged.directory or ""), store, model=config.model or logged.policy,
+        as_logged(config, logged), Path(logged.directory or ""), store, model=config.model or logged.policy,
         limits=said_limits(config, sources),
     )  # fmt: skip
     display = Display(quiet=as_json, verbose=verbose)

@@ -22,7 +22,8 @@ from nano_coder.grading.graders import by_grader, find_grader
 from nano_coder.run.git_history import GitHistory, open_with
 from nano_coder.run.reflection import can_reflect, with_reflection
 from nano_coder.sandbox import Jail, Sandbox
-from nano_coder.sandbox.protocol import LazyJail
+from nano_coder.sandbox.protocol import LazyJail, connected
+from nano_coder.sandbox.proxy import allowed_hosts, covers
 from nano_coder.tools import ToolContext
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
@@ -62,6 +63,8 @@ class Runtime:
     """names and values of `Limits`, in place of the task's own"""
     history: GitHistory | None = None
     """the project's git history, visible to runs; not to grading"""
+    hosts: frozenset[str] = frozenset()
+    """hosts that runs may reach; not grading"""
     on_text: Callable[[str], None] | None = None
     """gets completions as they come, from a policy that streams; for one run at a time"""
 
@@ -70,6 +73,22 @@ def with_limits(task: Task, limits: Mapping[str, Any]) -> Task:
     """The task with these limits in place of its own."""
     changed = task.limits.model_copy(update=dict(limits))
     return task if changed == task.limits else task.model_copy(update={"limits": changed})
+
+
+def _with_network(task: Task, runtime: Runtime) -> Task:
+    """The task with the hosts that its run may reach: its own, else those that the user consented to.
+
+    Raises UsageError for hosts without the user's consent.
+    """
+    wanted = allowed_hosts(task.network)
+    if missing := sorted(host for host in wanted if not covers(runtime.hosts, host)):
+        raise UsageError(
+            f"task {task.key!r} asks for the network ({task.network}), and nobody consented to {missing[0]};"
+            f" --net {task.network} does"
+        )
+    if wanted or not runtime.hosts:
+        return task
+    return task.model_copy(update={"network": f"allow={','.join(sorted(runtime.hosts))}"})
 
 
 def run_task(
@@ -86,7 +105,7 @@ def run_task(
     Policy and sandbox failures, full contexts and interrupts end the run with a stop reason. Raises
     UsageError for a task that the profile cannot serve and LogError if the log cannot be written.
     """
-    task = with_limits(task, runtime.limits)
+    task = _with_network(with_limits(task, runtime.limits), runtime)
     runtime = _serving(runtime, task)
     _refuse_unserved(task, runtime)
     start = _starting_snapshot(task, runtime.store.blobs)
@@ -165,7 +184,7 @@ def branch_run(
     `task` replaces the parent's, for other limits or checks. Raises as `run_task` does, and UsageError for a
     run without a workspace.
     """
-    task = with_limits(task or parent.task, runtime.limits)
+    task = _with_network(with_limits(task or parent.task, runtime.limits), runtime)
     runtime = replace(
         runtime, profile=continuing_profile(runtime.profile, parent.model_copy(update={"task": task}))
     )
@@ -200,11 +219,11 @@ def resume_run(run_id: str, runtime: Runtime, *, on_turn: OnTurn | None = None) 
     with runtime.store.claim(trajectory.id):
         trajectory = runtime.store.get(trajectory.id)
         start, newest = _check_resumable(trajectory, runtime)
-        runtime.store.reopen(trajectory.id)
-        task = with_limits(trajectory.task, runtime.limits)
+        task = _with_network(with_limits(trajectory.task, runtime.limits), runtime)
         trajectory = trajectory.model_copy(
             update={"task": task, "stop": None, "stop_detail": None, "ended": None}
         )
+        runtime.store.reopen(trajectory.id)
         return _go_on(trajectory, runtime, start, newest, on_turn)
 
 
@@ -344,9 +363,10 @@ def _jail(snapshot_id: str, task: Task, runtime: Runtime) -> Iterator[Jail]:
         with scratch_folder("start", in_memory()) as folder:
             start = folder / "work"
             snapshot.materialise(snapshot_id, runtime.store.blobs, start)
+            sandbox = connected(runtime.sandbox, allowed_hosts(task.network))
             if runtime.history is not None:
-                return open_with(runtime.history, runtime.sandbox, start, task.limits)
-            return runtime.sandbox.open(start, task.limits)
+                return open_with(runtime.history, sandbox, start, task.limits)
+            return sandbox.open(start, task.limits)
 
     jail = LazyJail(opener)
     try:

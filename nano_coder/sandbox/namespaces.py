@@ -119,13 +119,11 @@ class NsSandbox:
         """Raises UsageError for a workspace that cannot be read, SandboxError if isolation fails."""
         if self._hosts:
             return self.open_connected(workspace, limits, self._hosts)
-        if _is_usual(limits):
-            return self._open(workspace, limits, self.pool.take)
-        return self.open_new(workspace, limits)
+        return self._open(workspace, limits, self.pool.take)
 
     def open_new(self, workspace: Path | None, limits: Limits) -> NsJail:
         """As `open`, but always with a newly created jail."""
-        return self._open(workspace, limits, lambda: self.pool.make(_room(USUAL_MB * _MB, limits=limits)))
+        return self._open(workspace, limits, lambda: self.pool.make(_room(USUAL_MB * _MB)))
 
     def open_connected(
         self, workspace: Path | None, limits: Limits, allowed: frozenset[str], resolve: Resolve = resolve
@@ -133,7 +131,7 @@ class NsSandbox:
         """As `open`, with network access to the `allowed` hosts through a proxy in this process."""
 
         def usual() -> JailProcess:
-            return self.pool.make(_room(USUAL_MB * _MB, listen=PORT, limits=limits))
+            return self.pool.make(_room(USUAL_MB * _MB, listen=PORT))
 
         jail = self._open(workspace, limits, usual, listen=PORT)
         jail.connect(allowed, resolve)
@@ -160,19 +158,21 @@ class NsSandbox:
         self, workspace: Path | None, limits: Limits, usual: Callable[[], JailProcess], *, listen: int = 0
     ) -> NsJail:
         check_limits(limits)
+        fits = limits.processes in (None, PROCESSES) and limits.workspace_mb in (None, WORK_MB)
         if workspace is None:
-            jail = self._jail(usual(), limits, USUAL_MB * _MB)
+            process = usual() if fits else self.pool.make(_room(0, listen=listen, limits=limits))
+            jail = self._jail(process, limits, USUAL_MB * _MB if fits else 0)
             jail.begin_empty()
             return jail
         packed = pack_workspace(Path(workspace))
         with packed.stream:
             if (overlaid := self._overlaid(packed, limits, listen)) is not None:
                 return overlaid
-            if packed.small:
+            if packed.small and fits:
                 jail = self._jail(usual(), limits, USUAL_MB * _MB)
                 jail.fill_first(packed.stream.read())
                 return jail
-            if packed.size > USUAL_MB * _MB or packed.entries > bases.ENTRIES:
+            if packed.size > USUAL_MB * _MB or packed.entries > bases.ENTRIES or not fits:
                 room = _room(packed.size, packed.entries, listen=listen, limits=limits)
                 jail = self._jail(self.pool.make(room), limits, packed.size)
             else:
@@ -213,11 +213,6 @@ class NsSandbox:
             self.layers = {**self.layers, "cgroup": False}
         room = _room(size, limits=limits)["work_bytes"]
         return NsJail(process, limits, self._environment, room, None if self._warm else self.python)
-
-
-def _is_usual(limits: Limits) -> bool:
-    """Whether the limits are those of the warm jails."""
-    return limits.processes in (None, PROCESSES) and limits.workspace_mb in (None, WORK_MB)
 
 
 def _room(size: int, entries: int = 0, *, listen: int = 0, limits: Limits | None = None) -> dict[str, Any]:

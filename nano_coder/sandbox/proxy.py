@@ -75,6 +75,16 @@ def parse_allowed(text: str) -> frozenset[str]:
     return hosts
 
 
+def allowed_hosts(network: str) -> frozenset[str]:
+    """The hosts of `none` or `allow=HOST,...`. Raises UsageError."""
+    return frozenset() if network == "none" else parse_allowed(network)
+
+
+def covers(allowed: frozenset[str], host: str) -> bool:
+    """Whether a host, or all hosts below one, are among the allowed."""
+    return host in allowed or any(a.startswith("*.") and host.endswith(a[1:]) for a in allowed)
+
+
 # ---------------------------------------------------------------------------------- addresses
 
 

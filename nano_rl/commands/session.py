@@ -19,6 +19,7 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.run.redacting_log import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.proxy import allowed_hosts
 from nano_coder.tools import TOOLS
 from nano_rl.rewards import Reward, open_reward, parse_reward
 from nano_rl.tasks.oracle import ORACLE
@@ -75,6 +76,7 @@ def policy_runtime(
         ),
         policy_name=opened.name,
         limits=said_limits(config, sources),
+        hosts=allowed_hosts(config.net),
     )
 
 
@@ -113,6 +115,7 @@ def training_runtime(
         ),
         policy_name=name,
         limits=said_limits(config, sources),
+        hosts=allowed_hosts(config.net),
     )
     return opened, name, runtime
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from nano_coder.commands.options import Limit, Tools, log_of_environment
+from nano_coder.commands.options import Limit, Net, Tools, log_of_environment
 from nano_coder.config import parse_limits
 from nano_rl.commands.asked import FRESH, Asked, further_logs, open_sources
 from nano_rl.commands.options import (
@@ -73,6 +73,7 @@ def command(
         str, Option(metavar="NAME,...", help="Metrics beside metrics.jsonl: tensorboard, wandb, trackio.")
     ] = "",
     limit: Limit = None,
+    net: Net = None,
     tools: Tools = None,
     as_json: Json = False,
 ) -> int:
@@ -85,7 +86,7 @@ def command(
         name=name, model=model, tasks=tasks, held_out=held_out, from_logs=from_logs, fresh=fresh,
         curriculum=curriculum, logs=tuple(log or ()) or log_of_environment(), tools=tuple(tools or ()),
     )  # fmt: skip
-    given, limits = settings.sources, parse_limits(limit)
+    given, limits = settings.sources, parse_limits(limit) | ({"net": net} if net else {})
     if name and settings.values.get("resume"):
         asked, settings, limits = _resumed(asked, settings, limits)
     config = _config(settings, reward, asked.group_size if asked.from_logs else None, asked.model)

@@ -142,8 +142,8 @@ class TrainingRecord(BaseModel):
     """path or URL without password of the log that fresh runs are written to"""
     more_logs: tuple[str, ...] = ()
     """further logs that --from-logs reads, in the same form"""
-    limit: dict[str, int | float] = {}
-    """what --limit said, by the names of `nano_shared.command_line`"""
+    limit: dict[str, int | float | str] = {}
+    """what --limit and --net said, by the names of the settings"""
     tools: tuple[str, ...] = ()
     """what --tool said"""
     config: dict[str, Any]

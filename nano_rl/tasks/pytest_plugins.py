@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nano_coder.run.execution import Runtime
-from nano_coder.sandbox.protocol import Sandbox
+from nano_coder.sandbox.protocol import Sandbox, connected
 from nano_shared.types import Limits, Task
 
 _ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -29,6 +29,9 @@ class PluginsOff:
         self.name: str = inner.name
         self.layers: Mapping[str, bool] = inner.layers
         self.python: str = inner.python
+
+    def with_hosts(self, hosts: frozenset[str]) -> PluginsOff:
+        return PluginsOff(connected(self._inner, hosts))
 
     def open(self, workspace: Path | None, limits: Limits) -> Any:
         return _Jail(self._inner.open(workspace, limits))

@@ -225,7 +225,8 @@ class Task(Value):
     tools: tuple[str, ...] | None = None
     """tools offered; None offers all of the profile"""
     limits: Limits = Limits()
-    network: Literal["none"] = "none"
+    network: str = Field("none", pattern=r"^(none|allow=[a-z0-9.*-]+(,[a-z0-9.*-]+)*)$")
+    """none, or allow=HOST,...: hosts that the agent may reach, if the user consents as well"""
     check: str | None = None
     """the user's visible check, a shell line"""
     hidden: HiddenChecks | None = Field(None, repr=False)

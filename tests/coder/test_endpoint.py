@@ -312,8 +312,8 @@ def error_event(handler: Handler) -> None:
 
 
 PASSING = [
-    Fail(500), Fail(502, body=b"<html>"), Fail(503), Fail(408), Fail(429), cut, ends_early, not_utf8, no_json, stalls,
-    stalls_within, hangs_up, error_event,
+    Fail(500), Fail(502, body=b"<html>"), Fail(503), Fail(408), Fail(429), cut, ends_early, not_utf8, no_json,
+    stalls, stalls_within, hangs_up, error_event,
 ]  # fmt: skip
 
 

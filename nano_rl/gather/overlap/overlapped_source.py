@@ -220,4 +220,5 @@ def _worker_config(opened: OpenedWeights, runtime: Runtime, config: TrainConfig)
         blobs=str(runtime.store.blobs.root),
         policy_name=runtime.policy_name,
         limits=dict(runtime.limits),
+        hosts=runtime.hosts,
     )

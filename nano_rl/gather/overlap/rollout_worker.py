@@ -51,6 +51,8 @@ class WorkerConfig(Value):
     policy_name: str
     limits: dict[str, JsonValue] = Field({})
     """limits that replace those of the tasks"""
+    hosts: frozenset[str] = Field(frozenset())
+    """hosts that runs may reach"""
 
 
 class ProbeRow(Value):
@@ -134,6 +136,7 @@ class Worker:
             profile=find_profile(config.runtime_profile),
             policy_name=config.policy_name,
             limits=config.limits,
+            hosts=config.hosts,
         )
 
     def roll_out(self, request: RolloutRequest) -> dict[str, Any]:
