@@ -105,7 +105,7 @@ class AgentConfig(BaseModel):
     tool_output_bytes: int = Field(1_000_000, ge=1024)
     """kept of each output stream of a tool call"""
     workspace_mb: int = Field(512, ge=1)
-    """MB that a run may add to its workspace, besides twice the size that it starts with"""
+    """largest workspace of a run, MB: of the directory that it starts from, and of what it becomes"""
     temperature: float | None = Field(None, ge=0)
     """of the sampling; 0 is greedy; None is greedy, and the server's own for a hosted model"""
     stall_seconds: float = Field(300.0, gt=0)

@@ -29,7 +29,7 @@ def limits_met(run: ExecResult, limits: Limits) -> str:
         ),
         (
             any(text in said for text in _NO_SPACE),
-            "it may have met the limit of what a run adds to its workspace (setting workspace_mb)",
+            "it may have met the limit of a workspace's size (setting workspace_mb)",
         ),
     ]
     return "".join(f"\n[{sentence}]" for holds, sentence in met if holds)

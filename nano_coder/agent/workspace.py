@@ -6,7 +6,7 @@ from nano_coder.sandbox import Jail
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
-from nano_shared.snapshot import Quota
+from nano_shared.snapshot import MAX_BYTES, Quota
 from nano_shared.snapshot.tree import shown
 from nano_shared.types import Trajectory
 
@@ -35,14 +35,18 @@ def workspaces_since(trajectory: Trajectory, step: int) -> list[str]:
 class Workspace:
     """The workspace of one jail. `start` is the snapshot before the first action, `snapshot` the newest."""
 
-    def __init__(self, jail: Jail, blobs: BlobStore, *, start: str, snapshot: str) -> None:
+    def __init__(
+        self, jail: Jail, blobs: BlobStore, *, start: str, snapshot: str, most_mb: int | None = None
+    ) -> None:
+        """`most_mb`: largest size, MB; None is the default of snapshots."""
         self._jail = jail
         self._blobs = blobs
         self.start = start
         self.snapshot = snapshot
         self.lost = False
         """whether the last change made a workspace of which no snapshot can be taken"""
-        self._quota = Quota()
+        self._most = MAX_BYTES if most_mb is None else most_mb << 20
+        self._quota = Quota(2 * self._most)
 
     def refresh(self) -> tuple[str, ...]:
         """Take a snapshot and return the files that changed since the last one.
@@ -72,4 +76,6 @@ class Workspace:
         )
 
     def _take(self) -> str:
-        return snapshot.snapshot_tar(self._jail.snapshot(), self._blobs, quota=self._quota)
+        return snapshot.snapshot_tar(
+            self._jail.snapshot(), self._blobs, max_bytes=self._most, quota=self._quota
+        )

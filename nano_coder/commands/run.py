@@ -133,7 +133,7 @@ def _text(given: bytes) -> str:
 def make_task(prompt: str, directory: Path, check: str | None, store: LogStore, config: AgentConfig) -> Task:
     """An ad-hoc task: the directory is snapshotted, the key is the hash of prompt, snapshot and check."""
     left_out = (*snapshot.DEFAULT_EXCLUDES, *config.exclude)
-    start = snapshot.snapshot_directory(directory, store.blobs, left_out)
+    start = snapshot.snapshot_directory(directory, store.blobs, left_out, max_bytes=config.workspace_mb << 20)
     return Task(
         key=content_hash([prompt, start, check]),
         prompt=prompt,

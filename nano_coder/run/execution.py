@@ -114,7 +114,7 @@ def run_task(
         runtime.store.begin(trajectory)
         if on_start:
             on_start(trajectory)
-        workspace = Workspace(jail, runtime.store.blobs, start=start, snapshot=start)
+        workspace = _workspace(jail, task, runtime, start, start)
         return _drive(_agent(trajectory, runtime, jail, workspace), trajectory, runtime, on_turn)
 
 
@@ -232,7 +232,7 @@ def _go_on(
 ) -> Trajectory:
     """Continue a run from its logged turns; `newest` is the workspace after them."""
     with _jail(newest, trajectory.task, runtime) as jail:
-        workspace = Workspace(jail, runtime.store.blobs, start=start, snapshot=newest)
+        workspace = _workspace(jail, trajectory.task, runtime, start, newest)
         agent = _agent(trajectory, runtime, jail, workspace)
         for turn in trajectory.turns:
             agent.conversation.record(turn.completion)
@@ -373,6 +373,11 @@ def _jail(snapshot_id: str, task: Task, runtime: Runtime) -> Iterator[Jail]:
         yield jail
     finally:
         jail.close()
+
+
+def _workspace(jail: Jail, task: Task, runtime: Runtime, start: str, newest: str) -> Workspace:
+    most = task.limits.workspace_mb
+    return Workspace(jail, runtime.store.blobs, start=start, snapshot=newest, most_mb=most)
 
 
 def _agent(trajectory: Trajectory, runtime: Runtime, jail: Jail, workspace: Workspace) -> Agent:

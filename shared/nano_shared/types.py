@@ -56,7 +56,7 @@ class Limits(Value):
     processes: int | None = Field(None, ge=1)
     """processes and threads of one tool call; None is the sandbox's default"""
     workspace_mb: int | None = Field(None, ge=1)
-    """MB that may be added to the workspace; None is the sandbox's default"""
+    """largest workspace, MB; None is the default of snapshots and sandbox"""
 
     @model_serializer(mode="wrap")
     def _said(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -209,7 +209,8 @@ def _check_size(directory: Path, found: list[tuple[str, os.stat_result]], max_by
         largest, path = max(files)
         raise SnapshotError(
             f"{directory} holds {total // _MB} MB, over the {max_bytes // _MB} MB that a workspace may hold "
-            f"(largest: {path}, {largest // _MB} MB); work in a smaller directory, or move large files out"
+            f"(largest: {path}, {largest // _MB} MB); work in a smaller directory, move large files"
+            " out, or raise the setting workspace_mb"
         )
 
 
@@ -240,7 +241,7 @@ def _claimed_size(member: tarfile.TarInfo, entries: int, budget: int, max_bytes:
     if member.size < 0 or member.size > budget:
         raise SnapshotError(
             f"the workspace outgrew {max_bytes // _MB} MB at {member.name!r} ({member.size} bytes); "
-            "delete large files"
+            "delete large files (setting workspace_mb)"
         )
     if entries >= MAX_ENTRIES:
         raise SnapshotError(f"the workspace outgrew {MAX_ENTRIES} files and folders; delete some")
