@@ -8,10 +8,10 @@ from typing import Any
 
 from nano_coder.serve.chat import Body, sampling_of
 from nano_coder.serve.request import (
-    Answer,
     BadRequest,
     ClientCall,
     ClientMessage,
+    ModelAnswer,
     ModelRequest,
     text_of,
     tool_of,
@@ -72,7 +72,7 @@ def _message(message: Any, where: str) -> Iterator[ClientMessage]:
         yield ClientMessage(role=Role(role), text=text_of(texts, where=where), calls=tuple(calls))
 
 
-def stop_reason(answer: Answer) -> str:
+def stop_reason(answer: ModelAnswer) -> str:
     if answer.completion.finish is Finish.LENGTH:
         return "max_tokens"
     if answer.calls:
@@ -81,7 +81,7 @@ def stop_reason(answer: Answer) -> str:
     return "stop_sequence" if any(stop in answer.completion.text for stop in stops) else "end_turn"
 
 
-def message_answer(body: Body, answer: Answer, model: str, id: str) -> dict[str, Any]:
+def message_answer(body: Body, answer: ModelAnswer, model: str, id: str) -> dict[str, Any]:
     """The body of a message that is not streamed."""
     return _head(body, model, id) | {
         "content": _content(answer),
@@ -98,7 +98,7 @@ def _head(body: Body, model: str, id: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _content(answer: Answer) -> list[dict[str, Any]]:
+def _content(answer: ModelAnswer) -> list[dict[str, Any]]:
     text = [{"type": "text", "text": answer.text}] if answer.text or not answer.calls else []
     uses = [
         {
@@ -128,7 +128,7 @@ class MessageEvents:
             yield _start(0, {"type": "text", "text": ""})
         yield _delta(0, {"type": "text_delta", "text": text})
 
-    def end(self, answer: Answer) -> Iterator[Event]:
+    def end(self, answer: ModelAnswer) -> Iterator[Event]:
         if not self._open and answer.text:
             yield from self.text(answer.text, (), ())
         index = 0

@@ -24,7 +24,7 @@ from starlette.routing import Route
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.serve import anthropic, chat, responses
 from nano_coder.serve.conversations import Conversations, UnknownSession
-from nano_coder.serve.request import Answer, BadRequest, ModelRequest
+from nano_coder.serve.request import BadRequest, ModelAnswer, ModelRequest
 from nano_shared.errors import ContextFull, NanoError, PolicyError
 from nano_shared.printable import printable
 
@@ -45,7 +45,7 @@ class ServerLimits:
     """after which a conversation's run is ended"""
 
 
-class Metrics:
+class ServerMetrics:
     """Prometheus metrics, with vLLM's names."""
 
     def __init__(self, model: str) -> None:
@@ -83,7 +83,7 @@ class Server:
         self._model = model
         self._keys = tuple(keys)
         self._limits = limits
-        self._metrics = Metrics(model)
+        self._metrics = ServerMetrics(model)
         self._pool = ThreadPoolExecutor(limits.concurrent, thread_name_prefix="answer")
         self._in_flight = 0
         self._started = int(time.time())
@@ -204,7 +204,7 @@ class Server:
         self._metrics.running.set(running)
         self._metrics.waiting.set(self._in_flight - running)
 
-    def _sample(self, asked: ModelRequest, session: str, on_text: Any, here: threading.Event) -> Answer:
+    def _sample(self, asked: ModelRequest, session: str, on_text: Any, here: threading.Event) -> ModelAnswer:
         if not here.is_set():
             raise _Gone
         began = time.monotonic()
@@ -226,7 +226,7 @@ class Server:
         self._metrics.whole.observe(time.monotonic() - began)
         return answer
 
-    async def _answers(self, request: Request, asked: Sequence[ModelRequest]) -> list[Answer]:
+    async def _answers(self, request: Request, asked: Sequence[ModelRequest]) -> list[ModelAnswer]:
         """The answers to several requests of one client, which ends them all by going away."""
         here = threading.Event()
         here.set()
@@ -247,7 +247,7 @@ class Server:
         self, request: Request, asked: ModelRequest, *,
         first: Callable[[], Sequence[str]],
         text: Callable[..., Sequence[str]],
-        end: Callable[[Answer], Sequence[str]],
+        end: Callable[[ModelAnswer], Sequence[str]],
     ) -> Response:  # fmt: skip
         """Server-sent events: those of `first`, of `text` while tokens come, and of `end`."""
         self._enter()
@@ -262,7 +262,7 @@ class Server:
         def on_text(*given: Any) -> None:
             loop.call_soon_threadsafe(queue.put_nowait, given)
 
-        def sample() -> Answer:
+        def sample() -> ModelAnswer:
             return self._sample(asked, session, on_text if live else None, here)
 
         job = loop.run_in_executor(self._pool, sample)

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nano_coder.serve.request import (
-    Answer,
     BadRequest,
     ClientCall,
     ClientMessage,
+    ModelAnswer,
     ModelRequest,
     text_of,
     tool_of,
@@ -113,13 +113,13 @@ def _call(call: Any, where: str) -> ClientCall:
 # ------------------------------------------------------------------------------------------- answers
 
 
-def finish_reason(answer: Answer) -> str:
+def finish_reason(answer: ModelAnswer) -> str:
     if answer.completion.finish is Finish.LENGTH:
         return "length"
     return "tool_calls" if answer.calls else "stop"
 
 
-def usage(answers: Sequence[Answer]) -> dict[str, int]:
+def usage(answers: Sequence[ModelAnswer]) -> dict[str, int]:
     prompt, sampled = answers[0].prompt_tokens, sum(answer.sampled_tokens for answer in answers)
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
@@ -141,7 +141,7 @@ def _calls(calls: Sequence[ClientCall]) -> list[dict[str, Any]]:
 
 
 def chat_answer(
-    body: Body, answers: Sequence[Answer], model: str, decode: DecodeIds | None
+    body: Body, answers: Sequence[ModelAnswer], model: str, decode: DecodeIds | None
 ) -> dict[str, Any]:
     """The body of a chat completion that is not streamed."""
     choices = []
@@ -160,7 +160,7 @@ def chat_answer(
     return {**told, "choices": choices, "usage": usage(answers)}
 
 
-def _token_fields(body: Body, answer: Answer, decode: DecodeIds | None) -> dict[str, Any]:
+def _token_fields(body: Body, answer: ModelAnswer, decode: DecodeIds | None) -> dict[str, Any]:
     tokens, told = answer.completion.tokens, dict[str, Any]()
     told["logprobs"] = None
     if tokens is not None and decode is not None and body.get("logprobs"):
@@ -170,7 +170,7 @@ def _token_fields(body: Body, answer: Answer, decode: DecodeIds | None) -> dict[
     return told
 
 
-def _head(body: Body, kind: str, answer: Answer, model: str) -> dict[str, Any]:
+def _head(body: Body, kind: str, answer: ModelAnswer, model: str) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{answer.run}-{len(answer.run)}" if kind.startswith("chat") else f"cmpl-{answer.run}",
         "object": kind, "created": int(time.time()), "model": str(body.get("model") or model),
@@ -197,7 +197,7 @@ class ChatChunks:
     def text(self, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
         return self._chunk({"content": text}, ids=ids, logprobs=logprobs)
 
-    def end(self, answer: Answer) -> Iterator[dict[str, Any]]:
+    def end(self, answer: ModelAnswer) -> Iterator[dict[str, Any]]:
         """What is left when the turn is complete: calls, tokens that were not sent, the reason, the usage."""
         if answer.calls:
             calls = [{"index": at, **call} for at, call in enumerate(_calls(answer.calls))]

@@ -19,7 +19,7 @@ from nano_coder.agent.dialects import DIALECTS
 from nano_coder.agent.dialects.dialect import Parsed
 from nano_coder.agent.prompt import system_text
 from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.serve.request import Answer, ClientCall, ClientMessage, ModelRequest, OnText
+from nano_coder.serve.request import ClientCall, ClientMessage, ModelAnswer, ModelRequest, OnText
 from nano_coder.serve.text_stream import TextStream
 from nano_shared.errors import LogError
 from nano_shared.hashing import content_hash
@@ -92,7 +92,7 @@ class Conversations:
 
     # ---------------------------------------------------------------------------------- answering
 
-    def answer(self, request: ModelRequest, session: str = "", on_text: OnText | None = None) -> Answer:
+    def answer(self, request: ModelRequest, session: str = "", on_text: OnText | None = None) -> ModelAnswer:
         """Sample the next turn of a conversation, and log it.
 
         Raises ContextFull for messages that leave no room, and PolicyError if the backend fails; neither is
@@ -189,7 +189,7 @@ class Conversations:
 
     def _sample(
         self, held: _Held, new: tuple[ClientMessage, ...], request: ModelRequest, on_text: OnText | None
-    ) -> Answer:
+    ) -> ModelAnswer:
         started, run = time.time(), held.run
         messages = self._rendered(new, request.tools, opening=not run.turns)
         conversation = Conversation()
@@ -222,7 +222,7 @@ class Conversations:
         if tokens is not None and tokens.row != conversation.row:
             before = ()  # history was rewritten: a new row
         prompt_ids = (*before, *tokens.context_ids) if tokens else ()
-        answer = Answer(
+        answer = ModelAnswer(
             run=run.id,
             text=parsed.thought if parsed.calls else _unstopped(completion),
             calls=tuple(_call(call) for call in parsed.calls),

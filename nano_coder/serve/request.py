@@ -75,7 +75,7 @@ class ModelRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ModelAnswer:
     """The model's turn. `text` is what it wrote besides its calls, without a stop string."""
 
     run: str

@@ -9,19 +9,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from nano_coder.serve.anthropic import Event
 from nano_coder.serve.chat import Body, sampling_of
 from nano_coder.serve.request import (
-    Answer,
     BadRequest,
     ClientCall,
     ClientMessage,
+    ModelAnswer,
     ModelRequest,
     text_of,
     tool_of,
 )
 from nano_shared.types import Finish, Role
-
-Event = tuple[str, dict[str, Any]]
 
 _ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 
@@ -85,7 +84,7 @@ def _join(read: list[ClientMessage], message: ClientMessage) -> None:
         read.append(message)
 
 
-def response_answer(body: Body, answer: Answer, model: str, id: str) -> dict[str, Any]:
+def response_answer(body: Body, answer: ModelAnswer, model: str, id: str) -> dict[str, Any]:
     """The body of a response that is not streamed."""
     cut = answer.completion.finish is Finish.LENGTH
     told = _head(body, model, id, "incomplete" if cut else "completed") | {
@@ -117,7 +116,7 @@ def _head(body: Body, model: str, id: str, status: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _items(answer: Answer, id: str) -> list[dict[str, Any]]:
+def _items(answer: ModelAnswer, id: str) -> list[dict[str, Any]]:
     items = []
     if answer.text or not answer.calls:
         items.append(_message(f"{id}-message", answer.text, "completed"))
@@ -164,7 +163,7 @@ class ResponseEvents:
         self._said.append(text)
         yield self._event("response.output_text.delta", **place, delta=text, logprobs=[])
 
-    def end(self, answer: Answer) -> Iterator[Event]:
+    def end(self, answer: ModelAnswer) -> Iterator[Event]:
         whole = response_answer(self._body, answer, self._model, self._id)
         if self._said is None and (answer.text or not answer.calls):
             yield from self.text(answer.text, (), ())

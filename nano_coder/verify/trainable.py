@@ -67,7 +67,11 @@ def blocking(run: RunFacts) -> Iterator[RefusalCode]:
 
 
 def _finished(run: RunFacts) -> Iterator[RunFinding]:
-    if run.stop is None:
+    if run.stop is None and run.task.generator == SERVED_GENERATOR:
+        yield _no(
+            RefusalCode.UNFINISHED, "its conversation is open: a reward ends it, or some minutes of silence"
+        )
+    elif run.stop is None:
         yield _no(RefusalCode.UNFINISHED, f"the run never ended; nano-coder resume {run.id} goes on with it")
     elif run.stop.ours:
         if run.reward is not None:

@@ -23,6 +23,7 @@ from nano_coder.serve.app import ServerLimits, serve_app
 from nano_coder.serve.conversations import Conversations, ServedModel
 from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import verify
+from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Finish, Trajectory
 
@@ -466,3 +467,14 @@ def test_models_are_listed(tiny: Served) -> None:
     assert (card.id, card.max_model_len) == ("tiny", tiny.policy.context_limit)  # type: ignore[attr-defined]
     assert httpx.get(f"{tiny.root}/v1/models/other").status_code == 404
     assert httpx.get(f"{tiny.root}/health").json() == {"status": "ok"}
+
+
+def test_only_its_client_goes_on_with_a_conversation(tiny: Served) -> None:
+    from nano_coder.run.execution import refuse_ended
+    from nano_coder.run.fork import refuse_step
+
+    tiny.openai().chat.completions.create(model="tiny", messages=[ASK], max_tokens=6)  # type: ignore[list-item]
+    (run,) = tiny.runs()
+    for refuse in (refuse_ended, lambda run: refuse_step(run, 1)):
+        with pytest.raises(UsageError, match="a client of nano-coder serve"):
+            refuse(run)
