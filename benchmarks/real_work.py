@@ -45,8 +45,8 @@ class Bug:
 
 BUGS = {
     "boltons": Bug(
-        "boltons", "boltons/iterutils.py", "        if lc < size and do_fill:", "        if lc <= size and do_fill:",
-        "tests/test_iterutils.py",
+        "boltons", "boltons/iterutils.py", "        if lc < size and do_fill:",
+        "        if lc <= size and do_fill:", "tests/test_iterutils.py",
     ),
     "more-itertools": Bug(
         "more-itertools", "more_itertools/recipes.py", "    return list(islice(iterable, n))",
@@ -91,8 +91,8 @@ def script(bug: Bug, seconds: int) -> tuple[list[str], list[str]]:
 def fetch(package: str, folder: Path) -> Path:
     """The unpacked source distribution."""
     subprocess.run(
-        [sys.executable, "-m", "pip", "download", "-q", "--no-binary", ":all:", "--no-deps", "--dest", str(folder),
-         package], check=True, stderr=subprocess.DEVNULL,
+        [sys.executable, "-m", "pip", "download", "-q", "--no-binary", ":all:", "--no-deps",
+         "--dest", str(folder), package], check=True, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     (archive,) = folder.glob(f"{package.replace('-', '?')}-*.tar.gz")
     with tarfile.open(archive) as packed:
@@ -147,9 +147,13 @@ def measure(bug: Bug, seconds: int) -> dict[str, Any]:
         turns = LogStore.open(str(folder / "home/log.db")).get(told["run"]).turns
         tools = sum(seen.ended - seen.started for turn in turns for seen in turn.observations)
         return {
-            "package": project.name, "solved": (told["verdict"] or {}).get("reward") == 1.0, "stop": told["stop"],
-            "plain": round(plain, 2), "nano": round(total, 2), "added": round(total / plain - 1, 4), "in_tool_calls": round(tools, 2),
-        }  # fmt: skip
+            "package": project.name,
+            "solved": (told["verdict"] or {}).get("reward") == 1.0,
+            "plain": round(plain, 2),
+            "nano": round(total, 2),
+            "in_tool_calls": round(tools, 2),
+            "added": round(total / plain - 1, 4),
+        }
 
 
 def main() -> int:

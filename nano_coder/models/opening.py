@@ -41,6 +41,7 @@ def open_policy(
     dtype: str = "auto",
     profile: str | None = None,
     own_temperature: bool = False,
+    scheduler: SchedulerKind = "lockstep",
 ) -> OpenedPolicy:
     """The policy of that name; None: the promoted checkpoint, else the shipped policy.
 
@@ -56,7 +57,7 @@ def open_policy(
         usual = getattr(remote, "profile", HERMES_1.name)
         return OpenedPolicy(policy=remote, profile=find_profile(profile or usual), name=name)
     opened = open_weights(name, dtype=cast("Dtype", dtype), profile=profile)
-    policy = local_policy(opened.loaded, opened.profile, version=opened.version)
+    policy = local_policy(opened.loaded, opened.profile, version=opened.version, scheduler=scheduler)
     return OpenedPolicy(policy=policy, profile=opened.profile, name=name)
 
 
