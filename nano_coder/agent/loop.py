@@ -249,6 +249,16 @@ def observation_messages(turn: Turn) -> list[Message]:
     ]
 
 
+def text_in(turn: Turn, profile: InterfaceProfile) -> str:
+    """A completion as the profile's dialect writes it: its own text, or calls that an API returned beside it.
+
+    Raises ValueError for calls that the dialect cannot write.
+    """
+    if turn.completion.api is None or not turn.calls:
+        return turn.completion.text
+    return DIALECTS.find(profile.dialect).render(turn.thought, turn.calls, profile.tools)
+
+
 def turn_length(turn: Turn, count: Callable[[str], int]) -> int:
     """Number of sampled tokens of a turn; counted by `count` if neither log nor server has it."""
     completion = turn.completion

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from nano_coder.agent.dialects.hermes import HERMES
 from nano_coder.formats.run_format import RunFormat
 from nano_coder.formats.transcript import SAID_BY_USER
 from nano_shared.refusal import Refused
@@ -39,7 +40,13 @@ def write(
 
 def _text_rows(turn: Turn) -> list[dict[str, Any]]:
     seen = [{"role": _role(o), "content": o.text} for o in turn.observations]
-    return [{"role": "assistant", "content": turn.completion.text}, *seen]
+    said = turn.completion.text
+    if turn.completion.api is not None and turn.completion.api.calls:
+        try:
+            said = HERMES.render(turn.thought, turn.calls, ())
+        except ValueError as problem:
+            raise Refused("turns", str(problem)) from None
+    return [{"role": "assistant", "content": said}, *seen]
 
 
 def _native_rows(turn: Turn) -> list[dict[str, Any]]:

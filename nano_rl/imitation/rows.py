@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.agent.initial_messages import shown_files
-from nano_coder.agent.loop import observation_messages
+from nano_coder.agent.loop import text_in
 from nano_coder.agent.profiles import serving_profile
 from nano_coder.agent.prompt import first_messages
 from nano_rl.learn.rows.group import Group
@@ -47,9 +47,10 @@ class RunEncoder:
         )
 
     def speaks(self, run: Trajectory) -> bool:
-        """True if the run was made under the profile that serves its task, so that the policy may imitate its
-        texts."""
-        return run.profile_hash == serving_profile(self.profile, run.task).hash
+        """True if the run was made under the profile that serves its task, or by an API model whose calls the
+        profile can write, so that the policy may imitate its texts."""
+        serving = serving_profile(self.profile, run.task)
+        return run.profile_hash == serving.hash or _writes(serving, run)
 
     def rows(self, run: Trajectory, blobs: BlobStore | None = None) -> list[TrainSample]:
         """The samples of a run, from its logged tokens or its encoded texts; refused turns are not trained.
@@ -79,6 +80,18 @@ class RunEncoder:
     def _spells(self, completion: Completion) -> bool:
         assert completion.tokens is not None
         return self.template.encoder.decode(completion.tokens.sampled_ids).startswith(completion.text)
+
+
+def _writes(profile: InterfaceProfile, run: Trajectory) -> bool:
+    """Whether the profile has the tools that an API model called, and its dialect can write each turn."""
+    known = {tool.name for tool in profile.tools}
+    called = {call.name for turn in run.turns for call in turn.calls}
+    if not called <= known or any(turn.completion.api is None or not turn.calls for turn in run.turns):
+        return False
+    try:
+        return all(text_in(turn, profile) for turn in run.turns)
+    except ValueError:
+        return False
 
 
 def imitation_sample(
@@ -113,8 +126,8 @@ def run_messages(
         messages += first_messages(serving_profile(profile, task), task, files)
     for turn in trajectory.turns:
         messages += turn.messages
-        messages.append(Message(role=Role.ASSISTANT, content=turn.completion.text))
-        messages += observation_messages(turn)
+        messages.append(Message(role=Role.ASSISTANT, content=text_in(turn, profile)))
+        messages += [Message(role=Role.TOOL, content=observation.text) for observation in turn.observations]
     return messages
 
 

@@ -383,7 +383,7 @@ def test_bad_input_is_one_sentence(cli: Cli, project: Path, home: Path) -> None:
     refused(cli("run", "do it", *here, "--model", "nosuch"), 2, "unknown model 'nosuch'")
     refused(cli("run", " ", *here), 2, "the task is empty")
     refused(cli("run", "-", *here, input="\n"), 2, "the task is empty")
-    refused(cli("run", "do it", *here, "--model", "openai:x"), 3, "openai:x", "--base-url")
+    refused(cli("run", "do it", *here, "--model", "openai:x"), 3, "openai:x", "API key", "--base-url")
     refused(cli("run", "do it", *here, "--max-turns", "0"), 2, "--max-turns: max_turns = 0")
     refused(
         cli("run", "do it", *here, "--max-turns", "x"), 2, "--max-turns: max_turns = 'x'", "a valid integer"
@@ -490,8 +490,7 @@ def test_a_wrong_key_says_where_one_is_given(
     monkeypatch.setenv("OPENAI_API_KEY", "wrong")
     endpoint.key = "s3cret"
     done = cli("run", "x", "-C", str(project), "--json", *endpoint.flags)
-    assert done.returncode == 4
-    assert "NANO_API_KEY or OPENAI_API_KEY in the environment" in json.loads(done.stdout)["stop_detail"]
+    refused(done, 3, "NANO_API_KEY or OPENAI_API_KEY in the environment", "nano-coder resume")
 
 
 def test_a_limit_is_said_on_the_command_line_or_in_the_configuration(
@@ -500,7 +499,7 @@ def test_a_limit_is_said_on_the_command_line_or_in_the_configuration(
     endpoint.script = list(EDIT)
     limits = ("--limit", "max_completion_tokens=7", "--limit", "max_turns=1")
     done = cli("run", "Say two.", "-C", str(project), *limits, *endpoint.flags)
-    assert endpoint.bodies[-1]["max_tokens"] == 7
+    assert endpoint.bodies[-1]["max_completion_tokens"] == 7
     assert "stopped: max_turns (at 1; more with --limit max_turns=N)" in done.stdout
     # a task's own limits stand above the configuration, and a flag above them
     written = home / "config" / "nano" / "config.toml"
@@ -510,7 +509,7 @@ def test_a_limit_is_said_on_the_command_line_or_in_the_configuration(
     for more, right in (((), 1), (("--limit", "max_turns=1"), 0)):
         endpoint.script = [*hermes(("read_file", {"path": "a.py"})), *EDIT]
         done = cli(*evaluate, *more, program="nano-rl")
-        assert endpoint.bodies[-1]["max_tokens"] == 9
+        assert endpoint.bodies[-1]["max_completion_tokens"] == 9
         assert json.loads(done.stdout)["rows"][0]["successes"] == right, done.stderr
     wrong = cli(*evaluate, "--limit", "turns=3", program="nano-rl")
     assert wrong.returncode == 2
@@ -521,8 +520,8 @@ def test_a_limit_is_said_on_the_command_line_or_in_the_configuration(
 def test_an_answer_that_is_cut_is_said_to_model_and_user(cli: Cli, endpoint: Endpoint, project: Path) -> None:
     endpoint.script, endpoint.finish = list(EDIT), "length"
     done = cli("run", "Say two.", "-C", str(project), *endpoint.flags)
-    assert "cut at 256 tokens; more with --limit max_completion_tokens=N" in done.stderr
-    assert "[your answer was cut at 256 tokens, the most that one may have]" in str(endpoint.bodies[-1])
+    assert "cut at 8192 tokens; more with --limit max_completion_tokens=N" in done.stderr
+    assert "[your answer was cut at 8192 tokens, the most that one may have (max_completion_tokens)]" in str(endpoint.bodies[-1])
 
 
 def test_an_endpoint_that_is_not_there_ends_the_run(cli: Cli, project: Path) -> None:
