@@ -12,26 +12,25 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import secrets
-import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-import httpx
 from pydantic import Field, PrivateAttr
 
+from nano_coder.models.endpoint import EndpointError, EndpointPolicy
 from nano_coder.models.opening import open_policy
 from nano_rl.rewards.part import Part
-from nano_shared.errors import BudgetExhausted, ConfigError, NanoError, PolicyError
+from nano_shared.errors import BudgetExhausted, ConfigError, ContextFull, NanoError, PolicyError
 from nano_shared.policy import Conversation, Policy
 from nano_shared.types import Message, Role, Sampling, Trajectory
 
 KEY = "NANO_JUDGE_API_KEY"
 """environment variable with the key that is sent to the endpoint"""
-_LARGEST = 1 << 20
-_BUSY = frozenset({429, 502, 503, 504})
+_KINDS = {
+    "unreachable": "judge_unreachable", "busy": "judge_unreachable", "late": "judge_late",
+    "refused": "judge_refused", "garbled": "judge_unparseable",
+}  # fmt: skip
 
 
 class JudgeFailure(NanoError):
@@ -65,90 +64,33 @@ class JudgePart(Part):
             raise ConfigError(f"url = {self.url!r} is no http:// or https:// address")
         if self.url is None:
             self._policy = open_policy(self.model).policy
+            return
+        self._policy = EndpointPolicy(
+            self.model or "default", self.url, os.environ.get(KEY), stall_seconds=self.deadline,
+            retry_seconds=self.deadline,
+        )  # fmt: skip
 
     def ask(self, system: str, question: str) -> str:
         """The judge's answer. Raises JudgeFailure with one of the kinds judge_unreachable, judge_late,
         judge_refused, judge_unparseable, judge_failed."""
-        if self._policy is not None:
-            return self._ask_policy(self._policy, system, question)
-        answers: queue.SimpleQueue[str | JudgeFailure] = queue.SimpleQueue()
-        body = {
-            "model": self.model or "default",
-            "messages": [{"role": "system", "content": system}, {"role": "user", "content": question}],
-            "temperature": 0,
-            "max_tokens": self.max_tokens,
-        }
-        # in a thread, which is abandoned at the deadline, because name resolution has no timeout
-        threading.Thread(target=_worker, args=(self.url, body, self.deadline, answers), daemon=True).start()
-        try:
-            answer = answers.get(timeout=self.deadline)
-        except queue.Empty:
-            raise JudgeFailure("judge_late", f"no whole answer within {self.deadline:g} s") from None
-        if isinstance(answer, JudgeFailure):
-            raise answer
-        return answer
-
-    def _ask_policy(self, policy: Policy, system: str, question: str) -> str:
+        assert self._policy is not None, "open_judge comes first"
         messages = (Message(role=Role.SYSTEM, content=system), Message(role=Role.USER, content=question))
-        sampling = Sampling(temperature=0.0, max_tokens=self.max_tokens)
+        conversation = Conversation(messages)
+        conversation.deadline = time.monotonic() + self.deadline
         try:
-            return policy.complete(Conversation(messages), sampling).text
-        except (PolicyError, BudgetExhausted) as problem:
+            return self._policy.complete(
+                conversation, Sampling(temperature=0.0, max_tokens=self.max_tokens)
+            ).text
+        except EndpointError as problem:
+            raise JudgeFailure(_KINDS[problem.kind], str(problem)) from None
+        except ConfigError as problem:  # a refused key
+            raise JudgeFailure("judge_refused", str(problem)) from None
+        except ContextFull as problem:
             raise JudgeFailure("judge_failed", str(problem)) from None
-
-
-def _worker(
-    url: str, body: dict[str, Any], seconds: float, answers: queue.SimpleQueue[str | JudgeFailure]
-) -> None:
-    try:
-        answers.put(_text(_post(url, body, time.monotonic() + seconds)))
-    except JudgeFailure as failure:
-        answers.put(failure)
-    except httpx.TimeoutException:
-        answers.put(JudgeFailure("judge_late", f"no answer within {seconds:g} s"))
-    except (httpx.HTTPError, httpx.InvalidURL, OSError) as problem:
-        answers.put(JudgeFailure("judge_unreachable", str(problem) or type(problem).__name__))
-
-
-def _post(url: str, body: dict[str, Any], deadline: float) -> bytes:
-    """The body of the answer; retries a busy server until the deadline."""
-    key = os.environ.get(KEY)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    pause = 0.25
-    while True:
-        left = max(0.01, deadline - time.monotonic())
-        with httpx.Client(timeout=left, headers=headers) as client:
-            with client.stream("POST", f"{url.rstrip('/')}/chat/completions", json=body) as response:
-                if response.status_code == 200:
-                    return _read(response, deadline)
-                status = response.status_code
-        if status not in _BUSY:
-            raise JudgeFailure("judge_refused", f"the endpoint answered {status}")
-        if time.monotonic() + pause > deadline:
-            raise JudgeFailure("judge_unreachable", f"the endpoint still answers {status}")
-        time.sleep(pause)
-        pause *= 2
-
-
-def _read(response: httpx.Response, deadline: float) -> bytes:
-    data = b""
-    for chunk in response.iter_bytes():
-        data += chunk
-        if time.monotonic() > deadline:
-            raise JudgeFailure("judge_late", "the answer came too slowly")
-        if len(data) > _LARGEST:
-            raise JudgeFailure("judge_unparseable", f"the answer is longer than {_LARGEST} bytes")
-    return data
-
-
-def _text(data: bytes) -> str:
-    try:
-        text = json.loads(data)["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        text = None
-    if not isinstance(text, str):
-        raise JudgeFailure("judge_unparseable", "the endpoint answered something else than a completion")
-    return text
+        except BudgetExhausted as problem:
+            raise JudgeFailure("judge_late", str(problem)) from None
+        except PolicyError as problem:
+            raise JudgeFailure("judge_failed", str(problem)) from None
 
 
 LONGEST = 6000

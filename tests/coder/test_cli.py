@@ -521,7 +521,9 @@ def test_an_answer_that_is_cut_is_said_to_model_and_user(cli: Cli, endpoint: End
     endpoint.script, endpoint.finish = list(EDIT), "length"
     done = cli("run", "Say two.", "-C", str(project), *endpoint.flags)
     assert "cut at 8192 tokens; more with --limit max_completion_tokens=N" in done.stderr
-    assert "[your answer was cut at 8192 tokens, the most that one may have (max_completion_tokens)]" in str(endpoint.bodies[-1])
+    assert "[your answer was cut at 8192 tokens, the most that one may have (max_completion_tokens)]" in str(
+        endpoint.bodies[-1]
+    )
 
 
 def test_an_endpoint_that_is_not_there_ends_the_run(cli: Cli, project: Path) -> None:

@@ -58,7 +58,7 @@ def read_answer(events: Iterable[dict[str, Any]], url: str, on_text: Callable[[s
         except (LookupError, TypeError, AttributeError, ValueError):
             raise not_a_completion(url, json.dumps(event, ensure_ascii=False)) from None
     if answer.finish is None:
-        raise PassingFailure("the answer was cut off before its end")
+        raise PassingFailure("the answer was cut off before its end", "busy")
     return answer
 
 

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
@@ -23,18 +23,25 @@ _RETRIED_STATUS = frozenset({408, 409, 425, 429})
 _CHUNK = bytes | Exception | None
 
 
+Failing = Literal["unreachable", "busy", "late", "refused", "garbled"]
+
+
+class EndpointError(PolicyError):
+    """An endpoint gave no usable answer; `kind` says why."""
+
+    def __init__(self, detail: str, kind: Failing) -> None:
+        super().__init__(detail)
+        self.kind = kind
+
+
 class PassingFailure(Exception):
     """A failure that may pass: the call is worth repeating."""
 
-    def __init__(
-        self, detail: str, *, after: float | None = None, unreachable: bool = False, garbled: bool = False
-    ) -> None:
-        """`after`: seconds that the server asks to wait; `unreachable`: there is no connection; `garbled`:
-        the answer was no text."""
+    def __init__(self, detail: str, kind: Failing, *, after: float | None = None) -> None:
+        """`after`: seconds that the server asks to wait."""
         super().__init__(detail)
+        self.kind = kind
         self.after = after
-        self.unreachable = unreachable
-        self.garbled = garbled
 
 
 class Refusal(Exception):
@@ -119,9 +126,10 @@ class Exchange:
             size += len(chunk)
             start += chunk[: 400 - len(start)]
             if size > MOST_BYTES:
-                raise PolicyError(
+                raise EndpointError(
                     f"{self.url} answered more than {MOST_BYTES >> 20} MB, of which the rest was not"
-                    f" read: {excerpt(start.decode('utf-8', 'replace'))}; see the server's log"
+                    f" read: {excerpt(start.decode('utf-8', 'replace'))}; see the server's log",
+                    "garbled",
                 )
             yield chunk
 
@@ -138,10 +146,10 @@ class Exchange:
             chunk = chunks.get(timeout=max(0.0, min(left, self._stall)))
         except queue.Empty:
             if left > self._stall:
-                raise PassingFailure(f"not a byte for {self._stall:g} s") from None
+                raise PassingFailure(f"not a byte for {self._stall:g} s", "late") from None
             if flowing and until == deadline:
                 raise BudgetExhausted("the time of the run ended while the model answered") from None
-            raise PassingFailure("no whole answer in time") from None
+            raise PassingFailure("no whole answer in time", "late") from None
         if isinstance(chunk, Exception):
             raise chunk
         return chunk
@@ -161,14 +169,15 @@ class Exchange:
                         return
             chunks.put(None)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            chunks.put(PassingFailure(str(error) or type(error).__name__, unreachable=True))
+            chunks.put(PassingFailure(str(error) or type(error).__name__, "unreachable"))
         except httpx.TimeoutException:
-            chunks.put(PassingFailure(f"not a byte for {self._stall:g} s"))
+            chunks.put(PassingFailure(f"not a byte for {self._stall:g} s", "late"))
         except httpx.RemoteProtocolError as error:
-            chunks.put(PassingFailure(f"the answer was cut: {error}"))
+            chunks.put(PassingFailure(f"the answer was cut: {error}", "busy"))
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError) as error:
             # RuntimeError: the client was closed meanwhile
-            chunks.put(PolicyError(f"no answer from {self.url}: {error or type(error).__name__}"))
+            told = f"no answer from {self.url}: {error or type(error).__name__}"
+            chunks.put(EndpointError(told, "unreachable"))
 
 
 def _refused(refusal: Refusal, headers: Mapping[str, str]) -> Exception:
@@ -177,7 +186,7 @@ def _refused(refusal: Refusal, headers: Mapping[str, str]) -> Exception:
     if not passing or "insufficient_quota" in (refusal.error.get("code"), refusal.error.get("type")):
         return refusal
     said = f"answered {refusal.status}: {refusal.excerpt}"
-    return PassingFailure(said, after=_retry_after(headers.get("retry-after")))
+    return PassingFailure(said, "busy", after=_retry_after(headers.get("retry-after")))
 
 
 def _retry_after(text: str | None) -> float | None:
@@ -196,7 +205,7 @@ def _whole(data: bytes, url: str) -> dict[str, Any]:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise PassingFailure(f"the answer is no UTF-8 text ({error})", garbled=True) from None
+        raise PassingFailure(f"the answer is no UTF-8 text ({error})", "garbled") from None
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -232,7 +241,7 @@ def _event(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise PassingFailure(f"an event of the answer is no JSON text: {data[:80]!r}", garbled=True)
+        raise PassingFailure(f"an event of the answer is no JSON text: {data[:80]!r}", "garbled")
     return value
 
 
@@ -249,10 +258,11 @@ def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
         yield last
 
 
-def not_a_completion(url: str, text: str) -> PolicyError:
-    return PolicyError(
+def not_a_completion(url: str, text: str) -> EndpointError:
+    return EndpointError(
         f"{url} answered something else than a chat completion: {excerpt(text)};"
-        " --base-url must end where /chat/completions begins, usually in /v1"
+        " --base-url must end where /chat/completions begins, usually in /v1",
+        "garbled",
     )
 
 

@@ -12,11 +12,11 @@ import tenacity
 
 from nano_coder.config import Price, load_config
 from nano_coder.models.endpoint.answer import Answer, read_answer
-from nano_coder.models.endpoint.exchange import Exchange, PassingFailure, Refusal
+from nano_coder.models.endpoint.exchange import EndpointError, Exchange, PassingFailure, Refusal
 from nano_coder.models.endpoint.prices import find_price
 from nano_coder.models.endpoint.request import accepted_by, request_body
 from nano_coder.models.opener import ModelOptions
-from nano_shared import Completion, Conversation, Finish, PolicyError, Sampling, content_hash
+from nano_shared import Completion, Conversation, Finish, Sampling, content_hash
 from nano_shared.errors import ConfigError
 from nano_shared.printable import printable
 from nano_shared.types import ApiAnswer, Usage
@@ -114,8 +114,9 @@ class EndpointPolicy:
         try:
             answer, body = retrying(self._ask, conversation, sampling, deadline, tell)
         except PassingFailure as problem:
-            way_out = "; is the server running, and is --base-url right?" if problem.unreachable else ""
-            raise PolicyError(f"no answer from {self.url}: {problem}{way_out}") from None
+            lost = problem.kind == "unreachable"
+            way_out = "; is the server running, and is --base-url right?" if lost else ""
+            raise EndpointError(f"no answer from {self.url}: {problem}{way_out}", problem.kind) from None
         except Refusal as refusal:
             raise self._refused(refusal) from None
         return self._completion(answer, body, conversation, sampling)
@@ -159,9 +160,9 @@ class EndpointPolicy:
     def _gives_up(self, state: tenacity.RetryCallState, until: float) -> bool:
         failure = state.outcome.exception() if state.outcome else None
         assert isinstance(failure, PassingFailure)
-        if failure.garbled and state.attempt_number >= _GARBLED_ATTEMPTS:
+        if failure.kind == "garbled" and state.attempt_number >= _GARBLED_ATTEMPTS:
             return True
-        if failure.unreachable and not self._exchange.reached and state.start_time is not None:
+        if failure.kind == "unreachable" and not self._exchange.reached and state.start_time is not None:
             until = min(until, state.start_time + _FIRST_CONTACT_S)
         return time.monotonic() + state.upcoming_sleep > until
 
@@ -195,16 +196,16 @@ class EndpointPolicy:
             usage = Usage(prompt=read, completion=self.count(written), estimated=True)
         return usage.model_copy(update={"cost": self.price.cost(usage) if self.price else None})
 
-    def _refused(self, refusal: Refusal) -> PolicyError | ConfigError:
+    def _refused(self, refusal: Refusal) -> EndpointError | ConfigError:
         ways_out = {
             401: f"give the server's API key: {_KEYS}",
             403: f"give an API key that may use this model: {_KEYS}",
             404: f"check --base-url, and that the server has the model {self.model!r}",
             429: "the account's quota is used up: see its billing page",
         }
-        kind = ConfigError if refusal.status in (401, 403) else PolicyError
         way_out = ways_out.get(refusal.status, "see the server's log")
-        return kind(f"{self.url} answered {refusal.status}: {refusal.excerpt}; {way_out}")
+        told = f"{self.url} answered {refusal.status}: {refusal.excerpt}; {way_out}"
+        return ConfigError(told) if refusal.status in (401, 403) else EndpointError(told, "refused")
 
 
 def _silent(text: str) -> None:
