@@ -197,5 +197,5 @@ def known_models() -> Iterator[tuple[str, str]]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if (path / "manifest.json").exists():
             yield path.name, "checkpoint" + (" (promoted)" if path == promoted else "")
-    yield "openai:NAME", "an OpenAI-compatible endpoint, with --base-url"
+    yield "openai:NAME", "a hosted model, or one of your own server with --base-url"
     yield from ((f"{scheme}:NAME", "a model of an extension") for scheme in MODELS if scheme != "openai")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from nano_coder.agent.loop import spill_path, turn_length
+from nano_coder.agent.loop import spill_path, turn_cost, turn_length
 from nano_coder.agent.observation import shorten
 from nano_coder.agent.profiles import continuing_profile
 from nano_coder.grading.command_check import run_check
@@ -46,6 +46,7 @@ def with_reflection(run: Trajectory, runtime: Runtime) -> tuple[tuple[Turn, ...]
     turns = (*run.turns[:-1], last.model_copy(update={"observations": (*last.observations, observation)}))
     limits = run.task.limits
     more = {
+        "max_cost": limits.max_cost and limits.max_cost + sum(map(turn_cost, run.own_turns)),
         "max_turns": limits.max_turns + len(run.own_turns),
         "max_tokens": limits.max_tokens + sum(turn_length(t, runtime.policy.count) for t in run.own_turns),
         "max_seconds": limits.max_seconds + sum(t.ended - t.started for t in run.own_turns),

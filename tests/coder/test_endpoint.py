@@ -511,6 +511,9 @@ def test_openai_itself_needs_a_key_and_no_url(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match="openai:x needs an API key"):
         open_endpoint("x", ModelOptions())
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-é")
+    with pytest.raises(ConfigError, match="the API key holds what no HTTP header takes"):
+        open_endpoint("x", ModelOptions())
     monkeypatch.setenv("OPENAI_API_KEY", "sk")
     assert open_endpoint("x", ModelOptions()).url == "https://api.openai.com/v1/chat/completions"
 

@@ -19,7 +19,7 @@ class _CallParts:
 
 
 @dataclass(slots=True)
-class Answer:
+class AnswerParts:
     """What has come of an answer so far."""
 
     text: str = ""
@@ -39,10 +39,10 @@ class Answer:
         return tuple(calls)
 
 
-def read_answer(events: Iterable[dict[str, Any]], url: str, on_text: Callable[[str], None]) -> Answer:
+def read_answer(events: Iterable[dict[str, Any]], url: str, on_text: Callable[[str], None]) -> AnswerParts:
     """Put an answer together. Raises PassingFailure for one that was cut off before its end, PolicyError for
     what is no completion."""
-    answer = Answer()
+    answer = AnswerParts()
     seen = False
     for event in events:
         try:
@@ -62,7 +62,7 @@ def read_answer(events: Iterable[dict[str, Any]], url: str, on_text: Callable[[s
     return answer
 
 
-def _add(answer: Answer, part: dict[str, Any], on_text: Callable[[str], None]) -> None:
+def _add(answer: AnswerParts, part: dict[str, Any], on_text: Callable[[str], None]) -> None:
     reasoning = _text(part.get("reasoning_content") or part.get("reasoning"))
     text = _text(part.get("content")) or _text(part.get("refusal"))
     answer.reasoning += reasoning
@@ -72,7 +72,7 @@ def _add(answer: Answer, part: dict[str, Any], on_text: Callable[[str], None]) -
         _add_call(answer, delta, on_text)
 
 
-def _add_call(answer: Answer, delta: dict[str, Any], on_text: Callable[[str], None]) -> None:
+def _add_call(answer: AnswerParts, delta: dict[str, Any], on_text: Callable[[str], None]) -> None:
     key = delta.get("index")
     if key is None:  # some servers number no calls: an id begins one
         key = delta.get("id") or next(reversed(answer.calls), 0)

@@ -44,7 +44,7 @@ class PassingFailure(Exception):
         self.after = after
 
 
-class Refusal(Exception):
+class RefusedRequest(Exception):
     """An answer with a status that says no."""
 
     def __init__(self, status: int, body: bytes) -> None:
@@ -90,8 +90,8 @@ class Exchange:
     def events(self, body: Mapping[str, Any], deadline: float) -> Iterator[dict[str, Any]]:
         """POST the body. Yields the events of a stream, or the whole answer of a server that does not stream.
 
-        Raises Refusal for an answer that says no, PassingFailure for one that may pass, PolicyError for one
-        that is no completion, BudgetExhausted where the deadline (monotonic) cuts an answer that came.
+        Raises RefusedRequest for an answer that says no, PassingFailure for one that may pass, EndpointError
+        for one that is no completion, BudgetExhausted where the deadline (monotonic) cuts an answer.
         """
         chunks: queue.SimpleQueue[httpx.Response | _CHUNK] = queue.SimpleQueue()
         given_up = threading.Event()
@@ -110,7 +110,7 @@ class Exchange:
         self.reached = True
         rest = self._chunks(chunks, until, deadline)
         if not first.is_success:
-            raise _refused(Refusal(first.status_code, b"".join(rest)), first.headers)
+            raise _refused(RefusedRequest(first.status_code, b"".join(rest)), first.headers)
         if "text/event-stream" in first.headers.get("content-type", ""):
             yield from _server_events(rest, self.url)
         else:
@@ -180,7 +180,7 @@ class Exchange:
             chunks.put(EndpointError(told, "unreachable"))
 
 
-def _refused(refusal: Refusal, headers: Mapping[str, str]) -> Exception:
+def _refused(refusal: RefusedRequest, headers: Mapping[str, str]) -> Exception:
     """The exception for a status that says no. A used-up quota does not come back by waiting."""
     passing = refusal.status >= 500 or refusal.status in _RETRIED_STATUS
     if not passing or "insufficient_quota" in (refusal.error.get("code"), refusal.error.get("type")):
@@ -232,7 +232,7 @@ def _server_events(chunks: Iterator[bytes], url: str) -> Iterator[dict[str, Any]
 
 def _error_event(data: bytes, error: Any) -> Exception:
     code = error.get("code") if isinstance(error, dict) else None
-    return _refused(Refusal(code if isinstance(code, int) and code >= 400 else 500, data), {})
+    return _refused(RefusedRequest(code if isinstance(code, int) and code >= 400 else 500, data), {})
 
 
 def _event(data: bytes) -> dict[str, Any]:

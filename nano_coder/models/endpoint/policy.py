@@ -11,8 +11,8 @@ from typing import Any
 import tenacity
 
 from nano_coder.config import Price, load_config
-from nano_coder.models.endpoint.answer import Answer, read_answer
-from nano_coder.models.endpoint.exchange import EndpointError, Exchange, PassingFailure, Refusal
+from nano_coder.models.endpoint.answer import AnswerParts, read_answer
+from nano_coder.models.endpoint.exchange import EndpointError, Exchange, PassingFailure, RefusedRequest
 from nano_coder.models.endpoint.prices import find_price
 from nano_coder.models.endpoint.request import accepted_by, request_body
 from nano_coder.models.opener import ModelOptions
@@ -42,6 +42,8 @@ def open_endpoint(name: str, options: ModelOptions) -> EndpointPolicy:
             f"openai:{name} needs an API key, {_KEYS}; or --base-url http://localhost:8000/v1 for a server of"
             " your own"
         )
+    if config.api_key and not (config.api_key.isascii() and config.api_key.isprintable()):
+        raise ConfigError(f"the API key holds what no HTTP header takes, such as a line's end: {_KEYS}")
     return EndpointPolicy(
         name,
         config.base_url or OPENAI,
@@ -117,7 +119,7 @@ class EndpointPolicy:
             lost = problem.kind == "unreachable"
             way_out = "; is the server running, and is --base-url right?" if lost else ""
             raise EndpointError(f"no answer from {self.url}: {problem}{way_out}", problem.kind) from None
-        except Refusal as refusal:
+        except RefusedRequest as refusal:
             raise self._refused(refusal) from None
         return self._completion(answer, body, conversation, sampling)
 
@@ -131,14 +133,14 @@ class EndpointPolicy:
 
     def _ask(
         self, conversation: Conversation, sampling: Sampling, deadline: float, tell: Callable[[str], None]
-    ) -> tuple[Answer, dict[str, Any]]:
+    ) -> tuple[AnswerParts, dict[str, Any]]:
         """One answer, and the request that it answers, which leaves out what the server refuses."""
         temperature = not self._own_temperature
         body = request_body(self.model, conversation, sampling, self._accepted, temperature=temperature)
         while True:
             try:
                 return read_answer(self._exchange.events(body, deadline), self.url, tell), body
-            except Refusal as refusal:
+            except RefusedRequest as refusal:
                 learnt = self._accepted.learn(refusal, body) if refusal.status in (400, 413, 422) else None
                 if learnt is None:
                     raise
@@ -167,7 +169,7 @@ class EndpointPolicy:
         return time.monotonic() + state.upcoming_sleep > until
 
     def _completion(
-        self, answer: Answer, body: dict[str, Any], conversation: Conversation, sampling: Sampling
+        self, answer: AnswerParts, body: dict[str, Any], conversation: Conversation, sampling: Sampling
     ) -> Completion:
         longest = sampling.max_tokens * _MOST_CHARS_PER_TOKEN
         cut = answer.finish == "length" or len(answer.text) > longest
@@ -188,7 +190,7 @@ class EndpointPolicy:
             ),
         )
 
-    def _usage(self, answer: Answer, conversation: Conversation) -> Usage:
+    def _usage(self, answer: AnswerParts, conversation: Conversation) -> Usage:
         usage = answer.usage
         if usage is None:
             written = answer.text + answer.reasoning + "".join(c.arguments for c in answer.calls.values())
@@ -196,7 +198,7 @@ class EndpointPolicy:
             usage = Usage(prompt=read, completion=self.count(written), estimated=True)
         return usage.model_copy(update={"cost": self.price.cost(usage) if self.price else None})
 
-    def _refused(self, refusal: Refusal) -> EndpointError | ConfigError:
+    def _refused(self, refusal: RefusedRequest) -> EndpointError | ConfigError:
         ways_out = {
             401: f"give the server's API key: {_KEYS}",
             403: f"give an API key that may use this model: {_KEYS}",

@@ -12,7 +12,7 @@ from typing import Any
 
 from nano_coder.agent.dialects.api import Api
 from nano_coder.agent.initial_messages import function_schema
-from nano_coder.models.endpoint.exchange import Refusal
+from nano_coder.models.endpoint.exchange import RefusedRequest
 from nano_shared import ContextFull, Conversation, Message, Role, Sampling
 from nano_shared.types import ApiAnswer, ApiCall
 
@@ -43,7 +43,7 @@ class Accepted:
     refused: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def learn(self, refusal: Refusal, body: dict[str, Any]) -> str | None:
+    def learn(self, refusal: RefusedRequest, body: dict[str, Any]) -> str | None:
         """What to tell the user of a refusal that another request can avoid; None where none can.
 
         Raises ContextFull where the messages do not fit the model's context.
