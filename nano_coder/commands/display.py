@@ -47,6 +47,7 @@ class Display:
         self._run: str | None = None
         self._streamed = False
         """whether the step that follows has been shown as it came"""
+        self._steps = 0
 
     @contextmanager
     def naming_the_run(self) -> Iterator[None]:
@@ -60,6 +61,7 @@ class Display:
 
     def start(self, trajectory: Trajectory) -> None:
         self._run = trajectory.id
+        self._steps = len(trajectory.turns)
         after = f", going on from {trajectory.parent}" if trajectory.parent else ""
         self._progress.print(
             Text(f"run {trajectory.id}", "bold"), f"with {printable(trajectory.policy)}{after}"
@@ -70,9 +72,12 @@ class Display:
         return self._text if self._progress.is_terminal and not self._progress.quiet else None
 
     def _text(self, text: str) -> None:
-        if text:
-            self._progress.print("" if self._streamed else "\n", printable(text, None), end="", sep="")
-            self._streamed = True
+        if not text:
+            return
+        if not self._streamed:
+            self._progress.print(Text(f"\nstep {self._steps + 1}", "bold cyan"))
+        self._progress.print(printable(text, None), end="")
+        self._streamed = True
 
     def turn(self, turn: Turn) -> None:
         tokens = turn.completion.tokens
@@ -80,7 +85,9 @@ class Display:
         if turn.completion.finish is Finish.LENGTH:
             most = turn.completion.sampling.max_tokens
             size = f"(cut at {most} tokens; {_MORE} max_completion_tokens=N)"
-        self._progress.print(Text(f"\nstep {turn.index + 1}", "bold cyan"), size)
+        title = "" if self._streamed else f"\nstep {turn.index + 1}"
+        self._progress.print(Text(title, "bold cyan"), size)
+        self._steps = turn.index + 1
         for message in turn.messages:
             self._client(message)
         if not self._streamed:

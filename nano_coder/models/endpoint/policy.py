@@ -144,15 +144,9 @@ class EndpointPolicy:
                 learnt = self._accepted.learn(refusal, body) if refusal.status in (400, 413, 422) else None
                 if learnt is None:
                     raise
-                if not learnt:  # the body was changed
-                    continue
-                print(
-                    printable(f"{self.id}: asked again {learnt}, since {refusal.message[:200]}"),
-                    file=sys.stderr,
-                )
-                body = request_body(
-                    self.model, conversation, sampling, self._accepted, temperature=temperature
-                )
+                if learnt:
+                    why = f"asked again {learnt}, since {refusal.message[:200]}"
+                    print(printable(f"{self.id}: {why}"), file=sys.stderr)
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
         failure = state.outcome.exception() if state.outcome else None

@@ -44,7 +44,8 @@ class Accepted:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def learn(self, refusal: RefusedRequest, body: dict[str, Any]) -> str | None:
-        """What to tell the user of a refusal that another request can avoid; None where none can.
+        """Change the request so that it avoids a refusal. Returns what to tell the user, which is nothing for
+        what was known; None where no change avoids it.
 
         Raises ContextFull where the messages do not fit the model's context.
         """
@@ -55,16 +56,21 @@ class Accepted:
             if most := _MOST.search(said):
                 number = int(most[1].replace(",", ""))
                 if 0 < number < body.get(self.length, 0):
-                    self.most = number
+                    self.most = body[self.length] = number
                     return f"answers of {number} tokens, the most that it gives"
             for name in dict.fromkeys((named, *_mentioned(said, body))):
-                if name in _LENGTHS and name in body and name not in self.refused:
-                    self.refused.add(name)
+                if name not in body or name not in (*_LENGTHS, *_OPTIONAL):
+                    continue
+                known = name in self.refused  # by another call, meanwhile
+                self.refused |= {name, "stream_options"} if name == "stream" else {name}
+                value, instead = body.pop(name), ""
+                if name in _LENGTHS:
                     self.length = next((n for n in _LENGTHS if n not in self.refused), "")
-                    return f"without {name}" + (f", with {self.length}" if self.length else "")
-                if name in _OPTIONAL and name in body:
-                    self.refused |= {name, "stream_options"} if name == "stream" else {name}
-                    return f"without {name}"
+                    body |= {self.length: value} if self.length else {}
+                    instead = f", with {self.length}" if self.length else ""
+                if name == "stream":
+                    body.pop("stream_options", None)
+                return "" if known else f"without {name}{instead}"
         return None
 
     def _shorten(self, said: str, body: dict[str, Any]) -> str | None:
