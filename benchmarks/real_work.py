@@ -1,12 +1,12 @@
-"""What nano adds to the time of the tools on real packages: an agent repairs one, beside the same commands
-without it.
+"""What nano adds to the time of the tools on real packages, of which an agent mends one bug each.
 
-    python benchmarks/real_work.py [--packages boltons more-itertools] [--seconds 90] [--out FILE]
+    python benchmarks/real_work.py [--packages boltons more-itertools] [--seconds 90] [--plain] [--out FILE]
 
 The packages' source distributions come from the registry by pip. A bug is planted in a copy of each; a
 scripted model runs one test file, looks at the code, mends it, writes a file of 300 lines in one call (a test
-that takes `--seconds`), runs the whole suite, and submits; `--check` runs the test file again. `plain` is the
-time of the same commands in a plain directory, before. Fails if nano adds a tenth of that or more.
+that takes `--seconds`), runs the whole suite, and submits. The commands tell how long they took (`tools`);
+what `nano-coder run` took beyond them, start and snapshots included, is what nano adds. With `--plain` the
+same commands run in a plain directory before. Fails if nano adds a tenth or more.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -45,8 +46,8 @@ class Bug:
 
 BUGS = {
     "boltons": Bug(
-        "boltons", "boltons/iterutils.py", "        if lc < size and do_fill:",
-        "        if lc <= size and do_fill:", "tests/test_iterutils.py",
+        "boltons", "boltons/iterutils.py", "        cur_chunk = list(itertools.islice(src_iter, size))",
+        "        cur_chunk = list(itertools.islice(src_iter, size + 1))", "tests/test_iterutils.py",
     ),
     "more-itertools": Bug(
         "more-itertools", "more_itertools/recipes.py", "    return list(islice(iterable, n))",
@@ -76,6 +77,10 @@ def long_test(seconds: int) -> str:
 def script(bug: Bug, seconds: int) -> tuple[list[str], list[str]]:
     """What the model says, and the shell lines in it."""
     lines = [f"{PYTEST} {bug.test}", f"grep -n '{bug.wrong.strip()}' {bug.path}", f"{PYTEST}"]
+    lines = [
+        f"began=$(date +%s.%N); {line}; code=$?; echo took $began $(date +%s.%N); exit $code"
+        for line in lines
+    ]
     calls: list[tuple[str, dict[str, Any]]] = [
         ("shell", {"command": lines[0]}),
         ("shell", {"command": lines[1]}),
@@ -101,11 +106,11 @@ def fetch(package: str, folder: Path) -> Path:
 
 
 def plain_seconds(project: Path, bug: Bug, lines: Sequence[str], seconds: int) -> float:
-    """The time of the commands, the check included, in a plain copy of the project."""
+    """The time of the commands in a plain copy of the project."""
     copy = project.with_name("plain")
     shutil.copytree(project, copy)
     taken = 0.0
-    for number, line in enumerate([*lines, lines[0]]):
+    for number, line in enumerate(lines):
         if number == 2:
             (copy / bug.path).write_text((copy / bug.path).read_text().replace(bug.wrong, bug.right))
             (copy / "tests/test_long.py").write_text(long_test(seconds))
@@ -120,7 +125,7 @@ def plain_seconds(project: Path, bug: Bug, lines: Sequence[str], seconds: int) -
     return taken
 
 
-def measure(bug: Bug, seconds: int) -> dict[str, Any]:
+def measure(bug: Bug, seconds: int, *, plain: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         project = fetch(bug.package, folder)
@@ -130,7 +135,7 @@ def measure(bug: Bug, seconds: int) -> dict[str, Any]:
         (project / bug.path).write_text(source.replace(bug.right, bug.wrong))
         says, lines = script(bug, seconds)
         (folder / "script.json").write_text(json.dumps(says))
-        plain = plain_seconds(project, bug, lines, seconds)
+        before = plain_seconds(project, bug, lines, seconds) if plain else None
         environment = {
             **os.environ,
             "NANO_HOME": str(folder / "home"),
@@ -138,21 +143,25 @@ def measure(bug: Bug, seconds: int) -> dict[str, Any]:
         }
         started = time.perf_counter()
         done = subprocess.run(
-            [*NANO, "run", "The tests fail. Mend it.", "-C", str(project), "--check", lines[0], "--json",
+            [*NANO, "run", "The tests fail. Mend it.", "-C", str(project), "--json",
              "--model", f"{Path(__file__).resolve()}:policy"],
             env=environment, stdout=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
         total = time.perf_counter() - started
         told = json.loads(done.stdout)
         turns = LogStore.open(str(folder / "home/log.db")).get(told["run"]).turns
-        tools = sum(seen.ended - seen.started for turn in turns for seen in turn.observations)
+        seen = [observation for turn in turns for observation in turn.observations]
+        took = [re.findall(r"took ([\d.]+) ([\d.]+)", observation.text) for observation in seen]
+        tools = sum(float(end) - float(began) for times in took for began, end in times)
         return {
             "package": project.name,
-            "solved": (told["verdict"] or {}).get("reward") == 1.0,
-            "plain": round(plain, 2),
+            "solved": seen[0].exit_code == 1 and seen[-2].exit_code == 0,
+            "tests": re.findall(r"\d+ passed", seen[-2].text),
             "nano": round(total, 2),
-            "in_tool_calls": round(tools, 2),
-            "added": round(total / plain - 1, 4),
+            "tools": round(tools, 2),
+            "added": round(total / tools - 1, 4),
+            "in_calls": round(sum(o.ended - o.started for o in seen), 2),
+            **({"plain": round(before, 2)} if before else {}),
         }
 
 
@@ -162,11 +171,12 @@ def main() -> int:
     )
     parser.add_argument("--packages", nargs="+", default=list(BUGS), choices=list(BUGS))
     parser.add_argument("--seconds", type=int, default=90)
+    parser.add_argument("--plain", action="store_true")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     found = []
     for package in given.packages:
-        found.append(measure(BUGS[package], given.seconds))
+        found.append(measure(BUGS[package], given.seconds, plain=given.plain))
         print(json.dumps(found[-1]), flush=True)
     if given.out:
         given.out.write_text(json.dumps(found, indent=1) + "\n")

@@ -432,10 +432,10 @@ def test_a_corrupt_checkpoint_is_refused(cli: Cli, project: Path, home: Path) ->
 
 
 def test_an_endpoint_that_refuses_ends_the_run(cli: Cli, endpoint: Endpoint, project: Path) -> None:
-    endpoint.script = [401]
+    endpoint.script = [400]
     done = cli("run", "x", "-C", str(project), "--json", *endpoint.flags)
     assert (done.returncode, done.stderr) == (4, "")
-    assert "answered 401" in json.loads(done.stdout)["stop_detail"]
+    assert "answered 400" in json.loads(done.stdout)["stop_detail"]
 
 
 @pytest.fixture(params=["OPENAI_*", "user config"])
@@ -677,14 +677,14 @@ def test_runs_that_all_failed_are_no_result(
 ) -> None:
     write_tasks(tmp_path / "tasks.jsonl", [a_task(key=str(n), check="true") for n in range(3)])
     asked = (command, "--tasks", "tasks.jsonl", *endpoint.flags)
-    endpoint.script = [401] * 3
+    endpoint.script = [400] * 3
     done = cli(*asked, program="nano-rl")
     assert (done.returncode, done.stdout) == (4, "")
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "none of 3 runs could be graded" in line
     assert "policy_error" in line
-    assert "answered 401" in line
-    endpoint.script = [401, *hermes(("submit", {}), ("submit", {}))]
+    assert "answered 400" in line
+    endpoint.script = [400, *hermes(("submit", {}), ("submit", {}))]
     done = cli(*asked, program="nano-rl")
     assert done.returncode == 0
     assert "1 of 3 runs could not be graded" in done.stderr
