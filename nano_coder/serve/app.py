@@ -25,7 +25,7 @@ from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.serve import anthropic, chat, responses
 from nano_coder.serve.conversations import Conversations, UnknownSession
 from nano_coder.serve.request import BadRequest, ModelAnswer, ModelRequest
-from nano_shared.errors import ContextFull, NanoError, PolicyError
+from nano_shared.errors import BudgetExhausted, NanoError, PolicyError
 from nano_shared.printable import printable
 
 _log = logging.getLogger("nano_coder.serve")
@@ -363,22 +363,29 @@ def serve_app(
         await asyncio.to_thread(server.stop)
 
     routes = [Route("/health", server.health), Route("/metrics", _endpoint(server, server.metrics))]
-    for prefix in ("", "/sessions/{session}"):
-        routes += [
-            Route(f"{prefix}/v1/models", _endpoint(server, server.models)),
-            Route(f"{prefix}/v1/models/{{model:path}}", _endpoint(server, server.models)),
-            Route(f"{prefix}/v1/chat/completions", _endpoint(server, server.chat), methods=["POST"]),
-            Route(f"{prefix}/v1/messages", _endpoint(server, server.messages), methods=["POST"]),
-            Route(
-                f"{prefix}/v1/messages/count_tokens", _endpoint(server, server.count_tokens), methods=["POST"]
-            ),
-            Route(f"{prefix}/v1/responses", _endpoint(server, server.responses), methods=["POST"]),
-        ]
+    routes += [*_apis(server, ""), *_apis(server, "/sessions/{session}")]
     routes += [
         Route("/sessions/{session}", _endpoint(server, server.session)),
         Route("/sessions/{session}/reward", _endpoint(server, server.reward), methods=["POST"]),
     ]
     return Starlette(routes=routes, lifespan=lifespan)
+
+
+def episode_app(conversations: Conversations, *, model: str) -> Starlette:
+    """The application of one foreign agent: the APIs alone, so that it cannot reward itself."""
+    return Starlette(routes=_apis(Server(conversations, model=model, keys=(), limits=ServerLimits()), ""))
+
+
+def _apis(server: Server, prefix: str) -> list[Route]:
+    posts = {
+        "chat/completions": server.chat, "messages": server.messages, "responses": server.responses,
+        "messages/count_tokens": server.count_tokens,
+    }  # fmt: skip
+    return [
+        Route(f"{prefix}/v1/models", _endpoint(server, server.models)),
+        Route(f"{prefix}/v1/models/{{model:path}}", _endpoint(server, server.models)),
+        *(Route(f"{prefix}/v1/{p}", _endpoint(server, h), methods=["POST"]) for p, h in posts.items()),
+    ]
 
 
 def _endpoint(server: Server, handler: Any) -> Any:
@@ -414,7 +421,7 @@ def _status(problem: Exception) -> tuple[int, str]:
             429: "rate_limit_error",
         }
         return problem.status, kinds.get(problem.status, "invalid_request_error")
-    if isinstance(problem, ContextFull):
+    if isinstance(problem, BudgetExhausted):
         return 400, "invalid_request_error"
     return (503 if isinstance(problem, PolicyError) else 500), "api_error"
 

@@ -12,27 +12,29 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nano_coder import __version__
 from nano_coder.agent.dialects import DIALECTS
 from nano_coder.agent.dialects.dialect import Parsed
+from nano_coder.agent.loop import turn_seed
 from nano_coder.agent.prompt import system_text
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.serve.request import ClientCall, ClientMessage, ModelAnswer, ModelRequest, OnText
 from nano_coder.serve.text_stream import TextStream
-from nano_shared.errors import LogError
+from nano_shared.errors import BudgetExhausted, LogError, PolicyError
 from nano_shared.hashing import content_hash
 from nano_shared.policy import Conversation, Policy
 from nano_shared.profile import InterfaceProfile
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import (
-    AMBIGUOUS_GENERATOR,
-    SERVED_GENERATOR,
+    AMBIGUOUS_TOOLS,
+    CLIENT_TOOLS,
     Completion,
     Message,
     Provenance,
     Role,
+    Sampling,
     StopReason,
     Task,
     ToolCall,
@@ -46,6 +48,7 @@ from nano_shared.types import (
 MOST_HELD = 1024
 """conversations that can be continued; the one that was used longest ago is forgotten first"""
 REWARD_GRADER = "session reward 1"
+GENERATOR = "nano-serve 1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,27 @@ class ServedModel:
     store: LogStore
     name: str
     """the policy as the user named it"""
+
+
+@dataclass(slots=True, kw_only=True)
+class Episode:
+    """A run that a foreign agent makes: its conversations get this task, sampling and limits."""
+
+    run: Trajectory
+    """without turns; the first conversation gets its id"""
+    sampling: Sampling
+    """what the agent asks for is not used, but for a smaller number of tokens, stop strings and the like"""
+    slot: int | None = None
+    """the policy's slot of the agent"""
+    turns: int = 0
+    tokens: int = 0
+    """sampled so far"""
+    reached: StopReason | None = None
+    """the limit that was reached"""
+
+
+class LimitReached(BudgetExhausted):
+    """The episode has used up its turns or tokens."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -82,8 +106,10 @@ class UnknownSession(LookupError):
 class Conversations:
     """Answers requests, and logs each as a turn of a run. Thread-safe."""
 
-    def __init__(self, model: ServedModel) -> None:
+    def __init__(self, model: ServedModel, episode: Episode | None = None) -> None:
+        """`episode` is the run that a foreign agent makes; without one every opening is a task."""
         self.model = model
+        self._episode = episode
         self._dialect = DIALECTS.find(model.profile.dialect)
         self._lock = threading.Lock()
         self._held: OrderedDict[str, _Held] = OrderedDict()
@@ -98,15 +124,41 @@ class Conversations:
         Raises ContextFull for messages that leave no room, and PolicyError if the backend fails; neither is
         logged.
         """
+        request = self._limited(request)
         held, new = self._place(request, session)
         try:
             return self._sample(held, new, request, on_text)
+        except PolicyError:
+            if self._episode is not None:
+                self._episode.reached = StopReason.POLICY_ERROR
+            raise
         finally:
             with self._lock:
                 held.busy = False
                 held.touched = time.monotonic()
                 if not held.run.own_turns:
                     self._forget(held)
+
+    def _limited(self, request: ModelRequest) -> ModelRequest:
+        """The request under the sampling of the episode. Raises LimitReached."""
+        episode = self._episode
+        if episode is None:
+            return request
+        limits, asked = episode.run.task.limits, request.sampling
+        with self._lock:
+            left = limits.max_tokens - episode.tokens
+            if episode.turns >= limits.max_turns or left <= 0:
+                reached = StopReason.MAX_TOKENS if left <= 0 else StopReason.MAX_TURNS
+                episode.reached = reached
+                raise LimitReached(f"this run's {reached.value} is reached; it ends here")
+            number, episode.turns = episode.turns, episode.turns + 1
+        sampling = episode.sampling.model_copy(
+            update={
+                "max_tokens": min(asked.max_tokens, episode.sampling.max_tokens, left), "stop": asked.stop,
+                "seed": turn_seed(episode.run.seed, number),
+            }
+        )  # fmt: skip
+        return replace(request, sampling=sampling)
 
     def _place(self, request: ModelRequest, session: str) -> tuple[_Held, tuple[ClientMessage, ...]]:
         """The conversation that the request continues or begins, marked as busy, and its new messages."""
@@ -136,21 +188,23 @@ class Conversations:
         return self._hold(fork, held.session, held.keys[:turns])
 
     def _begin(self, request: ModelRequest, session: str, parents: Sequence[str] = ()) -> _Held:
-        model = self.model
+        model, ambiguous = self.model, bool(parents)
         first = next((m.text for m in request.messages if m.role is Role.USER), "")
-        original = {
-            "tools": [_schema(tool) for tool in request.tools], "session": session, "client": request.client,
-            "parents": list(parents),
-        }  # fmt: skip
-        opening = content_hash([[m.key for m in request.messages], original["tools"]])
+        tools = [_schema(tool) for tool in request.tools]
+        opening = content_hash([[m.key for m in request.messages], tools])
+        tools_hash = (AMBIGUOUS_TOOLS if ambiguous else CLIENT_TOOLS) + content_hash(tools)
+        if self._episode is not None:
+            base = self._episode.run
+            id = new_run_id() if base.id in self._held else base.id
+            return self._hold(base.model_copy(update={"id": id, "tools_hash": tools_hash}), session, [])
         task = Task(
             key=f"served-{opening.removeprefix('sha256:')[:16]}",
             prompt=first if first.strip() else "(no message of a user)",
             tools=(),
             provenance=Provenance(
                 source="serve",
-                generator=AMBIGUOUS_GENERATOR if parents else SERVED_GENERATOR,
-                original={"tools": original["tools"]},
+                generator=GENERATOR,
+                original={"tools": list(tools)},
             ),
         )
         run = Trajectory(
@@ -160,7 +214,7 @@ class Conversations:
             profile=model.profile.name,
             profile_hash=model.profile.hash,
             template_hash=model.policy.template_hash,
-            tools_hash=content_hash(original["tools"]),
+            tools_hash=tools_hash,
             policy=model.name,
             started=time.time(),
         )
@@ -233,6 +287,8 @@ class Conversations:
         )
         key = content_hash([request.keys()[-1], answer.message.key])
         with self._lock:
+            if self._episode is not None:
+                self._episode.tokens += answer.sampled_tokens
             held.run = run.model_copy(update={"turns": (*run.turns, turn)})
             held.keys.append(key)
             self._by_key.setdefault((held.session, key), []).append((held, len(held.keys)))
@@ -251,10 +307,10 @@ class Conversations:
                     _unstopped(completion), *((tokens.sampled_ids, tokens.logprobs) if tokens else ((), ()))
                 )
             return completion
-        if on_text is None:
-            return policy.complete(conversation, request.sampling, owner=owner)
-        stream = TextStream(policy.decode, policy.engine.eos_ids, request.sampling.stop, on_text)
-        completion = policy.complete(conversation, request.sampling, owner=owner, on_token=stream.take)
+        stream = TextStream(policy.decode, policy.engine.eos_ids, request.sampling.stop, on_text or _read)
+        slot = self._episode.slot if self._episode else None
+        with policy.lent(slot):
+            completion = policy.complete(conversation, request.sampling, owner=owner, on_token=stream.take)
         stream.finish()
         return completion
 
@@ -321,6 +377,41 @@ class Conversations:
             self.model.store.add_verdict(held.run.id, verdict)
         return [held.run.id for held in found]
 
+    def end_episode(
+        self, snapshot: str, diff: str, stop: StopReason, detail: str | None
+    ) -> Trajectory | None:
+        """End the conversations of the episode. Returns the longest, which left the workspace `snapshot`.
+
+        None if the agent had no conversation.
+        """
+        with self._lock:
+            found = sorted(self._held.values(), key=lambda held: -len(held.run.own_turns))
+            found = [held for held in found if held.run.own_turns]
+            for other in found[1:]:
+                self._end(other)
+            if not found:
+                return None
+            held = found[0]
+            held.ended = True
+        turns, ended = held.run.turns, time.time()
+        answer = turns[-1].completion.text
+        self.model.store.finish(
+            held.run.id,
+            stop=stop,
+            stop_detail=detail,
+            answer=answer,
+            diff=diff,
+            ended=ended,
+            snapshot=snapshot,
+        )
+        last = turns[-1].model_copy(update={"snapshot": snapshot})
+        return held.run.model_copy(
+            update={
+                "turns": (*turns[:-1], last), "stop": stop, "stop_detail": detail, "answer": answer,
+                "diff": diff, "ended": ended,
+            }
+        )  # fmt: skip
+
     def end_idle(self, seconds: float) -> None:
         """End the runs that no request has continued for so long; a later request forks them."""
         now = time.monotonic()
@@ -371,6 +462,10 @@ def _samples(found: Sequence[tuple[_Held, int]]) -> set[object]:
         )
         for held, turns in found
     }
+
+
+def _read(text: str, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> bool:
+    return True
 
 
 def _call(call: ToolCall) -> ClientCall:

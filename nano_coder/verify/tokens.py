@@ -131,7 +131,7 @@ class TokenCheck:
         if profile is None:
             return _no(RefusalCode.OTHER_PROFILE, f"profile {run.profile} is not one of this nano")
         files, conversation = self._files(run), Conversation()
-        served = run.task.is_served
+        served = run.is_served
         if not served:
             conversation = Conversation(first_messages(profile, run.task, files or ()))
         for turn in run.turns:

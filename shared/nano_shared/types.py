@@ -47,9 +47,9 @@ class Split(StrEnum):
 
 
 CONTROL_GENERATOR = "nano-impossible 1"
-SERVED_GENERATOR = "nano-serve 1"
-"""of the task of a conversation that `nano-coder serve` logged"""
-AMBIGUOUS_GENERATOR = "nano-serve 1, of several parents"
+CLIENT_TOOLS = "client:"
+"""what the tools hash of a conversation begins with whose messages and tools a client gave"""
+AMBIGUOUS_TOOLS = f"{CLIENT_TOOLS}ambiguous:"
 """of one that continues what several logged conversations hold"""
 """generator of tasks that were made impossible, to measure hacking"""
 
@@ -240,11 +240,6 @@ class Task(Value):
     def id(self) -> str:
         """Content hash of the whole task, hidden checks included."""
         return content_hash(self.model_dump(mode="json"))
-
-    @property
-    def is_served(self) -> bool:
-        """Whether a client of `nano-coder serve` wrote its messages."""
-        return self.provenance.generator in (SERVED_GENERATOR, AMBIGUOUS_GENERATOR)
 
     @property
     def is_control(self) -> bool:
@@ -535,6 +530,11 @@ class Trajectory(Value):
     """the newest verdict in the log"""
 
     @property
+    def is_served(self) -> bool:
+        """Whether a client of the server gave its messages and tools."""
+        return self.tools_hash.startswith(CLIENT_TOOLS)
+
+    @property
     def last_snapshot(self) -> str | None:
         """The workspace after the last logged turn."""
         return next((t.snapshot for t in reversed(self.turns) if t.snapshot), self.snapshot)
@@ -544,7 +544,11 @@ class Trajectory(Value):
         """Whether the policy left a workspace of which no snapshot can be taken (too large, too deep,
         ...)."""
         acted = next((turn for turn in reversed(self.turns) if turn.calls), None)
-        return self.snapshot is not None and acted is not None and acted.snapshot is None
+        return self.snapshot is not None and acted is not None and self._after(acted) is None
+
+    def _after(self, turn: Turn) -> str | None:
+        """The workspace after a turn; that of a client is known at the end alone."""
+        return self.last_snapshot if self.is_served and self.stop is not None else turn.snapshot
 
     @property
     def inherited(self) -> int:
