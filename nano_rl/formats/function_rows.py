@@ -7,8 +7,9 @@ import ast
 from nano_rl.formats.plain_rows import open_task, plain_cases, target
 from nano_rl.formats.row_format import RowFormat
 from nano_rl.tasks.jsonl import Row, text_field
+from nano_shared.hidden_checks import HiddenChecks
 from nano_shared.refusal import Refused
-from nano_shared.types import HiddenChecks, Task
+from nano_shared.types import Task
 
 _FILE, _TEST = "solution.py", "check_solution.py"
 _EVALPLUS = '''"""Compare with the reference on every input, as EvalPlus does."""

@@ -17,8 +17,9 @@ from nano_rl.formats import harbor_grade
 from nano_rl.formats.folder_format import FolderFormat, Tree, folder_name
 from nano_rl.formats.harbor_config import SCHEMA, HarborConfig, Image, read_config, read_dockerfile
 from nano_rl.tasks.jsonl import to_json
+from nano_shared.hidden_checks import HiddenChecks, RewardFileChecks
 from nano_shared.refusal import Refused
-from nano_shared.types import HiddenChecks, Limits, OracleAction, Provenance, Task
+from nano_shared.types import Limits, OracleAction, Provenance, Task
 
 _PYTEST = "RUN pip install --no-cache-dir pytest==8.4.1\n"
 _ANSWER = f"\n\nWrite your answer to /app/{harbor_grade.ANSWER}."
@@ -151,8 +152,7 @@ def read_harbor(tree: Tree, name: str) -> Task:
         prompt=moved(tree.text("instruction.md"), inside),
         files=image.files,
         limits=Limits(**{key: value for key, value in limits.items() if value is not None}),
-        hidden=HiddenChecks(
-            kind="reward_file",
+        hidden=RewardFileChecks(
             command=_command(config.verifier.env),
             files={f"{TESTS}/{path}": moved(text, inside) for path, text in tests.items()},
             reward_path=REWARD,

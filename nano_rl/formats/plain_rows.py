@@ -9,8 +9,9 @@ from pydantic import JsonValue
 from nano_rl.formats.row_format import RowFormat
 from nano_rl.tasks.jsonl import Row, to_json, validated
 from nano_rl.tasks.published_rows import OpenRow, read_row
+from nano_shared.hidden_checks import HiddenChecks
 from nano_shared.refusal import Refused
-from nano_shared.types import HiddenChecks, Task
+from nano_shared.types import Task
 
 NAME = "rows"
 

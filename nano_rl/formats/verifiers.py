@@ -7,8 +7,9 @@ from typing import Any
 from nano_rl.formats.row_format import RowFormat
 from nano_rl.tasks.jsonl import Row, parse_json, text_field
 from nano_shared.hashing import content_hash
+from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.refusal import Refused
-from nano_shared.types import HiddenChecks, Provenance, Task
+from nano_shared.types import Provenance, Task
 
 NAME = "verifiers"
 
@@ -26,7 +27,7 @@ def read_row(row: Row) -> Task:
     return Task(
         key=_key(row),
         prompt=prompt,
-        hidden=HiddenChecks(kind="answer", answer=answer) if answer else None,
+        hidden=AnswerChecks(answer=answer) if answer else None,
         provenance=Provenance(source=str(row.get("task") or NAME)),
     )
 

@@ -17,7 +17,8 @@ from nano_rl.tasks.mutant_survey import KILLED, MutantReport, NotSurveyed, surve
 from nano_rl.tasks.oracle import oracle_policy
 from nano_shared import snapshot
 from nano_shared.errors import SandboxError, UsageError
-from nano_shared.types import Case, HiddenChecks, StopReason, Task, Trajectory, Verdict
+from nano_shared.hidden_checks import Case, HiddenChecks
+from nano_shared.types import StopReason, Task, Trajectory, Verdict
 
 LONG_ENOUGH = 24
 """length from which a line of a hidden file that is also shown counts as leaked"""

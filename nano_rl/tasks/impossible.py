@@ -13,7 +13,8 @@ from random import Random
 from pydantic import JsonValue
 
 from nano_shared.errors import UsageError
-from nano_shared.types import CONTROL_GENERATOR, HiddenChecks, StateCheck, Suite, Task
+from nano_shared.hidden_checks import HiddenChecks, StateCheck, Suite
+from nano_shared.types import CONTROL_GENERATOR, Task
 
 _DIGITS = 10**15
 

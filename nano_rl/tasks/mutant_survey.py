@@ -20,7 +20,8 @@ from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.tasks.mutate import mutants
 from nano_shared.errors import SandboxError
 from nano_shared.hashing import canonical_json
-from nano_shared.types import Case, HiddenChecks, Limits, Task
+from nano_shared.hidden_checks import Case, HiddenChecks
+from nano_shared.types import Limits, Task
 
 
 def further_calls(cases: Sequence[Case], rng: random.Random, count: int) -> list[dict[str, Any]]:

@@ -12,7 +12,8 @@ from nano_shared import journal, schema, selection
 from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback
 from nano_shared.rows import feedback_from, verdict_from
-from nano_shared.types import Trajectory, Value, Verdict
+from nano_shared.types import Trajectory, Verdict
+from nano_shared.value import Value
 
 
 class LoggedRun(Value):

@@ -15,7 +15,8 @@ from nano_coder.grading.source_measure import measured
 from nano_coder.grading.used_names import used_names
 from nano_coder.sandbox import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
-from nano_shared.types import Case, HiddenChecks, Metric, Suite, Task, Verdict
+from nano_shared.hidden_checks import Case, HiddenChecks, Metric, Suite
+from nano_shared.types import Task, Verdict
 
 
 @functools.cache

@@ -14,7 +14,8 @@ from oddities import CASES, SUITES
 from nano_coder.grading.grade import grade
 from nano_coder.sandbox import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
-from nano_shared.types import Case, HiddenChecks, Suite, Task, Verdict
+from nano_shared.hidden_checks import Case, HiddenChecks, Suite
+from nano_shared.types import Task, Verdict
 
 
 @functools.cache

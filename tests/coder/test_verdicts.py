@@ -41,7 +41,7 @@ def sandbox() -> Sandbox:
 
 def _cases(source: str, sandbox: Sandbox, **changes: Any) -> Verdict:
     cases = (Case(args=[[1, 2]], expected=3), Case(args=[[2, 2]], expected=4))
-    hidden = HiddenChecks(kind="cases", entry_point="add_all", cases=cases)
+    hidden = CaseChecks(entry_point="add_all", cases=cases)
     task = Task(key="k", prompt="p", artifacts=("sol.py",), hidden=hidden, limits=LIMITS, **changes)
     return grade(task, files={"sol.py": dedent(source).encode()}, answer=None, sandbox=sandbox)
 
@@ -56,7 +56,7 @@ def _suite(
     **changes: Any,
 ) -> Verdict:
     suite = Suite(framework=framework, files={"test_it.py": dedent(tests)}, strict=strict)  # type: ignore[arg-type]
-    hidden = HiddenChecks(kind="suite", suite=suite)
+    hidden = SuiteChecks(suite=suite)
     task = Task(key="k", prompt="p", artifacts=("sol.py",), hidden=hidden, limits=LIMITS, **changes)
     return grade(task, files={"sol.py": dedent(source).encode()}, answer=None, sandbox=sandbox)
 
@@ -229,7 +229,7 @@ def _ruined(source: str, folder: Path, first: tuple[str, ...] = ()) -> tuple[Tra
         files={"a.py": "def f(x): return x\n"},
         artifacts=("a.py",),
         limits=limits(memory_mb=1024),
-        hidden=HiddenChecks(kind="cases", entry_point="f", cases=cases),
+        hidden=CaseChecks(entry_point="f", cases=cases),
     )
     runtime = a_runtime(folder, [*first, act("python", code=source), act("shell", command="ls"), SUBMIT])
     return grade_run(run_task(task, runtime), runtime), runtime
@@ -310,7 +310,7 @@ def test_new_bytes_of_one_run_are_limited_and_it_is_told(
 
 
 def test_a_run_whose_sandbox_failed_has_no_reward(tmp_path: Path) -> None:
-    hidden = HiddenChecks(kind="cases", entry_point="f", cases=(Case(),))
+    hidden = CaseChecks(entry_point="f", cases=(Case(),))
     gone = _Gone(open_sandbox("ns"))
     runtime = a_runtime(tmp_path, [act("shell", command="ls"), SUBMIT], sandbox=gone)
     run = grade_run(run_task(a_task(artifacts=("a.py",), hidden=hidden), runtime), runtime)

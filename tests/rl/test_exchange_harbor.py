@@ -11,8 +11,19 @@ import pytest
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.formats.folder_format import read_tree
 from nano_rl.formats.harbor import HARBOR
+from nano_shared.hidden_checks import (
+    AnswerChecks,
+    Case,
+    CaseChecks,
+    CommandChecks,
+    MutantChecks,
+    StateCheck,
+    StateChecks,
+    Suite,
+    SuiteChecks,
+)
 from nano_shared.refusal import Refused
-from nano_shared.types import Case, HiddenChecks, StateCheck, Suite, Task
+from nano_shared.types import Task
 
 EXAMPLE = Path(__file__).parent / "data" / "harbor_words"
 
@@ -84,31 +95,28 @@ def test_what_needs_a_container_is_refused_with_its_place(
 
 GRADED = {
     "cases": (
-        HiddenChecks(kind="cases", entry_point="inc", cases=(Case(args=[1], expected=2),)),
+        CaseChecks(entry_point="inc", cases=(Case(args=[1], expected=2),)),
         {"s.py": "def inc(n):\n    return n + 1\n"},
         {"s.py": "def inc(n):\n    return True\n"},
     ),
-    "answer": (HiddenChecks(kind="answer", answer=4), {"answer.txt": "4\n"}, {"answer.txt": "5"}),
+    "answer": (AnswerChecks(answer=4), {"answer.txt": "4\n"}, {"answer.txt": "5"}),
     "command": (
-        HiddenChecks(kind="command", command="sh check.sh", files={"check.sh": "test -f done"}),
+        CommandChecks(command="sh check.sh", files={"check.sh": "test -f done"}),
         {"done": ""},
         {"check.sh": "exit 0"},
     ),
     "suite": (
-        HiddenChecks(
-            kind="suite", suite=Suite(framework="script", files={"t.py": "from s import x\nassert x == 1"})
-        ),
+        SuiteChecks(suite=Suite(framework="script", files={"t.py": "from s import x\nassert x == 1"})),
         {"s.py": "x = 1"},
         {"s.py": "x = 2"},
     ),
     "state": (
-        HiddenChecks(kind="state", state=(StateCheck(kind="json", path="a.json", expected=[1, None]),)),
+        StateChecks(state=(StateCheck(kind="json", path="a.json", expected=[1, None]),)),
         {"a.json": "[1, null]"},
         {"a.json": "[1, 0]"},
     ),
     "mutants": (
-        HiddenChecks(
-            kind="mutants",
+        MutantChecks(
             mutants={"minus": "def f(n): return n - 1"},
             reference="def f(n): return n + 1",
             module="s.py",

@@ -10,7 +10,8 @@ from nano_rl.suites.functions.admitted_program import AdmittedProgram, claim
 from nano_rl.suites.functions.grammar import draw_admitted
 from nano_rl.suites.functions.program import Program, compile_function, outcome
 from nano_rl.tasks.mutate import Mutant
-from nano_shared.types import Case, HiddenChecks, Split
+from nano_shared.hidden_checks import Case, CaseChecks, HiddenChecks
+from nano_shared.types import Split
 
 TOPS = ("overview", "summary", "report_all", "collect_results", "run_all", "dashboard")
 
@@ -77,7 +78,7 @@ class Top:
 
     @property
     def hidden(self) -> HiddenChecks:
-        return HiddenChecks(kind="cases", entry_point=self.name, cases=self.cases)
+        return CaseChecks(entry_point=self.name, cases=self.cases)
 
 
 def top_of(admitted_programs: Sequence[AdmittedProgram], rng: random.Random) -> Top:

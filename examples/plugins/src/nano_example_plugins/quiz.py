@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nano_rl.formats.row_format import ReadOptions
+from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.refusal import Refusal, Refused
-from nano_shared.types import HiddenChecks, Task
+from nano_shared.types import Task
 
 
 class Quiz:
@@ -18,7 +19,7 @@ class Quiz:
             if not tab:
                 yield Refusal.of(f"{path}:{number}", Refused("line", "holds no tab"))
                 continue
-            hidden = HiddenChecks(kind="answer", answer=answer)
+            hidden = AnswerChecks(answer=answer)
             yield Task(key=f"quiz:{question}", prompt=question, tools=("submit",), hidden=hidden)
 
     def refusals(self, tasks: Sequence[Task]) -> list[Refusal]:
