@@ -118,7 +118,7 @@ def make_tasks(count: int) -> list[Task]:
 
 def demonstration(task: Task, random: Random, wrong: float) -> str:
     """An answer as the policy is first taught: a reason in one of four, sometimes a wrong number."""
-    assert task.hidden is not None
+    assert isinstance(task.hidden, AnswerChecks)
     right = int(str(task.hidden.answer))
     number = random.randrange(2, 100) if random.random() < wrong else right
     words = [random.choice(FILLERS) for _ in range(random.randrange(3))]

@@ -14,7 +14,7 @@ from nano_coder.grading.end_state import run_state, state_files
 from nano_coder.grading.graders import GRADER
 from nano_coder.grading.mutant_check import REFERENCE, killed, run_mutants
 from nano_coder.grading.one_process_suite import run_strict
-from nano_coder.grading.reasoning_gym_scorer import grade_score
+from nano_coder.grading.reasoning_gym_scorer import AnswerScore, score_answer
 from nano_coder.grading.two_jail_suite import Job, NeedsStrict, run_suite
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import LogError, SandboxError, UsageError
@@ -83,17 +83,6 @@ LARGEST_ARTIFACT = 1 << 20
 _ATTEMPTS = 2
 _LONGEST_DETAIL = 500
 _MOST_FINDINGS = 50
-
-__all__ = [
-    "GRADER",
-    "LARGEST_ARTIFACT",
-    "decided",
-    "grade",
-    "graded_files",
-    "graded_hash",
-    "shortened",
-    "ungraded",
-]
 
 
 def grade(
@@ -223,20 +212,16 @@ def _grade(
 ) -> Verdict:
     """Grade once. Raises whatever goes wrong."""
     if isinstance(hidden, AnswerChecks):
-        if hidden.scorer is None:
-            return _grade_answer(hidden, answer)
-        return grade_score(hidden.scorer, hidden.answer, answer, sandbox)
+        return _grade_answer(hidden, answer, sandbox)
     wanted = {name: files[name] for name in graded_files(task) if name in files}
     if isinstance(hidden, StateChecks):
         outcome = run_state(hidden, wanted, others, answer, task.limits, sandbox)
-        components: dict[str, float | None] = {"tests": outcome.passed}
     else:
         outcome = _run_artifacts(task, hidden, wanted, sandbox)
-        components = _components(hidden, outcome)
     strict = isinstance(hidden, SuiteChecks) and hidden.suite.strict and set(wanted) == set(task.artifacts)
     return Verdict(
         reward=float(outcome.right),
-        components=components,
+        components=_components(hidden, outcome),
         checks=outcome.checks,
         tampering=outcome.tampering,
         failure_kind=outcome.failure_kind,
@@ -246,13 +231,18 @@ def _grade(
     )
 
 
-def _grade_answer(hidden: AnswerChecks, answer: str | None) -> Verdict:
-    right = same_answer(answer, hidden.answer)
+def _grade_answer(hidden: AnswerChecks, answer: str | None, sandbox: Sandbox) -> Verdict:
+    if hidden.scorer is None:
+        score = AnswerScore(float(same_answer(answer, hidden.answer)))
+    else:
+        score = score_answer(answer, hidden.answer, hidden.scorer, sandbox)
+    right = score.value >= 1 - 1e-9
     return Verdict(
         reward=float(right),
-        components={"tests": float(right)},
+        components={"tests": score.value},
         checks={"answer": "pass" if right else "fail"},
-        failure_kind="no_answer" if answer is None else None,
+        tampering=score.tampering,
+        failure_kind="no_answer" if answer is None else score.failure_kind,
         trust=Trust.HIDDEN,
         grader=GRADER,
         graded_hash=content_hash(["answer", answer]),
@@ -283,7 +273,7 @@ def _check_names(hidden: ArtifactChecks) -> list[str]:
     return names(hidden.cases) if isinstance(hidden, CaseChecks) else ["tests"]
 
 
-def _components(hidden: ArtifactChecks, outcome: GradingOutcome) -> dict[str, float | None]:
+def _components(hidden: StateChecks | ArtifactChecks, outcome: GradingOutcome) -> dict[str, float | None]:
     """Scores by name: mutants, bounds on metrics, and all other checks together."""
     if isinstance(hidden, MutantChecks):
         return {"mutants_killed": killed(outcome)}

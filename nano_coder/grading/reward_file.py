@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nano_coder.grading.command_check import settle, with_scripts
-from nano_coder.grading.command_run import CommandRunner, check_patience, tree_hash, workspace_jail
+from nano_coder.grading.command_run import CommandRun, check_patience, tree_hash, workspace_jail
 from nano_coder.grading.graders import GRADER
 from nano_coder.grading.protected_files import Deciding
 from nano_coder.sandbox.protocol import ExecResult, Sandbox, Traceable
@@ -58,7 +58,7 @@ def grade_reward_file(
     path = reward_path(hidden.reward_path)
     command = hidden.command
     start, seconds = _without(before, path)[0], check_patience(limits)
-    check = CommandRunner(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
+    check = CommandRun(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
     reads = check.original(start).reads if isinstance(sandbox, Traceable) else None
     settled = settle(check, Deciding(command, before, blobs, editable, frozenset(hidden.files)), after, reads)
     tree, planted = _without(with_scripts(settled, after), path)

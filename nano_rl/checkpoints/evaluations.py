@@ -24,8 +24,7 @@ from nano_shared.durable import file_hash, write_text
 from nano_shared.errors import CheckpointError
 from nano_shared.hashing import content_hash, new_run_id
 from nano_shared.scratch import nano_home
-from nano_shared.types import Split, Task, Trajectory
-from nano_shared.value import Value
+from nano_shared.types import Split, Task, Trajectory, Value
 
 
 class TaskOutcome(Value):

@@ -9,8 +9,7 @@ from nano_rl.checkpoints.evaluations import Conditions, Evaluation, stored_evalu
 from nano_rl.checkpoints.statistics import bootstrap, by_cluster, sign_flip
 from nano_shared.checkpoint import Manifest
 from nano_shared.errors import UsageError
-from nano_shared.types import Split
-from nano_shared.value import Value
+from nano_shared.types import Split, Value
 
 ALPHA = 0.025
 """significance level of the one-sided tests"""

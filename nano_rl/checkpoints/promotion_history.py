@@ -28,7 +28,7 @@ from nano_shared.checkpoint import (
 )
 from nano_shared.durable import file_hash, write_text
 from nano_shared.errors import CheckpointError, UsageError
-from nano_shared.value import Value
+from nano_shared.types import Value
 
 HISTORY = "promotions.json"
 

@@ -28,8 +28,7 @@ from nano_rl.tasks.oracle import ORACLE, oracle_policy
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.settings_options import Settings
-from nano_shared.types import Trajectory
-from nano_shared.value import Value
+from nano_shared.types import Trajectory, Value
 
 
 class Worth(Value):

@@ -35,10 +35,10 @@ def read_row(row: Row) -> Task:
 def write_row(task: Task) -> Row:
     """`answer` is the expected answer where there is one; every other check is `nano_task`'s to make."""
     hidden = task.hidden
-    is_text = hidden is not None and hidden.kind == "answer" and isinstance(hidden.answer, str)
+    answer = hidden.answer if isinstance(hidden, AnswerChecks) else None
     return {
         "prompt": [{"role": "user", "content": task.prompt}],
-        "answer": hidden.answer if hidden is not None and is_text else "",
+        "answer": answer if isinstance(answer, str) else "",
         "info": {"key": task.key},
         "task": task.view or task.family or "nano",
     }

@@ -20,8 +20,7 @@ from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.tasks.jsonl import read_rows, validated, write_lines
 from nano_shared.errors import PolicyError, UsageError
 from nano_shared.refusal import Refusal, Refused
-from nano_shared.types import Message, Role, Split
-from nano_shared.value import Value
+from nano_shared.types import Message, Role, Split, Value
 
 
 class TokenRow(Value):

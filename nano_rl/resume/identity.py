@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
-from nano_shared.value import Value
+from nano_shared.types import Value
 
 FREE = ("steps", "save_every", "keep_states", "max_tokens", "heartbeat_seconds")
 """settings that do not affect the steps done so far, so that `resume` may change them"""

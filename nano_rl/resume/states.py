@@ -24,7 +24,7 @@ from torch import Tensor
 from nano_rl.resume.identity import Identity
 from nano_shared.durable import durable_folder, file_hash, sweep, write_text
 from nano_shared.errors import CheckpointError
-from nano_shared.value import Value
+from nano_shared.types import Value
 
 _TENSOR, _DICT = "tensor", "dict"
 

@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from nano_coder.grading.used_names import used_names
-from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks, HiddenChecks, Suite, SuiteChecks
+from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks, Suite, SuiteChecks
 from nano_shared.refusal import Refused
 from nano_shared.strict_json import json_object, refusing_invalid
 from nano_shared.types import OracleAction, Provenance, Task, stays_inside
@@ -135,7 +135,7 @@ class OpenRow(_Row):
             provenance=Provenance(source=self.source, licence=self.licence),
         )  # fmt: skip
 
-    def _hidden(self) -> HiddenChecks:
+    def _hidden(self) -> AnswerChecks | SuiteChecks:
         tests = self.tests
         if tests.runner == "literal":
             return AnswerChecks(answer=tests.expected)

@@ -19,8 +19,7 @@ from nano_shared.durable import durable_folder, file_hash, sweep, write_text
 from nano_shared.errors import CheckpointError
 from nano_shared.hashing import content_hash
 from nano_shared.scratch import nano_home
-from nano_shared.types import Split
-from nano_shared.value import Value
+from nano_shared.types import Split, Value
 
 MANIFEST = "manifest.json"
 LATEST = "latest"

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field, model_validator
 
-from nano_shared.value import Value
+from nano_shared.types import Value
 
 
 class FeedbackKind(StrEnum):

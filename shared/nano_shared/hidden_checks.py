@@ -60,8 +60,6 @@ class Metric(Value):
 
 
 class CaseChecks(ChecksOfAKind):
-    """Calls of a function, compared outside its jail."""
-
     kind: Literal["cases"] = "cases"
     entry_point: str = Field(min_length=1)
     """the function that is called"""
@@ -85,8 +83,6 @@ class Scorer(Value):
 
 
 class AnswerChecks(ChecksOfAKind):
-    """The submitted value."""
-
     kind: Literal["answer"] = "answer"
     answer: JsonValue = None
     """the value to submit"""
@@ -94,14 +90,17 @@ class AnswerChecks(ChecksOfAKind):
     """scorer for answers that differ from `answer`"""
 
 
-class CommandChecks(ChecksOfAKind):
-    """The exit code of a command."""
+class WorkspaceChecks(ChecksOfAKind):
+    """A command that runs on the whole workspace."""
 
-    kind: Literal["command"] = "command"
     command: str = Field(min_length=1)
     """a shell line run in a fresh jail on the original files plus the diff"""
     files: dict[str, str] = {}
     """test files, added to the workspace when it is graded and never before"""
+
+
+class CommandChecks(WorkspaceChecks):
+    kind: Literal["command"] = "command"
 
 
 class Suite(Value):
@@ -118,8 +117,6 @@ class Suite(Value):
 
 
 class SuiteChecks(ChecksOfAKind):
-    """A test suite."""
-
     kind: Literal["suite"] = "suite"
     entry_point: str | None = None
     """the function that the prompt names; not used in grading"""
@@ -149,8 +146,6 @@ class StateCheck(Value):
 
 
 class StateChecks(ChecksOfAKind):
-    """The end state: files, database rows and the answer."""
-
     kind: Literal["state"] = "state"
     state: tuple[StateCheck, ...] = Field(min_length=1)
 
@@ -167,24 +162,17 @@ class MutantChecks(ChecksOfAKind):
     """file that the tests import; reference and mutants are put there"""
 
 
-class RewardFileChecks(ChecksOfAKind):
-    """The reward that a command writes into a file."""
-
+class RewardFileChecks(WorkspaceChecks):
     kind: Literal["reward_file"] = "reward_file"
-    command: str = Field(min_length=1)
-    """a shell line run in a fresh jail on the original files plus the diff"""
-    files: dict[str, str] = {}
-    """test files, added to the workspace when it is graded and never before"""
     reward_path: str = Field(min_length=1)
     """file in which the command leaves its reward, a number or a JSON object of numbers"""
 
 
 ArtifactChecks = CaseChecks | SuiteChecks | MutantChecks
 """checks of the task's artifacts"""
-WorkspaceChecks = CommandChecks | RewardFileChecks
-"""checks of the whole workspace"""
 HiddenChecks = Annotated[
-    ArtifactChecks | WorkspaceChecks | AnswerChecks | StateChecks, Field(discriminator="kind")
+    ArtifactChecks | AnswerChecks | StateChecks | CommandChecks | RewardFileChecks,
+    Field(discriminator="kind"),
 ]
 
 

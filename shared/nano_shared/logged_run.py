@@ -12,8 +12,7 @@ from nano_shared import journal, schema, selection
 from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback
 from nano_shared.rows import feedback_from, verdict_from
-from nano_shared.types import Trajectory, Verdict
-from nano_shared.value import Value
+from nano_shared.types import Trajectory, Value, Verdict
 
 
 class LoggedRun(Value):

@@ -7,8 +7,7 @@ hash is frozen by a test, and a reworded prompt is a new profile under a new nam
 from __future__ import annotations
 
 from nano_shared.hashing import content_hash
-from nano_shared.types import ToolSpec
-from nano_shared.value import Value
+from nano_shared.types import ToolSpec, Value
 
 
 class ObservationFormat(Value):

@@ -14,8 +14,7 @@ from nano_shared.errors import LogError
 from nano_shared.journal import HINT
 from nano_shared.rows import trajectory_from
 from nano_shared.schema import ExactText
-from nano_shared.types import Split, StopReason, Task, Trajectory
-from nano_shared.value import Value
+from nano_shared.types import Split, StopReason, Task, Trajectory, Value
 
 
 class RunSummary(Value):

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, JsonValue, field_validator, model_va
 from nano_shared.hashing import content_hash
 from nano_shared.hidden_checks import HiddenChecks
 from nano_shared.printable import printable
-from nano_shared.value import Value
+from nano_shared.value import Value as Value
 
 # --------------------------------------------------------------------------------------------- task
 

@@ -21,7 +21,6 @@ from nano_coder.verify.tokens import expected_hash
 from nano_shared.snapshot import Quota, apply, snapshot_directory
 from nano_shared.types import (
     Case,
-    HiddenChecks,
     Limits,
     OracleAction,
     StopReason,

@@ -21,8 +21,7 @@ from typing import Any, Literal, TextIO
 from pydantic import Field, JsonValue
 
 from nano_shared.errors import NanoError
-from nano_shared.types import Sampling, Task
-from nano_shared.value import Value
+from nano_shared.types import Sampling, Task, Value
 
 CONFIG_FILE = "worker.json"
 """name of the worker's config in the folder that trainer and worker share"""

@@ -10,7 +10,7 @@ from nano_rl.suites.functions.admitted_program import AdmittedProgram, claim
 from nano_rl.suites.functions.grammar import draw_admitted
 from nano_rl.suites.functions.program import Program, compile_function, outcome
 from nano_rl.tasks.mutate import Mutant
-from nano_shared.hidden_checks import Case, CaseChecks, HiddenChecks
+from nano_shared.hidden_checks import Case, CaseChecks
 from nano_shared.types import Split
 
 TOPS = ("overview", "summary", "report_all", "collect_results", "run_all", "dashboard")
@@ -77,7 +77,7 @@ class Top:
     cases: tuple[Case, ...]
 
     @property
-    def hidden(self) -> HiddenChecks:
+    def hidden(self) -> CaseChecks:
         return CaseChecks(entry_point=self.name, cases=self.cases)
 
 

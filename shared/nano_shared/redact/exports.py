@@ -23,8 +23,7 @@ from nano_shared.redact import Known, Redactor, scrub_trajectory
 from nano_shared.redact.trajectory import learn, scrub_value
 from nano_shared.selection import Heading
 from nano_shared.store import LogStore
-from nano_shared.types import Trajectory
-from nano_shared.value import Value
+from nano_shared.types import Trajectory, Value
 
 V = TypeVar("V", bound=Value)
 

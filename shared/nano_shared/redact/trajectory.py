@@ -13,8 +13,7 @@ from nano_shared.errors import LogError
 from nano_shared.policy import DecodeIds
 from nano_shared.redact.patterns import Known
 from nano_shared.redact.redactor import Redactor
-from nano_shared.types import REDACTED_ID, Trajectory, Turn, TurnTokens
-from nano_shared.value import Value
+from nano_shared.types import REDACTED_ID, Trajectory, Turn, TurnTokens, Value
 
 
 def masked_positions(ids: Sequence[int], decode: DecodeIds, redactor: Redactor, known: Known) -> set[int]:

@@ -24,10 +24,14 @@ class Quiz:
 
     def refusals(self, tasks: Sequence[Task]) -> list[Refusal]:
         wrong = Refused("hidden", "is no answer, and a quiz holds nothing else")
-        return [Refusal.of(t.key, wrong) for t in tasks if t.hidden is None or t.hidden.kind != "answer"]
+        return [Refusal.of(t.key, wrong) for t in tasks if not isinstance(t.hidden, AnswerChecks)]
 
     def write(self, tasks: Sequence[Task], path: Path) -> None:
-        rows = [f"{task.prompt}\t{task.hidden.answer}\n" for task in tasks if task.hidden is not None]
+        rows = [
+            f"{task.prompt}\t{task.hidden.answer}\n"
+            for task in tasks
+            if isinstance(task.hidden, AnswerChecks)
+        ]
         path.write_text("".join(rows))
 
 
