@@ -18,17 +18,9 @@ from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.sandbox import Jail, Sandbox, open_sandbox
 from nano_coder.sandbox.namespaces import NsJail
 from nano_coder.verify.tokens import expected_hash
+from nano_shared.hidden_checks import Case, CaseChecks, Suite, SuiteChecks
 from nano_shared.snapshot import Quota, apply, snapshot_directory
-from nano_shared.types import (
-    Case,
-    Limits,
-    OracleAction,
-    StopReason,
-    Suite,
-    Task,
-    Trajectory,
-    Verdict,
-)  # fmt: skip
+from nano_shared.types import Limits, OracleAction, StopReason, Task, Trajectory, Verdict
 
 LIMITS = Limits(memory_mb=512, tool_seconds=60)
 

@@ -17,6 +17,7 @@ from nano_shared.hidden_checks import (
     CaseChecks,
     CommandChecks,
     MutantChecks,
+    RewardFileChecks,
     StateCheck,
     StateChecks,
     Suite,
@@ -42,7 +43,7 @@ def test_paths_of_the_container_are_moved_into_the_jail() -> None:
 @pytest.mark.parametrize(("solved", "reward"), [(True, b"1\n"), (False, b"0\n")])
 def test_the_verifier_runs_in_a_jail(solved: bool, reward: bytes) -> None:
     task = imported(EXAMPLE)
-    assert task.hidden is not None
+    assert isinstance(task.hidden, RewardFileChecks)
     assert task.oracle is not None
     with closing(open_sandbox().open(None, task.limits)) as jail:
         for name, text in task.files.items():
@@ -52,8 +53,8 @@ def test_the_verifier_runs_in_a_jail(solved: bool, reward: bytes) -> None:
             assert done.ok, done.stderr
         for name, text in task.hidden.files.items():
             jail.write(name, text.encode())
-        jail.run(["/bin/sh", "-c", str(task.hidden.command)])
-        assert jail.read(str(task.hidden.reward_path)) == reward
+        jail.run(["/bin/sh", "-c", task.hidden.command])
+        assert jail.read(task.hidden.reward_path) == reward
 
 
 REFUSED = {
