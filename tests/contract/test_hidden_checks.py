@@ -145,7 +145,7 @@ def test_a_log_with_an_old_row_is_read(old: dict[str, Any], tmp_path: Path) -> N
         store.append(a_run(task=task))
     with closing(sqlite3.connect(tmp_path / "log.db")) as database, database:
         body = json.dumps(old["row"])
-        changed = database.execute("UPDATE tasks SET body = ? WHERE id = ?", (body, old["id"]))
+        changed = database.execute("UPDATE log_tasks SET body = ? WHERE id = ?", (body, old["id"]))
         assert changed.rowcount == 1
     with LogStore.open(tmp_path / "log.db") as store:
         assert store.get("run1").task == task
