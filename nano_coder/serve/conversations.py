@@ -289,6 +289,8 @@ class Conversations:
         with self._lock:
             if self._episode is not None:
                 self._episode.tokens += answer.sampled_tokens
+                if self._episode.tokens >= run.task.limits.max_tokens:
+                    self._episode.reached = StopReason.MAX_TOKENS
             held.run = run.model_copy(update={"turns": (*run.turns, turn)})
             held.keys.append(key)
             self._by_key.setdefault((held.session, key), []).append((held, len(held.keys)))

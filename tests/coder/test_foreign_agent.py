@@ -20,14 +20,15 @@ from nano_coder.verify.trainable import verify
 from nano_rl.gather.rollouts import collect
 from nano_rl.learn.rows.group import form_groups
 from nano_shared.errors import UsageError
+from nano_shared.hidden_checks import CommandChecks
 from nano_shared.store import LogStore
-from nano_shared.types import HiddenChecks, Limits, Sampling, StopReason, Task
+from nano_shared.types import Limits, Sampling, StopReason, Task
 
 AGENT = """
 import json, os, subprocess, sys, urllib.request
 
 def ask(messages):
-    body = {"model": "m", "messages": messages, "max_tokens": 64, "tools": TOOLS}
+    body = {"model": "m", "messages": messages, "max_tokens": 600, "tools": TOOLS}
     request = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(),
         {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
@@ -73,7 +74,7 @@ def runtime(tmp_path: Path, agent: ForeignAgent) -> Callable[..., Runtime]:
 
 
 def task(**more: Any) -> Task:
-    check = HiddenChecks(kind="command", command="grep -qx hi hello.txt")
+    check = CommandChecks(command="grep -qx hi hello.txt")
     return Task(key="hello", prompt="Write 'hi' into hello.txt", hidden=check, **more)
 
 
@@ -127,14 +128,15 @@ def test_the_policy_samples_as_the_rollout_says(
     opened = open_weights(str(tiny_folder))
     policy = local_policy(opened.loaded, opened.profile)
     made = runtime(policy, COMPACT_1, sampling=Sampling(temperature=1.0, max_tokens=12))
-    runs = collect([task(), task(artifacts=("hello.txt",))], made, group_size=3, seed=4)
+    runs = collect([task()], made, group_size=3, seed=4)
     check = TokenCheck(template=policy.template, eos_ids=policy.engine.eos_ids, blobs=made.store.blobs)
     for run in runs:
         assert run.turns[0].completion.sampling.temperature == 1.0
         assert check.findings(run) == []
-    assert [len(group.members) for group in form_groups(runs)] in ([3, 3], [6])
+    (group,) = form_groups(runs)
+    assert len(group.members) == 3
     again = collect([task()], made, group_size=3, seed=4)
-    texts = [[turn.completion.text for turn in run.turns] for run in runs[:3]]
+    texts = [[turn.completion.text for turn in run.turns] for run in runs]
     assert [[turn.completion.text for turn in run.turns] for run in again] == texts
 
 
