@@ -83,14 +83,14 @@ def run_foreign_agent(agent: ForeignAgent, begun: Trajectory, start: str, runtim
     """
     try:
         from nano_coder.serve.app import episode_app
-        from nano_coder.serve.conversations import Conversations, Episode, ServedModel
+        from nano_coder.serve.conversations import AgentEpisode, Conversations, ServedModel
     except ModuleNotFoundError as problem:
         if (problem.name or "").startswith("nano"):
             raise
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
 
     task, policy = begun.task, runtime.policy
-    episode = Episode(run=begun, sampling=runtime.sampling, slot=getattr(policy, "slot", None))
+    episode = AgentEpisode(run=begun, sampling=runtime.sampling, slot=getattr(policy, "slot", None))
     model = ServedModel(policy=policy, profile=runtime.profile, store=runtime.store, name=begun.policy)
     conversations = Conversations(model, episode)
     with scratch_folder("start", in_memory()) as folder:

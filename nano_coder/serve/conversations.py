@@ -63,7 +63,7 @@ class ServedModel:
 
 
 @dataclass(slots=True, kw_only=True)
-class Episode:
+class AgentEpisode:
     """A run that a foreign agent makes: its conversations get this task, sampling and limits."""
 
     run: Trajectory
@@ -106,7 +106,7 @@ class UnknownSession(LookupError):
 class Conversations:
     """Answers requests, and logs each as a turn of a run. Thread-safe."""
 
-    def __init__(self, model: ServedModel, episode: Episode | None = None) -> None:
+    def __init__(self, model: ServedModel, episode: AgentEpisode | None = None) -> None:
         """`episode` is the run that a foreign agent makes; without one every opening is a task."""
         self.model = model
         self._episode = episode
