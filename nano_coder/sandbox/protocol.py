@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,6 +161,15 @@ def connected(sandbox: Sandbox, hosts: frozenset[str]) -> Sandbox:
     if not isinstance(sandbox, SupportsHosts):
         raise UsageError(f"the sandbox {sandbox.name!r} has no way out to named hosts; use --sandbox ns")
     return sandbox.with_hosts(hosts)
+
+
+@runtime_checkable
+class SupportsListening(Protocol):
+    """A sandbox that can open a socket in a jail for this process to answer on."""
+
+    def open_listening(self, workspace: Path | None, limits: Limits) -> tuple[Jail, socket.socket]:
+        """As `Sandbox.open`, and a socket that listens on 127.0.0.1:3128 in the jail."""
+        ...
 
 
 @runtime_checkable

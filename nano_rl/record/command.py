@@ -146,6 +146,9 @@ class TrainingRecord(BaseModel):
     """what --limit and --net said, by the names of the settings"""
     tools: tuple[str, ...] = ()
     """what --tool said"""
+    agent: str | None = None
+    """what --agent said"""
+    agent_folders: tuple[str, ...] = ()
     config: dict[str, Any]
     nano: str
     """version of the code"""
