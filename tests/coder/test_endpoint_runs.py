@@ -16,12 +16,15 @@ import pytest
 from executions import a_runtime, a_task
 from strict_api import KEY, Call, Fail, Handler, Say, call, stream_bytes, strict_api
 
-from nano_coder.agent.profiles import API_1
+from nano_coder.agent.dialects import DIALECTS
+from nano_coder.agent.profiles import API_1, COMPACT_1, HERMES_1
 from nano_coder.config import Price
+from nano_coder.formats import messages
 from nano_coder.models.endpoint import EndpointPolicy
 from nano_coder.run.execution import grade_run, resume_run, run_task
+from nano_rl.imitation.rows import RunEncoder, run_messages
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.types import Limits, Sampling, StopReason
+from nano_shared.types import Limits, Role, Sampling, StopReason
 
 READ = call("read_file", path="a.py")
 EDIT = call("edit_file", path="a.py", old="two", new="three")
@@ -202,6 +205,20 @@ def test_hosts_need_consent_and_are_in_the_log(tmp_path: Path, monkeypatch: pyte
         run = run_task(task, runtime)
         assert runtime.store.get(run.id).task.network == network
         assert seen.pop() == frozenset(network.removeprefix("allow=").split(","))
+
+
+def test_what_an_api_did_is_imitated_in_the_words_of_another_dialect(tmp_path: Path) -> None:
+    with strict_api(*REPAIR) as (server, _):
+        run = run_task(a_task(check=CHECK), runtime_on(tmp_path, server))
+    said = [m.content for m in run_messages(run, HERMES_1) if m.role is Role.ASSISTANT]
+    assert said[0].startswith("I look.\n<tool_call>\n")
+    dialect = DIALECTS[HERMES_1.dialect]
+    assert [dialect.parse(text, HERMES_1.tools).calls for text in said] == [turn.calls for turn in run.turns]
+    encoder = RunEncoder(profile=HERMES_1, template=None, eos_id=0)  # type: ignore[arg-type]
+    assert encoder.speaks(run)
+    assert not replace(encoder, profile=COMPACT_1).speaks(run), "several calls in one turn"
+    exported = messages.write(run, (), calls="text")["messages"]
+    assert [row["content"] for row in exported if row["role"] == "assistant"] == said
 
 
 # ------------------------------------------------------------------------------------ the command line

@@ -38,6 +38,8 @@ BEYOND = {
     "sandbox": "'none'",
     "net": "'allow=theirs.example.org'",
     "profile": "'hermes-1'",
+    "agent": "'theirs'",
+    "agent_folders": "['/opt/theirs']",
     "tools": "['mine.py:tool']",
     "python": "'./python'",
     "temperature": "1.5",

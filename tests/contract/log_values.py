@@ -7,6 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from nano_shared.types import (
+    ApiAnswer,
+    ApiCall,
     CheckRun,
     Completion,
     Denials,
@@ -23,6 +25,7 @@ from nano_shared.types import (
     Trust,
     Turn,
     TurnTokens,
+    Usage,
     Verdict,
 )
 
@@ -88,6 +91,15 @@ def turn_tokens(draw: st.DrawFn) -> TurnTokens:
     )
 
 
+api_answers = st.builds(
+    ApiAnswer,
+    calls=st.lists(st.builds(ApiCall, id=texts, name=texts, arguments=texts), max_size=2).map(tuple),
+    reasoning=texts,
+    usage=st.builds(
+        Usage, prompt=counts, completion=counts, estimated=st.booleans(), cost=st.none() | st.floats(0, 100)
+    ),
+    left_out=st.lists(texts, max_size=2).map(tuple),
+)
 completions = st.builds(
     Completion,
     text=texts,
@@ -96,6 +108,7 @@ completions = st.builds(
     sampling=st.builds(Sampling, temperature=st.floats(0, 2), seed=st.none() | st.integers()),
     policy_id=texts,
     policy_version=counts,
+    api=st.none() | api_answers,
 )
 actions = st.builds(OracleAction, name=names, arguments=st.just({"n": 1}), thought=texts)
 tasks = st.builds(
