@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
 from nano_coder.trust import MOST_BYTES, ProjectFile, read_project_file
 from nano_shared.durable import NotReadable, read_regular
@@ -139,6 +139,10 @@ class AgentConfig(BaseModel):
     @classmethod
     def _separated(cls, value: object) -> object:
         return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value
+
+    @field_serializer("prices")
+    def _priced(self, prices: dict[str, Price]) -> dict[str, dict[str, float]]:
+        return {name: price.model_dump(exclude_none=True) for name, price in prices.items()}
 
     @field_validator("net")
     @classmethod

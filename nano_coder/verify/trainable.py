@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from nano_coder.agent.dialects import DIALECTS
+from nano_coder.agent.dialects import DIALECTS, Api
 from nano_coder.agent.profiles import PROFILES, missing_tools
 from nano_coder.grading.graders import GRADER
 from nano_coder.verify.refusal_codes import RefusalCode
@@ -198,6 +198,10 @@ def _interface(run: RunFacts) -> Iterator[RunFinding]:
         return
     if hashes(profile)[1] != run.tools_hash:
         yield _no(RefusalCode.OTHER_TOOLS, f"the hash of its tools is not that of profile {run.profile}")
+        return
+    if profile.dialect == Api.name:
+        told = f"profile {profile.name}: hashes match; an API returned the calls beside the text"
+        yield RunFinding(False, "interface", told)
         return
     tools = _offered(profile, run.task.tools)
     for turn in run.turns:

@@ -119,3 +119,15 @@ def test_a_folder_in_place_of_the_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "nano.toml").mkdir()
     with pytest.raises(ConfigError, match=r"cannot read .*nano.toml: .*directory"):
         load_config({}, tmp_path)
+
+
+def test_prices_of_models_are_tables_of_the_configuration(tmp_path: Path) -> None:
+    user_config_path().parent.mkdir(parents=True)
+    user_config_path().write_text('[prices."my.model"]\ninput = 1\noutput = 2.5\n')
+    config, _ = load_config({}, tmp_path)
+    assert config.prices["my.model"].cached is None
+    shown = CliRunner().invoke(cli, ["run", "x", "-C", str(tmp_path), "--print-config"])
+    assert parse_toml(shown.stdout, AgentConfig).prices == config.prices
+    user_config_path().write_text("[prices.m]\ninput = -1\noutput = 1\n")
+    with pytest.raises(ConfigError, match="user config: prices = "):
+        load_config({}, tmp_path)

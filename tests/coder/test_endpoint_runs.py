@@ -22,6 +22,7 @@ from nano_coder.config import Price
 from nano_coder.formats import messages
 from nano_coder.models.endpoint import EndpointPolicy
 from nano_coder.run.execution import grade_run, resume_run, run_task
+from nano_coder.verify.trainable import verify
 from nano_rl.imitation.rows import RunEncoder, run_messages
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.types import Limits, Role, Sampling, StopReason
@@ -50,6 +51,8 @@ def test_a_repair_by_parallel_calls_is_logged_whole(tmp_path: Path) -> None:
     ]
     assert not run.has_tokens
     assert runtime.store.get(run.id) == run
+    told = [finding for finding in verify(run) if finding.blocks]
+    assert all("text-only" in str(finding) for finding in told)
     answered = [m["tool_call_id"] for m in script.seen[-1]["messages"] if m["role"] == "tool"]
     assert answered == ["call_1x0", "call_1x1"]
     (api,) = [t.completion.api for t in run.turns[:1]]
