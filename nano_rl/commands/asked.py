@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -15,13 +17,16 @@ from nano_shared.errors import UsageError
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights
     from nano_coder.run.execution import Runtime
+    from nano_coder.sandbox.protocol import Sandbox
     from nano_rl.gather.sources import Sources
     from nano_rl.logs.reader import LogContents
     from nano_rl.rewards import Reward
     from nano_shared.store import LogStore
-    from nano_shared.types import Task
+    from nano_shared.types import Task, Trajectory
 
 
+MUTANTS = "mutants.jsonl"
+"""the file's name in the folder of a training"""
 FRESH = 8
 """runs of a logged group, which fresh rollouts fill up where nothing is said"""
 
@@ -87,15 +92,21 @@ def open_sources(
     runtime: Runtime,
     further: Sequence[LogStore],
     composed: Reward | None,
+    folder: Path,
     *,
+    unseen: Sequence[Task] = (),
     quiet: bool,
 ) -> Sources:
-    """Where groups come from. Raises UsageError where the logs can teach nothing."""
+    """Where groups come from; `folder` is the training's, `unseen` are its held-out tasks.
+
+    Raises UsageError where the logs can teach nothing.
+    """
     from nano_coder.models.opening import local_policy
     from nano_rl.gather.curriculum import Curriculum
     from nano_rl.gather.sources import Sources
     from nano_rl.imitation.rows import succeeded
     from nano_rl.logs.lineage import lineage
+    from nano_rl.logs.logged_group import MutantEnvironment
     from nano_rl.logs.reader import read_logs
     from nano_rl.preferences.log_pairs import pair_of, pairs_beside
 
@@ -111,14 +122,17 @@ def open_sources(
         config,
         rescore=(lambda runs: composed.apply(runs, runtime)) if composed else None,
     )
-    if not quiet:
-        print("\n".join((contents.report(), *_cost(contents, config, runtime.store))), file=sys.stderr)
+    say: Callable[[str], None] = (lambda _: None) if quiet else partial(print, file=sys.stderr)
+    say(contents.report())
+    mutants = _mutants(contents, config, stores, runtime.sandbox, folder, unseen, say)
+    for line in _cost(contents, len(mutants), config, runtime.store):
+        say(line)
     pairs = pairs_beside(stores, {run.id for run in contents.rest}, contents.usable, config)
     beside = (config.lambda_sft > 0 and any(map(succeeded, contents.rest))) or pairs
     if not (contents.groups or beside):
         contents.refuse_nothing(stores, fresh=config.group_size > 0)
     return Sources(
-        logged=contents.groups,
+        logged=(*contents.groups, *map(MutantEnvironment, mutants)),
         policy_versions=contents.policy_versions,
         learned_from=way.learned_from,
         rest=contents.rest,
@@ -146,18 +160,62 @@ def further_logs(asked: Asked) -> list[LogStore]:
     return [LogStore.open(name, create=False) for name in asked.logs[1:]]
 
 
-def _cost(contents: LogContents, config: TrainConfig, store: LogStore) -> Iterator[str]:
+def _mutants(
+    contents: LogContents, config: TrainConfig, stores: Sequence[LogStore], sandbox: Sandbox, folder: Path,
+    unseen: Sequence[Task], say: Callable[[str], None],
+) -> list[Task]:  # fmt: skip
+    """Tasks of mutants of what logged runs left: made before the first step, then kept in the folder."""
+    from nano_rl.resume.states import STATES
+    from nano_rl.tasks.make import read_tasks, write_tasks
+    from nano_rl.tasks.project_mutants import MOST_RUNS, SECONDS, check_command, mutant_tasks
+
+    file = folder / MUTANTS
+    if not (config.group_size and config.logs.mutants):
+        return []
+    if (folder / STATES).exists():
+        return read_tasks(file) if file.exists() else []
+    wanted = ((log, run) for log, run in contents.passed if check_command(stores[log].task(run)))
+    runs = [_at_first(stores, log, run) for log, run in islice(wanted, MOST_RUNS)]
+    if not runs:
+        return []
+    say(
+        f"mutants: up to {config.logs.mutants} more tasks are made, of what {len(runs)} passing runs left; each"
+        f" takes two runs of their check, and all of them at most {SECONDS:.0f} s (logs.mutants=0 makes none)"
+    )
+    texts = {text for task in unseen for text in task.files.values()}
+    made = mutant_tasks(runs, config.logs.mutants, stores[0].blobs, sandbox, seed=config.seed, held_out=texts)
+    say(made.report)
+    known = {group.task_key for group in contents.groups}  # by an earlier training
+    tasks = [task for task in made.tasks if task.key not in known]
+    if tasks:
+        write_tasks(file, tasks)
+    return tasks
+
+
+def _at_first(stores: Sequence[LogStore], log: int, run: str) -> Trajectory:
+    """A run whose workspaces are in the first log, to which fresh runs are written."""
+    from nano_shared import snapshot
+
+    found = stores[log].get(run)
+    for tree in (found.snapshot, found.last_snapshot) if log else ():
+        if tree is not None:
+            snapshot.copy(tree, stores[log].blobs, stores[0].blobs)
+    return found
+
+
+def _cost(contents: LogContents, mutants: int, config: TrainConfig, store: LogStore) -> Iterator[str]:
     """What the fresh rollouts will take, by how long the runs in the log took."""
     from nano_rl.report.panel import duration
 
     tasks = sum(not group.forked for group in contents.groups)
     if not (config.group_size and tasks):
         return
-    at_once = min(config.prompts_per_step, tasks)
+    at_once = min(config.prompts_per_step, tasks + mutants)
     rollouts = config.steps * at_once * config.group_size
     yield (
-        f"environments: {tasks} logged tasks; at most {rollouts} fresh rollouts ({config.steps} steps of"
-        f" {at_once} tasks, {config.group_size} runs each, less what the log has of them)"
+        f"environments: {tasks} logged tasks{f' and {mutants} mutants' if mutants else ''}; at most {rollouts}"
+        f" fresh rollouts ({config.steps} steps of {at_once} tasks, {config.group_size} runs each, less what"
+        " the log has of them)"
     )
     took = [run.ended - run.started for run in store.runs(limit=200) if run.ended is not None]
     if took:

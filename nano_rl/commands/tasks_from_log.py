@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from nano_coder.commands.options import open_log
-from nano_rl.commands.options import Log
+from nano_rl.commands.options import Log, Seed
 from nano_rl.tasks.make import refuse_unwritable, write_tasks
 from nano_shared.command_line import Json
 from nano_shared.errors import UsageError
@@ -28,6 +28,10 @@ def command(
     out: Annotated[
         Path | None, Option("-o", "--out", help="File of the rows; else they go to standard output.")
     ] = None,
+    mutants: Annotated[
+        int, Option(min=0, help="Also so many tasks that change a line of what passing runs left.")
+    ] = 0,
+    seed: Seed = 0,
     as_json: Json = False,
     log: Log = None,
 ) -> int:
@@ -35,9 +39,13 @@ def command(
 
     The task begins in the workspace that the run began in. --check is run in a fresh jail on those files plus
     what an agent changed, with tests and configuration as they were. A run that passes gives the oracle.
+
+    With --mutants, one line of a function is changed in the workspace that a passing run left, the check must
+    fail, and the line put back is the oracle.
     """
     from nano_coder.sandbox.backend import open_sandbox
     from nano_rl.tasks.from_log import distinct, task_from_run
+    from nano_rl.tasks.project_mutants import mutant_tasks
 
     if check is not None and not check.strip():
         raise UsageError("--check is empty; give a shell line, or leave it out to keep the run's own check")
@@ -48,13 +56,23 @@ def command(
     sandbox = open_sandbox()
     if out is not None:
         refuse_unwritable(out)
-    made = distinct([task_from_run(run, store.blobs, sandbox, check) for run in chosen])
-    if out is None:
-        for logged in made:
-            print(logged.task.model_dump_json(exclude_defaults=True))
-    else:
-        write_tasks(out, [logged.task for logged in made])
+    every = [task_from_run(run, store.blobs, sandbox, check) for run in chosen]
+    made = distinct(every)
+    tasks = [logged.task for logged in made]
     lines = []
+    if mutants:
+        passed = [
+            run.model_copy(update={"task": logged.task})
+            for run, logged in zip(chosen, every, strict=True) if logged.reward == 1
+        ]  # fmt: skip
+        found = mutant_tasks(passed, mutants, store.blobs, sandbox, seed=seed)
+        tasks += found.tasks
+        lines = [found.report]
+    if out is None:
+        for task in tasks:
+            print(task.model_dump_json(exclude_defaults=True))
+    else:
+        write_tasks(out, tasks)
     for logged in made:
         solved = _solved(logged)
         where = "" if logged.portable else "; its files stay in the blobs of this log"
@@ -70,7 +88,7 @@ def command(
             }
             for m in made
         ]  # fmt: skip
-        print(json.dumps({"tasks": rows, "file": str(out)}))
+        print(json.dumps({"tasks": rows, "mutants": len(tasks) - len(made), "file": str(out)}))
     else:
         print(printable("\n".join(lines)), file=sys.stderr if out is None else sys.stdout)
     return 0

@@ -103,10 +103,30 @@ class LoggedGroup:
         return Group(task_key=self.task_key, trajectories=tuple(runs)) if runs else None
 
 
+@dataclass(frozen=True, slots=True)
+class MutantEnvironment:
+    """A task that was made of a logged run's project and is in no log: an environment without runs."""
+
+    task: Task
+    members: tuple[GroupMember, ...] = ()
+    forked: bool = False
+
+    @property
+    def task_key(self) -> str:
+        return self.task.key
+
+    def environment(self) -> MutantEnvironment:
+        return self
+
+
+LogEntry = Group | LoggedGroup | MutantEnvironment
+"""what a training from logs draws from"""
+
+
 class LoggedTasks(Sequence[Task]):
     """The task of each group, read from the log on access."""
 
-    def __init__(self, groups: Sequence[Group | LoggedGroup]) -> None:
+    def __init__(self, groups: Sequence[LogEntry]) -> None:
         self._groups = groups
 
     def __len__(self) -> int:
@@ -118,6 +138,7 @@ class LoggedTasks(Sequence[Task]):
         return self._groups[place].task
 
 
-def members_of(groups: Collection[Group | LoggedGroup]) -> Mapping[str, Group | LoggedGroup]:
+def members_of(groups: Collection[LogEntry]) -> Mapping[str, Group | LoggedGroup]:
     """Run id -> its group."""
-    return {member.id: group for group in groups for member in group.members}
+    with_runs = (group for group in groups if not isinstance(group, MutantEnvironment))
+    return {member.id: group for group in with_runs for member in group.members}

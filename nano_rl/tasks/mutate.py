@@ -6,7 +6,7 @@ A mutant changes exactly one line; the rest of the text is unchanged.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 OPERATORS: dict[type[ast.AST], tuple[str, tuple[str, ...]]] = {
@@ -150,17 +150,44 @@ def mutants(source: str, name: str | None = None) -> list[Mutant]:
     """All mutants of the first, or the named, function in `source`, in source order."""
     tree = ast.parse(source)
     function = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and name in (None, n.name))
+    return _mutants_of(function, source)
+
+
+def mutants_by_function(source: str) -> dict[str, list[Mutant]]:
+    """The mutants of every function and method of a module by its qualified name; functions without one are
+    left out. Raises SyntaxError or ValueError for a text that is no Python."""
+    found = {name: _mutants_of(function, source) for name, function in _functions(ast.parse(source).body)}
+    return {name: of_function for name, of_function in found.items() if of_function}
+
+
+def _functions(
+    body: Iterable[ast.stmt], prefix: str = ""
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield prefix + node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield from _functions(node.body, f"{prefix}{node.name}.")
+
+
+def _mutants_of(function: ast.FunctionDef | ast.AsyncFunctionDef, source: str) -> list[Mutant]:
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
     params = [a.arg for a in function.args.args]
     lines = source.split("\n")
+    texts = (node for node in ast.walk(function) if isinstance(node, ast.JoinedStr))
+    formatted = {part for text in texts for part in ast.walk(text)}  # their columns are wrong before 3.12
     splices = []
     for statement in body:
         for node in ast.walk(statement):
+            if node in formatted:
+                continue
             splices += [*_operators(node, lines), *_constants(node), *_callables(node), *_signs(node)]
             splices += _variables(node, params)
     found: dict[str, Mutant] = {}
     for splice in sorted(splices, key=lambda s: (s.line, s.start)):
         old = lines[splice.line - 1]
+        if not old.isascii():  # columns of the syntax tree count bytes
+            continue
         new = old[: splice.start] + splice.text + old[splice.end :]
         text = "\n".join([*lines[: splice.line - 1], new, *lines[splice.line :]])
         if text != source and _parses(text):
