@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from nano_rl.logs.reader import LogContents
     from nano_rl.rewards import Reward
     from nano_shared.store import LogStore
-    from nano_shared.types import Task, Trajectory
+    from nano_shared.types import Task
 
 
 MUTANTS = "mutants.jsonl"
 """the file's name in the folder of a training"""
+_MUTATED_RUNS = 64
+"""largest number of passing runs of which mutants are made, the newest"""
 FRESH = 8
 """runs of a logged group, which fresh rollouts fill up where nothing is said"""
 
@@ -97,16 +99,13 @@ def open_sources(
     unseen: Sequence[Task] = (),
     quiet: bool,
 ) -> Sources:
-    """Where groups come from; `folder` is the training's, `unseen` are its held-out tasks.
-
-    Raises UsageError where the logs can teach nothing.
-    """
+    """Where groups come from. Raises UsageError where the logs can teach nothing."""
     from nano_coder.models.opening import local_policy
     from nano_rl.gather.curriculum import Curriculum
     from nano_rl.gather.sources import Sources
     from nano_rl.imitation.rows import succeeded
     from nano_rl.logs.lineage import lineage
-    from nano_rl.logs.logged_group import MutantEnvironment
+    from nano_rl.logs.logged_group import environment
     from nano_rl.logs.reader import read_logs
     from nano_rl.preferences.log_pairs import pair_of, pairs_beside
 
@@ -132,7 +131,8 @@ def open_sources(
     if not (contents.groups or beside):
         contents.refuse_nothing(stores, fresh=config.group_size > 0)
     return Sources(
-        logged=(*contents.groups, *map(MutantEnvironment, mutants)),
+        # mutants last: resuming takes these, and not the groups that their rollouts have formed by then
+        logged=(*contents.groups, *(environment(stores, task) for task in mutants)),
         policy_versions=contents.policy_versions,
         learned_from=way.learned_from,
         rest=contents.rest,
@@ -167,7 +167,8 @@ def _mutants(
     """Tasks of mutants of what logged runs left: made before the first step, then kept in the folder."""
     from nano_rl.resume.states import STATES
     from nano_rl.tasks.make import read_tasks, write_tasks
-    from nano_rl.tasks.project_mutants import MOST_RUNS, SECONDS, check_command, mutant_tasks
+    from nano_rl.tasks.project_mutants import SECONDS, check_command, mutant_tasks
+    from nano_shared import snapshot
 
     file = folder / MUTANTS
     if not (config.group_size and config.logs.mutants):
@@ -175,32 +176,25 @@ def _mutants(
     if (folder / STATES).exists():
         return read_tasks(file) if file.exists() else []
     wanted = ((log, run) for log, run in contents.passed if check_command(stores[log].task(run)))
-    runs = [_at_first(stores, log, run) for log, run in islice(wanted, MOST_RUNS)]
+    runs, blobs = [], stores[0].blobs  # fresh runs are written to the first log
+    for log, run in islice(wanted, _MUTATED_RUNS):
+        runs.append(stores[log].get(run))
+        for tree in filter(None, (runs[-1].snapshot, runs[-1].last_snapshot)):
+            snapshot.copy(tree, stores[log].blobs, blobs)
     if not runs:
         return []
     say(
-        f"mutants: up to {config.logs.mutants} more tasks are made, of what {len(runs)} passing runs left; each"
-        f" takes two runs of their check, and all of them at most {SECONDS:.0f} s (logs.mutants=0 makes none)"
+        f"mutants: making up to {config.logs.mutants} more tasks of what {len(runs)} passing runs left, in at"
+        f" most {SECONDS:.0f} s; each takes two runs of a check (--set logs.mutants=0 makes none)"
     )
     texts = {text for task in unseen for text in task.files.values()}
-    made = mutant_tasks(runs, config.logs.mutants, stores[0].blobs, sandbox, seed=config.seed, held_out=texts)
-    say(made.report)
+    tasks, report = mutant_tasks(runs, config.logs.mutants, blobs, sandbox, seed=config.seed, held_out=texts)
+    say(report)
     known = {group.task_key for group in contents.groups}  # by an earlier training
-    tasks = [task for task in made.tasks if task.key not in known]
+    tasks = [task for task in tasks if task.key not in known]
     if tasks:
         write_tasks(file, tasks)
     return tasks
-
-
-def _at_first(stores: Sequence[LogStore], log: int, run: str) -> Trajectory:
-    """A run whose workspaces are in the first log, to which fresh runs are written."""
-    from nano_shared import snapshot
-
-    found = stores[log].get(run)
-    for tree in (found.snapshot, found.last_snapshot) if log else ():
-        if tree is not None:
-            snapshot.copy(tree, stores[log].blobs, stores[0].blobs)
-    return found
 
 
 def _cost(contents: LogContents, mutants: int, config: TrainConfig, store: LogStore) -> Iterator[str]:
@@ -212,10 +206,10 @@ def _cost(contents: LogContents, mutants: int, config: TrainConfig, store: LogSt
         return
     at_once = min(config.prompts_per_step, tasks + mutants)
     rollouts = config.steps * at_once * config.group_size
+    more = f" and {mutants} mutants" if mutants else ""
     yield (
-        f"environments: {tasks} logged tasks{f' and {mutants} mutants' if mutants else ''}; at most {rollouts}"
-        f" fresh rollouts ({config.steps} steps of {at_once} tasks, {config.group_size} runs each, less what"
-        " the log has of them)"
+        f"environments: {tasks} logged tasks{more}; at most {rollouts} fresh rollouts ({config.steps} steps"
+        f" of {at_once} tasks, {config.group_size} runs each, less what the log has of them)"
     )
     took = [run.ended - run.started for run in store.runs(limit=200) if run.ended is not None]
     if took:

@@ -38,10 +38,8 @@ def command(
     """Make a task of each RUN (an id, the beginning of one, or `last`).
 
     The task begins in the workspace that the run began in. --check is run in a fresh jail on those files plus
-    what an agent changed, with tests and configuration as they were. A run that passes gives the oracle.
-
-    With --mutants, one line of a function is changed in the workspace that a passing run left, the check must
-    fail, and the line put back is the oracle.
+    what an agent changed, with tests and configuration as they were. A run that passes gives the oracle; of a
+    mutant, on which the check must fail, the oracle is the line put back.
     """
     from nano_coder.sandbox.backend import open_sandbox
     from nano_rl.tasks.from_log import distinct, task_from_run
@@ -59,15 +57,12 @@ def command(
     every = [task_from_run(run, store.blobs, sandbox, check) for run in chosen]
     made = distinct(every)
     tasks = [logged.task for logged in made]
-    lines = []
+    lines: list[str] = []
     if mutants:
-        passed = [
-            run.model_copy(update={"task": logged.task})
-            for run, logged in zip(chosen, every, strict=True) if logged.reward == 1
-        ]  # fmt: skip
-        found = mutant_tasks(passed, mutants, store.blobs, sandbox, seed=seed)
-        tasks += found.tasks
-        lines = [found.report]
+        both = zip(chosen, every, strict=True)
+        passed = [run.model_copy(update={"task": of.task}) for run, of in both if of.reward == 1]
+        more, report = mutant_tasks(passed, mutants, store.blobs, sandbox, seed=seed)
+        tasks, lines = tasks + more, [report]
     if out is None:
         for task in tasks:
             print(task.model_dump_json(exclude_defaults=True))

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from nano_rl.learn.rows.group import Group, GroupMember
-from nano_rl.logs.logged_group import LogEntry, members_of
+from nano_rl.logs.logged_group import LoggedGroup
 
 
 class ReplayBuffer:
@@ -21,7 +21,7 @@ class ReplayBuffer:
 
     def __init__(
         self,
-        groups: Sequence[LogEntry],
+        groups: Sequence[Group | LoggedGroup],
         *,
         uses: int | None,
         max_staleness: int | None,
@@ -31,7 +31,7 @@ class ReplayBuffer:
     ) -> None:
         """`policy_versions` maps runs to the policy version that sampled them; without one that of the oldest
         turn counts. `learned_from` are runs that have been used once already. `uses` None: no limit."""
-        self._groups = {group.task_key: group for group in members_of(groups).values()}
+        self._groups = {group.task_key: group for group in groups}
         self._members = {key: group.members for key, group in self._groups.items()}
         self._limit, self._max_staleness, self._seed = uses, max_staleness, seed
         given = policy_versions or {}

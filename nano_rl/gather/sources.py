@@ -18,7 +18,7 @@ from nano_rl.gather.rollouts import OnRun, collect
 from nano_rl.gather.task_order import TaskBackoff, TaskOrder
 from nano_rl.learn.credit.advantage import CreditedGroup, RunningBaselines, credit_group
 from nano_rl.learn.rows.group import Group, form_groups
-from nano_rl.logs.logged_group import LogEntry, LoggedTasks, members_of
+from nano_rl.logs.logged_group import LoggedGroup, LoggedTasks, members_of
 from nano_rl.rewards import Reward
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import CheckpointError, GuardTripped
@@ -38,7 +38,7 @@ class Sources:
     """Tasks to roll out, logged groups, or both, and what a training knows about the logged runs."""
 
     tasks: tuple[Task, ...] = ()
-    logged: tuple[LogEntry, ...] = ()
+    logged: tuple[Group | LoggedGroup, ...] = ()
     policy_versions: Mapping[str, int] = field(default_factory=dict)
     """logged run -> version of the policy that sampled it; without one that of its oldest turn counts"""
     learned_from: frozenset[str] = frozenset()
@@ -94,8 +94,7 @@ class Sources:
                 f"the training began with {sum(map(len, runs))} logged runs, of which the log admits"
                 f" {len(missing)} no longer ({missing[0]} is one); use the same log, or another --name"
             )
-        # of a mutant whose rollouts are in the log by now, the environment itself comes last
-        tasks = {g.task_key: g for g in self.logged if not isinstance(g, Group)}
+        tasks = {g.task_key: g for g in self.logged if isinstance(g, LoggedGroup)}
         lost = [key for key in taken["environments"] if key not in tasks]
         if lost:
             raise CheckpointError(

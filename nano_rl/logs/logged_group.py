@@ -66,10 +66,12 @@ class LoggedGroup:
     runs: LoggedRuns
     example: tuple[int, str] | None = None
     """index of the log and id of a run with the task, if there are no members"""
+    mutant: Task | None = None
+    """the task, if it was made of a mutant and no run of it needs to be in a log"""
 
     @property
     def task(self) -> Task:
-        return self.runs.task(*self._first)
+        return self.mutant or self.runs.task(*self._first)
 
     @property
     def rewards_G(self) -> tuple[float, ...]:
@@ -91,7 +93,7 @@ class LoggedGroup:
 
     def environment(self) -> LoggedGroup:
         """The task without its runs, as an environment for fresh rollouts."""
-        return replace(self, members=(), example=self._first)
+        return self if self.mutant else replace(self, members=(), example=self._first)
 
     @property
     def _first(self) -> tuple[int, str]:
@@ -103,30 +105,16 @@ class LoggedGroup:
         return Group(task_key=self.task_key, trajectories=tuple(runs)) if runs else None
 
 
-@dataclass(frozen=True, slots=True)
-class MutantEnvironment:
-    """A task that was made of a logged run's project and is in no log: an environment without runs."""
-
-    task: Task
-    members: tuple[GroupMember, ...] = ()
-    forked: bool = False
-
-    @property
-    def task_key(self) -> str:
-        return self.task.key
-
-    def environment(self) -> MutantEnvironment:
-        return self
-
-
-LogEntry = Group | LoggedGroup | MutantEnvironment
-"""what a training from logs draws from"""
+def environment(stores: Sequence[LogStore], task: Task) -> LoggedGroup:
+    """A task that was made of a mutant, for fresh rollouts."""
+    runs = LoggedRuns(stores=stores)
+    return LoggedGroup(task_key=task.key, forked=False, members=(), runs=runs, mutant=task)
 
 
 class LoggedTasks(Sequence[Task]):
     """The task of each group, read from the log on access."""
 
-    def __init__(self, groups: Sequence[LogEntry]) -> None:
+    def __init__(self, groups: Sequence[Group | LoggedGroup]) -> None:
         self._groups = groups
 
     def __len__(self) -> int:
@@ -138,7 +126,6 @@ class LoggedTasks(Sequence[Task]):
         return self._groups[place].task
 
 
-def members_of(groups: Collection[LogEntry]) -> Mapping[str, Group | LoggedGroup]:
+def members_of(groups: Collection[Group | LoggedGroup]) -> Mapping[str, Group | LoggedGroup]:
     """Run id -> its group."""
-    with_runs = (group for group in groups if not isinstance(group, MutantEnvironment))
-    return {member.id: group for group in with_runs for member in group.members}
+    return {member.id: group for group in groups for member in group.members}

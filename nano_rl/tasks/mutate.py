@@ -153,24 +153,27 @@ def mutants(source: str, name: str | None = None) -> list[Mutant]:
     return _mutants_of(function, source)
 
 
-def mutants_by_function(source: str) -> dict[str, list[Mutant]]:
-    """The mutants of every function and method of a module by its qualified name; functions without one are
-    left out. Raises SyntaxError or ValueError for a text that is no Python."""
-    found = {name: _mutants_of(function, source) for name, function in _functions(ast.parse(source).body)}
-    return {name: of_function for name, of_function in found.items() if of_function}
+def mutants_by_function(source: str) -> list[list[Mutant]]:
+    """The mutants of each function and method that has any; none for a text that is no Python."""
+    try:
+        functions = list(_functions(ast.parse(source).body))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    return [found for function in functions if (found := _mutants_of(function, source))]
 
 
-def _functions(
-    body: Iterable[ast.stmt], prefix: str = ""
-) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _functions(body: Iterable[ast.stmt]) -> Iterator[_Function]:
     for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield prefix + node.name, node
+        if isinstance(node, _Function):
+            yield node
         elif isinstance(node, ast.ClassDef):
-            yield from _functions(node.body, f"{prefix}{node.name}.")
+            yield from _functions(node.body)
 
 
-def _mutants_of(function: ast.FunctionDef | ast.AsyncFunctionDef, source: str) -> list[Mutant]:
+def _mutants_of(function: _Function, source: str) -> list[Mutant]:
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
     params = [a.arg for a in function.args.args]
     lines = source.split("\n")

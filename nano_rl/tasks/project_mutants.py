@@ -1,7 +1,7 @@
-"""Tasks from mutants of a user's project: one line of what a passing run left is changed, and its check fails.
+"""Tasks from mutants of a project: one line of what a passing run left is changed, and its check fails.
 
-The run's own check, in a fresh jail, decides: it must fail on the mutant, within the time of a few passes, and
-pass once the line is put back, which is the oracle. The seed alone decides the order in which mutants are
+The run's own check, in a fresh jail, decides: it must fail on the mutant, within the time of a few passes,
+and pass once the line is put back, which is the oracle. The seed alone decides the order in which mutants are
 tried: in turn over the functions of the files that the check reads, so that few tasks cover many functions.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
@@ -28,46 +28,18 @@ from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.snapshot import EntryKind, Snapshot
+from nano_shared.snapshot.tree import save
 from nano_shared.types import OracleAction, Provenance, Task, Trajectory, Verdict
 
 GENERATOR = "nano-rl mutants 1"
-MOST_RUNS = 64
-"""passing runs whose workspaces are mutated, the newest ones"""
 SECONDS = 300.0
-"""time after which no further mutant is tried; their number then depends on the machine, as `report` says"""
+"""time after which no further mutant is tried: the one thing that makes their number depend on the machine"""
 TRIES = 4
 """mutants tried for each one that is asked for"""
 _TIMES, _MORE = 3.0, 5.0
 """a mutant's check may take so many times the check's own time, and so many seconds more"""
 _LARGEST = 200_000
 """bytes of a file that is mutated"""
-_OUTCOMES = {
-    "passes": "pass the check", "slow": "do not end in time", "dropped": "have no verdict that repeats",
-    "held_out": "are in held-out tasks",
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MutantTasks:
-    """Tasks of mutants, and what became of the other mutants."""
-
-    tasks: tuple[Task, ...]
-    runs: int
-    """number of passing runs whose workspaces were mutated"""
-    dropped: Counter[str]
-    """one of _OUTCOMES -> number of mutants"""
-    seconds: float
-    out_of_time: bool
-
-    @property
-    def report(self) -> str:
-        tried = len(self.tasks) + self.dropped.total()
-        why = "".join(f", {self.dropped[o]} {said}" for o, said in _OUTCOMES.items() if self.dropped[o])
-        late = f"; stopped at {SECONDS:.0f} s" if self.out_of_time else ""
-        return (
-            f"mutants of what {self.runs} passing runs left: {len(self.tasks)} kept of {tried} tried{why};"
-            f" {self.seconds:.0f} s{late}"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,46 +64,25 @@ class _Project:
         delivery = Delivery(before=before, after=after, blobs=self.blobs)
         return grade_delivery(self.run.task, delivery, self.sandbox, timeout=self.seconds)
 
-    def passes(self) -> bool:
-        verdict = self.verdict(self.tree, self.tree)
+    def passes(self, start: Snapshot) -> bool:
+        """Whether the check passes on what the run left, as the work of an agent that began at `start`."""
+        verdict = self.verdict(start, self.tree)
         return verdict is not None and verdict.reward == 1
 
     def mutable(self) -> list[str]:
         """Python files that the check reads and an agent may change."""
-        task, paths = self.run.task, set(self.tree.by_path)
+        limits, hidden = self.run.task.limits, self.run.task.hidden
+        graded = laid_over(self.tree, hidden.files if hidden else {}, self.blobs)
         check = CommandCheck(
-            command=self.command, blobs=self.blobs, sandbox=self.sandbox, limits=task.limits,
-            seconds=check_patience(task.limits),
+            command=self.command, blobs=self.blobs, sandbox=self.sandbox, limits=limits,
+            seconds=check_patience(limits),
         )  # fmt: skip
-        hidden = task.hidden.files if task.hidden else {}
-        reads = check.original(laid_over(self.tree, hidden, self.blobs)).reads
+        reads, paths = check.original(graded).reads, set(self.tree.by_path)
         return [
             path for path in sorted(paths)
             if path.endswith(".py") and (reads is None or path in reads.read)
             and protected(path, self.command, paths) is None
         ]  # fmt: skip
-
-    def functions(self, path: str) -> list[list[Mutant]]:
-        """The mutants of each function of a file."""
-        text = _text(self.tree, path, self.blobs)
-        try:
-            return list(mutants_by_function(text).values()) if text is not None else []
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return []
-
-
-def _text(tree: Snapshot, path: str, blobs: BlobStore) -> str | None:
-    """The text of a small file, with the same lines for Python and for an editor; else None."""
-    entry = tree.by_path.get(path)
-    if entry is None or entry.kind is not EntryKind.FILE:
-        return None
-    data = blobs.get(str(entry.content))
-    if len(data) > _LARGEST or b"\r" in data.replace(b"\r\n", b""):
-        return None
-    try:
-        return data.decode()
-    except UnicodeError:
-        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,22 +100,19 @@ class _Candidate:
         entries = self.project.tree.entries
         return Snapshot(tuple(replace(e, content=content) if e.path == self.path else e for e in entries))
 
-    def outcome(self) -> str:
-        """`kept`, or one of _OUTCOMES."""
-        project, mutated = self.project, self.tree
-        verdict = project.verdict(mutated, mutated)
+    def refusal(self) -> str | None:
+        """Why no task is made of it; None if the check fails on it and passes on the line put back."""
+        mutated = self.tree
+        verdict = self.project.verdict(mutated, mutated)
         state = verdict.checks.get("check") if verdict is not None else None
         if state in ("pass", "timeout"):
-            return "passes" if state == "pass" else "slow"
-        if verdict is None or state != "fail" or verdict.failure_kind is not None:
-            return "dropped"
-        mended = project.verdict(mutated, project.tree)
-        return "kept" if mended is not None and mended.reward == 1 else "dropped"
+            return "pass the check" if state == "pass" else "do not end in time"
+        failed = verdict is not None and state == "fail" and verdict.failure_kind is None
+        return None if failed and self.project.passes(mutated) else "have no verdict that repeats"
 
 
 def check_command(task: Task) -> str | None:
-    """The shell line that decides over mutants of the task's project; None for a task without one, and for a
-    task that was made of a mutant."""
+    """The shell line that grades a task; None for a task without one, and for one made of a mutant."""
     if task.provenance.generator == GENERATOR:
         return None
     if task.hidden is not None:
@@ -173,100 +121,104 @@ def check_command(task: Task) -> str | None:
 
 
 def mutant_tasks(
-    runs: Sequence[Trajectory], count: int, blobs: BlobStore, sandbox: Sandbox, *,
+    runs: Iterable[Trajectory], count: int, blobs: BlobStore, sandbox: Sandbox, *,
     seed: int, held_out: Collection[str] = (),
-) -> MutantTasks:  # fmt: skip
-    """At most `count` tasks of mutants of what passing runs left, whose check is a command and passes again.
+) -> tuple[list[Task], str]:  # fmt: skip
+    """At most `count` tasks of mutants of what passing runs left, and a report of what was tried.
 
-    `held_out` are texts of files that none of the tasks may have as its changed file.
+    `held_out` are texts of files that no task may have as its changed file.
     """
-    began, jobs, late = time.monotonic(), os.cpu_count() or 1, False
+    began, jobs, late = time.monotonic(), os.cpu_count() or 1, ""
     tasks: list[Task] = []
-    dropped: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
     projects = _projects(runs, blobs, sandbox)
-    candidates = _candidates(projects, seed, held_out, dropped)
+    candidates = _candidates(projects, seed, held_out, refused)
     with ThreadPoolExecutor(jobs) as pool:
         tries = TRIES * count
         while len(tasks) < count and (some := list(islice(candidates, min(jobs, tries)))):
             tries -= len(some)
-            for candidate, outcome in zip(some, pool.map(_Candidate.outcome, some), strict=True):
-                if outcome != "kept":
-                    dropped[outcome] += 1
+            for candidate, why in zip(some, pool.map(_Candidate.refusal, some), strict=True):
+                if why is not None:
+                    refused[why] += 1
                 elif len(tasks) < count:
                     tasks.append(_task(candidate, projects, seed))
-            if late := time.monotonic() - began > SECONDS:
+            if time.monotonic() - began > SECONDS:
+                late = f"; stopped at {SECONDS:.0f} s"
                 break
-    seconds = time.monotonic() - began
-    return MutantTasks(
-        tasks=tuple(tasks), runs=len(projects), dropped=dropped, seconds=seconds, out_of_time=late
+    dropped = "".join(f", {number} {why}" for why, number in refused.most_common())
+    return tasks, (
+        f"mutants of what {len(projects)} passing runs left: {len(tasks)} kept of"
+        f" {len(tasks) + refused.total()}{dropped}; {time.monotonic() - began:.0f} s{late}"
     )
 
 
-def _projects(runs: Sequence[Trajectory], blobs: BlobStore, sandbox: Sandbox) -> list[_Project]:
-    """Different projects whose check passes again on what the run left, the newest first."""
+def _projects(runs: Iterable[Trajectory], blobs: BlobStore, sandbox: Sandbox) -> list[_Project]:
+    """The different projects whose check passes again on what the run left, the newest first."""
     found: dict[str, _Project] = {}
     for run in sorted(runs, key=lambda run: (run.started, run.id), reverse=True):
-        project = _project(run, blobs, sandbox)
-        if project is None or (same := f"{tree_hash(project.tree)} {project.command}") in found:
+        command = check_command(run.task)
+        if command is None or run.snapshot is None:
             continue
-        began = time.monotonic()
-        if len(found) < MOST_RUNS and project.passes():
+        try:
+            start, left = (snapshot.load(str(each), blobs) for each in (run.snapshot, run.last_snapshot))
+        except UsageError:  # its blobs are gone
+            continue
+        tree, _ = restored(command, start, left, run.task.artifacts)
+        project = _Project(run=run, command=command, start=start, tree=tree, blobs=blobs, sandbox=sandbox)
+        began, same = time.monotonic(), f"{tree_hash(tree)} {command}"
+        if same not in found and project.passes(tree):
             found[same] = replace(project, seconds=_TIMES * (time.monotonic() - began) + _MORE)
     return list(found.values())
 
 
-def _project(run: Trajectory, blobs: BlobStore, sandbox: Sandbox) -> _Project | None:
-    command = check_command(run.task)
-    if command is None or run.snapshot is None:
-        return None
-    try:
-        start, left = (snapshot.load(str(each), blobs) for each in (run.snapshot, run.last_snapshot))
-    except UsageError:  # its blobs are gone
-        return None
-    tree, _ = restored(command, start, left, run.task.artifacts)
-    return _Project(run=run, command=command, start=start, tree=tree, blobs=blobs, sandbox=sandbox)
-
-
 def _candidates(
-    projects: Sequence[_Project], seed: int, held_out: Collection[str], dropped: Counter[str]
+    projects: Sequence[_Project], seed: int, held_out: Collection[str], refused: Counter[str]
 ) -> Iterator[_Candidate]:
-    """The mutants in the order in which they are tried, those of files that runs changed first.
-
-    No two have the same changed file and check, and none has the bug that a run found and mended.
-    """
+    """The mutants in the order in which they are tried, all different, and none with a bug that a run mended:
+    one of each function in turn, those of files that runs changed first."""
     rng = Random(f"mutants {seed}")
-    first: list[list[_Candidate]] = []
-    others: list[list[_Candidate]] = []
-    for project in projects:
-        for path in project.mutable():
-            for of_function in project.functions(path):
-                rng.shuffle(of_function)
-                (first if path in project.changed else others).append(
-                    [_Candidate(project=project, path=path, mutant=mutant) for mutant in of_function]
-                )
+    functions = [
+        [_Candidate(project=project, path=path, mutant=mutant) for mutant in of_function]
+        for project in projects
+        for path in project.mutable()
+        for of_function in mutants_by_function(_text(project.tree, path, project.blobs))
+    ]
+    for of_function in functions:
+        rng.shuffle(of_function)
+    rng.shuffle(functions)
+    functions.sort(key=lambda found: found[0].path not in found[0].project.changed)
     known = {(p.command, path, _text(p.start, path, p.blobs)) for p in projects for path in p.changed}
-    for functions in (first, others):
-        rng.shuffle(functions)
-        for candidate in (each for turn in zip_longest(*functions) for each in turn if each is not None):
-            source = candidate.mutant.source
-            key = (candidate.project.command, candidate.path, source)
-            if source in held_out:
-                dropped["held_out"] += 1
-            elif key not in known:
-                known.add(key)
-                yield candidate
+    for candidate in (each for turn in zip_longest(*functions) for each in turn if each is not None):
+        source = candidate.mutant.source
+        key = (candidate.project.command, candidate.path, source)
+        if source in held_out:
+            refused["are in held-out tasks"] += 1
+        elif key not in known:
+            known.add(key)
+            yield candidate
+
+
+def _text(tree: Snapshot, path: str, blobs: BlobStore) -> str:
+    """The text of a file; empty if it is large, is no text, or has a carriage return alone, which ends a line
+    for Python and none for `edit_file`."""
+    entry = tree.by_path.get(path)
+    data = blobs.get(str(entry.content)) if entry is not None and entry.kind is EntryKind.FILE else b""
+    try:
+        return "" if len(data) > _LARGEST or b"\r" in data.replace(b"\r\n", b"") else data.decode()
+    except UnicodeError:
+        return ""
 
 
 def _task(candidate: _Candidate, projects: Sequence[_Project], seed: int) -> Task:
     project, mutant, tree = candidate.project, candidate.mutant, candidate.tree
     origin, prompt = project.run.task, _prompt(project, projects)
     files = texts_of(tree, project.blobs)
-    start = None if files is not None else snapshot.save(tree, project.blobs)
     digest = content_hash([prompt, tree_hash(tree), project.command]).removeprefix("sha256:")[:16]
     back = {"path": candidate.path, "line": mutant.line, "new": mutant.old}
     oracle = (OracleAction(name="edit_file", arguments=back), OracleAction(name="submit"))
     update = {
-        "key": f"mutant-{digest}", "prompt": prompt, "files": files or {}, "snapshot": start,
+        "key": f"mutant-{digest}", "prompt": prompt, "files": files or {},
+        "snapshot": None if files is not None else save(tree, project.blobs),
         "oracle": oracle if origin.tools is None or "edit_file" in origin.tools else None,
         "provenance": Provenance(source=f"log: run {project.run.id}", generator=GENERATOR, seed=seed),
     }  # fmt: skip
