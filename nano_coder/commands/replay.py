@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 from rich.text import Text
 
 from nano_coder.commands.display import outcome
-from nano_coder.commands.options import Log, Tools, open_log
+from nano_coder.commands.options import Log, ToolOption, open_log
 from nano_coder.tools import TOOLS
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.console import Console
 from nano_shared.types import Turn
 
@@ -109,9 +109,9 @@ def command(
     sandbox: Annotated[
         Literal["ns", "bwrap", "none"] | None, Option(help="With --execute: isolation.")
     ] = None,
-    tools: Tools = None,
+    tools: ToolOption = None,
     log: Log = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Replay RUN (an id, the beginning of one, or `last`) in one of three ways.
 

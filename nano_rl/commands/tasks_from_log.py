@@ -12,7 +12,7 @@ from typer import Argument, Option
 from nano_coder.commands.options import open_log
 from nano_rl.commands.options import Log, Seed
 from nano_rl.tasks.make import refuse_unwritable, write_tasks
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
 
@@ -32,7 +32,7 @@ def command(
         int, Option(min=0, help="Also so many tasks that change a line of what passing runs left.")
     ] = 0,
     seed: Seed = 0,
-    as_json: Json = False,
+    as_json: JsonOption = False,
     log: Log = None,
 ) -> int:
     """Make a task of each RUN (an id, the beginning of one, or `last`).

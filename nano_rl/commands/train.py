@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from nano_coder.commands.options import Limit, Tools, log_of_environment
+from nano_coder.commands.options import Limit, ToolOption, log_of_environment
 from nano_coder.config import parse_limits
 from nano_rl.commands.asked import FRESH, Asked, further_logs, open_sources
 from nano_rl.commands.options import (
-    Model,
-    Name,
-    Reward,
+    ModelOption,
+    NameOption,
+    RewardOption,
 )
 from nano_rl.config.training import TrainConfig
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.settings_options import Settings, settings_options
 
@@ -45,8 +45,8 @@ _FROM_LOGS_SFT = 0.1
 @settings_options(TrainConfig, FLAGS, names={"prompts_per_step": "--prompts"})
 def command(
     settings: Settings[TrainConfig],
-    name: Name,
-    model: Model = None,
+    name: NameOption,
+    model: ModelOption = None,
     tasks: Annotated[Path | None, Option(help="Tasks to roll out afresh.")] = None,
     held_out: Annotated[
         Path | None, Option(help="Tasks to measure on, some ten times on the way, and never to learn from.")
@@ -67,14 +67,14 @@ def command(
             help="With --tasks: draw levels and views by their success, which is held between 20 and 80 %.",
         ),
     ] = False,
-    reward: Reward = None,
+    reward: RewardOption = None,
     log: Annotated[list[str] | None, Option(hidden=True)] = None,
     log_to: Annotated[
         str, Option(metavar="NAME,...", help="Metrics beside metrics.jsonl: tensorboard, wandb, trackio.")
     ] = "",
     limit: Limit = None,
-    tools: Tools = None,
-    as_json: Json = False,
+    tools: ToolOption = None,
+    as_json: JsonOption = False,
 ) -> int:
     """Train and write checkpoint NAME: --tasks FILE rolls out afresh, --from-logs learns from the log.
 
