@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 MUTANTS = "mutants.jsonl"
 """the file's name in the folder of a training"""
-_MUTATED_RUNS = 64
-"""largest number of passing runs of which mutants are made, the newest"""
 FRESH = 8
 """runs of a logged group, which fresh rollouts fill up where nothing is said"""
 
@@ -96,7 +94,6 @@ def open_sources(
     composed: Reward | None,
     folder: Path,
     *,
-    unseen: Sequence[Task] = (),
     quiet: bool,
 ) -> Sources:
     """Where groups come from. Raises UsageError where the logs can teach nothing."""
@@ -105,7 +102,7 @@ def open_sources(
     from nano_rl.gather.sources import Sources
     from nano_rl.imitation.rows import succeeded
     from nano_rl.logs.lineage import lineage
-    from nano_rl.logs.logged_group import environment
+    from nano_rl.logs.logged_group import LoggedGroup, LoggedRuns
     from nano_rl.logs.reader import read_logs
     from nano_rl.preferences.log_pairs import pair_of, pairs_beside
 
@@ -123,7 +120,8 @@ def open_sources(
     )
     say: Callable[[str], None] = (lambda _: None) if quiet else partial(print, file=sys.stderr)
     say(contents.report())
-    mutants = _mutants(contents, config, stores, runtime.sandbox, folder, unseen, say)
+    mutants = _mutants(asked, contents, config, stores, runtime.sandbox, folder, say)
+    logs = LoggedRuns(stores=stores)
     for line in _cost(contents, len(mutants), config, runtime.store):
         say(line)
     pairs = pairs_beside(stores, {run.id for run in contents.rest}, contents.usable, config)
@@ -132,7 +130,7 @@ def open_sources(
         contents.refuse_nothing(stores, fresh=config.group_size > 0)
     return Sources(
         # mutants last: resuming takes these, and not the groups that their rollouts have formed by then
-        logged=(*contents.groups, *(environment(stores, task) for task in mutants)),
+        logged=(*contents.groups, *(LoggedGroup(task_key=m.key, runs=logs, mutant=m) for m in mutants)),
         policy_versions=contents.policy_versions,
         learned_from=way.learned_from,
         rest=contents.rest,
@@ -161,8 +159,8 @@ def further_logs(asked: Asked) -> list[LogStore]:
 
 
 def _mutants(
-    contents: LogContents, config: TrainConfig, stores: Sequence[LogStore], sandbox: Sandbox, folder: Path,
-    unseen: Sequence[Task], say: Callable[[str], None],
+    asked: Asked, contents: LogContents, config: TrainConfig, stores: Sequence[LogStore], sandbox: Sandbox,
+    folder: Path, say: Callable[[str], None],
 ) -> list[Task]:  # fmt: skip
     """Tasks of mutants of what logged runs left: made before the first step, then kept in the folder."""
     from nano_rl.resume.states import STATES
@@ -177,16 +175,17 @@ def _mutants(
         return read_tasks(file) if file.exists() else []
     wanted = ((log, run) for log, run in contents.passed if check_command(stores[log].task(run)))
     runs, blobs = [], stores[0].blobs  # fresh runs are written to the first log
-    for log, run in islice(wanted, _MUTATED_RUNS):
+    for log, run in islice(wanted, 64):  # the newest show the project as it is
         runs.append(stores[log].get(run))
         for tree in filter(None, (runs[-1].snapshot, runs[-1].last_snapshot)):
             snapshot.copy(tree, stores[log].blobs, blobs)
     if not runs:
         return []
     say(
-        f"mutants: making up to {config.logs.mutants} more tasks of what {len(runs)} passing runs left, in at"
+        f"mutants: making up to {config.logs.mutants} more tasks of what {len(runs)} passing runs left, for at"
         f" most {SECONDS:.0f} s; each takes two runs of a check (--set logs.mutants=0 makes none)"
     )
+    unseen = read_tasks(asked.held_out) if asked.held_out else []
     texts = {text for task in unseen for text in task.files.values()}
     tasks, report = mutant_tasks(runs, config.logs.mutants, blobs, sandbox, seed=config.seed, held_out=texts)
     say(report)

@@ -60,14 +60,14 @@ class LoggedGroup:
 
     task_key: str
     """`Trajectory.group_key`"""
-    forked: bool
-    members: tuple[GroupMember, ...]
+    forked: bool = False
+    members: tuple[GroupMember, ...] = ()
     """[G]; empty if the task is only an environment for fresh rollouts"""
     runs: LoggedRuns
     example: tuple[int, str] | None = None
     """index of the log and id of a run with the task, if there are no members"""
     mutant: Task | None = None
-    """the task, if it was made of a mutant and no run of it needs to be in a log"""
+    """the task, if it was made of a mutant: no run of it needs to be in a log"""
 
     @property
     def task(self) -> Task:
@@ -103,12 +103,6 @@ class LoggedGroup:
         """Load the runs whose tokens are verified; None if there is none."""
         runs = [run for member in self.members if (run := self.runs.verified(member)) is not None]
         return Group(task_key=self.task_key, trajectories=tuple(runs)) if runs else None
-
-
-def environment(stores: Sequence[LogStore], task: Task) -> LoggedGroup:
-    """A task that was made of a mutant, for fresh rollouts."""
-    runs = LoggedRuns(stores=stores)
-    return LoggedGroup(task_key=task.key, forked=False, members=(), runs=runs, mutant=task)
 
 
 class LoggedTasks(Sequence[Task]):

@@ -22,7 +22,7 @@ from nano_coder.grading.protected_files import protected
 from nano_coder.grading.submission import Delivery, grade_delivery
 from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.tasks.from_log import texts_of
-from nano_rl.tasks.mutate import Mutant, mutants_by_function
+from nano_rl.tasks.mutate import Mutant, mutant_of, splices_by_function
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
@@ -33,7 +33,7 @@ from nano_shared.types import OracleAction, Provenance, Task, Trajectory, Verdic
 
 GENERATOR = "nano-rl mutants 1"
 SECONDS = 300.0
-"""time after which no further mutant is tried: the one thing that makes their number depend on the machine"""
+"""after which no further mutant is tried: the one thing that makes their number depend on the machine"""
 TRIES = 4
 """mutants tried for each one that is asked for"""
 _TIMES, _MORE = 3.0, 5.0
@@ -128,33 +128,32 @@ def mutant_tasks(
 
     `held_out` are texts of files that no task may have as its changed file.
     """
-    began, jobs, late = time.monotonic(), os.cpu_count() or 1, ""
+    began, jobs, tries = time.monotonic(), os.cpu_count() or 1, TRIES * count
     tasks: list[Task] = []
     refused: Counter[str] = Counter()
     projects = _projects(runs, blobs, sandbox)
     candidates = _candidates(projects, seed, held_out, refused)
     with ThreadPoolExecutor(jobs) as pool:
-        tries = TRIES * count
-        while len(tasks) < count and (some := list(islice(candidates, min(jobs, tries)))):
+        while len(tasks) < count and time.monotonic() < began + SECONDS:
+            if not (some := list(islice(candidates, min(jobs, tries)))):
+                break
             tries -= len(some)
             for candidate, why in zip(some, pool.map(_Candidate.refusal, some), strict=True):
                 if why is not None:
                     refused[why] += 1
                 elif len(tasks) < count:
                     tasks.append(_task(candidate, projects, seed))
-            if time.monotonic() - began > SECONDS:
-                late = f"; stopped at {SECONDS:.0f} s"
-                break
     dropped = "".join(f", {number} {why}" for why, number in refused.most_common())
     return tasks, (
-        f"mutants of what {len(projects)} passing runs left: {len(tasks)} kept of"
-        f" {len(tasks) + refused.total()}{dropped}; {time.monotonic() - began:.0f} s{late}"
+        f"mutants of what {len(projects)} passing runs left: {len(tasks)} kept of {count} wanted and"
+        f" {len(tasks) + refused.total()} tried{dropped}; {time.monotonic() - began:.0f} s"
     )
 
 
 def _projects(runs: Iterable[Trajectory], blobs: BlobStore, sandbox: Sandbox) -> list[_Project]:
     """The different projects whose check passes again on what the run left, the newest first."""
     found: dict[str, _Project] = {}
+    until = time.monotonic() + SECONDS / 2
     for run in sorted(runs, key=lambda run: (run.started, run.id), reverse=True):
         command = check_command(run.task)
         if command is None or run.snapshot is None:
@@ -166,7 +165,7 @@ def _projects(runs: Iterable[Trajectory], blobs: BlobStore, sandbox: Sandbox) ->
         tree, _ = restored(command, start, left, run.task.artifacts)
         project = _Project(run=run, command=command, start=start, tree=tree, blobs=blobs, sandbox=sandbox)
         began, same = time.monotonic(), f"{tree_hash(tree)} {command}"
-        if same not in found and project.passes(tree):
+        if began < until and same not in found and project.passes(tree):
             found[same] = replace(project, seconds=_TIMES * (time.monotonic() - began) + _MORE)
     return list(found.values())
 
@@ -178,24 +177,27 @@ def _candidates(
     one of each function in turn, those of files that runs changed first."""
     rng = Random(f"mutants {seed}")
     functions = [
-        [_Candidate(project=project, path=path, mutant=mutant) for mutant in of_function]
+        [(project, path, text, splice) for splice in of_function]
         for project in projects
         for path in project.mutable()
-        for of_function in mutants_by_function(_text(project.tree, path, project.blobs))
+        for text in [_text(project.tree, path, project.blobs)]
+        for of_function in splices_by_function(text)
     ]
     for of_function in functions:
         rng.shuffle(of_function)
     rng.shuffle(functions)
-    functions.sort(key=lambda found: found[0].path not in found[0].project.changed)
+    functions.sort(key=lambda of_function: of_function[0][1] not in of_function[0][0].changed)
     known = {(p.command, path, _text(p.start, path, p.blobs)) for p in projects for path in p.changed}
-    for candidate in (each for turn in zip_longest(*functions) for each in turn if each is not None):
-        source = candidate.mutant.source
-        key = (candidate.project.command, candidate.path, source)
-        if source in held_out:
+    in_turn = (each for turn in zip_longest(*functions) for each in turn if each is not None)
+    for project, path, text, splice in in_turn:
+        mutant = mutant_of(text, splice)
+        if mutant is None or (key := (project.command, path, mutant.source)) in known:
+            continue
+        known.add(key)
+        if mutant.source in held_out:
             refused["are in held-out tasks"] += 1
-        elif key not in known:
-            known.add(key)
-            yield candidate
+        else:
+            yield _Candidate(project=project, path=path, mutant=mutant)
 
 
 def _text(tree: Snapshot, path: str, blobs: BlobStore) -> str:

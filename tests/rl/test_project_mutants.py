@@ -76,7 +76,7 @@ def test_a_mutant_that_the_check_kills_is_a_task_that_its_oracle_solves(tmp_path
     assert set(lines) >= {"return a * b", "return a + 2", "return a * 1", "return a * 3"}
     assert "return a - b" not in lines
     assert len(lines) == len(set(lines))
-    assert f"{len(tasks)} kept of {len(tasks)}; " in report
+    assert f"{len(tasks)} kept of 20 wanted and {len(tasks)} tried; " in report
     for task in (tasks[0], tasks[-1]):
         assert (task.check, task.files["test_it.py"]) == (CHECK, TESTS.format("calc"))
         assert check_task(task, runtime).checks == {
@@ -199,7 +199,7 @@ def test_from_log_writes_mutants_beside_the_logged_task(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["mutants"] == 2
     assert [task.key.partition("-")[0] for task in read_tasks(out)] == ["log", "mutant", "mutant"]
     done = nano("tasks", "from-log", run.id, "--mutants", "1", "--check", "test -e calc.py", "--log", log)
-    assert "0 kept of" in done.stderr  # that check passes whatever a function does
+    assert "0 kept of 1 wanted" in done.stderr  # that check passes whatever a function does
     assert len(done.stdout.splitlines()) == 1
 
 
@@ -225,8 +225,8 @@ def test_a_training_from_logs_rolls_out_mutants_and_resumes_with_the_same(
 ) -> None:
     done = logged("--steps", "1", "--set", "logs.mutants=3")
     assert done.exit_code == 0, done.output
-    assert "mutants: making up to 3 more tasks of what 1 passing runs left, in at most 300 s" in done.stderr
-    assert "3 kept of" in done.stderr
+    assert "mutants: making up to 3 more tasks of what 1 passing runs left, for at most 300 s" in done.stderr
+    assert "3 kept of 3 wanted" in done.stderr
     assert "environments: 1 logged tasks and 3 mutants; at most 8 fresh rollouts (1 steps of 4" in done.stderr
     folder = tmp_path / "trainings" / "mine"
     file = folder / "mutants.jsonl"
