@@ -18,7 +18,7 @@ SHORTER = (
     ("-n 12 --seed 9", "-n 4 --seed 9"),
     ("--tasks test.jsonl", "--tasks test.jsonl --limit max_turns=4"),
     # many times slower than float32 on a processor without instructions for it
-    (" --dtype bfloat16", ""),
+    (" --set dtype=bfloat16", ""),
 )
 """what a test changes in commands that would take minutes"""
 MAY_END_WITH_1 = ("nano-rl checkpoints promote",)

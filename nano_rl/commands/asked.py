@@ -182,8 +182,8 @@ def _mutants(
     if not runs:
         return []
     say(
-        f"mutants: making up to {config.logs.mutants} more tasks of what {len(runs)} passing runs left, for at"
-        f" most {SECONDS:.0f} s; each takes two runs of a check (--set logs.mutants=0 makes none)"
+        f"mutants: making up to {config.logs.mutants} more tasks of what {len(runs)} passing runs left, for"
+        f" at most {SECONDS:.0f} s; each takes two runs of a check (--set logs.mutants=0 makes none)"
     )
     unseen = read_tasks(asked.held_out) if asked.held_out else []
     texts = {text for task in unseen for text in task.files.values()}
