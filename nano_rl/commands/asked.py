@@ -66,9 +66,10 @@ class Asked:
         if self.from_logs and "group_size" in flags:
             raise UsageError("--group-size is --fresh with --from-logs: give that alone")
         if self.from_logs:
-            if "logs.mix" in flags and not self.group_size:
+            beside = [name for name in ("logs.mix", "logs.mutants") if name in flags]
+            if beside and not self.group_size:
                 raise UsageError(
-                    "logs.mix is the share of logged runs beside fresh ones: leave --fresh 0 or logs.mix out"
+                    f"{beside[0]} acts beside fresh rollouts: leave --fresh 0 or {beside[0]} out"
                 )
             return
         if self.fresh is not None:
