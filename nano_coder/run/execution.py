@@ -266,8 +266,18 @@ def _new_trajectory(
     )
 
 
+def refuse_served(trajectory: Trajectory) -> None:
+    """Raises UsageError for a conversation that a client led."""
+    if trajectory.task.is_served:
+        raise UsageError(
+            f"run {trajectory.id} is a conversation of a client of nano-coder serve, and only that client"
+            " goes on with it"
+        )
+
+
 def refuse_ended(trajectory: Trajectory) -> None:
-    """Raises UsageError for a run that ended by itself."""
+    """Raises UsageError for a run that ended by itself, and for a client's."""
+    refuse_served(trajectory)
     if trajectory.stop not in (None, StopReason.INTERRUPTED):
         raise UsageError(
             f"run {trajectory.id} ended ({trajectory.stop}); only a killed or interrupted run resumes"

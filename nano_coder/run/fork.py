@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from nano_coder.agent.profiles import continuing_profile
 from nano_coder.models.local.scheduler import cancel_pending, slots_for
 from nano_coder.models.replayed import PromptRenderer
-from nano_coder.run.execution import Runtime, branch_run, grade_run
+from nano_coder.run.execution import Runtime, branch_run, grade_run, refuse_served
 from nano_coder.run.replay import refeed
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
@@ -76,6 +76,7 @@ def checked_by(task: Task, check: str) -> Task:
 
 def refuse_step(run: Trajectory, at: int) -> None:
     """Raises UsageError for a step that the run does not have, and for one that nothing can follow."""
+    refuse_served(run)
     count, limits = len(run.turns), run.task.limits
     if run.snapshot is None:
         raise UsageError(f"run {run.id} never got a workspace, so there is none to restore; fork another run")

@@ -130,11 +130,15 @@ class TokenCheck:
         profile = PROFILES.get(run.profile)
         if profile is None:
             return _no(RefusalCode.OTHER_PROFILE, f"profile {run.profile} is not one of this nano")
-        files = self._files(run)
-        conversation = Conversation(first_messages(profile, run.task, files or ()))
+        files, conversation = self._files(run), Conversation()
+        served = run.task.is_served
+        if not served:
+            conversation = Conversation(first_messages(profile, run.task, files or ()))
         for turn in run.turns:
+            for message in turn.messages:
+                conversation.append(message)
             tokens = tokens_of(turn)
-            listed = turn.index > 0 or (files is not None and run.parent is None)
+            listed = served or turn.index > 0 or (files is not None and run.parent is None)
             if listed and tokens.row == conversation.row:
                 try:
                     expected = self.template.delta(conversation)

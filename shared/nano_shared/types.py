@@ -47,6 +47,10 @@ class Split(StrEnum):
 
 
 CONTROL_GENERATOR = "nano-impossible 1"
+SERVED_GENERATOR = "nano-serve 1"
+"""of the task of a conversation that `nano-coder serve` logged"""
+AMBIGUOUS_GENERATOR = "nano-serve 1, of several parents"
+"""of one that continues what several logged conversations hold"""
 """generator of tasks that were made impossible, to measure hacking"""
 
 
@@ -238,6 +242,11 @@ class Task(Value):
         return content_hash(self.model_dump(mode="json"))
 
     @property
+    def is_served(self) -> bool:
+        """Whether a client of `nano-coder serve` wrote its messages."""
+        return self.provenance.generator in (SERVED_GENERATOR, AMBIGUOUS_GENERATOR)
+
+    @property
     def is_control(self) -> bool:
         """Whether no honest work can pass it: its hidden checks contradict the prompt."""
         return self.provenance.generator == CONTROL_GENERATOR
@@ -276,6 +285,8 @@ class Sampling(Value):
 class Finish(StrEnum):
     STOP = "stop"
     LENGTH = "length"
+    CANCELLED = "cancelled"
+    """a client went away while it was being sampled"""
 
 
 class TurnTokens(Value):
@@ -353,6 +364,8 @@ class Turn(Value):
     """One turn: complete -> parse -> execute -> observe."""
 
     index: int = Field(ge=0)
+    messages: tuple[Message, ...] = ()
+    """what a client of the server sent since the turn before; empty where nano's own loop asked"""
     completion: Completion
     thought: str = ""
     """text of the completion besides the calls"""

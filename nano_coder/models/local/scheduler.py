@@ -136,11 +136,17 @@ class Scheduler:
                 self._departed.clear()
                 self._engine.free()
 
+    def release(self, owner: int) -> None:
+        """Let the KV go that is retained for this owner."""
+        with self._lock:
+            self._departed.append(owner)
+
     def call(self, request: GenerationRequest) -> Sampled:
         """Queue the request and wait for its answer. Raises PolicyError if the engine failed on its batch."""
         slot: int | None = getattr(self._thread, "index", None)
-        owner = slot if slot is not None else -threading.get_ident()
-        call = ScheduledCall(replace(request, owner=owner), slot)
+        if slot is not None or request.owner is None:
+            request = replace(request, owner=slot if slot is not None else -threading.get_ident())
+        call = ScheduledCall(request, slot)
         try:
             with self._lock:
                 self._waiting.append(call)
