@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -107,7 +107,7 @@ def command(
         str | None, Option(help="With --refeed: whose tokenizer, where the model lies elsewhere now.")
     ] = None,
     sandbox: Annotated[
-        Literal["ns", "bwrap", "none"] | None, Option(help="With --execute: isolation.")
+        str | None, Option(help="With --execute: isolation; ns, bwrap, none, or one of an extension.")
     ] = None,
     tools: ToolOption = None,
     log: Log = None,

@@ -14,8 +14,9 @@ from nano_coder.run.execution import Runtime, branch_run, grade_run, refuse_serv
 from nano_coder.run.replay import refeed
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
+from nano_shared.hidden_checks import CommandChecks
 from nano_shared.redact import is_redacted
-from nano_shared.types import HiddenChecks, Task, Trajectory
+from nano_shared.types import Task, Trajectory
 
 _AT_ONCE = 16
 """forks that run at once; a local policy decodes them together"""
@@ -69,7 +70,7 @@ def fork_seed(seed: int, run: str, at: int, member: int) -> int:
 
 def checked_by(task: Task, check: str) -> Task:
     """The task with a check that its agent does not see, under a key of its own."""
-    hidden = HiddenChecks(kind="command", command=check)
+    hidden = CommandChecks(command=check)
     key = f"{task.key}+{content_hash(check).removeprefix('sha256:')[:8]}"
     return task.model_copy(update={"hidden": hidden, "key": key})
 

@@ -20,8 +20,8 @@ from nano_shared.facts import RunFacts, TurnFacts, facts_of
 from nano_shared.hashing import content_hash
 from nano_shared.profile import InterfaceProfile
 from nano_shared.types import (
-    AMBIGUOUS_GENERATOR,
-    SERVED_GENERATOR,
+    AMBIGUOUS_TOOLS,
+    CLIENT_TOOLS,
     StopReason,
     ToolSpec,
     Trajectory,
@@ -67,7 +67,7 @@ def blocking(run: RunFacts) -> Iterator[RefusalCode]:
 
 
 def _finished(run: RunFacts) -> Iterator[RunFinding]:
-    if run.stop is None and run.task.generator == SERVED_GENERATOR:
+    if run.stop is None and run.tools_hash.startswith(CLIENT_TOOLS):
         yield _no(
             RefusalCode.UNFINISHED, "its conversation is open: a reward ends it, or some minutes of silence"
         )
@@ -87,7 +87,7 @@ def _finished(run: RunFacts) -> Iterator[RunFinding]:
 
 
 def _tokens(run: RunFacts) -> Iterator[RunFinding]:
-    if run.task.generator == AMBIGUOUS_GENERATOR:
+    if run.tools_hash.startswith(AMBIGUOUS_TOOLS):
         yield _no(
             RefusalCode.AMBIGUOUS_PARENT,
             "several logged conversations could be its beginning; give each client a session of its own",
@@ -191,7 +191,7 @@ def _interface(run: RunFacts) -> Iterator[RunFinding]:
             f"profile {run.profile} was another one when the run was made (its hash differs)",
         )
         return
-    if run.task.generator == SERVED_GENERATOR:
+    if run.tools_hash.startswith(CLIENT_TOOLS):
         yield RunFinding(
             False, "interface", f"profile {profile.name}, under a client's own messages and tools"
         )

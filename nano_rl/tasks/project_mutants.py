@@ -27,6 +27,7 @@ from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
+from nano_shared.hidden_checks import CommandChecks
 from nano_shared.snapshot import EntryKind, Snapshot
 from nano_shared.snapshot.tree import save
 from nano_shared.types import OracleAction, Provenance, Task, Trajectory, Verdict
@@ -72,7 +73,8 @@ class _Project:
     def mutable(self) -> list[str]:
         """Python files that the check reads and an agent may change."""
         limits, hidden = self.run.task.limits, self.run.task.hidden
-        graded = laid_over(self.tree, hidden.files if hidden else {}, self.blobs)
+        files = hidden.files if isinstance(hidden, CommandChecks) else {}
+        graded = laid_over(self.tree, files, self.blobs)
         check = CommandCheck(
             command=self.command, blobs=self.blobs, sandbox=self.sandbox, limits=limits,
             seconds=check_patience(limits),
@@ -116,7 +118,7 @@ def check_command(task: Task) -> str | None:
     if task.provenance.generator == GENERATOR:
         return None
     if task.hidden is not None:
-        return task.hidden.command if task.hidden.kind == "command" else None
+        return task.hidden.command if isinstance(task.hidden, CommandChecks) else None
     return task.check
 
 

@@ -23,8 +23,9 @@ from nano_rl.tasks import project_mutants
 from nano_rl.tasks.check import check_task
 from nano_rl.tasks.make import read_tasks
 from nano_rl.tasks.project_mutants import mutant_tasks
+from nano_shared.hidden_checks import CommandChecks
 from nano_shared.snapshot import snapshot_directory
-from nano_shared.types import HiddenChecks, Task, Trajectory
+from nano_shared.types import Task, Trajectory
 
 PROMPT, CHECK = "The tests fail. Find the bug and fix it.", "python test_it.py"
 RIGHT = "def add(a, b):\n    return a + b\n\n\ndef double(a):\n    return a * 2\n"
@@ -157,7 +158,7 @@ def test_only_the_words_of_several_different_works_are_said_of_a_mutant(tmp_path
 def test_a_hidden_check_decides_and_is_not_shown(tmp_path: Path) -> None:
     files = project()
     tests = {"test_it.py": files.pop("test_it.py")}
-    hidden = HiddenChecks(kind="command", command=CHECK, files=tests)
+    hidden = CommandChecks(command=CHECK, files=tests)
     tasks, _ = made(*passing(tmp_path, files, check=None, hidden=hidden), 2)
     assert [task.prompt for task in tasks] == ["A hidden check fails. Find the bug and fix it."] * 2
     assert all(task.hidden == hidden and list(task.files) == ["calc.py"] for task in tasks)

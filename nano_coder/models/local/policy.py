@@ -4,8 +4,8 @@ log-probs."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from nano_coder.agent.chat_template import ChatTemplate
@@ -107,6 +107,21 @@ class LocalPolicy:
             policy_id=self.id,
             policy_version=self.version,
         )
+
+    @contextmanager
+    def lent(self, slot: int | None) -> Iterator[None]:
+        """The calling thread asks in the place of this slot, which another thread holds; None: of no slot."""
+        before = self._scheduler.bound
+        self._scheduler.bind(slot)
+        try:
+            yield
+        finally:
+            self._scheduler.bind(before)
+
+    @property
+    def slot(self) -> int | None:
+        """The slot that the calling thread holds."""
+        return self._scheduler.bound
 
     def release(self, owner: int) -> None:
         """Let the KV go that is kept for this conversation."""
