@@ -17,7 +17,7 @@ from itertools import islice, zip_longest
 from random import Random
 
 from nano_coder.grading.command_check import laid_over, restored
-from nano_coder.grading.command_run import CommandCheck, check_patience, tree_hash
+from nano_coder.grading.command_run import CommandRun, check_patience, tree_hash
 from nano_coder.grading.protected_files import protected
 from nano_coder.grading.submission import Delivery, grade_delivery
 from nano_coder.sandbox.protocol import Sandbox
@@ -75,7 +75,7 @@ class _Project:
         limits, hidden = self.run.task.limits, self.run.task.hidden
         files = hidden.files if isinstance(hidden, CommandChecks) else {}
         graded = laid_over(self.tree, files, self.blobs)
-        check = CommandCheck(
+        check = CommandRun(
             command=self.command, blobs=self.blobs, sandbox=self.sandbox, limits=limits,
             seconds=check_patience(limits),
         )  # fmt: skip
