@@ -2,8 +2,8 @@
 
     python benchmarks/serving.py [--model shipped] [--rounds 3] [--write]
 
-Each round interleaves the engine's batch of 32 rows and 32 clients, in another process, that stream the same
-prompts over HTTP; the ratio is that of the medians. Prompts have some 100 tokens, answers 64. `--write` writes
+Each round interleaves the engine's batch of 32 rows and 32 clients of another process that stream the same
+prompts over HTTP; the ratio is that of the medians. Prompts have some 100 tokens, answers 64. `--write` fills
 docs/results/serving.json.
 """
 
