@@ -168,7 +168,8 @@ LossPart = tuple[Batch, BatchLoss]
 Guard = Callable[[dict[str, float]], None]
 """checks the metrics of an update before it is applied; raises GuardTripped"""
 
-LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+_ROUTERS = ("router", "gate", "shared_expert_gate")
+"""names of linear layers that choose experts; they get no adapter"""
 
 
 class Stateful(Protocol):
@@ -310,14 +311,63 @@ def prepare(model: nn.Module, *, lora_rank: int, seed: int) -> nn.Module:
         return model.requires_grad_(True)
     from peft import LoraConfig, get_peft_model
 
+    modules, experts = lora_targets(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = LoraConfig(
             r=lora_rank,
             lora_alpha=2 * lora_rank,
             lora_dropout=0.0,
-            target_modules=LORA_TARGETS,
+            target_modules=modules,
+            target_parameters=experts or None,
+            fan_in_fan_out=_is_transposed(model),
             task_type="CAUSAL_LM",
         )
         adapted: nn.Module = get_peft_model(model, config)  # type: ignore[arg-type]
     return adapted
+
+
+def lora_targets(model: nn.Module) -> tuple[list[str], list[str]]:
+    """Names of the linear layers that get an adapter, and of the parameters that hold experts.
+
+    All linear layers but the head and the routers. A name is the shortest that matches no other layer, as
+    PEFT reads it. Raises ConfigError if there is none.
+    """
+    heads = {id(getattr(model, "get_output_embeddings", lambda: None)())}
+    linear = {name: part for name, part in model.named_modules() if _is_linear(part)}
+    left_out = {
+        name
+        for name, part in linear.items()
+        if id(part) in heads or name.endswith("lm_head") or name.rpartition(".")[2] in _ROUTERS
+    }
+    chosen = [name for name in linear if name not in left_out]
+    endings = {name.rpartition(".")[2] for name in left_out}
+    modules = dict.fromkeys(name if _last(name) in endings else _last(name) for name in chosen)
+    experts = dict.fromkeys(
+        ".".join(f"{name}.{key}".split(".")[-2:])
+        for name, part in model.named_modules()
+        for key, parameter in part.named_parameters(recurse=False)
+        if parameter.ndim == 3 and not isinstance(part, nn.modules.conv._ConvNd)
+    )
+    if not modules:
+        raise ConfigError(
+            f"{type(model).__name__} has no linear layer that LoRA can adapt; lora_rank = 0 trains all weights"
+        )
+    return list(modules), list(experts)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or _is_conv1d(module)
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """True for the linear layer of GPT-2, whose weight is transposed."""
+    return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
+
+
+def _is_transposed(model: nn.Module) -> bool:
+    return any(map(_is_conv1d, model.modules()))

@@ -165,10 +165,15 @@ _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 _supported: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
+def backbone(causal: Any) -> Any:
+    """The part of a causal LM below its head."""
+    return causal.base_model
+
+
 def tree_hidden(causal: Any, tree: TokenTree) -> Tensor:
-    """[N, H] last hidden states of the nodes under a Llama-like causal LM (`.model`)."""
+    """[N, H] last hidden states of the nodes under a causal LM."""
     with _tree_attention(causal), low_memory_forwards(causal):
-        hidden: Tensor = causal.model(
+        hidden: Tensor = backbone(causal)(
             input_ids=tree.ids_N[None],
             position_ids=tree.positions_N[None],
             # a 4-dimensional mask is passed on unchanged, and ours is not read
@@ -187,7 +192,7 @@ def row_states(causal: Any, ids_BT: Tensor, attention_BT: Tensor) -> tuple[Tenso
     if shares_prefixes(causal):
         tree = build_tree(ids_BT, attention_BT.long().sum(1).tolist())
         return tree_hidden(causal, tree), tree.node_BT
-    hidden_BTH: Tensor = causal.model(
+    hidden_BTH: Tensor = backbone(causal)(
         input_ids=ids_BT, attention_mask=attention_BT, use_cache=False
     ).last_hidden_state
     every = torch.arange(ids_BT.numel(), device=ids_BT.device).view(ids_BT.shape)
@@ -234,15 +239,15 @@ def _objection(causal: Any) -> str | None:
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
         # other modelling code may raise any of these for arguments that it does not expect
         return f"{type(error).__name__}: {error}".splitlines()[0]
-    bound = _TOLERANCE.get(causal.model.embed_tokens.weight.dtype, _TOLERANCE[torch.float32])
+    bound = _TOLERANCE.get(causal.get_input_embeddings().weight.dtype, _TOLERANCE[torch.float32])
     return None if difference <= bound else f"it gives other values along a tree (by {difference:.2g})"
 
 
 @torch.no_grad()
 def _difference(causal: Any) -> float:
     """Largest relative difference between tree and plain rows, on rows with nested forks."""
-    vocabulary = causal.model.embed_tokens.weight.shape[0]
-    device = causal.model.embed_tokens.weight.device
+    embedding: Tensor = causal.get_input_embeddings().weight
+    vocabulary, device = embedding.shape[0], embedding.device
     prefix = [(7 * i + 3) % vocabulary for i in range(12)]
     rows = [[*prefix, 1, 2, 3], [*prefix, 1, 2, 4, 5, 0], [*prefix[:5], 6 % vocabulary, 1], [2, *prefix]]
     width = max(map(len, rows))
@@ -250,9 +255,9 @@ def _difference(causal: Any) -> float:
     ids_BT = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=device) % vocabulary
     tree = build_tree(ids_BT, lengths)
     real_BT = torch.arange(width, device=device) < torch.tensor(lengths, device=device)[:, None]
-    with _in_float32(causal.model):
+    with _in_float32(backbone(causal)):
         along = tree_hidden(causal, tree)[tree.node_BT]
-        plain = causal.model(
+        plain = backbone(causal)(
             input_ids=ids_BT, attention_mask=real_BT.long(), use_cache=False
         ).last_hidden_state
     if not plain[real_BT].isfinite().all():
