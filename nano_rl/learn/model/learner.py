@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -170,6 +171,8 @@ Guard = Callable[[dict[str, float]], None]
 
 _ROUTERS = ("router", "gate", "shared_expert_gate")
 """names of linear layers that choose experts; they get no adapter"""
+_BESIDE_EXPERTS = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+"""names that PEFT reads as experts of an older layout where a model has experts"""
 
 
 class Stateful(Protocol):
@@ -330,25 +333,27 @@ def prepare(model: nn.Module, *, lora_rank: int, seed: int) -> nn.Module:
 def lora_targets(model: nn.Module) -> tuple[list[str], list[str]]:
     """Names of the linear layers that get an adapter, and of the parameters that hold experts.
 
-    All linear layers but the head and the routers. A name is the shortest that matches no other layer, as
-    PEFT reads it. Raises ConfigError if there is none.
+    All linear layers but the head and the routers; stderr says which others PEFT cannot name. Raises
+    ConfigError if there is none.
     """
-    heads = {id(getattr(model, "get_output_embeddings", lambda: None)())}
-    linear = {name: part for name, part in model.named_modules() if _is_linear(part)}
-    left_out = {
-        name
-        for name, part in linear.items()
-        if id(part) in heads or name.endswith("lm_head") or name.rpartition(".")[2] in _ROUTERS
-    }
-    chosen = [name for name in linear if name not in left_out]
-    endings = {name.rpartition(".")[2] for name in left_out}
-    modules = dict.fromkeys(name if _last(name) in endings else _last(name) for name in chosen)
     experts = dict.fromkeys(
         ".".join(f"{name}.{key}".split(".")[-2:])
         for name, part in model.named_modules()
         for key, parameter in part.named_parameters(recurse=False)
         if parameter.ndim == 3 and not isinstance(part, nn.modules.conv._ConvNd)
     )
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    heads = {_last(name) for name, part in model.named_modules() if part is head}
+    linear = [_last(name) for name, part in model.named_modules() if _is_linear(part)]
+    unnamed = {name for name in linear if experts and name in _BESIDE_EXPERTS}
+    if unnamed:
+        print(
+            f"nano: {', '.join(sorted(unnamed))} of dense layers and shared experts get no adapter, since PEFT"
+            " cannot name them beside experts; lora_rank = 0 trains all weights",
+            file=sys.stderr,
+        )
+    left_out = {"lm_head", *heads, *_ROUTERS, *unnamed}
+    modules = dict.fromkeys(name for name in linear if name not in left_out)
     if not modules:
         raise ConfigError(
             f"{type(model).__name__} has no linear layer that LoRA can adapt; lora_rank = 0 trains all weights"
