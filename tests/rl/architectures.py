@@ -1,4 +1,4 @@
-"""A tiny random model of every family that nano names, built from its configuration, with nothing downloaded."""
+"""A tiny random model of every family that nano names, built from its configuration, without a download."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3-next": (
         "Qwen3Next",
-        {**_EXPERTS, "shared_expert_intermediate_size": 24, "layer_types": ["linear_attention", "full_attention"],
+        {**_EXPERTS, "shared_expert_intermediate_size": 24,
+         "layer_types": ["linear_attention", "full_attention"],
          "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
          "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4, "initializer_range": 0.1},
     ),
@@ -76,10 +77,12 @@ def build(family: str, dtype: torch.dtype = torch.float32, **settings: Any) -> A
     config_class = getattr(transformers, f"{name}TextConfig" if name == "Gemma3" else f"{name}Config")
     shape = {} if name == "GPT2" else _SHAPE
     config = config_class(**{**shape, **own, **settings})
+    if family == "gemma2":  # SDPA does not cap its scores
+        config._attn_implementation = "eager"
     torch.manual_seed(0)
     model = getattr(transformers, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")(config)
     with torch.no_grad():
-        for key, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.ndim == 1:  # norms and biases that are ones and zeros would hide mistakes
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     return model.to(dtype).eval()

@@ -89,7 +89,8 @@ def prompts(count: int = 4) -> list[GenerationRequest]:
     return [
         GenerationRequest(
             tuple(3 + (7 * i * (n // 2 + 1)) % (VOCABULARY - 3) for i in range(17 + 3 * (n // 2))),
-            Sampling(max_tokens=6 + n), n, n,
+            # greedy rows of one prompt are decoded with draft tokens
+            Sampling(max_tokens=6 + n, temperature=float(n < 2)), n, n,
         )
         for n in range(count)
     ]  # fmt: skip
@@ -180,10 +181,10 @@ def test_a_full_step_has_the_gradient_of_plain_transformers_and_is_saved(family:
     model.zero_grad()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     step(model, batch)
-    # an expert that no token chose has no gradient
-    assert [n for n, p in model.named_parameters() if torch.equal(p, before[n])] in ([], ["transformer.wpe.weight"])
+    assert [name for name, p in model.named_parameters() if torch.equal(p, before[name])] == []
     model.save_pretrained(tmp_path)
-    loaded = type(model).from_pretrained(tmp_path).eval()
+    attention = model.config._attn_implementation
+    loaded = type(model).from_pretrained(tmp_path, attn_implementation=attention).eval()
     ids = torch.arange(3, 30)[None]
     with torch.no_grad():
         torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=1e-6)
@@ -207,11 +208,10 @@ def test_a_lora_step_moves_every_linear_layer_and_is_saved(family: str, tmp_path
     model = prepare(base, lora_rank=2, seed=0)
     before = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     step(model, fixed_batch())
-    moved = {name for name, p in model.named_parameters() if p.requires_grad and not torch.equal(p, before[name])}
     adapted = {
         name.partition("base_model.model.")[2].partition(".lora_B")[0].replace(".base_layer", "")
-        for name in moved
-        if "lora_B" in name
+        for name, p in model.named_parameters()
+        if "lora_B" in name and not torch.equal(p, before[name])
     }
     assert adapted == linear | experts
     model.save_pretrained(str(tmp_path))
@@ -233,7 +233,7 @@ def test_an_architecture_with_unknown_logits_is_refused_by_name() -> None:
     model = build("llama")
     plain = model.forward
     model.forward = lambda **inputs: doubled(plain(**inputs))
-    with pytest.raises(ConfigError, match="architecture llama computes its logits in a way that is not known"):
+    with pytest.raises(ConfigError, match="architecture llama computes its logits in a way"):
         refuse_untrainable(model)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 import torch
 from builders import VOCABULARY, tiny_llama, trajectory, turn

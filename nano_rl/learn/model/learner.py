@@ -348,15 +348,15 @@ def lora_targets(model: nn.Module) -> tuple[list[str], list[str]]:
     unnamed = {name for name in linear if experts and name in _BESIDE_EXPERTS}
     if unnamed:
         print(
-            f"nano: {', '.join(sorted(unnamed))} of dense layers and shared experts get no adapter, since PEFT"
-            " cannot name them beside experts; lora_rank = 0 trains all weights",
+            f"nano: {', '.join(sorted(unnamed))} of dense layers and shared experts get no adapter, since"
+            " PEFT cannot name them beside experts; lora_rank = 0 trains all weights",
             file=sys.stderr,
         )
     left_out = {"lm_head", *heads, *_ROUTERS, *unnamed}
     modules = dict.fromkeys(name for name in linear if name not in left_out)
     if not modules:
         raise ConfigError(
-            f"{type(model).__name__} has no linear layer that LoRA can adapt; lora_rank = 0 trains all weights"
+            f"{type(model).__name__} has no linear layer for LoRA to adapt; lora_rank = 0 trains all weights"
         )
     return list(modules), list(experts)
 
