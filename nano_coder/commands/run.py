@@ -37,8 +37,8 @@ from nano_shared.types import Task, Trajectory
 
 
 @agent_options(
-    "model", "base_url", "check", "max_turns", "max_seconds", "temperature", "sandbox", "python", "exclude",
-    "log",
+    "model", "base_url", "device", "check", "max_turns", "max_seconds", "temperature", "sandbox", "python",
+    "exclude", "log",
 )  # fmt: skip
 def command(
     task: Annotated[str, Argument(metavar="TASK", help="Text, or - for standard input.")],

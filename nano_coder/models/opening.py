@@ -40,6 +40,7 @@ def open_policy(
     api_key: str | None = None,
     dtype: str = "auto",
     profile: str | None = None,
+    device: str = "auto",
 ) -> OpenedPolicy:
     """The policy of that name; None: the promoted checkpoint, else the shipped policy.
 
@@ -51,7 +52,7 @@ def open_policy(
     if open_it := find_opener(name):
         remote = open_it(ModelOptions(base_url=base_url, api_key=api_key, dtype=dtype))
         return OpenedPolicy(policy=remote, profile=find_profile(profile or HERMES_1.name), name=name)
-    opened = open_weights(name, dtype=cast("Dtype", dtype), profile=profile)
+    opened = open_weights(name, dtype=cast("Dtype", dtype), profile=profile, device=device)
     policy = local_policy(opened.loaded, opened.profile, version=opened.version)
     return OpenedPolicy(policy=policy, profile=opened.profile, name=name)
 
@@ -70,12 +71,17 @@ class OpenedWeights:
 
 
 def open_weights(
-    name: str, *, dtype: Dtype = "float32", profile: str | None = None, merge: bool = True
+    name: str,
+    *,
+    dtype: Dtype = "float32",
+    profile: str | None = None,
+    merge: bool = True,
+    device: str = "auto",
 ) -> OpenedWeights:
     """Load a local model by name. `merge` folds an adapter into its base: faster to run, not trainable.
 
-    Raises UsageError for an unknown name, CheckpointError for a checkpoint that is damaged or that was
-    trained under a profile that has changed since.
+    Raises UsageError for an unknown name or a device that is not there, CheckpointError for a checkpoint that
+    is damaged or that was trained under a profile that has changed since.
     """
     found = locate(name)
     manifest = read_checkpoint(Path(found)) if (Path(found) / MANIFEST).is_file() else None
@@ -97,7 +103,9 @@ def open_weights(
     from nano_coder.models.weights import load_policy
 
     return OpenedWeights(
-        loaded=load_policy(found, dtype=dtype, merge=merge), profile=chosen, manifest=manifest
+        loaded=load_policy(found, dtype=dtype, merge=merge, device=device),
+        profile=chosen,
+        manifest=manifest,
     )
 
 
@@ -109,11 +117,11 @@ def weights_id(name: str) -> str | None:
     return policy_id(locate(name))
 
 
-def dtype_to_train(name: str | None) -> Dtype:
+def dtype_to_train(name: str | None, device: str = "auto") -> Dtype:
     """The default dtype for training a model; None: the promoted checkpoint or the shipped policy."""
     from nano_coder.models.weights import training_dtype
 
-    return training_dtype(locate(name or default_model()))
+    return training_dtype(locate(name or default_model()), device)
 
 
 def local_policy(

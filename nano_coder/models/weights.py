@@ -77,19 +77,48 @@ class LoadedModel:
         return int(config.max_position_embeddings)
 
 
-def load_policy(name: str | None = None, *, dtype: Dtype = "float32", merge: bool = True) -> LoadedModel:
+def place(device: str) -> torch.device:
+    """The device that a setting names; auto is the GPU where there is one, else the CPU.
+
+    Raises UsageError for a GPU that PyTorch does not see.
+    """
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "auto":
+        return torch.device("cuda" if count else "cpu")
+    chosen = torch.device(device)
+    if chosen.type == "cuda" and (chosen.index or 0) >= count:
+        seen = f"{count} CUDA device{'s' * (count != 1)}" if count else "no CUDA device"
+        raise UsageError(
+            f"--device {device}: PyTorch {torch.__version__} sees {seen} here; use --device auto or cpu, or"
+            " install a PyTorch build with CUDA"
+        )
+    return chosen
+
+
+def load_policy(
+    name: str | None = None, *, dtype: Dtype = "float32", merge: bool = True, device: str = "auto"
+) -> LoadedModel:
     """Load weights by name; None is the base model.
 
     `name`: `smollm2-135m-instruct`; a folder in Hugging Face format with a full model or an adapter; or a hub
     id (`owner/model`), the only case that may use the network. `merge` folds an adapter into its base, which
-    is faster to run and cannot be trained.
+    is faster to run and cannot be trained. `device` as for `place`.
 
-    Raises UsageError if the name is unknown or the folder is not a model.
+    Raises UsageError if the name is unknown, the folder is not a model, or the device is not there.
     """
+    placed = place(device)
     if dtype == "auto":
-        dtype = _fitting(name, _SMALL)
-    elif dtype == "bfloat16" and not multiplies_bfloat16():
+        dtype = _fitting(name, _SMALL, placed)
+    elif dtype == "bfloat16" and not multiplies_bfloat16(placed):
         _say_slow()
+    loaded = _load(name, dtype, merge)
+    loaded.model.to(placed)
+    return loaded
+
+
+def _load(name: str | None, dtype: Dtype, merge: bool) -> LoadedModel:
     if name is None or name == BASE:
         folder = base_folder()
         return _full(folder, dtype, "base", (folder / _ID_FILE).read_text())
@@ -106,28 +135,32 @@ def load_policy(name: str | None = None, *, dtype: Dtype = "float32", merge: boo
     raise UsageError(f"unknown model {name!r}; {_known()}")
 
 
-def _fitting(name: str | None, small: int) -> Dtype:
+def _fitting(name: str | None, small: int, device: torch.device) -> Dtype:
     """float32 for a model of at most `small` bytes of weights, and for any model on a CPU without bfloat16
     instructions; else bfloat16, also for hub models."""
-    if not multiplies_bfloat16():
+    if not multiplies_bfloat16(device):
         return "float32"
     folder = base_folder() if name is None or name == BASE else Path(name).expanduser()
     if (folder / "adapter_config.json").is_file():
-        return _fitting(_base_of(folder), small)
+        return _fitting(_base_of(folder), small, device)
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     return "float32" if 0 < size <= small else "bfloat16"
 
 
-def training_dtype(name: str) -> Dtype:
+def training_dtype(name: str, device: str = "auto") -> Dtype:
     """The dtype for training: bfloat16 where it is several times faster, that is for all but tiny models on a
     device with bfloat16 instructions."""
-    return _fitting(name, _TINY)
+    return _fitting(name, _TINY, place(device))
 
 
 @cache
-def multiplies_bfloat16() -> bool:
-    """Whether this CPU is known to have bfloat16 matrix instructions. With AVX2 alone, a 512 x 512 matrix
-    product takes 78 times as long in bfloat16 as in float32."""
+def multiplies_bfloat16(device: torch.device | None = None) -> bool:
+    """Whether this device, or CPU, is known to have bfloat16 matrix instructions. With AVX2 alone, a
+    512 x 512 matrix product takes 78 times as long in bfloat16 as in float32."""
+    if device is not None and device.type != "cpu":
+        import torch
+
+        return device.type != "cuda" or torch.cuda.is_bf16_supported()
     try:
         flags = set(Path("/proc/cpuinfo").read_text().split())
     except OSError:
@@ -214,14 +247,21 @@ def _full(folder: Path, dtype: Dtype, kind: WeightsKind, identity: str) -> Loade
             use_safetensors=True,
             trust_remote_code=False,
         )
+        _cap_scores(model)
         tokenizer = _tokenizer(folder)
     return LoadedModel(model.eval(), tokenizer, identity, kind, folder, tokenizer.chat_template or CHATML)
+
+
+def _cap_scores(model: Any) -> None:
+    """Gemma 2 caps its attention scores, which transformers leaves out under SDPA, its default."""
+    if getattr(model.config, "attn_logit_softcapping", None) is not None:
+        model.set_attn_implementation("eager")
 
 
 def _adapter(folder: Path, dtype: Dtype, merge: bool) -> LoadedModel:
     from peft import PeftModel
 
-    base = load_policy(_base_of(folder), dtype=dtype)
+    base = _load(_base_of(folder), dtype, merge=True)
     with quiet_transformers(), _named(folder):
         # transformers prefers safetensors, and `_refuse_pickles` has checked that there are some
         model: Any = PeftModel.from_pretrained(base.model, str(folder))
@@ -266,6 +306,7 @@ def _hub(name: str, dtype: Dtype) -> LoadedModel:
             model = AutoModelForCausalLM.from_pretrained(
                 name, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
             )
+            _cap_scores(model)
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]

@@ -42,6 +42,8 @@ class Asked:
     """the first is written to; none: the default one"""
     tools: tuple[str, ...] = ()
     """further tools of the agents, as --tool takes them"""
+    device: str | None = None
+    """None: as configured"""
 
     @property
     def group_size(self) -> int:

@@ -82,7 +82,7 @@ class How:
         return evaluation, runs
 
 
-@agent_options("model", "base_url", "log", shown=False)
+@agent_options("model", "base_url", "device", "log", shown=False)
 def command(
     settings: Settings[AgentConfig],
     tasks: Tasks,

@@ -9,7 +9,19 @@ from typer import Argument, Option
 
 from nano_coder.commands.options import Log
 
-__all__ = ["Dtype", "Jobs", "KeepGoing", "Log", "Model", "Name", "Reward", "Seed", "TaskFile", "Tasks"]
+__all__ = [
+    "Device",
+    "Dtype",
+    "Jobs",
+    "KeepGoing",
+    "Log",
+    "Model",
+    "Name",
+    "Reward",
+    "Seed",
+    "TaskFile",
+    "Tasks",
+]
 
 KeepGoing = Annotated[
     bool, Option("--keep-going", help="List every refusal and write the rest; exits with 2.")
@@ -17,6 +29,10 @@ KeepGoing = Annotated[
 TaskFile = Annotated[Path, Argument(metavar="FILE", help="JSON lines of tasks.")]
 Jobs = Annotated[int, Option(min=1, help="Processes that check tasks.")]
 Model = Annotated[str | None, Option(help="Checkpoint name, folder, hub id, or openai:NAME with --base-url.")]
+Device = Annotated[
+    str | None,
+    Option(metavar="auto|cpu|cuda|cuda:N", help="Where the model trains.", show_default="auto"),
+]
 Dtype = Annotated[Literal["float32", "bfloat16"], Option(help="Of the arithmetic.")]
 Seed = Annotated[int, Option(help="The same one repeats the random choices.")]
 Tasks = Annotated[Path, Option("--tasks", help="JSON lines file of tasks.")]

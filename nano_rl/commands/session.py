@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.profiles import COMPACT_1, with_tools
 from nano_coder.commands.options import open_log
@@ -26,6 +26,9 @@ from nano_shared.checkpoint import checkpoints_dir
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling
+
+if TYPE_CHECKING:
+    from nano_coder.models.weights import Dtype
 
 
 def oracle_runtime(log: str | None) -> Runtime:
@@ -62,7 +65,7 @@ def policy_runtime(
     more = [TOOLS.give(tool).spec.name for tool in config.tools]
     opened = open_policy(
         model or config.model, base_url=config.base_url, api_key=config.api_key,
-        dtype=dtype_of(config, sources), profile=config.profile,
+        dtype=dtype_of(config, sources), profile=config.profile, device=config.device,
     )  # fmt: skip
     return Runtime(
         policy=opened.policy,
@@ -75,6 +78,14 @@ def policy_runtime(
     )
 
 
+def weights_to_train(name: str, dtype: str, device: str | None) -> OpenedWeights:
+    """Weights of a local model by name, for trainings without rollouts, where --device or the configuration
+    places them."""
+    where = load_config({"device": device}, Path())[0].device
+    wide: Dtype = "bfloat16" if dtype == "bfloat16" else "float32"
+    return open_weights(name, dtype=wide, merge=False, device=where)
+
+
 def training_runtime(
     model: str | None,
     log: str | None,
@@ -83,11 +94,12 @@ def training_runtime(
     temperature: float,
     limit: Mapping[str, Any] | None = None,
     tools: Sequence[str] = (),
+    device: str | None = None,
 ) -> tuple[OpenedWeights, str, Runtime]:
     """Trainable weights, their name, and a runtime whose policy each step replaces by the live module."""
     from nano_rl.imitation.demonstrations import reader_of
 
-    given = {"model": model, "log": log, "tools": tuple(tools), **(limit or {})}
+    given = {"model": model, "log": log, "tools": tuple(tools), "device": device, **(limit or {})}
     config, sources = load_config(given, Path())
     more = [TOOLS.give(tool).spec.name for tool in config.tools]
     sandbox = open_sandbox(config.sandbox, python=config.python)
@@ -96,8 +108,9 @@ def training_runtime(
     if find_opener(name):
         raise UsageError(f"{name} is trained where its weights are; name a local model with --model")
     opened = open_weights(
-        name, dtype="bfloat16" if dtype == "bfloat16" else "float32", profile=config.profile, merge=False
-    )
+        name, dtype="bfloat16" if dtype == "bfloat16" else "float32", profile=config.profile, merge=False,
+        device=config.device,
+    )  # fmt: skip
     opened = replace(opened, profile=with_tools(opened.profile, more))
     runtime = Runtime(
         policy=ScriptedPolicy([]),

@@ -14,6 +14,7 @@ from nano_coder.commands.options import Limit, Tools, log_of_environment
 from nano_coder.config import parse_limits
 from nano_rl.commands.asked import FRESH, Asked, further_logs, open_sources
 from nano_rl.commands.options import (
+    Device,
     Model,
     Name,
     Reward,
@@ -67,6 +68,7 @@ def command(
             help="With --tasks: draw levels and views by their success, which is held between 20 and 80 %.",
         ),
     ] = False,
+    device: Device = None,
     reward: Reward = None,
     log: Annotated[list[str] | None, Option(hidden=True)] = None,
     log_to: Annotated[
@@ -84,11 +86,12 @@ def command(
     asked = Asked(
         name=name, model=model, tasks=tasks, held_out=held_out, from_logs=from_logs, fresh=fresh,
         curriculum=curriculum, logs=tuple(log or ()) or log_of_environment(), tools=tuple(tools or ()),
+        device=device,
     )  # fmt: skip
     given, limits = settings.sources, parse_limits(limit)
     if name and settings.values.get("resume"):
         asked, settings, limits = _resumed(asked, settings, limits)
-    config = _config(settings, reward, asked.group_size if asked.from_logs else None, asked.model)
+    config = _config(settings, reward, asked.group_size if asked.from_logs else None, asked)
     asked.check(settings.flags)
     if idle := config.idle(given):
         print(idle, file=sys.stderr)
@@ -129,7 +132,7 @@ def _resumed(
 
 
 def _config(
-    settings: Settings[TrainConfig], reward: str | None, fresh: int | None, model: str | None
+    settings: Settings[TrainConfig], reward: str | None, fresh: int | None, asked: Asked
 ) -> TrainConfig:
     """The settings; with --from-logs the group size is what is added to each logged group."""
     more: dict[str, Any] = {}
@@ -144,7 +147,8 @@ def _config(
             from nano_coder.config import load_config
             from nano_coder.models.opening import dtype_to_train
 
-            more["dtype"] = dtype_to_train(model or load_config({}, Path())[0].model)
+            agent = load_config({"device": asked.device}, Path())[0]
+            more["dtype"] = dtype_to_train(asked.model or agent.model, agent.device)
         if "learning_rate" not in settings.values.get("optimizer", {}):
             more["optimizer"] = {"learning_rate": _FROM_LOGS_RATE}
         # what is wrong with the size of groups is wrong with --fresh
@@ -173,7 +177,7 @@ def _train(
     sinks = open_sinks(log_to, name=asked.name, folder=folder, settings=config.model_dump(mode="json"))
     opened, parent, runtime = training_runtime(
         asked.model, asked.logs[0] if asked.logs else None, dtype=config.dtype,
-        temperature=config.temperature, limit=limit, tools=asked.tools,
+        temperature=config.temperature, limit=limit, tools=asked.tools, device=asked.device,
     )  # fmt: skip
 
     from nano_coder.models.weights import quiet_transformers

@@ -213,7 +213,8 @@ class PaddedDecoder:
 
     @property
     def _device(self) -> torch.device:
-        return next(iter(self._model.parameters())).device
+        weight: Tensor = next(iter(self._model.parameters()))
+        return weight.device
 
 
 def _batches(slots: list[_Slot]) -> list[_Batch]:

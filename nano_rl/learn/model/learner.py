@@ -217,8 +217,11 @@ class Learner:
         of a step alone: the step counter and the learning rate advance once per step.
         """
         parts = []
+        device = next(self.model.parameters()).device
         for batch, objective in work:
-            loss, metrics = objective(self.model, batch)
+            # a micro-batch is placed when its turn comes
+            placed = batch.to(device) if isinstance(batch, Batch) else batch
+            loss, metrics = objective(self.model, placed)
             loss.backward()
             parts.append(metrics)
         rate = lr_at(
@@ -280,7 +283,7 @@ class Learner:
 
     def load(self, path: Path) -> dict[str, Any]:
         """Continue from the file of `save`; returns `extra`."""
-        state = torch.load(path, weights_only=True)
+        state = torch.load(path, weights_only=True, map_location="cpu")
         self.restore(state)
         extra: dict[str, Any] = state["extra"]
         return extra

@@ -106,6 +106,7 @@ def _score(
     anticipate: Callable[[Tensor, Tensor, Batch], Tensor] | None = None,
 ) -> TokenScores:
     causal = _causal_lm(model)
+    batch = batch.to(next(causal.parameters()).device)
     rows_N, positions_N = batch.mask_BT.nonzero(as_tuple=True)
     with _dropout_off(model):
         states_MH, node_BT = row_states(causal, batch.ids_BT, batch.attention_BT)
