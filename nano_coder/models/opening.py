@@ -20,7 +20,7 @@ from nano_shared.types import Trajectory
 if TYPE_CHECKING:
     from nano_coder.models.local.policy import LocalPolicy
     from nano_coder.models.local.scheduler import SchedulerKind
-    from nano_coder.models.weights import Dtype, LoadedModel
+    from nano_coder.models.weights import Dtype, LoadedModel, Quantise
 
 SHIPPED = Path(__file__).parents[1] / "shipped"
 """folder of the policy that comes with the package"""
@@ -77,6 +77,7 @@ def open_weights(
     profile: str | None = None,
     merge: bool = True,
     device: str = "auto",
+    quantise: Quantise | None = None,
 ) -> OpenedWeights:
     """Load a local model by name. `merge` folds an adapter into its base: faster to run, not trainable.
 
@@ -103,7 +104,7 @@ def open_weights(
     from nano_coder.models.weights import load_policy
 
     return OpenedWeights(
-        loaded=load_policy(found, dtype=dtype, merge=merge, device=device),
+        loaded=load_policy(found, dtype=dtype, merge=merge, device=device, quantise=quantise),
         profile=chosen,
         manifest=manifest,
     )

@@ -37,6 +37,7 @@ _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack")
 
 Dtype = Literal["float32", "bfloat16", "auto"]
 """auto: float32 for small weights, since rounding decides near ties between two tokens"""
+Quantise = Literal["4bit", "8bit"]
 _TINY = 64 * 2**20
 _SMALL = 1 << 30
 """bytes of weights up to which `auto` means float32"""
@@ -98,13 +99,19 @@ def place(device: str) -> torch.device:
 
 
 def load_policy(
-    name: str | None = None, *, dtype: Dtype = "float32", merge: bool = True, device: str = "auto"
+    name: str | None = None,
+    *,
+    dtype: Dtype = "float32",
+    merge: bool = True,
+    device: str = "auto",
+    quantise: Quantise | None = None,
 ) -> LoadedModel:
     """Load weights by name; None is the base model.
 
     `name`: `smollm2-135m-instruct`; a folder in Hugging Face format with a full model or an adapter; or a hub
     id (`owner/model`), the only case that may use the network. `merge` folds an adapter into its base, which
-    is faster to run and cannot be trained. `device` as for `place`.
+    is faster to run and cannot be trained. `device` as for `place`. `quantise` loads
+    the base in 4 or 8 bits, for an adapter on it.
 
     Raises UsageError if the name is unknown, the folder is not a model, or the device is not there.
     """
@@ -113,25 +120,42 @@ def load_policy(
         dtype = _fitting(name, _SMALL, placed)
     elif dtype == "bfloat16" and not multiplies_bfloat16(placed):
         _say_slow()
-    loaded = _load(name, dtype, merge)
-    loaded.model.to(placed)
+    loaded = _load(name, dtype, merge, _quantised(quantise, dtype, placed))
+    if not quantise:
+        loaded.model.to(placed)
     return loaded
 
 
-def _load(name: str | None, dtype: Dtype, merge: bool) -> LoadedModel:
+def _quantised(quantise: Quantise | None, dtype: Dtype, device: torch.device) -> dict[str, Any]:
+    """What `from_pretrained` is told to load the linear layers in 4 or 8 bits."""
+    if quantise is None:
+        return {}
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UsageError(f"quantise = {quantise} needs bitsandbytes: pip install bitsandbytes")
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(
+        load_in_4bit=quantise == "4bit", load_in_8bit=quantise == "8bit", bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=getattr(torch, dtype),
+    )  # fmt: skip
+    return {"quantization_config": config, "device_map": {"": device}}
+
+
+def _load(name: str | None, dtype: Dtype, merge: bool, more: dict[str, Any]) -> LoadedModel:
     if name is None or name == BASE:
         folder = base_folder()
-        return _full(folder, dtype, "base", (folder / _ID_FILE).read_text())
+        return _full(folder, dtype, "base", (folder / _ID_FILE).read_text(), more)
     folder = Path(name).expanduser()
     _refuse_pickles(folder)
     if (folder / "adapter_config.json").is_file():
-        return _adapter(folder, dtype, merge)
+        return _adapter(folder, dtype, merge, more)
     if (folder / "config.json").is_file():
-        return _full(folder, dtype, "full", folder_id(folder))
+        return _full(folder, dtype, "full", folder_id(folder), more)
     if folder.exists():
         raise UsageError(f"{name!r} holds neither config.json nor adapter_config.json; {_known()}")
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        return _hub(name, dtype)
+        return _hub(name, dtype, more)
     raise UsageError(f"unknown model {name!r}; {_known()}")
 
 
@@ -235,7 +259,7 @@ def folder_id(folder: Path) -> str:
     return "sha256:" + hashlib.sha256(listing.encode()).hexdigest()
 
 
-def _full(folder: Path, dtype: Dtype, kind: WeightsKind, identity: str) -> LoadedModel:
+def _full(folder: Path, dtype: Dtype, kind: WeightsKind, identity: str, more: dict[str, Any]) -> LoadedModel:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -246,6 +270,7 @@ def _full(folder: Path, dtype: Dtype, kind: WeightsKind, identity: str) -> Loade
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
+            **more,
         )
         _cap_scores(model)
         tokenizer = _tokenizer(folder)
@@ -258,10 +283,10 @@ def _cap_scores(model: Any) -> None:
         model.set_attn_implementation("eager")
 
 
-def _adapter(folder: Path, dtype: Dtype, merge: bool) -> LoadedModel:
+def _adapter(folder: Path, dtype: Dtype, merge: bool, more: dict[str, Any]) -> LoadedModel:
     from peft import PeftModel
 
-    base = _load(_base_of(folder), dtype, merge=True)
+    base = _load(_base_of(folder), dtype, True, more)
     with quiet_transformers(), _named(folder):
         # transformers prefers safetensors, and `_refuse_pickles` has checked that there are some
         model: Any = PeftModel.from_pretrained(base.model, str(folder))
@@ -297,15 +322,16 @@ def _adapter_id(base: str, folder: Path) -> str:
     return "sha256:" + hashlib.sha256(f"{base}\n{folder_id(folder)}".encode()).hexdigest()
 
 
-def _hub(name: str, dtype: Dtype) -> LoadedModel:
+def _hub(name: str, dtype: Dtype, more: dict[str, Any]) -> LoadedModel:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with quiet_transformers():
         try:
             model = AutoModelForCausalLM.from_pretrained(
-                name, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
-            )
+                name, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False,
+                **more,
+            )  # fmt: skip
             _cap_scores(model)
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         except (OSError, ValueError) as error:

@@ -36,9 +36,12 @@ def command(
 
     target, folder = training_folder(name)
     parent = model or default_model()
-    opened = weights_to_train(parent, config.dtype, device)
+    opened = weights_to_train(parent, config.dtype, device, config.quantise)
     rows = open_pairs(opened, pairs, from_logs, log, seed=config.seed)
-    trained = prepare(opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed)
+    trained = prepare(
+        opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )  # fmt: skip
     last: dict[str, float] = {}
     with bar("preferences", 1) as progress:
 

@@ -29,6 +29,7 @@ from nano_shared.types import Sampling
 
 if TYPE_CHECKING:
     from nano_coder.models.weights import Dtype
+    from nano_rl.learn.config import Quantise
 
 
 def oracle_runtime(log: str | None) -> Runtime:
@@ -78,12 +79,14 @@ def policy_runtime(
     )
 
 
-def weights_to_train(name: str, dtype: str, device: str | None) -> OpenedWeights:
+def weights_to_train(
+    name: str, dtype: str, device: str | None, quantise: Quantise | None = None
+) -> OpenedWeights:
     """Weights of a local model by name, for trainings without rollouts, where --device or the configuration
     places them."""
     where = load_config({"device": device}, Path())[0].device
     wide: Dtype = "bfloat16" if dtype == "bfloat16" else "float32"
-    return open_weights(name, dtype=wide, merge=False, device=where)
+    return open_weights(name, dtype=wide, merge=False, device=where, quantise=quantise)
 
 
 def training_runtime(
@@ -95,6 +98,7 @@ def training_runtime(
     limit: Mapping[str, Any] | None = None,
     tools: Sequence[str] = (),
     device: str | None = None,
+    quantise: Quantise | None = None,
 ) -> tuple[OpenedWeights, str, Runtime]:
     """Trainable weights, their name, and a runtime whose policy each step replaces by the live module."""
     from nano_rl.imitation.demonstrations import reader_of
@@ -109,7 +113,7 @@ def training_runtime(
         raise UsageError(f"{name} is trained where its weights are; name a local model with --model")
     opened = open_weights(
         name, dtype="bfloat16" if dtype == "bfloat16" else "float32", profile=config.profile, merge=False,
-        device=config.device,
+        device=config.device, quantise=quantise,
     )  # fmt: skip
     opened = replace(opened, profile=with_tools(opened.profile, more))
     runtime = Runtime(

@@ -51,9 +51,12 @@ def command(
 
     target, folder = training_folder(name)
     parent = model or default_model()
-    opened = weights_to_train(parent, config.dtype, device)
+    opened = weights_to_train(parent, config.dtype, device, config.quantise)
     lessons = _lessons(opened, tasks, from_logs, messages, log)
-    trained = prepare(opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed)
+    trained = prepare(
+        opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )  # fmt: skip
     last: dict[str, float] = {}
     with bar("imitation", 1) as progress:
 

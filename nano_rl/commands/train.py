@@ -178,6 +178,7 @@ def _train(
     opened, parent, runtime = training_runtime(
         asked.model, asked.logs[0] if asked.logs else None, dtype=config.dtype,
         temperature=config.temperature, limit=limit, tools=asked.tools, device=asked.device,
+        quantise=config.quantise,
     )  # fmt: skip
 
     from nano_coder.models.weights import quiet_transformers
@@ -193,7 +194,10 @@ def _train(
     if held_out:
         held_out.refuse_trained(sources.every_task)
     _record(asked, config, limit, folder, parent, opened, runtime, stores)
-    trained = prepare(opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed)
+    trained = prepare(
+        opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )  # fmt: skip
     earlier = read_metrics(folder / METRICS) if (folder / METRICS).exists() else []
     view = NoView() if quiet else open_view(asked.name, config.steps, earlier)
     with Watcher(folder, view, sinks, done=len(earlier)) as watch:

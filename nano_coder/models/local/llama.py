@@ -85,6 +85,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, Scores], Tensor]
 """(layer, [N, H, D] queries, [N, K, D] keys, [N, K, D] values, scores) -> [N, H * D]; stores keys and
 values"""
 Apply = Callable[[Tensor], Tensor]
+Several = Callable[[Tensor], Sequence[Tensor]]
 
 
 class Norms(NamedTuple):
@@ -135,8 +136,8 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatedMLP:
-    gate_up: Joined
-    down: Linear
+    gate_up: Several
+    down: Apply
     activation: Apply | None
     """None: SiLU"""
 
@@ -150,12 +151,12 @@ class GatedMLP:
 class Layer:
     norms: tuple[Apply | None, Apply | None, Apply | None, Apply | None]
     """as in `Norms`"""
-    queries_keys_values: Joined
+    queries_keys_values: Several
     query_norm: Apply | None
     key_norm: Apply | None
     norms_flat: bool
     """whether query and key norm see all heads as one vector"""
-    output: Linear
+    output: Apply
     mlp: Apply
     scores: Scores
     rotary: str | None
@@ -298,9 +299,9 @@ def _layer(layer: Any, config: Any, heads: int, keys: int, dim: int) -> Layer:
     query_norm, key_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
     if hasattr(attention, "qkv_proj"):
         sizes = (heads * dim, keys * dim, keys * dim)
-        projections = Joined([_weights(attention.qkv_proj)], sizes)
+        projections = _several([attention.qkv_proj], sizes)
     else:
-        projections = Joined([_weights(getattr(attention, f"{name}_proj")) for name in "qkv"])
+        projections = _several([getattr(attention, f"{name}_proj") for name in "qkv"])
     rotary = getattr(attention, "layer_type", None) or "default"
     names = _FAMILIES[config.model_type]
     before, after, before_mlp, after_mlp = (
@@ -313,7 +314,7 @@ def _layer(layer: Any, config: Any, heads: int, keys: int, dim: int) -> Layer:
         key_norm=None if key_norm is None else _norm(key_norm, config),
         norms_flat=query_norm is not None and query_norm.weight.numel() == heads * dim != dim
         and query_norm.weight.ndim == 1,
-        output=Linear(_weights(attention.o_proj)),
+        output=_one(attention.o_proj),
         mlp=_mlp(layer.mlp),
         scores=_scores(attention, config),
         rotary=rotary if getattr(attention, "use_rope", True) else None,
@@ -339,10 +340,9 @@ def _mlp(module: Any) -> Apply:
     parts = {name for name, _ in module.named_children()} - {"act_fn", "activation_fn"}
     own = None if type(activation).__name__ in ("SiLU", "SiLUActivation") else activation
     if parts == {"gate_proj", "up_proj", "down_proj"}:
-        gate_up = Joined([_weights(module.gate_proj), _weights(module.up_proj)])
+        gate_up = _several([module.gate_proj, module.up_proj])
     elif parts == {"gate_up_proj", "down_proj"}:
-        weights = _weights(module.gate_up_proj)
-        gate_up = Joined([weights], [weights.matrix.shape[0] // 2] * 2)
+        gate_up = _several([module.gate_up_proj], [module.gate_up_proj.out_features // 2] * 2)
     else:
 
         def experts(x: Tensor) -> Tensor:
@@ -351,7 +351,30 @@ def _mlp(module: Any) -> Apply:
             return states.view(x.shape)
 
         return experts
-    return GatedMLP(gate_up, Linear(_weights(module.down_proj)), own)
+    return GatedMLP(gate_up, _one(module.down_proj), own)
+
+
+def _one(module: Any) -> Apply:
+    """A linear layer; a quantised one is called as it is."""
+    if not _quantised(module):
+        return Linear(_weights(module))
+    apply: Apply = module
+    return apply
+
+
+def _several(modules: Sequence[Any], sizes: Sequence[int] | None = None) -> Several:
+    if not any(map(_quantised, modules)):
+        return Joined([_weights(module) for module in modules], sizes)
+
+    def called(x: Tensor) -> Sequence[Tensor]:
+        outputs = [module(x) for module in modules]
+        return outputs if sizes is None else torch.split(outputs[0], list(sizes), dim=-1)
+
+    return called
+
+
+def _quantised(module: Any) -> bool:
+    return type(getattr(module, "base_layer", module)).__module__.startswith("bitsandbytes")
 
 
 def _norm(module: Any, config: Any) -> Apply:

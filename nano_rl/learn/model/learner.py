@@ -16,6 +16,7 @@ from nano_rl.learn.config import LearningRateSchedule, OptimizerConfig
 from nano_rl.learn.model.logprob import token_logprobs
 from nano_rl.learn.objectives.loss import mean_metrics
 from nano_rl.learn.rows.batch import Batch
+from nano_rl.learn.trees.forward import checkpoint_layers
 from nano_shared import ConfigError
 from nano_shared.allocator import keep_freed_memory
 from nano_shared.durable import full_disk_explained, sync
@@ -305,8 +306,20 @@ def restore_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             trained[name].copy_(value)
 
 
-def prepare(model: nn.Module, *, lora_rank: int, seed: int) -> nn.Module:
-    """Make a loaded model trainable: its adapter, or all weights (rank 0), or a new LoRA adapter."""
+def prepare(
+    model: nn.Module, *, lora_rank: int, seed: int, gradient_checkpointing: bool = False
+) -> nn.Module:
+    """Make a loaded model trainable: its adapter, or all weights (rank 0), or a new LoRA adapter.
+
+    Raises ConfigError for a quantised base without an adapter.
+    """
+    trained = _trainable(model, lora_rank, seed)
+    if gradient_checkpointing:
+        checkpoint_layers(trained)
+    return trained
+
+
+def _trainable(model: nn.Module, lora_rank: int, seed: int) -> nn.Module:
     if hasattr(model, "peft_config"):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("lora_" in name)
@@ -314,6 +327,10 @@ def prepare(model: nn.Module, *, lora_rank: int, seed: int) -> nn.Module:
                 parameter.data = parameter.data.float()
         return model
     if lora_rank == 0:
+        if getattr(model, "is_quantized", False):
+            raise ConfigError(
+                "weights of 4 or 8 bits cannot be trained themselves; give lora_rank, 16 for instance"
+            )
         return model.requires_grad_(True)
     from peft import LoraConfig, get_peft_model
 

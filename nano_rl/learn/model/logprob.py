@@ -18,7 +18,13 @@ from torch import Tensor, nn
 
 from nano_rl.learn.model.logprob_head import Anticipate, Targets, selected_scores
 from nano_rl.learn.rows.batch import Batch
-from nano_rl.learn.trees.forward import backbone, independent_rows, row_states, shares_prefixes
+from nano_rl.learn.trees.forward import (
+    backbone,
+    dropout_off,
+    independent_rows,
+    row_states,
+    shares_prefixes,
+)
 from nano_shared import ConfigError
 
 
@@ -84,7 +90,7 @@ def loss_and_scores(
 
 def can_share(model: nn.Module) -> bool:
     """True if rows with shared prefixes are merged for this model; otherwise a warning says why not."""
-    with _dropout_off(model):
+    with dropout_off(model):
         return shares_prefixes(_causal_lm(model))
 
 
@@ -92,7 +98,7 @@ def can_share(model: nn.Module) -> bool:
 def plain_rows(model: nn.Module) -> Iterator[None]:
     """Temporarily run independent rows by the model's own forward pass, without merging prefixes."""
     causal = _causal_lm(model)
-    with _dropout_off(model), independent_rows(causal):
+    with dropout_off(model), independent_rows(causal):
         yield
 
 
@@ -108,7 +114,7 @@ def _score(
     causal = _causal_lm(model)
     batch = batch.to(next(causal.parameters()).device)
     rows_N, positions_N = batch.mask_BT.nonzero(as_tuple=True)
-    with _dropout_off(model):
+    with dropout_off(model):
         states_MH, node_BT = row_states(causal, batch.ids_BT, batch.attention_BT)
         # a token is predicted by the state before it, at the temperature of its row
         temperatures, kind_B = batch.temperature_B.unique(return_inverse=True)
@@ -150,7 +156,7 @@ def _causal_lm(model: Any) -> Any:
             raise ConfigError("a prompt-learning adapter cannot be trained here; use LoRA")
         model = model.get_base_model()
     if model not in _refusals:
-        with _dropout_off(model):
+        with dropout_off(model):
             _refusals[model] = _refusal(model)
     if _refusals[model]:
         raise ConfigError(_refusals[model])
@@ -202,15 +208,3 @@ def _refusal(causal: Any) -> str:
         f"the architecture {name} computes its logits in a way that is not known here (they deviate by"
         f" {deviation:.2g} of the largest), so log-probs would be wrong; {known}"
     )
-
-
-@contextmanager
-def _dropout_off(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from nano_rl.learn.trees.prefix_tree import ATTENTION_NAME, TokenTree, TreeUnsupported, build_tree, register
+from nano_shared.errors import ConfigError
 
 
 @contextmanager
@@ -172,7 +174,8 @@ def backbone(causal: Any) -> Any:
 
 def tree_hidden(causal: Any, tree: TokenTree) -> Tensor:
     """[N, H] last hidden states of the nodes under a causal LM."""
-    with _tree_attention(causal), low_memory_forwards(causal):
+    again = partial(_as_in_forward, causal)
+    with _tree_attention(causal), low_memory_forwards(causal), _checkpointed(causal, again):
         hidden: Tensor = backbone(causal)(
             input_ids=tree.ids_N[None],
             position_ids=tree.positions_N[None],
@@ -192,11 +195,65 @@ def row_states(causal: Any, ids_BT: Tensor, attention_BT: Tensor) -> tuple[Tenso
     if shares_prefixes(causal):
         tree = build_tree(ids_BT, attention_BT.long().sum(1).tolist())
         return tree_hidden(causal, tree), tree.node_BT
-    hidden_BTH: Tensor = backbone(causal)(
-        input_ids=ids_BT, attention_mask=attention_BT, use_cache=False
-    ).last_hidden_state
+    with _checkpointed(causal, partial(dropout_off, causal)):
+        hidden_BTH: Tensor = backbone(causal)(
+            input_ids=ids_BT, attention_mask=attention_BT, use_cache=False
+        ).last_hidden_state
     every = torch.arange(ids_BT.numel(), device=ids_BT.device).view(ids_BT.shape)
     return hidden_BTH.flatten(0, 1), every
+
+
+@contextmanager
+def dropout_off(model: nn.Module) -> Iterator[None]:
+    """Temporarily no dropout, in any mode of the model."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def _as_in_forward(causal: Any) -> Iterator[None]:
+    """What surrounds the forward pass along a tree, for layers that are computed again in the backward pass."""
+    with _tree_attention(causal), low_memory_forwards(causal), dropout_off(causal):
+        yield
+
+
+@contextmanager
+def _checkpointed(causal: nn.Module, again: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Keep the input of each layer that `checkpoint_layers` has marked, in place of what is inside.
+
+    The layer is computed again in the backward pass, in the context that `again` gives.
+    """
+    layers = [layer for layer in causal.modules() if getattr(layer, "gradient_checkpointing", False) is True]
+    run = partial(
+        checkpoint, use_reentrant=False, preserve_rng_state=False, context_fn=lambda: (nullcontext(), again())
+    )
+    for layer in layers if torch.is_grad_enabled() else ():
+        layer.training, layer._gradient_checkpointing_func = True, run  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
+
+
+def checkpoint_layers(model: nn.Module) -> None:
+    """Mark all layers of the model for gradient checkpointing. Raises ConfigError if it has none."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"{type(model).__name__} has no layers that transformers can checkpoint; leave"
+            " gradient_checkpointing out"
+        )
+    for layer in layers:
+        layer.gradient_checkpointing = True
 
 
 def shares_prefixes(causal: nn.Module) -> bool:
