@@ -20,7 +20,7 @@ def test_auto_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert place("auto") == torch.device("cuda")
     assert place("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(UsageError, match="--device cuda:2: PyTorch .* sees 2 CUDA devices here"):
+    with pytest.raises(UsageError, match=r"--device cuda:2: PyTorch .* sees 2 CUDA devices here"):
         place("cuda:2")
 
 

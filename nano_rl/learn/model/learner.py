@@ -328,9 +328,7 @@ def _trainable(model: nn.Module, lora_rank: int, seed: int) -> nn.Module:
         return model
     if lora_rank == 0:
         if getattr(model, "is_quantized", False):
-            raise ConfigError(
-                "weights of 4 or 8 bits cannot be trained themselves; give lora_rank, 16 for instance"
-            )
+            raise ConfigError("weights of 4 or 8 bits cannot be trained themselves; give lora_rank, say 16")
         return model.requires_grad_(True)
     from peft import LoraConfig, get_peft_model
 

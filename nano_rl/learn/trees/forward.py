@@ -218,7 +218,7 @@ def dropout_off(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _as_in_forward(causal: Any) -> Iterator[None]:
-    """What surrounds the forward pass along a tree, for layers that are computed again in the backward pass."""
+    """What surrounds the forward pass along a tree, for layers that the backward pass computes again."""
     with _tree_attention(causal), low_memory_forwards(causal), dropout_off(causal):
         yield
 
