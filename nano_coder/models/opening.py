@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from nano_coder.agent.profiles import COMPACT_1, HERMES_1, find_profile
 from nano_coder.models.opener import MODELS, ModelOptions, find_opener
@@ -116,6 +116,13 @@ def weights_id(name: str) -> str | None:
     from nano_coder.models.weights import policy_id
 
     return policy_id(locate(name))
+
+
+def model_config(name: str) -> tuple[Any, int]:
+    """The configuration of a local model by name, without weights, and the rank of its adapter, or 0."""
+    from nano_coder.models import weights
+
+    return weights.model_config(locate(name))
 
 
 def dtype_to_train(name: str | None, device: str = "auto") -> Dtype:

@@ -199,6 +199,34 @@ def _say_slow() -> None:
     print(text, file=sys.stderr)
 
 
+def model_config(name: str | None) -> tuple[Any, int]:
+    """The configuration of a model by name, without weights, and the rank of its adapter, or 0.
+
+    Raises UsageError if the name is unknown.
+    """
+    from transformers import AutoConfig
+
+    folder = base_folder() if name is None or name == BASE else Path(name).expanduser()
+    if (folder / "adapter_config.json").is_file():
+        base, _ = model_config(_base_of(folder))
+        return base, int(_adapter_settings(folder).get("r") or 0)
+    if not (folder / "config.json").is_file() and (folder.exists() or str(name).count("/") != 1):
+        raise UsageError(f"{str(folder)!r} is no folder of a model with its config.json; {_known()}")
+    source = str(folder) if folder.exists() else str(name)
+    with quiet_transformers(), _named(Path(source)):
+        return AutoConfig.from_pretrained(source, trust_remote_code=False), 0
+
+
+def build_empty(config: Any, dtype: torch.dtype | None = None) -> Any:
+    """A model of this configuration with random weights; on the meta device without any."""
+    from transformers import AutoModelForCausalLM
+
+    with quiet_transformers():
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    _cap_scores(model)
+    return model
+
+
 def load_tokenizer(name: str | None = None) -> tuple[Any, str]:
     """The tokenizer of a model by name, and its chat template, without weights. Raises as `load_policy`."""
     folder = base_folder() if name is None or name == BASE else Path(name).expanduser()

@@ -110,6 +110,8 @@ def _compute(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def install() -> torch.device:
     """Register the device in this process."""
     _setup_privateuseone_for_python_backend(NAME)
+    backend: Any = getattr(torch, NAME)
+    backend.get_amp_supported_dtype = lambda: [torch.bfloat16]
     FakeDevice().__enter__()
     plain = torch.tensor
 

@@ -282,15 +282,23 @@ def independent_rows(causal: nn.Module) -> Iterator[None]:
         _supported[causal] = before
 
 
-def _objection(causal: Any) -> str | None:
-    config = getattr(causal, "config", None)
-    # the test rows are too short to show a sliding window
+def config_objection(config: Any) -> str | None:
+    """Why a model of this configuration cannot share prefixes, as far as that says; None if it may.
+
+    The rows of the test are too short to show a window.
+    """
     for name in ("sliding_window", "attention_chunk_size", "attn_logit_softcapping"):
         if getattr(config, name, None) is not None and getattr(config, f"use_{name}", True):
             return f"it has {name}={getattr(config, name)}"
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if kinds:
         return f"it has layers of {', '.join(sorted(kinds))}"
+    return None
+
+
+def _objection(causal: Any) -> str | None:
+    if objection := config_objection(getattr(causal, "config", None)):
+        return objection
     try:
         difference = _difference(causal)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
