@@ -26,6 +26,8 @@ FLAGS = {
 }
 ROW_TOKENS = 2048
 """tokens of a row where nothing is said"""
+_LEAST_TOKENS = 256
+"""tokens of the shortest row that a training is sure to meet"""
 _MIB = 2**20
 
 
@@ -127,11 +129,15 @@ def plan_of(
 
 
 def refuse_unfit(model: str | None, config: TrainConfig, device: str | None) -> None:
-    """Raises UsageError for a training that cannot fit, with the settings that make it fit."""
-    planned = plan_of(model, config, device)
+    """Raises UsageError for a training that cannot fit, with the settings that make it fit.
+
+    Of the parts that depend on the tasks, it counts a single short row.
+    """
+    least = config.model_copy(update={"max_tokens": min(_LEAST_TOKENS, config.max_tokens), "group_size": 0})
+    planned = plan_of(model, least.model_copy(update={"prompts_per_step": 1}), device, _LEAST_TOKENS)
     if planned.fitting != {}:
         raise UsageError(
-            f"training {planned.name} takes about {planned.memory.total / 2**30:.1f} GiB, and"
+            f"training {planned.name} takes at least {planned.memory.total / 2**30:.1f} GiB, and"
             f" {planned.available / 2**30:.1f} GiB are free on {planned.device}: {planned.remedy()};"
             " nano-rl plan shows the parts"
         )

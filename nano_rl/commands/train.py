@@ -164,6 +164,7 @@ def _train(
     asked: Asked, config: TrainConfig, *, limit: dict[str, Any], log_to: list[str], quiet: bool
 ) -> None:
     """Open what is needed, cheapest refusals first; train, watched; write the checkpoint."""
+    from nano_rl.commands.plan import refuse_unfit
     from nano_rl.commands.session import training_folder, training_runtime
     from nano_rl.report.sinks import open_sinks
     from nano_rl.rewards import open_reward
@@ -174,6 +175,7 @@ def _train(
     unseen = tuple(read_tasks(asked.held_out)) if asked.held_out else ()
     stores = further_logs(asked)
     target, folder = training_folder(asked.name)
+    refuse_unfit(asked.model, config, asked.device)
     sinks = open_sinks(log_to, name=asked.name, folder=folder, settings=config.model_dump(mode="json"))
     opened, parent, runtime = training_runtime(
         asked.model, asked.logs[0] if asked.logs else None, dtype=config.dtype,

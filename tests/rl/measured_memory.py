@@ -60,22 +60,18 @@ def main(shape: str, lora_rank: int, dtype: Any, tokens: int, checkpointing: boo
     ids = tuple(3 + 7 * n % 900 for n in range(tokens))
     mask = (0,) * (tokens // 2) + (1,) * (tokens - tokens // 2)
     row = TrainSample(
-        run_id="a", ids=ids, mask=mask, logprobs=(-1.0,) * tokens, versions=(0,) * tokens, advantage=1.0,
-        temperature=1.0,
+        run_id="a", ids=ids, mask=mask, logprobs=tuple(-1.0 * m for m in mask), versions=(0,) * tokens,
+        advantage=1.0, temperature=1.0,
     )  # fmt: skip
     before = peak()
     kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
-    model = prepare(
-        build(kind).eval(), lora_rank=lora_rank, seed=0, gradient_checkpointing=checkpointing
-    )
+    model = prepare(build(kind).eval(), lora_rank=lora_rank, seed=0, gradient_checkpointing=checkpointing)
     learner = Learner(model, config.optimizer, steps=2)
     for _ in range(2):
         learner.update(make_batches([row], max_tokens=tokens), likelihood, lambda metrics: None)
     parts = {name: size for name, size in predicted.parts.items() if name != "sampler's copy"}
     print(
-        json.dumps(
-            {"predicted": sum(parts.values()), "measured": peak(), "process": before, "parts": parts}
-        )
+        json.dumps({"predicted": sum(parts.values()), "measured": peak(), "process": before, "parts": parts})
     )
 
 

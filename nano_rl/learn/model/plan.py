@@ -24,7 +24,7 @@ from nano_rl.learn.model.logprob_head import BLOCK_LOGITS, CHUNK_LOGITS
 from nano_rl.learn.trees.forward import backbone, config_objection, tree_hidden
 from nano_rl.learn.trees.prefix_tree import TokenTree
 
-_PROCESS = 700 * 2**20
+_PROCESS = 450 * 2**20
 """Python, PyTorch and transformers without a model (measured); on a GPU about as much is taken by CUDA"""
 _BITS = {"4bit": 0.516, "8bit": 1.002}
 """bytes of a quantised weight with its scales"""
@@ -105,6 +105,7 @@ def kv_token_bytes(causal: Any, dtype: torch.dtype) -> int:
 
 def activation_bytes(causal: Any, tokens: int, work: Workload, config: UpdateConfig) -> int:
     """Bytes that a forward pass over a micro-batch keeps for the backward pass."""
+    element = int(causal.get_input_embeddings().weight.element_size())
     kept, weights = _Kept(), {p.untyped_storage()._cdata for p in causal.parameters()}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -112,22 +113,49 @@ def activation_bytes(causal: Any, tokens: int, work: Workload, config: UpdateCon
             kept.add(tensor)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.device("meta"):
-        if config_objection(causal.config) is None:
-            ids_N = torch.empty(tokens, dtype=torch.int64)
-            tree = TokenTree(
-                ids_N=ids_N, positions_N=ids_N, node_BT=ids_N[None], runs=((0, tokens),), crosses=()
-            )
-            tree_hidden(causal, tree)
-        else:
-            rows = max(1, tokens // work.row_tokens)
-            ids_BT = torch.empty((rows, work.row_tokens), dtype=torch.int64)
-            backbone(causal)(input_ids=ids_BT, use_cache=False)
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    try:
+        with hooks, torch.device("meta"), torch.enable_grad():
+            _forward(causal, tokens, work)
+    except (RuntimeError, NotImplementedError):  # it decides by its numbers, as experts do
+        kept.bytes = _estimated(causal.config, tokens, work) * element
     if not config.gradient_checkpointing:
         return kept.bytes
     layers = int(causal.config.num_hidden_layers)
-    element = causal.get_input_embeddings().weight.element_size()
     return layers * tokens * int(causal.config.hidden_size) * element + kept.bytes // layers
+
+
+def _forward(causal: Any, tokens: int, work: Workload) -> None:
+    """A forward pass without numbers over a micro-batch: along a tree, or row by row."""
+    if config_objection(causal.config) is None:
+        ids_N = torch.empty(tokens, dtype=torch.int64)
+        tree_hidden(
+            causal,
+            TokenTree(ids_N=ids_N, positions_N=ids_N, node_BT=ids_N[None], runs=((0, tokens),), crosses=()),
+        )
+        return
+    length = min(tokens, work.row_tokens)
+    ids_BT = torch.empty((max(1, tokens // length), length), dtype=torch.int64)
+    mask: Any = torch.empty((ids_BT.shape[0], 1, length, length), dtype=torch.bool)
+    kinds = set(getattr(causal.config, "layer_types", None) or ())
+    if "sliding_attention" in kinds and "full_attention" in kinds:
+        mask = dict.fromkeys(kinds, mask)
+    positions_1T = torch.empty((1, length), dtype=torch.int64)
+    backbone(causal)(input_ids=ids_BT, attention_mask=mask, position_ids=positions_1T, use_cache=False)
+
+
+def _estimated(config: Any, tokens: int, work: Workload) -> int:
+    """Numbers kept by layers that cannot be run without their numbers, by the widths of the model."""
+    heads = config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    chosen = getattr(config, "num_experts_per_tok", None) or 1
+    inside = chosen * (getattr(config, "moe_intermediate_size", None) or config.intermediate_size)
+    width = 10 * config.hidden_size + 6 * heads * dim + 5 * inside
+    eager = getattr(config, "_attn_implementation", None) == "eager"
+    scores = 3 * heads * work.row_tokens * eager
+    if "linear_attention" in (getattr(config, "layer_types", None) or ()):
+        width *= 4  # its chunks are kept in float32
+    return int(config.num_hidden_layers * tokens * (width + scores))
 
 
 class _Kept:

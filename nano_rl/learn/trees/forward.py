@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nano_rl.learn.trees.prefix_tree import ATTENTION_NAME, TokenTree, TreeUnsupported, build_tree, register
+from nano_shared.allocator import unmap_freed_memory
 from nano_shared.errors import ConfigError
 
 
@@ -252,6 +253,7 @@ def checkpoint_layers(model: nn.Module) -> None:
             f"{type(model).__name__} has no layers that transformers can checkpoint; leave"
             " gradient_checkpointing out"
         )
+    unmap_freed_memory()
     for layer in layers:
         layer.gradient_checkpointing = True
 
