@@ -33,13 +33,18 @@ def offered_tools(profile: InterfaceProfile, task: Task) -> tuple[ToolSpec, ...]
 
 def first_messages(profile: InterfaceProfile, task: Task, files: Sequence[str]) -> tuple[Message, ...]:
     """The system message and the task message; `files` are the workspace's paths."""
-    tools = DIALECTS.find(profile.dialect).describe(offered_tools(profile, task))
-    system = _environment.from_string(profile.system).render(tools=tools)
+    system = system_text(profile, offered_tools(profile, task))
     prompt = _environment.from_string(profile.task).render(
         prompt=task.prompt, files=_listing(files), check=task.check
     )
     prompt = prompt.encode("utf-8", "backslashreplace").decode()  # no tokenizer accepts half a surrogate pair
     return Message(role=Role.SYSTEM, content=system), Message(role=Role.USER, content=prompt)
+
+
+def system_text(profile: InterfaceProfile, tools: Sequence[ToolSpec]) -> str:
+    """The system message of a profile, with these tools as its dialect describes them."""
+    described = DIALECTS.find(profile.dialect).describe(tools)
+    return _environment.from_string(profile.system).render(tools=described)
 
 
 def _listing(files: Sequence[str]) -> list[str]:

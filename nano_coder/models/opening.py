@@ -41,6 +41,7 @@ def open_policy(
     dtype: str = "auto",
     profile: str | None = None,
     device: str = "auto",
+    scheduler: SchedulerKind = "lockstep",
 ) -> OpenedPolicy:
     """The policy of that name; None: the promoted checkpoint, else the shipped policy.
 
@@ -53,7 +54,7 @@ def open_policy(
         remote = open_it(ModelOptions(base_url=base_url, api_key=api_key, dtype=dtype))
         return OpenedPolicy(policy=remote, profile=find_profile(profile or HERMES_1.name), name=name)
     opened = open_weights(name, dtype=cast("Dtype", dtype), profile=profile, device=device)
-    policy = local_policy(opened.loaded, opened.profile, version=opened.version)
+    policy = local_policy(opened.loaded, opened.profile, version=opened.version, scheduler=scheduler)
     return OpenedPolicy(policy=policy, profile=opened.profile, name=name)
 
 

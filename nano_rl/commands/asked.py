@@ -44,6 +44,9 @@ class Asked:
     """further tools of the agents, as --tool takes them"""
     device: str | None = None
     """None: as configured"""
+    agent: str | None = None
+    """command of an agent of others"""
+    agent_folders: tuple[str, ...] = ()
 
     @property
     def group_size(self) -> int:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from nano_coder.config import load_config
-from nano_rl.commands.options import Device, Model
+from nano_rl.commands.options import DeviceOption, ModelOption
 from nano_rl.config.training import TrainConfig
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.settings_options import Settings, settings_options
 
@@ -34,11 +34,11 @@ _MIB = 2**20
 @settings_options(TrainConfig, FLAGS, names={"prompts_per_step": "--prompts"})
 def command(
     settings: Settings[TrainConfig],
-    model: Model = None,
-    device: Device = None,
+    model: ModelOption = None,
+    device: DeviceOption = None,
     row_tokens: Annotated[int, Option(min=1, help="Tokens of the longest row.")] = ROW_TOKENS,
     probe: Annotated[bool, Option(help="Time a few layers, for tokens a second.")] = True,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Say what `nano-rl train` with these options would take, and which settings make it fit."""
     config = settings.config()

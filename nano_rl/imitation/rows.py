@@ -107,10 +107,12 @@ def run_messages(
     The task message lists the files of the directory in which the run began if `blobs` has it, else those of
     the task. Raises LogError if that directory belongs to the task and is damaged or missing.
     """
-    task = trajectory.task
-    files = shown_files(trajectory, blobs) if blobs else sorted(task.files)
-    messages = list(first_messages(serving_profile(profile, task), task, files))
+    task, messages = trajectory.task, list[Message]()
+    if not (trajectory.turns and trajectory.turns[0].messages):
+        files = shown_files(trajectory, blobs) if blobs else sorted(task.files)
+        messages += first_messages(serving_profile(profile, task), task, files)
     for turn in trajectory.turns:
+        messages += turn.messages
         messages.append(Message(role=Role.ASSISTANT, content=turn.completion.text))
         messages += observation_messages(turn)
     return messages
