@@ -28,7 +28,7 @@ _PROCESS = 450 * 2**20
 """Python, PyTorch and transformers without a model (measured); on a GPU about as much is taken by CUDA"""
 _BITS = {"4bit": 0.516, "8bit": 1.002}
 """bytes of a quantised weight with its scales"""
-_PASSING = 0.15
+_PASSING = 0.2
 """gradients of activations that exist for a moment, as a share of the activations (measured)"""
 
 
@@ -77,6 +77,9 @@ def plan_memory(
     masters = 4 * sum(p.numel() for p in trained if p.element_size() < 4)
     learner = {"masters in float32": masters, "gradients": 4 * count, "optimizer": 8 * count}
     tokens = max(config.max_tokens, work.row_tokens)
+    logits = _logits(causal, tokens, dtype)
+    if config.gradient_checkpointing:  # freed memory is returned, and gradients come after logits
+        logits = max(0, logits - 4 * count)
     ppo = config.objective.objective == "ppo"
     return MemoryPlan(
         parameters=sum(p.numel() for p in weights),
@@ -87,7 +90,7 @@ def plan_memory(
             "reference": sum(p.numel() * p.element_size() for p in trained) * (config.objective.beta > 0),
             "critic": (base + sum(learner.values())) * ppo,
             "activations": round((1 + _PASSING) * activation_bytes(causal, tokens, work, config)),
-            "logits": _logits(causal, tokens, dtype),
+            "logits": logits,
             "KV cache": 2 * min(work.kv_bytes, work.rows * work.row_tokens * kv_token_bytes(causal, dtype)),
             "sampler's copy": _sampler_copy(causal, dtype, device, config),
             "process": _PROCESS,
