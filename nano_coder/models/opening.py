@@ -20,7 +20,7 @@ from nano_shared.types import Trajectory
 if TYPE_CHECKING:
     from nano_coder.models.local.policy import LocalPolicy
     from nano_coder.models.local.scheduler import SchedulerKind
-    from nano_coder.models.weights import Dtype, LoadedModel, Quantise
+    from nano_coder.models.weights import BaseBits, Dtype, LoadedModel
 
 SHIPPED = Path(__file__).parents[1] / "shipped"
 """folder of the policy that comes with the package"""
@@ -78,7 +78,7 @@ def open_weights(
     profile: str | None = None,
     merge: bool = True,
     device: str = "auto",
-    quantise: Quantise | None = None,
+    quantise: BaseBits | None = None,
 ) -> OpenedWeights:
     """Load a local model by name. `merge` folds an adapter into its base: faster to run, not trainable.
 

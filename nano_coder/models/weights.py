@@ -37,7 +37,7 @@ _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack")
 
 Dtype = Literal["float32", "bfloat16", "auto"]
 """auto: float32 for small weights, since rounding decides near ties between two tokens"""
-Quantise = Literal["4bit", "8bit"]
+BaseBits = Literal["4bit", "8bit"]
 _TINY = 64 * 2**20
 _SMALL = 1 << 30
 """bytes of weights up to which `auto` means float32"""
@@ -104,7 +104,7 @@ def load_policy(
     dtype: Dtype = "float32",
     merge: bool = True,
     device: str = "auto",
-    quantise: Quantise | None = None,
+    quantise: BaseBits | None = None,
 ) -> LoadedModel:
     """Load weights by name; None is the base model.
 
@@ -126,7 +126,7 @@ def load_policy(
     return loaded
 
 
-def _quantised(quantise: Quantise | None, dtype: Dtype, device: torch.device) -> dict[str, Any]:
+def _quantised(quantise: BaseBits | None, dtype: Dtype, device: torch.device) -> dict[str, Any]:
     """What `from_pretrained` is told to load the linear layers in 4 or 8 bits."""
     if quantise is None:
         return {}

@@ -18,7 +18,7 @@ from nano_coder.models.local.kv_cache import Arena, Prefix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Scores:
+class Scoring:
     """How a layer scores keys: `softcap * tanh(q k scale / softcap)`, over the nearest `window` positions."""
 
     scale: float
@@ -38,7 +38,7 @@ _BLOCK_SCORES = 1 << 24
 """number of scores that exist at once where PyTorch has no kernel that returns log-sum-exps"""
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def attend(q: Tensor, k: Tensor, v: Tensor, scores: Scoring, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Attention of [b, h, n, D] queries over [b, h, m, D] keys, and the [b, h, n] log-sum-exps of its scores.
 
     `mask` is added to the scores. With the log-sum-exps two partial softmaxes can be combined.
@@ -60,7 +60,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None)
     return torch.cat([out for out, _ in parts], dim=2), torch.cat([lse for _, lse in parts], dim=2)
 
 
-def _block(q: Tensor, k: Tensor, v: Tensor, how: Scores, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _block(q: Tensor, k: Tensor, v: Tensor, how: Scoring, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     scores = (q @ k.transpose(-1, -2)).float() * how.scale
     if how.softcap is not None:
         scores = (scores / how.softcap).tanh() * how.softcap
@@ -99,7 +99,7 @@ class GroupedQueries:
         return values_N[first.to(values_N.device)][..., None]
 
     def attend(
-        self, q_NHD: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None
+        self, q_NHD: Tensor, k: Tensor, v: Tensor, scores: Scoring, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """[N, H, D] queries over the [T, K, m, D] keys of their groups: [N, H, D], and [N, H]
         log-sum-exps."""
@@ -150,7 +150,7 @@ class SharedPrefixes:
         return _hidden_before(since, self._kv.shape[-2], self._kv, self._mask)
 
     def attend(
-        self, layer: int, q_NHD: Tensor, scores: Scores, mask: Tensor | None = None
+        self, layer: int, q_NHD: Tensor, scores: Scoring, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Attention of each query over its prefix: [N, H, D], and [N, H] log-sum-exps. `mask`: in place of
         that of the lengths."""
@@ -221,7 +221,7 @@ class DecodeAttention:
             mask = mask.view(self._rows, 1, widest, -1).repeat_interleave(heads // keys, dim=2)
         self._mask = mask
 
-    def __call__(self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores) -> Tensor:
+    def __call__(self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scoring) -> Tensor:
         size, heads, dim = q_NHD.shape
         keys = k_NKD.shape[1]
         mask, prefix_mask = self._mask, None
@@ -276,14 +276,14 @@ class PrefillAttention:
             begin, end = end, end + len(segment.ids)
             self._parts.append((segment, begin, end))
 
-    def _mask(self, part: int, scores: Scores) -> Tensor | None:
+    def _mask(self, part: int, scores: Scoring) -> Tensor | None:
         """The causal mask of a segment, made once for all layers that score alike."""
         kind = (part, scores.window, scores.plain)
         if kind not in self._masks:
             self._masks[kind] = _causal_mask(self._parts[part][0], scores)
         return self._masks[kind]
 
-    def __call__(self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores) -> Tensor:
+    def __call__(self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scoring) -> Tensor:
         tokens, heads, dim = q_NHD.shape
         out_NHD = torch.empty_like(q_NHD, memory_format=torch.contiguous_format)
         for part, (segment, begin, end) in enumerate(self._parts):
@@ -330,7 +330,7 @@ def _hidden_before(since: Tensor, size: int, kv: Tensor, mask: Tensor | None) ->
     return hidden if mask is None else hidden + mask
 
 
-def _causal_mask(segment: PrefillSegment, scores: Scores) -> Tensor | None:
+def _causal_mask(segment: PrefillSegment, scores: Scoring) -> Tensor | None:
     """[1, 1, n, m] with minus infinity on later tokens and those before the window; None for a segment at
     position 0 whose queries see all before (see `is_causal`)."""
     count, start = len(segment.ids), segment.position

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nano_coder.models.local.attention import Scores
+from nano_coder.models.local.attention import Scoring
 
 _ROWS = 8
 """number of rows that packed weights are optimised for; any number works"""
@@ -81,7 +81,7 @@ def _joined(parts: Sequence[LlamaWeights]) -> LlamaWeights:
     return LlamaWeights(torch.cat([part.matrix for part in parts]), torch.cat(biases) if biases else None)
 
 
-Attend = Callable[[int, Tensor, Tensor, Tensor, Scores], Tensor]
+Attend = Callable[[int, Tensor, Tensor, Tensor, Scoring], Tensor]
 """(layer, [N, H, D] queries, [N, K, D] keys, [N, K, D] values, scores) -> [N, H * D]; stores keys and
 values"""
 Apply = Callable[[Tensor], Tensor]
@@ -158,7 +158,7 @@ class Layer:
     """whether query and key norm see all heads as one vector"""
     output: Apply
     mlp: Apply
-    scores: Scores
+    scores: Scoring
     rotary: str | None
     """kind of its rotary embedding; None: none"""
 
@@ -321,12 +321,12 @@ def _layer(layer: Any, config: Any, heads: int, keys: int, dim: int) -> Layer:
     )  # fmt: skip
 
 
-def _scores(attention: Any, config: Any) -> Scores:
+def _scores(attention: Any, config: Any) -> Scoring:
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     sinks = getattr(attention, "sinks", None)
     # transformers does not cap the scores under SDPA
     capped = getattr(config, "_attn_implementation", None) != "sdpa"
-    return Scores(
+    return Scoring(
         scale=float(attention.scaling),
         window=getattr(attention, "sliding_window", window),
         softcap=getattr(attention, "attn_logit_softcapping", None) if capped else None,
