@@ -20,8 +20,8 @@ OPTIONS = {
     GuardConfig: "mismatch_max mismatch_mean patience entropy_min shift_max",
     TrainConfig: "steps prompts_per_step group_size temperature max_tokens lora_rank dtype seed save_every"
     " gradient_checkpointing quantise keep_states resume refill scheduler overlap heartbeat_seconds"
-    " shuffle_rewards reward controls objective optimizer guards updates_per_step minibatches critic logs lambda_sft imitate"
-    " lambda_preference preference_beta",
+    " shuffle_rewards reward controls objective optimizer guards updates_per_step minibatches critic logs"
+    " lambda_sft imitate lambda_preference preference_beta",
     CriticConfig: "gae_lambda discount value_clip whiten optimizer",
     RewardConfig: "parts gate tie_break",
     SftConfig: "epochs batch stop_after max_tokens lora_rank dtype seed save_every optimizer"
