@@ -117,6 +117,8 @@ class AgentConfig(BaseModel):
     dtype: str = Field("auto", pattern="^(auto|bfloat16|float32)$")
     """of a local model's arithmetic; auto is bfloat16 for more than 1 GiB of weights on a CPU with
     instructions for it, else float32"""
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    """where a local model runs and trains: auto (a GPU where there is one), cpu, cuda or cuda:N"""
     log: str | None = None
     """path or SQLAlchemy URL of the log; None is NANO_HOME/log.db"""
     profile: str | None = None

@@ -24,6 +24,7 @@ from nano_rl.learn.metrics import METRICS, MetricsWriter
 from nano_rl.learn.mismatch import Probe
 from nano_rl.learn.model.critic import open_critic
 from nano_rl.learn.model.learner import Learner, Reference
+from nano_rl.learn.model.logprob import refuse_untrainable
 from nano_rl.learn.offline import OnStep
 from nano_rl.learn.rows.group import Group, group_metrics
 from nano_rl.learn.update import Updater
@@ -72,6 +73,7 @@ def train(
         raise UsageError(
             "there is nothing to train on: no task to roll out and no logged group with a signal"
         )
+    refuse_untrainable(model)
     reference = Reference(model) if config.objective.beta > 0 else None
     learner = Learner(model, config.optimizer, steps=config.steps)
     critic = open_critic(model, config)

@@ -132,7 +132,7 @@ def open_runtime(
     more = [TOOLS.give(tool).spec.name for tool in config.tools]
     opened = open_policy(
         model or config.model, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype,
-        profile=config.profile, own_temperature=config.temperature is None,
+        profile=config.profile, device=config.device, own_temperature=config.temperature is None,
     )  # fmt: skip
     return Runtime(
         policy=opened.policy,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from nano_coder.agent.profiles import COMPACT_1, HERMES_1, find_profile
 from nano_coder.models.opener import MODELS, ModelOptions, find_opener
@@ -20,7 +20,7 @@ from nano_shared.types import Trajectory
 if TYPE_CHECKING:
     from nano_coder.models.local.policy import LocalPolicy
     from nano_coder.models.local.scheduler import SchedulerKind
-    from nano_coder.models.weights import Dtype, LoadedModel
+    from nano_coder.models.weights import BaseBits, Dtype, LoadedModel
 
 SHIPPED = Path(__file__).parents[1] / "shipped"
 """folder of the policy that comes with the package"""
@@ -41,6 +41,7 @@ def open_policy(
     dtype: str = "auto",
     profile: str | None = None,
     own_temperature: bool = False,
+    device: str = "auto",
     scheduler: SchedulerKind = "lockstep",
 ) -> OpenedPolicy:
     """The policy of that name; None: the promoted checkpoint, else the shipped policy.
@@ -56,7 +57,7 @@ def open_policy(
         )
         usual = getattr(remote, "profile", HERMES_1.name)
         return OpenedPolicy(policy=remote, profile=find_profile(profile or usual), name=name)
-    opened = open_weights(name, dtype=cast("Dtype", dtype), profile=profile)
+    opened = open_weights(name, dtype=cast("Dtype", dtype), profile=profile, device=device)
     policy = local_policy(opened.loaded, opened.profile, version=opened.version, scheduler=scheduler)
     return OpenedPolicy(policy=policy, profile=opened.profile, name=name)
 
@@ -75,12 +76,18 @@ class OpenedWeights:
 
 
 def open_weights(
-    name: str, *, dtype: Dtype = "float32", profile: str | None = None, merge: bool = True
+    name: str,
+    *,
+    dtype: Dtype = "float32",
+    profile: str | None = None,
+    merge: bool = True,
+    device: str = "auto",
+    quantise: BaseBits | None = None,
 ) -> OpenedWeights:
     """Load a local model by name. `merge` folds an adapter into its base: faster to run, not trainable.
 
-    Raises UsageError for an unknown name, CheckpointError for a checkpoint that is damaged or that was
-    trained under a profile that has changed since.
+    Raises UsageError for an unknown name or a device that is not there, CheckpointError for a checkpoint that
+    is damaged or that was trained under a profile that has changed since.
     """
     found = locate(name)
     manifest = read_checkpoint(Path(found)) if (Path(found) / MANIFEST).is_file() else None
@@ -102,7 +109,9 @@ def open_weights(
     from nano_coder.models.weights import load_policy
 
     return OpenedWeights(
-        loaded=load_policy(found, dtype=dtype, merge=merge), profile=chosen, manifest=manifest
+        loaded=load_policy(found, dtype=dtype, merge=merge, device=device, quantise=quantise),
+        profile=chosen,
+        manifest=manifest,
     )
 
 
@@ -114,11 +123,18 @@ def weights_id(name: str) -> str | None:
     return policy_id(locate(name))
 
 
-def dtype_to_train(name: str | None) -> Dtype:
+def model_config(name: str) -> tuple[Any, int]:
+    """The configuration of a local model by name, without weights, and the rank of its adapter, or 0."""
+    from nano_coder.models import weights
+
+    return weights.model_config(locate(name))
+
+
+def dtype_to_train(name: str | None, device: str = "auto") -> Dtype:
     """The default dtype for training a model; None: the promoted checkpoint or the shipped policy."""
     from nano_coder.models.weights import training_dtype
 
-    return training_dtype(locate(name or default_model()))
+    return training_dtype(locate(name or default_model()), device)
 
 
 def local_policy(

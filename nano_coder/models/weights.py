@@ -37,6 +37,7 @@ _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack")
 
 Dtype = Literal["float32", "bfloat16", "auto"]
 """auto: float32 for small weights, since rounding decides near ties between two tokens"""
+BaseBits = Literal["4bit", "8bit"]
 _TINY = 64 * 2**20
 _SMALL = 1 << 30
 """bytes of weights up to which `auto` means float32"""
@@ -77,57 +78,113 @@ class LoadedModel:
         return int(config.max_position_embeddings)
 
 
-def load_policy(name: str | None = None, *, dtype: Dtype = "float32", merge: bool = True) -> LoadedModel:
+def place(device: str) -> torch.device:
+    """The device that a setting names; auto is the GPU where there is one, else the CPU.
+
+    Raises UsageError for a GPU that PyTorch does not see.
+    """
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "auto":
+        return torch.device("cuda" if count else "cpu")
+    chosen = torch.device(device)
+    if chosen.type == "cuda" and (chosen.index or 0) >= count:
+        seen = f"{count} CUDA device{'s' * (count != 1)}" if count else "no CUDA device"
+        raise UsageError(
+            f"--device {device}: PyTorch {torch.__version__} sees {seen} here; use --device auto or cpu, or"
+            " install a PyTorch build with CUDA"
+        )
+    return chosen
+
+
+def load_policy(
+    name: str | None = None,
+    *,
+    dtype: Dtype = "float32",
+    merge: bool = True,
+    device: str = "auto",
+    quantise: BaseBits | None = None,
+) -> LoadedModel:
     """Load weights by name; None is the base model.
 
     `name`: `smollm2-135m-instruct`; a folder in Hugging Face format with a full model or an adapter; or a hub
     id (`owner/model`), the only case that may use the network. `merge` folds an adapter into its base, which
-    is faster to run and cannot be trained.
+    is faster to run and cannot be trained. `device` as for `place`. `quantise` loads
+    the base in 4 or 8 bits, for an adapter on it.
 
-    Raises UsageError if the name is unknown or the folder is not a model.
+    Raises UsageError if the name is unknown, the folder is not a model, or the device is not there.
     """
+    placed = place(device)
     if dtype == "auto":
-        dtype = _fitting(name, _SMALL)
-    elif dtype == "bfloat16" and not multiplies_bfloat16():
+        dtype = _fitting(name, _SMALL, placed)
+    elif dtype == "bfloat16" and not multiplies_bfloat16(placed):
         _say_slow()
+    loaded = _load(name, dtype, merge, _quantised(quantise, dtype, placed))
+    if not quantise:
+        loaded.model.to(placed)
+    return loaded
+
+
+def _quantised(quantise: BaseBits | None, dtype: Dtype, device: torch.device) -> dict[str, Any]:
+    """What `from_pretrained` is told to load the linear layers in 4 or 8 bits."""
+    if quantise is None:
+        return {}
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UsageError(f"quantise = {quantise} needs bitsandbytes: pip install bitsandbytes")
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(
+        load_in_4bit=quantise == "4bit", load_in_8bit=quantise == "8bit", bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=getattr(torch, dtype),
+    )  # fmt: skip
+    return {"quantization_config": config, "device_map": {"": device}}
+
+
+def _load(name: str | None, dtype: Dtype, merge: bool, more: dict[str, Any]) -> LoadedModel:
     if name is None or name == BASE:
         folder = base_folder()
-        return _full(folder, dtype, "base", (folder / _ID_FILE).read_text())
+        return _full(folder, dtype, "base", (folder / _ID_FILE).read_text(), more)
     folder = Path(name).expanduser()
     _refuse_pickles(folder)
     if (folder / "adapter_config.json").is_file():
-        return _adapter(folder, dtype, merge)
+        return _adapter(folder, dtype, merge, more)
     if (folder / "config.json").is_file():
-        return _full(folder, dtype, "full", folder_id(folder))
+        return _full(folder, dtype, "full", folder_id(folder), more)
     if folder.exists():
         raise UsageError(f"{name!r} holds neither config.json nor adapter_config.json; {_known()}")
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        return _hub(name, dtype)
+        return _hub(name, dtype, more)
     raise UsageError(f"unknown model {name!r}; {_known()}")
 
 
-def _fitting(name: str | None, small: int) -> Dtype:
+def _fitting(name: str | None, small: int, device: torch.device) -> Dtype:
     """float32 for a model of at most `small` bytes of weights, and for any model on a CPU without bfloat16
     instructions; else bfloat16, also for hub models."""
-    if not multiplies_bfloat16():
+    if not multiplies_bfloat16(device):
         return "float32"
     folder = base_folder() if name is None or name == BASE else Path(name).expanduser()
     if (folder / "adapter_config.json").is_file():
-        return _fitting(_base_of(folder), small)
+        return _fitting(_base_of(folder), small, device)
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     return "float32" if 0 < size <= small else "bfloat16"
 
 
-def training_dtype(name: str) -> Dtype:
+def training_dtype(name: str, device: str = "auto") -> Dtype:
     """The dtype for training: bfloat16 where it is several times faster, that is for all but tiny models on a
     device with bfloat16 instructions."""
-    return _fitting(name, _TINY)
+    return _fitting(name, _TINY, place(device))
 
 
 @cache
-def multiplies_bfloat16() -> bool:
-    """Whether this CPU is known to have bfloat16 matrix instructions. With AVX2 alone, a 512 x 512 matrix
-    product takes 78 times as long in bfloat16 as in float32."""
+def multiplies_bfloat16(device: torch.device | None = None) -> bool:
+    """Whether this device, or CPU, is known to have bfloat16 matrix instructions. With AVX2 alone, a
+    512 x 512 matrix product takes 78 times as long in bfloat16 as in float32."""
+    if device is not None and device.type != "cpu":
+        import torch
+
+        return device.type != "cuda" or torch.cuda.is_bf16_supported()
     try:
         flags = set(Path("/proc/cpuinfo").read_text().split())
     except OSError:
@@ -140,6 +197,34 @@ def _say_slow() -> None:
     """Warn on stderr, once in a process."""
     text = "nano: this CPU has no instructions for bfloat16; float32 is many times as fast"
     print(text, file=sys.stderr)
+
+
+def model_config(name: str | None) -> tuple[Any, int]:
+    """The configuration of a model by name, without weights, and the rank of its adapter, or 0.
+
+    Raises UsageError if the name is unknown.
+    """
+    from transformers import AutoConfig
+
+    folder = base_folder() if name is None or name == BASE else Path(name).expanduser()
+    if (folder / "adapter_config.json").is_file():
+        base, _ = model_config(_base_of(folder))
+        return base, int(_adapter_settings(folder).get("r") or 0)
+    if not (folder / "config.json").is_file() and (folder.exists() or str(name).count("/") != 1):
+        raise UsageError(f"{str(folder)!r} is no folder of a model with its config.json; {_known()}")
+    source = str(folder) if folder.exists() else str(name)
+    with quiet_transformers(), _named(Path(source)):
+        return AutoConfig.from_pretrained(source, trust_remote_code=False), 0
+
+
+def build_empty(config: Any, dtype: torch.dtype | None = None) -> Any:
+    """A model of this configuration with random weights; on the meta device without any."""
+    from transformers import AutoModelForCausalLM
+
+    with quiet_transformers():
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    _cap_scores(model)
+    return model
 
 
 def load_tokenizer(name: str | None = None) -> tuple[Any, str]:
@@ -202,7 +287,7 @@ def folder_id(folder: Path) -> str:
     return "sha256:" + hashlib.sha256(listing.encode()).hexdigest()
 
 
-def _full(folder: Path, dtype: Dtype, kind: WeightsKind, identity: str) -> LoadedModel:
+def _full(folder: Path, dtype: Dtype, kind: WeightsKind, identity: str, more: dict[str, Any]) -> LoadedModel:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -213,15 +298,23 @@ def _full(folder: Path, dtype: Dtype, kind: WeightsKind, identity: str) -> Loade
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
+            **more,
         )
+        _cap_scores(model)
         tokenizer = _tokenizer(folder)
     return LoadedModel(model.eval(), tokenizer, identity, kind, folder, tokenizer.chat_template or CHATML)
 
 
-def _adapter(folder: Path, dtype: Dtype, merge: bool) -> LoadedModel:
+def _cap_scores(model: Any) -> None:
+    """Gemma 2 caps its attention scores, which transformers leaves out under SDPA, its default."""
+    if getattr(model.config, "attn_logit_softcapping", None) is not None:
+        model.set_attn_implementation("eager")
+
+
+def _adapter(folder: Path, dtype: Dtype, merge: bool, more: dict[str, Any]) -> LoadedModel:
     from peft import PeftModel
 
-    base = load_policy(_base_of(folder), dtype=dtype)
+    base = _load(_base_of(folder), dtype, True, more)
     with quiet_transformers(), _named(folder):
         # transformers prefers safetensors, and `_refuse_pickles` has checked that there are some
         model: Any = PeftModel.from_pretrained(base.model, str(folder))
@@ -257,15 +350,17 @@ def _adapter_id(base: str, folder: Path) -> str:
     return "sha256:" + hashlib.sha256(f"{base}\n{folder_id(folder)}".encode()).hexdigest()
 
 
-def _hub(name: str, dtype: Dtype) -> LoadedModel:
+def _hub(name: str, dtype: Dtype, more: dict[str, Any]) -> LoadedModel:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with quiet_transformers():
         try:
             model = AutoModelForCausalLM.from_pretrained(
-                name, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
-            )
+                name, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False,
+                **more,
+            )  # fmt: skip
+            _cap_scores(model)
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]

@@ -47,6 +47,8 @@ class Asked:
     """the first is written to; none: the default one"""
     tools: tuple[str, ...] = ()
     """further tools of the agents, as --tool takes them"""
+    device: str | None = None
+    """None: as configured"""
     agent: str | None = None
     """command of an agent of others"""
     agent_folders: tuple[str, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nano_rl.commands.options import Log, ModelOption, NameOption
+from nano_rl.commands.options import DeviceOption, Log, ModelOption, NameOption
 from nano_rl.commands.pairs import FromLogs, Pairs
 from nano_rl.preferences.config import DpoConfig
 from nano_shared.command_line import JsonOption
@@ -18,6 +18,7 @@ def command(
     settings: Settings[DpoConfig],
     name: NameOption,
     model: ModelOption = None,
+    device: DeviceOption = None,
     pairs: Pairs = None,
     from_logs: FromLogs = False,
     log: Log = None,
@@ -25,19 +26,22 @@ def command(
 ) -> int:
     """Train on preference pairs and write checkpoint NAME: --pairs FILE, or --from-logs."""
     config = settings.config()
-    from nano_coder.models.opening import default_model, open_weights
+    from nano_coder.models.opening import default_model
     from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.commands.pairs import open_pairs, trained_runs, trained_tasks
     from nano_rl.commands.progress import bar, print_trained
-    from nano_rl.commands.session import training_folder
+    from nano_rl.commands.session import training_folder, weights_to_train
     from nano_rl.learn.model.learner import prepare
     from nano_rl.preferences.dpo import train_dpo
 
     target, folder = training_folder(name)
     parent = model or default_model()
-    opened = open_weights(parent, dtype=config.dtype, merge=False)
+    opened = weights_to_train(parent, config.dtype, device, config.quantise)
     rows = open_pairs(opened, pairs, from_logs, log, seed=config.seed)
-    trained = prepare(opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed)
+    trained = prepare(
+        opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )  # fmt: skip
     last: dict[str, float] = {}
     with bar("preferences", 1) as progress:
 

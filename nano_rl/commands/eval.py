@@ -82,7 +82,7 @@ class How:
         return evaluation, runs
 
 
-@agent_options("model", "base_url", "net", "log", "agent", "agent_folders", shown=False)
+@agent_options("model", "base_url", "device", "net", "log", "agent", "agent_folders", shown=False)
 def command(
     settings: Settings[AgentConfig],
     tasks: Tasks,

@@ -10,8 +10,8 @@ from typer import Argument, Option
 from nano_coder.commands.options import Log
 
 __all__ = [
-    "DtypeOption", "Jobs", "KeepGoing", "Log", "ModelOption", "NameOption", "RewardOption", "Seed",
-    "TaskFile", "Tasks",
+    "DeviceOption", "DtypeOption", "Jobs", "KeepGoing", "Log", "ModelOption", "NameOption", "RewardOption",
+    "Seed", "TaskFile", "Tasks",
 ]  # fmt: skip
 
 KeepGoing = Annotated[
@@ -21,6 +21,10 @@ TaskFile = Annotated[Path, Argument(metavar="FILE", help="JSON lines of tasks.")
 Jobs = Annotated[int, Option(min=1, help="Processes that check tasks.")]
 ModelOption = Annotated[
     str | None, Option(help="Checkpoint name, folder, hub id, or openai:NAME with --base-url.")
+]
+DeviceOption = Annotated[
+    str | None,
+    Option(metavar="auto|cpu|cuda|cuda:N", help="Where the model trains.", show_default="auto"),
 ]
 DtypeOption = Annotated[Literal["float32", "bfloat16"], Option(help="Of the arithmetic.")]
 Seed = Annotated[int, Option(help="The same one repeats the random choices.")]

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from nano_rl.commands.options import Log, ModelOption, NameOption
+from nano_rl.commands.options import DeviceOption, Log, ModelOption, NameOption
 from nano_rl.commands.pairs import FromLogs, Pairs
 from nano_rl.preferences.config import RewardModelConfig
 from nano_shared.command_line import JsonOption
@@ -25,6 +25,7 @@ def command(
     settings: Settings[RewardModelConfig],
     name: NameOption,
     model: ModelOption = None,
+    device: DeviceOption = None,
     pairs: Pairs = None,
     from_logs: FromLogs = False,
     log: Log = None,
@@ -37,17 +38,17 @@ def command(
     from nano_rl.report.plot import Plotter
 
     plotter = Plotter()  # it refuses before the training, not after
-    from nano_coder.models.opening import default_model, open_weights
+    from nano_coder.models.opening import default_model
     from nano_rl.commands.pairs import open_pairs, trained_runs, trained_tasks
     from nano_rl.commands.progress import bar
-    from nano_rl.commands.session import training_folder
+    from nano_rl.commands.session import training_folder, weights_to_train
     from nano_rl.learn.model.scalar_model import scalar_model
     from nano_rl.preferences.reward_checkpoint import save_reward_model
     from nano_rl.preferences.reward_model import held_out, measure, train_reward_model
 
     target, folder = training_folder(name)
     parent = model or default_model()
-    opened = open_weights(parent, dtype=config.dtype, merge=False)
+    opened = weights_to_train(parent, config.dtype, device)
     rows = open_pairs(opened, pairs, from_logs, log, seed=config.seed)
     train, kept = held_out(rows, config.held_out, config.seed)
     scalar = scalar_model(opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed, bias=False)

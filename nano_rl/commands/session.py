@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.profiles import COMPACT_1, completion_tokens, with_tools
 from nano_coder.commands.options import open_log
@@ -28,6 +28,10 @@ from nano_shared.checkpoint import checkpoints_dir
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling
+
+if TYPE_CHECKING:
+    from nano_coder.models.weights import Dtype
+    from nano_rl.learn.config import Quantise
 
 
 def oracle_runtime(log: str | None) -> Runtime:
@@ -64,7 +68,7 @@ def policy_runtime(
     more = [TOOLS.give(tool).spec.name for tool in config.tools]
     opened = open_policy(
         model or config.model, base_url=config.base_url, api_key=config.api_key,
-        dtype=dtype_of(config, sources), profile=config.profile,
+        dtype=dtype_of(config, sources), profile=config.profile, device=config.device,
     )  # fmt: skip
     return Runtime(
         policy=opened.policy,
@@ -82,6 +86,16 @@ def policy_runtime(
     )
 
 
+def weights_to_train(
+    name: str, dtype: str, device: str | None, quantise: Quantise | None = None
+) -> OpenedWeights:
+    """Weights of a local model by name, for trainings without rollouts, where --device or the configuration
+    places them."""
+    where = load_config({"device": device}, Path())[0].device
+    wide: Dtype = "bfloat16" if dtype == "bfloat16" else "float32"
+    return open_weights(name, dtype=wide, merge=False, device=where, quantise=quantise)
+
+
 def training_runtime(
     model: str | None,
     log: str | None,
@@ -90,14 +104,17 @@ def training_runtime(
     temperature: float,
     limit: Mapping[str, Any] | None = None,
     tools: Sequence[str] = (),
+    device: str | None = None,
+    quantise: Quantise | None = None,
     agent: str | None = None,
     agent_folders: Sequence[str] = (),
 ) -> tuple[OpenedWeights, str, Runtime]:
     """Trainable weights, their name, and a runtime whose policy each step replaces by the live module."""
     from nano_rl.imitation.demonstrations import reader_of
 
-    given = {"model": model, "log": log, "tools": tuple(tools), "agent": agent, **(limit or {})}
+    given = {"model": model, "log": log, "tools": tuple(tools), "device": device, "agent": agent}
     given |= {"agent_folders": tuple(agent_folders)} if agent_folders else {}
+    given |= limit or {}
     config, sources = load_config(given, Path())
     more = [TOOLS.give(tool).spec.name for tool in config.tools]
     sandbox = open_sandbox(config.sandbox, python=config.python)
@@ -106,8 +123,9 @@ def training_runtime(
     if find_opener(name):
         raise UsageError(f"{name} is trained where its weights are; name a local model with --model")
     opened = open_weights(
-        name, dtype="bfloat16" if dtype == "bfloat16" else "float32", profile=config.profile, merge=False
-    )
+        name, dtype="bfloat16" if dtype == "bfloat16" else "float32", profile=config.profile, merge=False,
+        device=config.device, quantise=quantise,
+    )  # fmt: skip
     opened = replace(opened, profile=with_tools(opened.profile, more))
     runtime = Runtime(
         policy=ScriptedPolicy([]),

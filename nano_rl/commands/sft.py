@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from nano_coder.commands.options import open_log
-from nano_rl.commands.options import Log, ModelOption, NameOption
+from nano_rl.commands.options import DeviceOption, Log, ModelOption, NameOption
 from nano_rl.config.training import SftConfig
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
@@ -27,6 +27,7 @@ def command(
     settings: Settings[SftConfig],
     name: NameOption,
     model: ModelOption = None,
+    device: DeviceOption = None,
     tasks: Annotated[Path | None, Option(help="Tasks whose oracles are run.")] = None,
     from_logs: Annotated[
         bool, Option("--from-logs", help="The runs in the log that passed what graded them.")
@@ -41,18 +42,21 @@ def command(
     config = settings.config()
     if not (tasks or from_logs or messages):
         raise UsageError("name what to imitate: --tasks FILE, --from-logs or --messages FILE")
-    from nano_coder.models.opening import default_model, open_weights
+    from nano_coder.models.opening import default_model
     from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.commands.progress import bar, print_trained
-    from nano_rl.commands.session import training_folder
+    from nano_rl.commands.session import training_folder, weights_to_train
     from nano_rl.imitation.sft import train_sft
     from nano_rl.learn.model.learner import prepare
 
     target, folder = training_folder(name)
     parent = model or default_model()
-    opened = open_weights(parent, dtype=config.dtype, merge=False)
+    opened = weights_to_train(parent, config.dtype, device, config.quantise)
     lessons = _lessons(opened, tasks, from_logs, messages, log)
-    trained = prepare(opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed)
+    trained = prepare(
+        opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )  # fmt: skip
     last: dict[str, float] = {}
     with bar("imitation", 1) as progress:
 

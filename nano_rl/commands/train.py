@@ -14,6 +14,7 @@ from nano_coder.commands.options import Limit, Net, ToolOption, log_of_environme
 from nano_coder.config import parse_limits
 from nano_rl.commands.asked import FRESH, Asked, further_logs, open_sources
 from nano_rl.commands.options import (
+    DeviceOption,
     ModelOption,
     NameOption,
     RewardOption,
@@ -67,6 +68,7 @@ def command(
             help="With --tasks: draw levels and views by their success, which is held between 20 and 80 %.",
         ),
     ] = False,
+    device: DeviceOption = None,
     reward: RewardOption = None,
     log: Annotated[list[str] | None, Option(hidden=True)] = None,
     log_to: Annotated[
@@ -93,12 +95,13 @@ def command(
     asked = Asked(
         name=name, model=model, tasks=tasks, held_out=held_out, from_logs=from_logs, fresh=fresh,
         curriculum=curriculum, logs=tuple(log or ()) or log_of_environment(), tools=tuple(tools or ()),
+        device=device,
         agent=agent, agent_folders=tuple(name.strip() for name in agent_folders.split(",") if name.strip()),
     )  # fmt: skip
     given, limits = settings.sources, parse_limits(limit) | ({"net": net} if net else {})
     if name and settings.values.get("resume"):
         asked, settings, limits = _resumed(asked, settings, limits)
-    config = _config(settings, reward, asked.group_size if asked.from_logs else None, asked.model)
+    config = _config(settings, reward, asked.group_size if asked.from_logs else None, asked)
     asked.check(settings.flags)
     if idle := config.idle(given):
         print(idle, file=sys.stderr)
@@ -140,7 +143,7 @@ def _resumed(
 
 
 def _config(
-    settings: Settings[TrainConfig], reward: str | None, fresh: int | None, model: str | None
+    settings: Settings[TrainConfig], reward: str | None, fresh: int | None, asked: Asked
 ) -> TrainConfig:
     """The settings; with --from-logs the group size is what is added to each logged group."""
     more: dict[str, Any] = {}
@@ -155,7 +158,8 @@ def _config(
             from nano_coder.config import load_config
             from nano_coder.models.opening import dtype_to_train
 
-            more["dtype"] = dtype_to_train(model or load_config({}, Path())[0].model)
+            agent = load_config({"device": asked.device}, Path())[0]
+            more["dtype"] = dtype_to_train(asked.model or agent.model, agent.device)
         if "learning_rate" not in settings.values.get("optimizer", {}):
             more["optimizer"] = {"learning_rate": _FROM_LOGS_RATE}
         # what is wrong with the size of groups is wrong with --fresh
@@ -171,6 +175,7 @@ def _train(
     asked: Asked, config: TrainConfig, *, limit: dict[str, Any], log_to: list[str], quiet: bool
 ) -> None:
     """Open what is needed, cheapest refusals first; train, watched; write the checkpoint."""
+    from nano_rl.commands.plan import refuse_unfit
     from nano_rl.commands.session import training_folder, training_runtime
     from nano_rl.report.sinks import open_sinks
     from nano_rl.rewards import open_reward
@@ -181,11 +186,12 @@ def _train(
     unseen = tuple(read_tasks(asked.held_out)) if asked.held_out else ()
     stores = further_logs(asked)
     target, folder = training_folder(asked.name)
+    refuse_unfit(asked.model, config, asked.device)
     sinks = open_sinks(log_to, name=asked.name, folder=folder, settings=config.model_dump(mode="json"))
     opened, parent, runtime = training_runtime(
         asked.model, asked.logs[0] if asked.logs else None, dtype=config.dtype,
-        temperature=config.temperature, limit=limit, tools=asked.tools, agent=asked.agent,
-        agent_folders=asked.agent_folders,
+        temperature=config.temperature, limit=limit, tools=asked.tools, device=asked.device,
+        quantise=config.quantise, agent=asked.agent, agent_folders=asked.agent_folders,
     )  # fmt: skip
 
     from nano_coder.models.weights import quiet_transformers
@@ -201,7 +207,10 @@ def _train(
     if held_out:
         held_out.refuse_trained(sources.every_task)
     _record(asked, config, limit, folder, parent, opened, runtime, stores)
-    trained = prepare(opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed)
+    trained = prepare(
+        opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )  # fmt: skip
     earlier = read_metrics(folder / METRICS) if (folder / METRICS).exists() else []
     view = NoView() if quiet else open_view(asked.name, config.steps, earlier)
     with Watcher(folder, view, sinks, done=len(earlier)) as watch:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from nano_rl.learn.config import Config, CriticConfig, OptimizerConfig, UpdateConfig
+from nano_rl.learn.config import Config, CriticConfig, OptimizerConfig, Quantise, UpdateConfig
 
 Scheduler = Literal["lockstep", "free"]
 
@@ -152,6 +152,10 @@ class SftConfig(Config):
     """0 trains all weights"""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """of the weights; those that are trained keep a float32 copy, which takes the updates"""
+    gradient_checkpointing: bool = False
+    """compute activations again in the backward pass, which takes less memory and more time"""
+    quantise: Quantise | None = None
+    """load the base of a LoRA adapter in 4 or 8 bits (bitsandbytes)"""
     seed: int = Field(0, ge=0)
     """of the order of trajectories, and of the adapter"""
     save_every: int = Field(10, ge=1)

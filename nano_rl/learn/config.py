@@ -240,6 +240,7 @@ class ObjectiveConfig(Config):
         return None
 
 
+Quantise = Literal["4bit", "8bit"]
 LearningRateSchedule = Literal["constant", "linear", "cosine"]
 
 
@@ -322,6 +323,11 @@ class UpdateConfig(Config):
     """rank of the LoRA adapter that is trained; 0 trains all weights"""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """of the weights; trained weights have a float32 master copy, which is updated"""
+    gradient_checkpointing: bool = False
+    """keep one state a layer and token for the backward pass and compute the rest again: a fraction of the
+    memory of activations, for a third more time"""
+    quantise: Quantise | None = None
+    """load the base of a LoRA adapter in 4 or 8 bits (bitsandbytes)"""
     seed: int = Field(0, ge=0)
     """seed of tasks, rollouts and adapters: the same seed repeats a training"""
     shuffle_rewards: bool = False

@@ -120,6 +120,7 @@ class LogprobMonitor:
             self._probe_metrics |= self._probe.compare(batch, logprobs_BT)
         rows = [place for place, run in enumerate(batch.run_ids) if run in self._fresh]
         if rows:
+            batch = batch.to(logprobs_BT.device)
             gap_BT = (logprobs_BT[rows] - batch.behaviour_logprobs_BT[rows]).abs()
             self._gaps.append(gap_BT[batch.mask_BT[rows]].detach())
 

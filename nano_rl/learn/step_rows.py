@@ -92,7 +92,8 @@ def score_and_select(
     named = [replace(row, key=str(place)) for place, row in enumerate(rows)]
     with torch.no_grad():
         for batch in make_batches(named, max_tokens=max_tokens, trees=trees):
-            mismatch_BT = (token_logprobs(model, batch) - batch.behaviour_logprobs_BT).double()
+            logprobs_BT = token_logprobs(model, batch).to(batch.ids_BT.device)
+            mismatch_BT = (logprobs_BT - batch.behaviour_logprobs_BT).double()
             for place, values_T, mask_T in zip(batch.keys, mismatch_BT, batch.mask_BT, strict=True):
                 mismatch_of[rows[int(place)].run_id].append(values_T[mask_T].cpu())
     return select_by_drift({run: torch.cat(parts) for run, parts in mismatch_of.items()}, bound, drift)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from nano_rl.learn.config import Config, OptimizerConfig
+from nano_rl.learn.config import Config, OptimizerConfig, Quantise
 
 
 class DpoConfig(Config):
@@ -30,6 +30,10 @@ class DpoConfig(Config):
     """positions of one micro-batch, padding included"""
     lora_rank: int = Field(16, ge=0)
     """rank of the adapter that is trained; 0 trains all weights"""
+    gradient_checkpointing: bool = False
+    """compute activations again in the backward pass, which takes less memory and more time"""
+    quantise: Quantise | None = None
+    """load the base of a LoRA adapter in 4 or 8 bits (bitsandbytes)"""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """of the weights; trained weights have a float32 master copy, which is updated"""
     seed: int = Field(0, ge=0)

@@ -86,7 +86,8 @@ def reference_scores(model: nn.Module, pairs: Sequence[PairRows], config: DpoCon
     """The log-probs of all sides under the current weights."""
     scores: Scores = {}
     for batch in pair_batches(pairs, range(len(pairs)), config.max_tokens):
-        sides = side_scores(token_logprobs(model, batch), batch, mean=config.length_normalised)
+        logprobs_BT = token_logprobs(model, batch)
+        sides = side_scores(logprobs_BT, batch.to(logprobs_BT.device), mean=config.length_normalised)
         scores |= {side: score.item() for side, score in sides.items()}
     return scores
 

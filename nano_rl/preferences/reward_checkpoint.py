@@ -14,7 +14,7 @@ from nano_coder import __version__ as runtime_version
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.agent.profiles import find_profile
 from nano_coder.models.opening import OpenedWeights
-from nano_coder.models.weights import quiet_transformers
+from nano_coder.models.weights import place, quiet_transformers
 from nano_rl.imitation.rows import RunEncoder
 from nano_rl.learn.config import Config
 from nano_rl.learn.model.scalar_model import ScalarModel, by_budget
@@ -110,10 +110,10 @@ class SavedRewardModel:
         written = [i for i, run in enumerate(runs) if run.turns]
         rows = [self._row(runs[i], blobs)[-self._context_limit :] for i in written]
         for part in by_budget([len(row) for row in rows], MAX_TOKENS):
-            for place, score in zip(
+            for index, score in zip(
                 part, row_scores(self.model, [rows[p] for p in part]).tolist(), strict=True
             ):
-                scores[written[place]] = score
+                scores[written[index]] = score
         return scores
 
     def _row(self, run: Trajectory, blobs: BlobStore | None) -> tuple[int, ...]:
@@ -139,7 +139,7 @@ def open_reward_model(name: str) -> SavedRewardModel | None:
             folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    model = ScalarModel(classifier, bias=False)
+    model = ScalarModel(classifier.to(place("auto")), bias=False)
     with torch.no_grad():
         model.head.weight.copy_(classifier.score.weight)
     template = ChatTemplate((folder / "chat_template.jinja").read_text(encoding="utf-8"), tokenizer)

@@ -27,6 +27,19 @@ def keep_freed_memory() -> None:
         mallopt(_TRIM_THRESHOLD, _LARGEST)
 
 
+def unmap_freed_memory() -> None:
+    """Make glibc return each large tensor to the kernel as it is freed, in place of `keep_freed_memory`.
+
+    For gradient checkpointing, where small states outlive large ones: kept between them, freed memory is in
+    pieces, and the peak was a third higher. Does nothing without glibc.
+    """
+    keep_freed_memory()  # which is called once, and would undo it later
+    with suppress(AttributeError, OSError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_THRESHOLD, 1 << 20)
+        mallopt(_TRIM_THRESHOLD, 1 << 20)
+
+
 class _MallInfo(ctypes.Structure):
     """glibc's `struct mallinfo2`."""
 

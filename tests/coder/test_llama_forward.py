@@ -9,7 +9,7 @@ import torch
 
 from nano_coder.models.local.continuous_batching import ContinuousDecoder
 from nano_coder.models.local.engine import Engine, GenerationRequest
-from nano_coder.models.local.llama import _weights
+from nano_coder.models.local.llama import GatedMLP, _weights
 from nano_coder.models.local.padded_batching import PaddedDecoder
 from nano_shared import Sampling
 
@@ -87,6 +87,10 @@ FAMILIES = {
     ),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
+    "qwen2, a window": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+    ),
 }  # fmt: skip
 
 
@@ -147,20 +151,24 @@ def test_full_weights_are_read_in_place() -> None:
     assert isinstance(engine.decoder, ContinuousDecoder)
     addresses = {parameter.data_ptr() for parameter in model.parameters()}
     for layer in engine.decoder._forward.layers:
-        assert {part.matrix.data_ptr() for part in (*layer.gate_up.layers, layer.down)} <= addresses
+        mlp = layer.mlp
+        assert isinstance(mlp, GatedMLP)
+        assert {part.matrix.data_ptr() for part in (*mlp.gate_up.layers, mlp.down)} <= addresses
 
 
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: build("GPTNeoX", num_key_value_heads=None), "gpt_neox is not one of llama, qwen2, qwen3"),
+        (lambda: build("GPTNeoX", num_key_value_heads=None), "no forward pass of ours for gpt_neox"),
         (
-            lambda: build("Qwen2", use_sliding_window=True, sliding_window=16, max_window_layers=1),
-            "attend to a window",
+            lambda: build(
+                "Llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+            ),
+            "depends on more than the position",
         ),
         (lambda: adapted(build("Llama"), use_dora=True), "more than a low-rank product"),
     ],
-    ids=["family", "window", "dora"],
+    ids=["family", "rope", "dora"],
 )
 def test_other_models_decode_through_their_own_forward_and_say_so_once(
     make: Any, reason: str, capsys: pytest.CaptureFixture[str]
@@ -177,8 +185,7 @@ def test_other_models_decode_through_their_own_forward_and_say_so_once(
 def test_a_model_that_disagrees_with_our_forward_is_found_out(capsys: pytest.CaptureFixture[str]) -> None:
     """A change that no setting tells of: only the comparison of logits can see it."""
     model = build("Llama")
-    attention = model.model.layers[1].self_attn
-    attention.scaling = attention.scaling * 1.5
+    model.model.layers[1].mlp.register_forward_hook(lambda module, inputs, output: output * 1.5)
     engine = engine_of(model)
     assert deviation(engine) < 1e-4
     assert isinstance(engine.decoder, PaddedDecoder)

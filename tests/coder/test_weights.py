@@ -62,7 +62,7 @@ def test_small_weights_are_float32_unless_asked_otherwise(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert str(load_policy(str(tiny_folder), dtype="auto").model.dtype) == "torch.float32"
-    monkeypatch.setattr("nano_coder.models.weights.multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr("nano_coder.models.weights.multiplies_bfloat16", lambda device=None: True)
     monkeypatch.setattr("nano_coder.models.weights._SMALL", 1000)
     assert str(load_policy(str(tiny_folder), dtype="auto").model.dtype) == "torch.bfloat16"
 
@@ -70,7 +70,7 @@ def test_small_weights_are_float32_unless_asked_otherwise(
 def test_a_cpu_without_bfloat16_computes_in_float32_and_says_what_another_choice_costs(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("nano_coder.models.weights.multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr("nano_coder.models.weights.multiplies_bfloat16", lambda device=None: False)
     monkeypatch.setattr("nano_coder.models.weights._SMALL", 1000)
     monkeypatch.setattr("nano_coder.models.weights._TINY", 1000)
     assert str(load_policy(str(tiny_folder), dtype="auto").model.dtype) == "torch.float32"

@@ -6,7 +6,7 @@ The first dimension of every KV tensor is the layer, the second is key or value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -17,17 +17,53 @@ from torch.nn import functional as F
 from nano_coder.models.local.kv_cache import Arena, Prefix
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scoring:
+    """How a layer scores keys: `softcap * tanh(q k scale / softcap)`, over the nearest `window` positions."""
+
+    scale: float
+    window: int | None = None
+    """positions that a query sees, its own included; None: all"""
+    softcap: float | None = None
+    sinks_H: Tensor | None = None
+    """logit of each head that takes part in the softmax without a value (gpt-oss)"""
+
+    @property
+    def plain(self) -> bool:
+        """Whether PyTorch's attention computes them."""
+        return self.softcap is None and self.sinks_H is None
+
+
+_BLOCK_SCORES = 1 << 24
+"""number of scores that exist at once where PyTorch has no kernel that returns log-sum-exps"""
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scores: Scoring, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Attention of [b, h, n, D] queries over [b, h, m, D] keys, and the [b, h, n] log-sum-exps of its scores.
 
     `mask` is added to the scores. With the log-sum-exps two partial softmaxes can be combined.
     """
-    if q.device.type == "cpu":
+    if q.device.type == "cpu" and scores.softcap is None:
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, False, attn_mask=mask, scale=scale
+            q, k, v, 0.0, False, attn_mask=mask, scale=scores.scale
         )
         return out, lse
-    scores = (q @ k.transpose(-1, -2)).float() * scale
+    b, h, n, _ = q.shape
+    rows = max(1, _BLOCK_SCORES // (b * h * k.shape[2]))
+    parts = [
+        _block(q[:, :, at : at + rows], k, v, scores, mask if mask is None or mask.shape[2] == 1 else
+               mask[:, :, at : at + rows])
+        for at in range(0, n, rows)
+    ]  # fmt: skip
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([out for out, _ in parts], dim=2), torch.cat([lse for _, lse in parts], dim=2)
+
+
+def _block(q: Tensor, k: Tensor, v: Tensor, how: Scoring, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    scores = (q @ k.transpose(-1, -2)).float() * how.scale
+    if how.softcap is not None:
+        scores = (scores / how.softcap).tanh() * how.softcap
     if mask is not None:
         scores = scores + mask.float()
     lse = scores.logsumexp(dim=-1)
@@ -56,14 +92,20 @@ class GroupedQueries:
         scatter_NH[queries_TG[real_TG]] = at_TKGR.transpose(1, 2)[real_TG].flatten(1)
         self._gather, self._scatter = gather_TKGR.flatten().to(device), scatter_NH.flatten().to(device)
 
+    def arranged(self, values_N: Tensor) -> Tensor:
+        """[T, 1, G * R, 1] a number of each query, where its scores are."""
+        heads = self._scatter.numel() // values_N.numel()
+        first = self._gather.view(self._shape)[:, :1] // heads
+        return values_N[first.to(values_N.device)][..., None]
+
     def attend(
-        self, q_NHD: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None
+        self, q_NHD: Tensor, k: Tensor, v: Tensor, scores: Scoring, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """[N, H, D] queries over the [T, K, m, D] keys of their groups: [N, H, D], and [N, H]
         log-sum-exps."""
         size, heads, dim = q_NHD.shape
         q = q_NHD.reshape(size * heads, dim).index_select(0, self._gather).view(*self._shape, dim)
-        out, lse = attend(q, k, v, scale, mask)
+        out, lse = attend(q, k, v, scores, mask)
         out_NHD = out.reshape(-1, dim).index_select(0, self._scatter).view(size, heads, dim)
         return out_NHD, lse.reshape(-1).index_select(0, self._scatter).view(size, heads)
 
@@ -102,9 +144,18 @@ class SharedPrefixes:
             for one, prefix in enumerate(distinct):
                 self._kv[:, :, one, :, : lengths[one]] = prefix.kv
 
-    def attend(self, layer: int, q_NHD: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Attention of each query over its prefix: [N, H, D], and [N, H] log-sum-exps."""
-        return self._grouped.attend(q_NHD, self._kv[layer, 0], self._kv[layer, 1], scale, self._mask)
+    def window_mask(self, window: int, positions_N: Tensor) -> Tensor:
+        """The mask of the prefix for queries at these positions that see `window` of them."""
+        since = self._grouped.arranged(positions_N - window + 1)
+        return _hidden_before(since, self._kv.shape[-2], self._kv, self._mask)
+
+    def attend(
+        self, layer: int, q_NHD: Tensor, scores: Scoring, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Attention of each query over its prefix: [N, H, D], and [N, H] log-sum-exps. `mask`: in place of
+        that of the lengths."""
+        kept = self._mask if mask is None else mask
+        return self._grouped.attend(q_NHD, self._kv[layer, 0], self._kv[layer, 1], scores, kept)
 
 
 class DecodeAttention:
@@ -117,9 +168,12 @@ class DecodeAttention:
         counts_B: Sequence[int],
         prefixes: SharedPrefixes,
         heads: int,
+        positions_N: Tensor | None = None,
+        windows: Collection[int] = (),
     ) -> None:
         """`lengths_B`: positions already in each row's slot. `counts_B`: new tokens of each row, N in all;
-        `prefixes` has one entry for each of the N."""
+        `prefixes` has one entry for each of the N. `positions_N` are needed with `windows`, the sizes that
+        layers attend to."""
         self._arena = arena
         self._prefixes = prefixes
         self._rows = len(lengths_B)
@@ -132,6 +186,23 @@ class DecodeAttention:
         self._places = arena.places(slots, [length - 1 for length in seen])
         self._longest = max(seen)
         self._grouped: GroupedQueries | None = None
+        self._window_masks: dict[int, tuple[Tensor, Tensor]] = {}
+        self._own_masks(slots, seen, counts_B, heads)
+        for window in windows:
+            assert positions_N is not None
+            # positions in the slot of the first key that a query sees
+            since_N = torch.tensor(seen, device=positions_N.device) - window
+            since = since_N[:, None, None, None] if self._grouped is None else self._grouped.arranged(since_N)
+            self._window_masks[window] = (
+                _hidden_before(since, self._longest, arena.kv, self._mask),
+                prefixes.window_mask(window, positions_N),
+            )
+
+    def _own_masks(
+        self, slots: Sequence[int], seen: Sequence[int], counts_B: Sequence[int], heads: int
+    ) -> None:
+        """The mask of the slots; rows of several tokens are grouped."""
+        arena = self._arena
         if len(slots) == self._rows:
             self._mask = _length_mask(seen, arena.kv)
             return
@@ -141,8 +212,8 @@ class DecodeAttention:
         self._grouped = GroupedQueries(members, heads, keys, arena.kv.device)
         # padding queries of rows with fewer tokens: any mask will do
         lengths = [
-            length + min(nth, count - 1) + 1
-            for length, count in zip(lengths_B, counts_B, strict=True)
+            seen[end - count + min(nth, count - 1)]
+            for end, count in zip(ends, counts_B, strict=True)
             for nth in range(widest)
         ]
         mask = _length_mask(lengths, arena.kv)
@@ -150,20 +221,27 @@ class DecodeAttention:
             mask = mask.view(self._rows, 1, widest, -1).repeat_interleave(heads // keys, dim=2)
         self._mask = mask
 
-    def __call__(self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scale: float) -> Tensor:
+    def __call__(self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scoring) -> Tensor:
         size, heads, dim = q_NHD.shape
         keys = k_NKD.shape[1]
+        mask, prefix_mask = self._mask, None
+        if scores.window is not None:
+            mask, prefix_mask = self._window_masks[scores.window]
         self._arena.write(layer, self._places, k_NKD, v_NKD)
         k, v = self._arena.kv[layer, :, : self._rows, :, : self._longest]
         if self._grouped is None:
             q = q_NHD.reshape(size, keys, heads // keys, dim)
-            own, own_lse = attend(q, k, v, scale, self._mask)
+            own, own_lse = attend(q, k, v, scores, mask)
         else:
-            own, own_lse = self._grouped.attend(q_NHD, k, v, scale, self._mask)
-        prefix_NHD, prefix_lse_NH = self._prefixes.attend(layer, q_NHD, scale)
+            own, own_lse = self._grouped.attend(q_NHD, k, v, scores, mask)
+        prefix_NHD, prefix_lse_NH = self._prefixes.attend(layer, q_NHD, scores, prefix_mask)
         # combine the two partial softmaxes by the sum of their exponentiated scores
-        weight_NH1 = torch.sigmoid(prefix_lse_NH - own_lse.reshape(size, heads))[..., None]
+        own_lse_NH = own_lse.reshape(size, heads)
+        weight_NH1 = torch.sigmoid(prefix_lse_NH - own_lse_NH)[..., None]
         out = torch.lerp(own.reshape(size, heads, dim).float(), prefix_NHD.float(), weight_NH1)
+        if scores.sinks_H is not None:
+            lse_NH = torch.logaddexp(prefix_lse_NH, own_lse_NH)
+            out = out * torch.sigmoid(lse_NH - scores.sinks_H.float())[..., None]
         return out.to(q_NHD.dtype).view(size, heads * dim)
 
 
@@ -191,16 +269,25 @@ class PrefillAttention:
     alone."""
 
     def __init__(self, segments: Sequence[PrefillSegment]) -> None:
-        self._parts: list[tuple[PrefillSegment, int, int, Tensor | None]] = []
+        self._parts: list[tuple[PrefillSegment, int, int]] = []
+        self._masks: dict[tuple[int, int | None, bool], Tensor | None] = {}
         end = 0
         for segment in segments:
             begin, end = end, end + len(segment.ids)
-            self._parts.append((segment, begin, end, _causal_mask(segment)))
+            self._parts.append((segment, begin, end))
 
-    def __call__(self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scale: float) -> Tensor:
+    def _mask(self, part: int, scores: Scoring) -> Tensor | None:
+        """The causal mask of a segment, made once for all layers that score alike."""
+        kind = (part, scores.window, scores.plain)
+        if kind not in self._masks:
+            self._masks[kind] = _causal_mask(self._parts[part][0], scores)
+        return self._masks[kind]
+
+    def __call__(self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scoring) -> Tensor:
         tokens, heads, dim = q_NHD.shape
         out_NHD = torch.empty_like(q_NHD, memory_format=torch.contiguous_format)
-        for segment, begin, end, mask in self._parts:
+        for part, (segment, begin, end) in enumerate(self._parts):
+            mask = self._mask(part, scores)
             kv = segment.kv[layer]
             stop = segment.start + end - begin
             kv[0, :, segment.start : stop] = k_NKD[begin:end].transpose(0, 1)
@@ -210,7 +297,14 @@ class PrefillAttention:
                 seen = torch.cat([segment.prefix.kv[layer], seen], dim=2)
             k, v = seen.repeat_interleave(heads // seen.shape[1], dim=1)[:, None]
             q = q_NHD[begin:end].transpose(0, 1)[None]
-            out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale)
+            if scores.plain:
+                out = F.scaled_dot_product_attention(
+                    q, k, v, mask, is_causal=mask is None, scale=scores.scale
+                )
+            else:
+                out, lse = attend(q, k, v, scores, mask)
+                if scores.sinks_H is not None:
+                    out = out * torch.sigmoid(lse - scores.sinks_H.float()[:, None])[..., None].to(out.dtype)
             out_NHD[begin:end] = out[0].transpose(0, 1)
         return out_NHD.view(tokens, heads * dim)
 
@@ -225,10 +319,27 @@ def _length_mask(lengths: Sequence[int], kv: Tensor) -> Tensor | None:
     return mask[:, None, None].to(kv.device)
 
 
-def _causal_mask(segment: PrefillSegment) -> Tensor | None:
-    """[n, m] with minus infinity on later tokens; None for a segment at position 0 (see `is_causal`)."""
-    if segment.position == 0:
+def _hidden_before(since: Tensor, size: int, kv: Tensor, mask: Tensor | None) -> Tensor:
+    """`mask`, or none, with keys before `since` hidden from its queries.
+
+    By a number instead of minus infinity: a query may see no key of its prefix, and a softmax needs one.
+    """
+    early = torch.arange(size, device=since.device) < since
+    hidden = torch.zeros(early.shape, dtype=kv.dtype, device=since.device)
+    hidden.masked_fill_(early, torch.finfo(kv.dtype).min / 4)
+    return hidden if mask is None else hidden + mask
+
+
+def _causal_mask(segment: PrefillSegment, scores: Scoring) -> Tensor | None:
+    """[1, 1, n, m] with minus infinity on later tokens and those before the window; None for a segment at
+    position 0 whose queries see all before (see `is_causal`)."""
+    count, start = len(segment.ids), segment.position
+    whole = scores.window is None or scores.window >= start + count
+    if start == 0 and whole and scores.plain:
         return None
-    count = len(segment.ids)
-    mask = torch.full((count, segment.position + count), -torch.inf, dtype=segment.kv.dtype)
-    return mask.triu_(segment.position + 1).to(segment.kv.device)
+    mask = torch.full((count, start + count), -torch.inf, dtype=segment.kv.dtype, device=segment.kv.device)
+    mask.triu_(start + 1)
+    if not whole and scores.window is not None:
+        far = torch.ones(mask.shape, dtype=torch.bool, device=mask.device).tril_(start - scores.window)
+        mask.masked_fill_(far, -torch.inf)
+    return mask[None, None]

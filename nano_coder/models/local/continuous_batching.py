@@ -286,6 +286,9 @@ class ContinuousDecoder:
             prefixes = SharedPrefixes(each, forward.heads, forward.keys, prefixes)
         rows = self.decoding
         lengths = [slot.length for slot in slots]
+        positions_N = self._tensor(
+            [row.position + nth for row, count in zip(rows, counts, strict=True) for nth in range(count)]
+        )
         hidden_NH = forward.hidden(
             self._tensor(
                 [
@@ -294,10 +297,10 @@ class ContinuousDecoder:
                     for token in (row.ids[-1], *draft_ids)
                 ]
             ),
-            self._tensor(
-                [row.position + nth for row, count in zip(rows, counts, strict=True) for nth in range(count)]
+            positions_N,
+            DecodeAttention(
+                self._arena, lengths, counts, prefixes, forward.heads, positions_N, forward.windows
             ),
-            DecodeAttention(self._arena, lengths, counts, prefixes, forward.heads),
         )
         self.counts.steps += 1
         return forward.logits(hidden_NH)

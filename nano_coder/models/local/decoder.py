@@ -44,7 +44,7 @@ def choose_decoder(
         if model not in _reasons:
             _reasons[model] = str(problem)
             _say(_reasons[model])
-    return PaddedDecoder(model, pad_id=pad_id, max_batch=max_batch)
+    return PaddedDecoder(model, pad_id=pad_id, max_batch=max_batch, max_bytes=max_bytes)
 
 
 def _say(reason: str) -> None:

@@ -23,19 +23,32 @@ Stamp = tuple[object, ...]
 """changes whenever the weights do"""
 
 
-def counter_stamp(model: nn.Module) -> Stamp:
-    """Addresses and version counters of all parameters: cheap enough for every step.
+def counter_stamp(parameters: Sequence[Tensor]) -> Stamp:
+    """Addresses and version counters of parameters: cheap enough for every step.
 
     PyTorch counts every in-place write, but not those through `.data`.
     """
-    return tuple((p.data_ptr(), p._version) for p in model.parameters())
+    return tuple((p.data_ptr(), p._version) for p in parameters)
 
 
-def weight_stamp(model: nn.Module) -> Stamp:
-    """As `counter_stamp`, with a few elements of each parameter: detects writes through `.data` too."""
+def _watched(model: nn.Module) -> list[Tensor]:
+    """All parameters but the experts under PEFT's adapters, which are frozen: each forward pass changes their
+    counters and their order."""
+    frozen: set[int] = set()
+    for part in model.modules():
+        if type(part).__name__ == "ParamWrapper":
+            inner: Any = part
+            while hasattr(inner, "base_layer"):
+                inner = inner.base_layer
+            frozen.update(id(p) for p in inner.parameters(recurse=False))
+    return [p for p in model.parameters() if id(p) not in frozen]
+
+
+def probe_stamp(parameters: Sequence[Tensor]) -> Stamp:
+    """A few elements of each parameter: detects writes through `.data` too."""
     with torch.no_grad():
-        probes = torch.cat([_probe(p) for p in model.parameters()])
-    return (*counter_stamp(model), tuple(probes.tolist()))
+        probes = torch.cat([_probe(p) for p in parameters])
+    return tuple(probes.tolist())
 
 
 def _probe(parameter: Tensor) -> Tensor:
@@ -83,8 +96,9 @@ class Engine:
         self._max_batch = max_batch
         self._kv_bytes = kv_bytes
         self._decoder: ContinuousDecoder | PaddedDecoder | None = None
-        self._stamp: Stamp = ()
+        self._probes: Stamp = ()
         self._counters: Stamp = ()
+        self._watched: list[Tensor] = []
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Sampled]:
         """One completion for each request, in order. A row's tokens do not depend on the rest of the batch.
@@ -112,7 +126,7 @@ class Engine:
         if not self.busy:
             return []
         assert self._decoder is not None
-        if counter_stamp(self.model) != self._counters:
+        if counter_stamp(self._watched) != self._counters:
             raise RuntimeError("the weights changed while rows were being decoded with them")
         with torch.no_grad():
             return self._decoder.step()
@@ -139,7 +153,7 @@ class Engine:
 
     def free(self) -> None:
         """Forget every row and all KV, and free the memory."""
-        self._decoder, self._stamp, self._counters = None, (), ()
+        self._decoder, self._probes, self._counters = None, (), ()
 
     def score(
         self, rows: Sequence[tuple[int, ...]], temperature: float = 1.0, *, first: int = 1
@@ -183,8 +197,9 @@ class Engine:
 
     def _current(self) -> ContinuousDecoder | PaddedDecoder:
         """The decoder; a new one if the weights have changed since its KV was computed."""
-        stamp = weight_stamp(self.model)
-        if self._decoder is not None and stamp == self._stamp:
+        watched = _watched(self.model)
+        probes, counters = probe_stamp(watched), counter_stamp(watched)
+        if self._decoder is not None and (probes, counters) == (self._probes, self._counters):
             return self._decoder
         if self.busy:
             raise RuntimeError("the weights changed while rows were being decoded with them")
@@ -197,7 +212,8 @@ class Engine:
                 max_batch=self._max_batch,
                 max_bytes=self._kv_bytes,
             )
-        self._stamp, self._counters = stamp, counter_stamp(self.model)
+        self._watched = _watched(self.model)
+        self._probes, self._counters = probes, counter_stamp(self._watched)
         return self._decoder
 
     @property

@@ -1,20 +1,28 @@
-"""The forward pass of Llama-like models on packed tokens, over the parameters of a live module.
+"""The forward pass of decoder-only models on packed tokens, over the parameters of a live module.
+
+Llama and the families that differ from it in the place of norms, in windows, caps, scales, rotary embeddings
+or feed-forward layers (`_FAMILIES`). What differs is read from the module; norms, rotary embeddings and
+experts that are computed in another way than Llama's are the module's own.
 
 It reads the module's own parameters, so weights that are trained are decoded with. Two exceptions are copied
 once for each version of the weights: layers with a low-rank PEFT adapter, merged, and bfloat16 weights on a
 CPU, packed for its matrix products. It rounds where the module rounds, so that bfloat16 log-probs stay close
-to the trainer's. Not supported: sliding windows, and rotary embeddings that depend on the row's length.
+to the trainer's. Not supported: rotary embeddings that depend on the row's length, linear attention.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from nano_coder.models.local.attention import Scoring
 
 _ROWS = 8
 """number of rows that packed weights are optimised for; any number works"""
@@ -45,8 +53,9 @@ class Linear:
 class Joined:
     """Several linear layers of one input, [N, in] -> [N, out] each; one product if the weights are packed."""
 
-    def __init__(self, parts: Sequence[LlamaWeights]) -> None:
-        self._sizes = [part.matrix.shape[0] for part in parts]
+    def __init__(self, parts: Sequence[LlamaWeights], sizes: Sequence[int] | None = None) -> None:
+        """`sizes`: those of the outputs, where one layer holds several."""
+        self._sizes = [part.matrix.shape[0] for part in parts] if sizes is None else list(sizes)
         one = packs(parts[0].matrix) and len({part.bias is None for part in parts}) == 1
         self.layers = [Linear(part) for part in ([_joined(parts)] if one else parts)]
 
@@ -72,13 +81,42 @@ def _joined(parts: Sequence[LlamaWeights]) -> LlamaWeights:
     return LlamaWeights(torch.cat([part.matrix for part in parts]), torch.cat(biases) if biases else None)
 
 
-Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
-"""(layer, [N, H, D] queries, [N, K, D] keys, [N, K, D] values, scale) -> [N, H * D]; stores keys and
+Attend = Callable[[int, Tensor, Tensor, Tensor, Scoring], Tensor]
+"""(layer, [N, H, D] queries, [N, K, D] keys, [N, K, D] values, scores) -> [N, H * D]; stores keys and
 values"""
+Apply = Callable[[Tensor], Tensor]
+Several = Callable[[Tensor], Sequence[Tensor]]
 
-_FAMILIES = ("llama", "qwen2", "qwen3")
+
+class Norms(NamedTuple):
+    """Names of a layer's norms; None where there is none."""
+
+    before_attention: str | None
+    after_attention: str | None
+    before_mlp: str | None
+    after_mlp: str | None
+
+
+_LLAMA = Norms("input_layernorm", None, "post_attention_layernorm", None)
+_GEMMA = Norms(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
+_GLM = Norms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+_OLMO = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+_PARALLEL = Norms("input_layernorm", None, None, None)
+"""feed-forward and attention read the same normed states"""
+_FAMILIES = {
+    "llama": _LLAMA, "qwen2": _LLAMA, "qwen3": _LLAMA, "mistral": _LLAMA, "granite": _LLAMA,
+    "smollm3": _LLAMA, "phi3": _LLAMA, "mixtral": _LLAMA, "qwen3_moe": _LLAMA, "gpt_oss": _LLAMA,
+    "gemma2": _GEMMA, "gemma3_text": _GEMMA, "glm4": _GLM, "olmo2": _OLMO, "cohere": _PARALLEL,
+}  # fmt: skip
+_OWN_NORM = ("gemma2", "gemma3_text", "olmo2", "cohere", "gpt_oss")
+"""families whose norm is not `weight * normed`, or rounds elsewhere"""
+_OWN_ROTATION = ("phi3", "glm4", "olmo2", "cohere", "gpt_oss")
+"""families whose rotary embedding is partial, interleaved, or rounds elsewhere"""
 _ROPE = ("default", "linear", "llama3", "yarn")
 """kinds of rotary embeddings that depend on the position only"""
+_LAYERS = {"full_attention", "sliding_attention"}
 
 
 class Unsupported(Exception):
@@ -97,15 +135,32 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class GatedMLP:
+    gate_up: Several
+    down: Apply
+    activation: Apply | None
+    """None: SiLU"""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x)
+        gate = F.silu(gate) if self.activation is None else self.activation(gate)
+        return self.down(gate.mul_(up))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    before_attention: Norm
-    queries_keys_values: Joined
-    query_norm: Norm | None
-    key_norm: Norm | None
-    output: Linear
-    before_mlp: Norm
-    gate_up: Joined
-    down: Linear
+    norms: tuple[Apply | None, Apply | None, Apply | None, Apply | None]
+    """as in `Norms`"""
+    queries_keys_values: Several
+    query_norm: Apply | None
+    key_norm: Apply | None
+    norms_flat: bool
+    """whether query and key norm see all heads as one vector"""
+    output: Apply
+    mlp: Apply
+    scores: Scoring
+    rotary: str | None
+    """kind of its rotary embedding; None: none"""
 
 
 class LlamaForward:
@@ -118,45 +173,97 @@ class LlamaForward:
         self.heads = int(config.num_attention_heads)
         self.keys = int(config.num_key_value_heads)
         self.dim = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
-        self.layers = [_layer(layer, config) for layer in body.layers]
-        self._embedding: Tensor = _embedding(body.embed_tokens)
-        self._norm = _norm(body.norm)
-        self._head = Linear(_weights(causal.lm_head))
         self._rotary: Any = body.rotary_emb
+        self._typed = "layer_type" in signature(self._rotary.forward).parameters
+        self.layers = [_layer(layer, config, self.heads, self.keys, self.dim) for layer in body.layers]
+        self._embed: Any = body.embed_tokens
+        self._norm = _norm(body.norm, config)
+        self._head = Linear(_weights(causal.lm_head))
+        self._rotary_kinds = [kind for kind in dict.fromkeys(one.rotary for one in self.layers) if kind]
+        own = config.model_type in _OWN_ROTATION
+        self._rotate_pair: Any = sys.modules[type(body).__module__].apply_rotary_pos_emb if own else None
+        self.windows = {layer.scores.window for layer in self.layers if layer.scores.window is not None}
+        """sizes of the windows that layers attend to"""
+        self._parallel = _FAMILIES[config.model_type] is _PARALLEL
+        self._embedding_scale = float(getattr(config, "embedding_multiplier", 1.0))
+        self._residual_scale = float(getattr(config, "residual_multiplier", 1.0))
+        self._logit_scale = float(getattr(config, "logit_scale", 1.0)) / float(
+            getattr(config, "logits_scaling", 1.0)
+        )
+        self._logit_cap = getattr(config, "final_logit_softcapping", None)
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._embedding.dtype
+        return self._embed.weight.dtype  # type: ignore[no-any-return]
 
     @property
     def device(self) -> torch.device:
-        return self._embedding.device
+        return self._embed.weight.device  # type: ignore[no-any-return]
 
     @property
     def vocabulary(self) -> int:
-        return self._embedding.shape[0]
+        return int(self._embed.weight.shape[0])
 
     def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         """[N, hidden] states after the last norm."""
-        x = F.embedding(ids_N, self._embedding)
-        cos, sin = (part[0][:, None] for part in self._rotary(x, position_ids=positions_N[None]))
-        sin = torch.cat([-sin[..., : self.dim // 2], sin[..., self.dim // 2 :]], dim=-1)
-        scale = self.dim**-0.5
+        x: Tensor = self._embed(ids_N)
+        if self._embedding_scale != 1:
+            x = x * self._embedding_scale
+        angles = {kind: self._angles(x, positions_N, kind) for kind in self._rotary_kinds}
         for index, layer in enumerate(self.layers):
-            h = layer.before_attention(x)
-            q, k, v = (part.view(len(h), -1, self.dim) for part in layer.queries_keys_values(h))
-            if layer.query_norm is not None and layer.key_norm is not None:
-                q, k = layer.query_norm(q), layer.key_norm(k)
-            both = _rotate(torch.cat([q, k], dim=1), cos, sin)
-            q, k = both[:, : self.heads], both[:, self.heads :]
-            x = x + layer.output(attend(index, q, k, v, scale))
-            gate, up = layer.gate_up(layer.before_mlp(x))
-            x = x + layer.down(F.silu(gate).mul_(up))
+            before_attention, after_attention, before_mlp, after_mlp = layer.norms
+            h = x if before_attention is None else before_attention(x)
+            q, k, v = self._project(layer, h)
+            if layer.rotary is not None:
+                q, k = self._rotated(q, k, *angles[layer.rotary])
+            mixed = layer.output(attend(index, q, k, v, layer.scores))
+            if after_attention is not None:
+                mixed = after_attention(mixed)
+            if self._parallel:
+                x = x + mixed + layer.mlp(h)
+                continue
+            x = x + self._residual(mixed)
+            new = layer.mlp(x if before_mlp is None else before_mlp(x))
+            x = x + self._residual(new if after_mlp is None else after_mlp(new))
         return self._norm(x)
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
         """[N, V] logits."""
-        return self._head(hidden_NH)
+        logits_NV = self._head(hidden_NH)
+        if self._logit_scale != 1:
+            logits_NV = logits_NV * self._logit_scale
+        if self._logit_cap:
+            logits_NV = (logits_NV / self._logit_cap).tanh() * self._logit_cap
+        return logits_NV
+
+    def _project(self, layer: Layer, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[N, H, D] queries, [N, K, D] keys and values, normed."""
+        q, k, v = layer.queries_keys_values(h)
+        if layer.norms_flat and layer.query_norm is not None and layer.key_norm is not None:
+            q, k = layer.query_norm(q), layer.key_norm(k)
+        q, k, v = (part.view(len(h), -1, self.dim) for part in (q, k, v))
+        if not layer.norms_flat and layer.query_norm is not None and layer.key_norm is not None:
+            q, k = layer.query_norm(q), layer.key_norm(k)
+        return q, k, v
+
+    def _angles(self, x: Tensor, positions_N: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+        """Cosines and sines as the rotation reads them."""
+        more = {"layer_type": kind} if self._typed else {}
+        cos, sin = self._rotary(x, position_ids=positions_N[None], **more)
+        if self._rotate_pair is not None:
+            return cos, sin
+        cos, sin = cos[0][:, None], sin[0][:, None]
+        return cos, torch.cat([-sin[..., : self.dim // 2], sin[..., self.dim // 2 :]], dim=-1)
+
+    def _rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        if self._rotate_pair is not None:
+            both = self._rotate_pair(q[None], k[None], cos, sin, unsqueeze_dim=2)
+            return both[0][0], both[1][0]
+        joined = _rotate(torch.cat([q, k], dim=1), cos, sin)
+        return joined[:, : self.heads], joined[:, self.heads :]
+
+    def _residual(self, x: Tensor) -> Tensor:
+        return x if self._residual_scale == 1 else x * self._residual_scale
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -175,41 +282,106 @@ def _causal_lm(model: Any) -> tuple[Any, Any]:
     config: Any = getattr(model, "config", None)
     family = getattr(config, "model_type", type(model).__name__)
     if family not in _FAMILIES:
-        raise Unsupported(f"{family} is not one of {', '.join(_FAMILIES)}")
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope not in _ROPE:
-        raise Unsupported(f"its rotary embedding ({rope}) depends on more than the position")
-    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
-        raise Unsupported("some of its layers attend to a window")
-    if config.hidden_act != "silu":
-        raise Unsupported(f"its activation is {config.hidden_act}")
+        raise Unsupported(f"there is no forward pass of ours for {family}")
+    ropes = getattr(config, "rope_parameters", None) or {}
+    # one for all layers, or one for each kind of layer
+    for rope in [ropes] if "rope_type" in ropes else ropes.values():
+        if isinstance(rope, dict) and rope.get("rope_type", "default") not in _ROPE:
+            raise Unsupported(f"its rotary embedding ({rope['rope_type']}) depends on more than the position")
+    other = set(getattr(config, "layer_types", None) or ()) - _LAYERS
+    if other:
+        raise Unsupported(f"it has layers of {', '.join(sorted(other))}")
     return model, config
 
 
-def _layer(layer: Any, config: Any) -> Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    inputs = (attention.q_proj, attention.k_proj, attention.v_proj)
-    normed = hasattr(attention, "q_norm")
+def _layer(layer: Any, config: Any, heads: int, keys: int, dim: int) -> Layer:
+    attention = layer.self_attn
+    query_norm, key_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+    if hasattr(attention, "qkv_proj"):
+        sizes = (heads * dim, keys * dim, keys * dim)
+        projections = _several([attention.qkv_proj], sizes)
+    else:
+        projections = _several([getattr(attention, f"{name}_proj") for name in "qkv"])
+    rotary = getattr(attention, "layer_type", None) or "default"
+    names = _FAMILIES[config.model_type]
+    before, after, before_mlp, after_mlp = (
+        None if name is None else _norm(getattr(layer, name), config) for name in names
+    )
     return Layer(
-        before_attention=_norm(layer.input_layernorm),
-        queries_keys_values=Joined([_weights(part) for part in inputs]),
-        query_norm=_norm(attention.q_norm) if normed else None,
-        key_norm=_norm(attention.k_norm) if normed else None,
-        output=Linear(_weights(attention.o_proj)),
-        before_mlp=_norm(layer.post_attention_layernorm),
-        gate_up=Joined([_weights(mlp.gate_proj), _weights(mlp.up_proj)]),
-        down=Linear(_weights(mlp.down_proj)),
+        norms=(before, after, before_mlp, after_mlp),
+        queries_keys_values=projections,
+        query_norm=None if query_norm is None else _norm(query_norm, config),
+        key_norm=None if key_norm is None else _norm(key_norm, config),
+        norms_flat=query_norm is not None and query_norm.weight.numel() == heads * dim != dim
+        and query_norm.weight.ndim == 1,
+        output=_one(attention.o_proj),
+        mlp=_mlp(layer.mlp),
+        scores=_scores(attention, config),
+        rotary=rotary if getattr(attention, "use_rope", True) else None,
+    )  # fmt: skip
+
+
+def _scores(attention: Any, config: Any) -> Scoring:
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    sinks = getattr(attention, "sinks", None)
+    # transformers does not cap the scores under SDPA
+    capped = getattr(config, "_attn_implementation", None) != "sdpa"
+    return Scoring(
+        scale=float(attention.scaling),
+        window=getattr(attention, "sliding_window", window),
+        softcap=getattr(attention, "attn_logit_softcapping", None) if capped else None,
+        sinks_H=None if sinks is None else sinks.detach(),
     )
 
 
-def _norm(module: Any) -> Norm:
+def _mlp(module: Any) -> Apply:
+    """Our own if it is `down(act(gate(x)) * up(x))`; else the module, as for experts."""
+    activation: Any = getattr(module, "act_fn", None) or getattr(module, "activation_fn", None)
+    parts = {name for name, _ in module.named_children()} - {"act_fn", "activation_fn"}
+    own = None if type(activation).__name__ in ("SiLU", "SiLUActivation") else activation
+    if parts == {"gate_proj", "up_proj", "down_proj"}:
+        gate_up = _several([module.gate_proj, module.up_proj])
+    elif parts == {"gate_up_proj", "down_proj"}:
+        gate_up = _several([module.gate_up_proj], [module.gate_up_proj.out_features // 2] * 2)
+    else:
+
+        def experts(x: Tensor) -> Tensor:
+            out = module(x[None])
+            states: Tensor = out[0] if isinstance(out, tuple) else out
+            return states.view(x.shape)
+
+        return experts
+    return GatedMLP(gate_up, _one(module.down_proj), own)
+
+
+def _one(module: Any) -> Apply:
+    """A linear layer; a quantised one is called as it is."""
+    if not _quantised(module):
+        return Linear(_weights(module))
+    apply: Apply = module
+    return apply
+
+
+def _several(modules: Sequence[Any], sizes: Sequence[int] | None = None) -> Several:
+    if not any(map(_quantised, modules)):
+        return Joined([_weights(module) for module in modules], sizes)
+
+    def called(x: Tensor) -> Sequence[Tensor]:
+        outputs = [module(x) for module in modules]
+        return outputs if sizes is None else torch.split(outputs[0], list(sizes), dim=-1)
+
+    return called
+
+
+def _quantised(module: Any) -> bool:
+    return type(getattr(module, "base_layer", module)).__module__.startswith("bitsandbytes")
+
+
+def _norm(module: Any, config: Any) -> Apply:
+    if config.model_type in _OWN_NORM:
+        apply: Apply = module
+        return apply
     return Norm(module.weight.detach(), float(module.variance_epsilon))
-
-
-def _embedding(module: Any) -> Tensor:
-    if type(module) is not nn.Embedding:
-        raise Unsupported(f"its embedding is a {type(module).__name__}")
-    return module.weight.detach()
 
 
 def _weights(module: Any) -> LlamaWeights:

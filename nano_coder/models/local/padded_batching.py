@@ -1,137 +1,271 @@
-"""Decoding in padded batches through the module's own forward pass, for models that `llama.py` does not
-cover.
+"""Decoding by the model's own forward pass, for models without one of ours.
 
-Rows are padded on the left, so that a step writes one column of the module's cache. Each request is prefilled
-from its first token: nothing is kept between requests.
+Every row has a cache of transformers of its own, which is kept for the next turn of its owner. Rows join and
+leave the batch at any step. A decoding step joins the caches, keys and values padded on the left; caches with
+a sliding window cannot be joined, and such rows are fed one after another.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from nano_coder.models.local.row import DecodingRow
 from nano_coder.models.local.sampler import draw
 
-_COMPACT_BELOW = 0.75
-"""share of live rows under which finished rows are cut out of the cache; copying it costs about a step"""
+_JOINED = ("DynamicLayer", "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
+"""kinds of cache layers that can be joined along the batch"""
+_STATES = ("conv_states", "recurrent_states")
+"""state of linear attention and convolutions, whose size does not depend on the row's length"""
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    row: DecodingRow
+    cache: Any
+    """of this row alone; of a row in a `_Batch` it is out of date"""
+    logits_V: Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        """Most tokens that its cache may hold."""
+        return len(self.row.request.ids) + self.row.limit
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """Rows that are fed together."""
+
+    slots: list[_Slot]
+    cache: Any
+    padding_B: list[int]
+    """positions of padding on the left of each row's keys"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Retained:
+    ids: tuple[int, ...]
+    """tokens in the cache"""
+    cache: Any
 
 
 class PaddedDecoder:
-    """Decodes queued rows, `max_batch` at a time; a batch starts when the one before has finished."""
+    """Decodes queued rows, `max_batch` at a time."""
 
-    def __init__(self, model: nn.Module, *, pad_id: int, max_batch: int) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, *, pad_id: int, max_batch: int, max_bytes: int) -> None:
+        """`max_bytes` bounds the caches of the rows being decoded and, separately, those retained."""
+        self._model: Any = model
         self._pad_id = pad_id
         self._max_batch = max_batch
+        self._max_bytes = max_bytes
         self._queue: deque[DecodingRow] = deque()
-        self._batch: _Batch | None = None
+        self._slots: list[_Slot] = []
+        self._batches: list[_Batch] | None = None
+        """None after the rows have changed"""
+        self._retained: dict[int, _Retained] = {}
+        self._token_bytes = 0.0
+        """largest size of a cache by its tokens that was seen"""
+        self.num_prefilled = 0
+        """tokens that were fed beside those that were sampled in the batch"""
 
     @property
     def busy(self) -> bool:
-        return bool(self._queue or self._batch)
+        return bool(self._queue or self._slots)
 
     @property
     def decoding(self) -> list[DecodingRow]:
-        return [] if self._batch is None else [row for row in self._batch.rows if row.finish is None]
+        return [slot.row for slot in self._slots]
 
     def admit(self, rows: Sequence[DecodingRow]) -> None:
         self._queue.extend(rows)
 
     def step(self) -> list[DecodingRow]:
-        """Sample one token for each row of the batch. Returns the rows that finished."""
+        """Let queued rows join, then sample a token for each row. Returns the rows that finished."""
         with evaluating(self._model):
-            if self._batch is None:
-                count = min(self._max_batch, len(self._queue))
-                if not count:
-                    return []
-                rows = [self._queue.popleft() for _ in range(count)]
-                self._batch = _Batch(self._model, rows, self._pad_id)
-            else:
-                self._batch.feed()
-        finished = self._batch.draw()
-        if not self.decoding:
-            self._batch = None
+            finished = self._draw(self._join())
+            if self._slots:
+                self._feed()
+                finished += self._draw(list(self._slots))
         return finished
 
     def drop(self, rows: Sequence[DecodingRow]) -> None:
-        """Remove queued rows; one that is being decoded stays in its batch, and its result is not used."""
+        """Stop decoding these rows."""
         self._queue = deque(row for row in self._queue if row not in rows)
+        self._leave([slot for slot in self._slots if slot.row in rows])
 
     def release(self, owner: int) -> None:
-        """Does nothing: no KV is kept between requests."""
+        """Forget the row retained for this owner."""
+        self._retained.pop(owner, None)
 
     def clear(self) -> None:
+        """Forget every row and all caches."""
         self._queue.clear()
-        self._batch = None
+        self._slots.clear()
+        self._batches = None
+        self._retained.clear()
 
+    @property
+    def cache_bytes(self) -> int:
+        """Size of the retained caches."""
+        return sum(_size(kept.cache) for kept in self._retained.values())
 
-class _Batch:
-    """One batch and its cache. Suffix _B: one entry for each row of the cache; some may have finished."""
+    def _join(self) -> list[_Slot]:
+        """Move queued rows into the batch and prefill what their caches lack. Rows of one prompt share the
+        prefill."""
+        joined: list[_Slot] = []
+        while self._queue and len(self._slots) < self._max_batch:
+            row = self._queue[0]
+            tokens = sum(slot.num_tokens for slot in self._slots) + len(row.request.ids) + row.limit
+            if self._slots and tokens * self._token_bytes > self._max_bytes:
+                break
+            self._split()
+            slot = self._prefill(self._queue.popleft(), joined)
+            self._slots.append(slot)
+            joined.append(slot)
+        return joined
 
-    def __init__(self, model: nn.Module, rows: list[DecodingRow], pad_id: int) -> None:
-        self._model = model
-        self.rows = rows
-        device = next(model.parameters()).device
-        distinct = list(dict.fromkeys(row.request.ids for row in rows))
-        width = max(map(len, distinct))
-        ids = torch.tensor([[pad_id] * (width - len(p)) + list(p) for p in distinct], device=device)
-        lengths = torch.tensor([len(p) for p in distinct], device=device)
-        mask = torch.arange(width, device=device) >= (width - lengths)[:, None]
-        positions = (torch.arange(width, device=device) - (width - lengths)[:, None]).clamp(min=0)
-        padded = bool((lengths < width).any())
-        out = model(
-            input_ids=ids,
-            attention_mask=mask.long() if padded else None,
-            position_ids=positions,
+    def _prefill(self, row: DecodingRow, joined: Sequence[_Slot]) -> _Slot:
+        ids = row.request.ids
+        kept = self._retained.pop(row.request.owner, None) if row.request.owner is not None else None
+        if kept is None or len(kept.ids) >= len(ids) or ids[: len(kept.ids)] != kept.ids:
+            for other in joined:
+                if other.row.request.ids == ids:
+                    return _Slot(row, copy.deepcopy(other.cache), other.logits_V)
+            kept = _Retained((), None)
+        start, device = len(kept.ids), self._device
+        out = self._model(
+            input_ids=torch.tensor([ids[start:]], device=device),
+            position_ids=torch.arange(start, len(ids), device=device)[None],
+            past_key_values=kept.cache,
             use_cache=True,
             logits_to_keep=1,
         )
-        self._cache: Any = out.past_key_values
-        index = {prompt: place for place, prompt in enumerate(distinct)}
-        expand = torch.tensor([index[row.request.ids] for row in rows], device=device)
-        if len(distinct) < len(rows):
-            self._cache.batch_select_indices(expand)
-        room = mask.new_ones((len(rows), max(row.limit for row in rows)))
-        self._mask_BL = torch.cat([mask[expand], room], dim=1).long() if padded else None
-        self._width = width
-        self._logits_BV: Tensor = out.logits[expand, -1]
+        self.num_prefilled += len(ids) - start
+        self._token_bytes = max(self._token_bytes, _size(out.past_key_values) / len(ids))
+        return _Slot(row, out.past_key_values, out.logits[0, -1])
 
-    def draw(self) -> list[DecodingRow]:
-        """Sample one token for each unfinished row. Returns the rows that finished with it."""
-        places = [place for place, row in enumerate(self.rows) if row.finish is None]
-        rows = [self.rows[place] for place in places]
-        logits_BV = self._logits_BV if len(rows) == len(self.rows) else self._logits_BV[places]
+    def _feed(self) -> None:
+        """Feed the last token of each row, to get the logits of the next."""
+        if self._batches is None:
+            self._batches = _batches(self._slots)
+        for batch in self._batches:
+            rows, device = [slot.row for slot in batch.slots], self._device
+            mask_BL = None
+            if any(batch.padding_B):
+                width = batch.padding_B[0] + rows[0].position + 1
+                padding_B1 = torch.tensor(batch.padding_B, device=device)[:, None]
+                mask_BL = (torch.arange(width, device=device) >= padding_B1).long()
+            out = self._model(
+                input_ids=torch.tensor([[row.ids[-1]] for row in rows], device=device),
+                attention_mask=mask_BL,
+                position_ids=torch.tensor([[row.position] for row in rows], device=device),
+                past_key_values=batch.cache,
+                use_cache=True,
+            )
+            for slot, logits_V in zip(batch.slots, out.logits[:, -1], strict=True):
+                slot.logits_V = logits_V
+
+    def _draw(self, slots: Sequence[_Slot]) -> list[DecodingRow]:
+        """Sample one token for each row. Returns the rows that finished with it, which leave the batch."""
+        if not slots:
+            return []
+        rows = [slot.row for slot in slots]
+        logits_BV = torch.stack([slot.logits_V for slot in slots])
         drawn = draw(logits_BV, [row.request.sampling for row in rows], [row.uniform for row in rows])
         for row, token, logprob in zip(rows, *drawn, strict=True):
             row.take(token, logprob)
-        return [row for row in rows if row.finish is not None]
+        ended = [slot for slot in slots if slot.row.finish is not None]
+        self._leave(ended)
+        return [slot.row for slot in ended]
 
-    def feed(self) -> None:
-        """Feed the last token of each row, to get the logits of the next."""
-        live = [place for place, row in enumerate(self.rows) if row.finish is None]
-        device = self._logits_BV.device
-        if len(live) < _COMPACT_BELOW * len(self.rows):
-            keep = torch.tensor(live, device=device)
-            self.rows = [self.rows[place] for place in live]
-            self._cache.batch_select_indices(keep)
-            if self._mask_BL is not None:
-                self._mask_BL = self._mask_BL[keep]
-        self._width += 1
-        # finished rows are fed too; cutting them out did not pay yet
-        out = self._model(
-            input_ids=torch.tensor([[row.ids[-1]] for row in self.rows], device=device),
-            attention_mask=None if self._mask_BL is None else self._mask_BL[:, : self._width],
-            position_ids=torch.tensor([[row.position] for row in self.rows], device=device),
-            past_key_values=self._cache,
-            use_cache=True,
-        )
-        self._logits_BV = out.logits[:, -1]
+    def _leave(self, slots: Sequence[_Slot]) -> None:
+        """Take the rows out of the batch; keep the caches of those that finished for their owners."""
+        if not slots:
+            return
+        self._split()
+        self._slots = [slot for slot in self._slots if slot not in slots]
+        for slot in slots:
+            row, owner = slot.row, slot.row.request.owner
+            if row.finish is not None and owner is not None:
+                ids = (*row.request.ids, *row.ids)[:-1]
+                self._retained.pop(owner, None)
+                self._retained[owner] = _Retained(ids, copy.deepcopy(slot.cache))
+        while len(self._retained) > 1 and self.cache_bytes > self._max_bytes:
+            del self._retained[next(iter(self._retained))]
+        if self.cache_bytes > self._max_bytes:
+            self._retained.clear()
+
+    def _split(self) -> None:
+        """Give each row its own cache back."""
+        for batch in self._batches or ():
+            for place, slot in enumerate(batch.slots):
+                if len(batch.slots) > 1:
+                    slot.cache = _row_of(batch.cache, place, batch.padding_B[place])
+        self._batches = None
+
+    @property
+    def _device(self) -> torch.device:
+        weight: Tensor = next(iter(self._model.parameters()))
+        return weight.device
+
+
+def _batches(slots: list[_Slot]) -> list[_Batch]:
+    """All rows in one batch where their caches can be joined, else a batch for each."""
+    kinds = {type(layer).__name__ for slot in slots for layer in slot.cache.layers}
+    if len(slots) == 1 or not kinds <= set(_JOINED):
+        return [_Batch([slot], slot.cache, [0]) for slot in slots]
+    # the last token is not in the cache
+    lengths = [slot.row.position for slot in slots]
+    padding = [max(lengths) - length for length in lengths]
+    joined = copy.copy(slots[0].cache)
+    joined.layers = []
+    for layers in zip(*(slot.cache.layers for slot in slots), strict=True):
+        layer = copy.copy(layers[0])
+        joined.layers.append(layer)
+        if getattr(layer, "keys", None) is not None:
+            for name in ("keys", "values"):
+                parts = zip((getattr(one, name) for one in layers), padding, strict=True)
+                setattr(layer, name, torch.cat([F.pad(part, (0, 0, left, 0)) for part, left in parts]))
+        for name, states in _states(layer):
+            each = [getattr(one, name) for one in layers]
+            new = {key: torch.cat([one[key] for one in each]) for key in states if states[key] is not None}
+            setattr(layer, name, {**states, **new})
+    return [_Batch(list(slots), joined, padding)]
+
+
+def _row_of(cache: Any, place: int, padding: int) -> Any:
+    """The cache of one row of a joined cache; shares its memory."""
+    row = copy.copy(cache)
+    row.layers = []
+    for joined in cache.layers:
+        layer = copy.copy(joined)
+        row.layers.append(layer)
+        if getattr(layer, "keys", None) is not None:
+            layer.keys = layer.keys[place : place + 1, :, padding:]
+            layer.values = layer.values[place : place + 1, :, padding:]
+        for name, states in _states(layer):
+            own = {key: None if s is None else s[place : place + 1] for key, s in states.items()}
+            setattr(layer, name, own)
+    return row
+
+
+def _states(layer: Any) -> list[tuple[str, dict[int, Tensor | None]]]:
+    return [(name, getattr(layer, name)) for name in _STATES if getattr(layer, name, None) is not None]
+
+
+def _size(cache: Any) -> int:
+    """Bytes of a cache."""
+    tensors = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
+    tensors += [state for layer in cache.layers for _, states in _states(layer) for state in states.values()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
 
 
 @contextmanager

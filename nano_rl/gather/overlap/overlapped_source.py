@@ -210,6 +210,8 @@ def _worker_config(opened: OpenedWeights, runtime: Runtime, config: TrainConfig)
         model=str(folder or loaded.id.partition("@")[0]),  # a hub's model is named with its commit
         model_id=loaded.id,
         dtype=config.dtype,
+        quantise=config.quantise,
+        device=str(next(loaded.model.parameters()).device),
         lora_rank=config.lora_rank,
         seed=config.seed,
         profile=opened.profile.name,

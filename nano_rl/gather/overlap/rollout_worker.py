@@ -37,6 +37,9 @@ class WorkerConfig(Value):
     model_id: str
     """content hash of those weights, which is logged with each turn"""
     dtype: Literal["float32", "bfloat16"]
+    quantise: Literal["4bit", "8bit"] | None
+    device: str
+    """where the trainer's weights are"""
     lora_rank: int
     seed: int
     profile: str
@@ -119,7 +122,10 @@ class Worker:
 
         for tool in config.tool_files:
             TOOLS.give(tool)
-        opened = open_weights(config.model, dtype=config.dtype, profile=config.profile, merge=False)
+        opened = open_weights(
+            config.model, dtype=config.dtype, profile=config.profile, merge=False, device=config.device,
+            quantise=config.quantise,
+        )  # fmt: skip
         if opened.loaded.id != config.model_id:
             raise CheckpointError(
                 f"{config.model} holds other weights than when this training opened it; begin it again"

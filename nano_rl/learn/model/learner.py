@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from nano_rl.learn.config import LearningRateSchedule, OptimizerConfig
 from nano_rl.learn.model.logprob import token_logprobs
 from nano_rl.learn.objectives.loss import mean_metrics
 from nano_rl.learn.rows.batch import Batch
+from nano_rl.learn.trees.forward import checkpoint_layers
 from nano_shared import ConfigError
 from nano_shared.allocator import keep_freed_memory
 from nano_shared.durable import full_disk_explained, sync
@@ -168,7 +170,10 @@ LossPart = tuple[Batch, BatchLoss]
 Guard = Callable[[dict[str, float]], None]
 """checks the metrics of an update before it is applied; raises GuardTripped"""
 
-LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+_ROUTERS = ("router", "gate", "shared_expert_gate")
+"""names of linear layers that choose experts; they get no adapter"""
+_BESIDE_EXPERTS = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+"""names that PEFT reads as experts of an older layout where a model has experts"""
 
 
 class Stateful(Protocol):
@@ -213,8 +218,11 @@ class Learner:
         of a step alone: the step counter and the learning rate advance once per step.
         """
         parts = []
+        device = next(self.model.parameters()).device
         for batch, objective in work:
-            loss, metrics = objective(self.model, batch)
+            # a micro-batch is placed when its turn comes
+            placed = batch.to(device) if isinstance(batch, Batch) else batch
+            loss, metrics = objective(self.model, placed)
             loss.backward()
             parts.append(metrics)
         rate = lr_at(
@@ -276,7 +284,7 @@ class Learner:
 
     def load(self, path: Path) -> dict[str, Any]:
         """Continue from the file of `save`; returns `extra`."""
-        state = torch.load(path, weights_only=True)
+        state = torch.load(path, weights_only=True, map_location="cpu")
         self.restore(state)
         extra: dict[str, Any] = state["extra"]
         return extra
@@ -298,8 +306,20 @@ def restore_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             trained[name].copy_(value)
 
 
-def prepare(model: nn.Module, *, lora_rank: int, seed: int) -> nn.Module:
-    """Make a loaded model trainable: its adapter, or all weights (rank 0), or a new LoRA adapter."""
+def prepare(
+    model: nn.Module, *, lora_rank: int, seed: int, gradient_checkpointing: bool = False
+) -> nn.Module:
+    """Make a loaded model trainable: its adapter, or all weights (rank 0), or a new LoRA adapter.
+
+    Raises ConfigError for a quantised base without an adapter.
+    """
+    trained = _trainable(model, lora_rank, seed)
+    if gradient_checkpointing:
+        checkpoint_layers(trained)
+    return trained
+
+
+def _trainable(model: nn.Module, lora_rank: int, seed: int) -> nn.Module:
     if hasattr(model, "peft_config"):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("lora_" in name)
@@ -307,17 +327,70 @@ def prepare(model: nn.Module, *, lora_rank: int, seed: int) -> nn.Module:
                 parameter.data = parameter.data.float()
         return model
     if lora_rank == 0:
+        if getattr(model, "is_quantized", False):
+            raise ConfigError("weights of 4 or 8 bits cannot be trained themselves; give lora_rank, say 16")
         return model.requires_grad_(True)
     from peft import LoraConfig, get_peft_model
 
+    modules, experts = lora_targets(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = LoraConfig(
             r=lora_rank,
             lora_alpha=2 * lora_rank,
             lora_dropout=0.0,
-            target_modules=LORA_TARGETS,
+            target_modules=modules,
+            target_parameters=experts or None,
+            fan_in_fan_out=_is_transposed(model),
             task_type="CAUSAL_LM",
         )
         adapted: nn.Module = get_peft_model(model, config)  # type: ignore[arg-type]
     return adapted
+
+
+def lora_targets(model: nn.Module) -> tuple[list[str], list[str]]:
+    """Names of the linear layers that get an adapter, and of the parameters that hold experts.
+
+    All linear layers but the head and the routers; stderr says which others PEFT cannot name. Raises
+    ConfigError if there is none.
+    """
+    experts = dict.fromkeys(
+        ".".join(f"{name}.{key}".split(".")[-2:])
+        for name, part in model.named_modules()
+        for key, parameter in part.named_parameters(recurse=False)
+        if parameter.ndim == 3 and not isinstance(part, nn.modules.conv._ConvNd)
+    )
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    heads = {_last(name) for name, part in model.named_modules() if part is head}
+    linear = [_last(name) for name, part in model.named_modules() if _is_linear(part)]
+    unnamed = {name for name in linear if experts and name in _BESIDE_EXPERTS}
+    if unnamed:
+        print(
+            f"nano: {', '.join(sorted(unnamed))} of dense layers and shared experts get no adapter, since"
+            " PEFT cannot name them beside experts; lora_rank = 0 trains all weights",
+            file=sys.stderr,
+        )
+    left_out = {"lm_head", *heads, *_ROUTERS, *unnamed}
+    modules = dict.fromkeys(name for name in linear if name not in left_out)
+    if not modules:
+        raise ConfigError(
+            f"{type(model).__name__} has no linear layer for LoRA to adapt; lora_rank = 0 trains all weights"
+        )
+    return list(modules), list(experts)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or _is_conv1d(module)
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """True for the linear layer of GPT-2, whose weight is transposed."""
+    return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
+
+
+def _is_transposed(model: nn.Module) -> bool:
+    return any(map(_is_conv1d, model.modules()))

@@ -11,12 +11,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from nano_rl.learn.model.logprob_head import Anticipate, Targets, selected_scores
 from nano_rl.learn.rows.batch import Batch
-from nano_rl.learn.trees.forward import independent_rows, row_states, shares_prefixes
+from nano_rl.learn.trees.forward import (
+    backbone,
+    dropout_off,
+    independent_rows,
+    row_states,
+    shares_prefixes,
+)
 from nano_shared import ConfigError
 
 
@@ -37,9 +45,9 @@ def token_logprobs(model: nn.Module, batch: Batch, *, chunk_tokens: int | None =
 
     Logits are divided by the row's temperature before the softmax, as in sampling. Dropout is off in any mode
     of the model, so that passes are comparable.
-    The model is a Llama-like causal LM (`.model`, `.lm_head`), bare or under PEFT.
+    The model is a causal LM of transformers, bare or under PEFT.
 
-    Raises ConfigError for a model that scales or caps the output of its head.
+    Raises ConfigError for a model whose logits are computed in a way that is not known here.
     """
     return _score(model, batch, chunk_tokens=chunk_tokens, entropy=False).logprobs_BT
 
@@ -82,7 +90,7 @@ def loss_and_scores(
 
 def can_share(model: nn.Module) -> bool:
     """True if rows with shared prefixes are merged for this model; otherwise a warning says why not."""
-    with _dropout_off(model):
+    with dropout_off(model):
         return shares_prefixes(_causal_lm(model))
 
 
@@ -90,7 +98,7 @@ def can_share(model: nn.Module) -> bool:
 def plain_rows(model: nn.Module) -> Iterator[None]:
     """Temporarily run independent rows by the model's own forward pass, without merging prefixes."""
     causal = _causal_lm(model)
-    with _dropout_off(model), independent_rows(causal):
+    with dropout_off(model), independent_rows(causal):
         yield
 
 
@@ -104,8 +112,9 @@ def _score(
     anticipate: Callable[[Tensor, Tensor, Batch], Tensor] | None = None,
 ) -> TokenScores:
     causal = _causal_lm(model)
+    batch = batch.to(next(causal.parameters()).device)
     rows_N, positions_N = batch.mask_BT.nonzero(as_tuple=True)
-    with _dropout_off(model):
+    with dropout_off(model):
         states_MH, node_BT = row_states(causal, batch.ids_BT, batch.attention_BT)
         # a token is predicted by the state before it, at the temperature of its row
         temperatures, kind_B = batch.temperature_B.unique(return_inverse=True)
@@ -120,12 +129,13 @@ def _score(
                 return anticipate(logprobs_n, entropy_n, batch.tokens(rows_N[tokens], positions_N[tokens]))
 
         logprobs_N, entropy_N = selected_scores(
-            causal.lm_head,
+            causal.get_output_embeddings(),
             states_MH[sites_S // len(temperatures)],
             Targets(
                 site_N=site_N,
                 ids_N=batch.ids_BT[rows_N, positions_N],
-                temperature_S=temperatures[sites_S % len(temperatures)],
+                temperature_S=temperatures[sites_S % len(temperatures)] / _logit_scale(causal.config),
+                softcap=getattr(causal.config, "final_logit_softcapping", None),
             ),
             chunk_tokens=chunk_tokens,
             entropy=entropy,
@@ -145,23 +155,56 @@ def _causal_lm(model: Any) -> Any:
         if model.active_peft_config.is_prompt_learning:
             raise ConfigError("a prompt-learning adapter cannot be trained here; use LoRA")
         model = model.get_base_model()
-    config = getattr(model, "config", None)
-    for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
-        if getattr(config, name, None) not in (None, 1, 1.0):
-            raise ConfigError(
-                f"{type(model).__name__} has {name}={getattr(config, name)}: its logits are not its head's"
-                " output, so log-probs would be wrong; use a Llama-like model"
-            )
+    if model not in _refusals:
+        with dropout_off(model):
+            _refusals[model] = _refusal(model)
+    if _refusals[model]:
+        raise ConfigError(_refusals[model])
     return model
 
 
-@contextmanager
-def _dropout_off(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
+_HEAD_TOLERANCE = 0.02
+"""largest deviation of our logits from the model's own, as a share of the largest: rounding in bfloat16"""
+_refusals: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+"""why a model cannot be trained; empty if it can"""
+
+
+def refuse_untrainable(model: nn.Module) -> None:
+    """Raises ConfigError for a model whose log-probs cannot be computed here; tested once a model."""
+    _causal_lm(model)
+
+
+def _logit_scale(config: Any) -> float:
+    """Factor of the head's output: `logit_scale` of Cohere, 1 / `logits_scaling` of Granite."""
+    scale = getattr(config, "logit_scale", None) or 1.0
+    return float(scale) / float(getattr(config, "logits_scaling", None) or 1.0)
+
+
+@torch.no_grad()
+def _refusal(causal: Any) -> str:
+    """Why the log-probs of this model cannot be computed; empty if they can.
+
+    Compares the logits of head and backbone, scaled and capped as `_score` does, with the model's own.
+    """
+    name = getattr(getattr(causal, "config", None), "model_type", None) or type(causal).__name__
+    known = "a causal LM such as Llama, Qwen, Mistral, Gemma, Phi, GLM, gpt-oss or GPT-2 can be trained"
     try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
+        embedding = causal.get_input_embeddings().weight
+        ids_BT = torch.arange(1, 12, device=embedding.device)[None] % embedding.shape[0]
+        plain = causal(input_ids=ids_BT, use_cache=False).logits
+        states = backbone(causal)(input_ids=ids_BT, use_cache=False).last_hidden_state
+        logits = causal.get_output_embeddings()(states) * _logit_scale(causal.config)
+        if cap := getattr(causal.config, "final_logit_softcapping", None):
+            logits = (logits / cap).tanh() * cap
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        # other modelling code may raise any of these for arguments that it does not expect
+        return f"the architecture {name} cannot be trained here ({type(error).__name__}: {error}); {known}"
+    if not plain.isfinite().all():
+        return ""  # broken weights are reported by the guards
+    deviation = float((plain - logits).abs().max() / plain.abs().max().clamp(min=1e-12))
+    if deviation <= _HEAD_TOLERANCE:
+        return ""
+    return (
+        f"the architecture {name} computes its logits in a way that is not known here (they deviate by"
+        f" {deviation:.2g} of the largest), so log-probs would be wrong; {known}"
+    )

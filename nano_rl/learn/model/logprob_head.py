@@ -34,6 +34,8 @@ class Targets:
     """int64 index of each token's site, ascending"""
     ids_N: Tensor
     temperature_S: Tensor
+    softcap: float | None = None
+    """logits x become softcap * tanh(x / softcap), before the temperature"""
 
 
 @dataclass(slots=True)
@@ -148,6 +150,11 @@ class _Pass:
         local_n, ids_n = targets.site_N[tokens] - sites.start, targets.ids_N[tokens]
         temperature_s = targets.temperature_S[sites, None].to(self._wide)
         logs_sV = logits_sV.to(self._wide)
+        slope_sV = None
+        if targets.softcap:
+            logs_sV = (logs_sV / targets.softcap).tanh()
+            slope_sV = 1 - logs_sV.square()
+            logs_sV = logs_sV * targets.softcap
         if bool((temperature_s != 1).any()):
             logs_sV = logs_sV / temperature_s
         logs_sV = logs_sV.log_softmax(dim=-1)
@@ -171,7 +178,7 @@ class _Pass:
             d_sV = logs_sV.mul_(probs_sV).div_(temperature_s)
         each_n = by_logprob_n / temperature_s[local_n, 0]
         d_sV.index_put_((local_n, ids_n), each_n, accumulate=True)
-        logits_sV.copy_(d_sV)
+        logits_sV.copy_(d_sV if slope_sV is None else d_sV.mul_(slope_sV))
 
     def _accumulate(self, sites: slice, d_sV: Tensor, trained: tuple[bool, ...]) -> None:
         _, weight, bias = trained
@@ -268,6 +275,8 @@ def _recomputed(head: nn.Module, hidden_SH: Tensor, plan: _Plan) -> tuple[Tensor
     ) -> tuple[Tensor, Tensor]:
         logits_sV = head(hidden_sH)
         logits_sV = logits_sV.to(torch.promote_types(logits_sV.dtype, torch.float32))
+        if targets.softcap:
+            logits_sV = (logits_sV / targets.softcap).tanh() * targets.softcap
         logs_sV = (logits_sV / temperature_s.to(logits_sV.dtype)[:, None]).log_softmax(dim=-1)
         with torch.set_grad_enabled(plan.entropy_gradient and torch.is_grad_enabled()):
             entropy_s = -torch.linalg.vecdot(logs_sV.exp(), logs_sV)

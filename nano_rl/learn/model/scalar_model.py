@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nano_rl.learn.model.learner import prepare
-from nano_rl.learn.trees.forward import row_states
+from nano_rl.learn.trees.forward import backbone, row_states
 
 
 class ScalarModel(nn.Module):
@@ -34,7 +34,7 @@ class ScalarModel(nn.Module):
 
     @property
     def backbone(self) -> Any:
-        return self.causal.model
+        return backbone(self.causal)
 
     def forward(self, ids_BT: Tensor, attention_BT: Tensor) -> Tensor:
         """[B, T] float32 score of the state after each token; arbitrary in the padding.
@@ -59,7 +59,7 @@ def scalar_model(policy: Any, *, lora_rank: int, seed: int, bias: bool) -> Scala
         lm = lm.merge_and_unload()
     lm.requires_grad_(False)
     # the language head is not used and must not be trained
-    lm.lm_head = nn.Identity()
+    lm.set_output_embeddings(nn.Identity())
     return ScalarModel(prepare(lm, lora_rank=lora_rank, seed=seed), bias=bias)
 
 

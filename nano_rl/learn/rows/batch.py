@@ -69,11 +69,11 @@ class Batch:
 
     def with_old(self, logprobs_BT: Tensor) -> Batch:
         """The same batch with the trainer's log-probs at the start of the step."""
-        return replace(self, old_logprobs_BT=logprobs_BT.detach())
+        return replace(self, old_logprobs_BT=logprobs_BT.detach().to(self.ids_BT.device))
 
     def with_reference(self, logprobs_BT: Tensor) -> Batch:
         """The same batch with the reference model's log-probs."""
-        return replace(self, reference_logprobs_BT=logprobs_BT.detach())
+        return replace(self, reference_logprobs_BT=logprobs_BT.detach().to(self.ids_BT.device))
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""

@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from nano_rl.learn.trees.prefix_tree import ATTENTION_NAME, TokenTree, TreeUnsupported, build_tree, register
+from nano_shared.allocator import unmap_freed_memory
+from nano_shared.errors import ConfigError
 
 
 @contextmanager
@@ -165,10 +168,16 @@ _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 _supported: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
+def backbone(causal: Any) -> Any:
+    """The part of a causal LM below its head."""
+    return causal.base_model
+
+
 def tree_hidden(causal: Any, tree: TokenTree) -> Tensor:
-    """[N, H] last hidden states of the nodes under a Llama-like causal LM (`.model`)."""
-    with _tree_attention(causal), low_memory_forwards(causal):
-        hidden: Tensor = causal.model(
+    """[N, H] last hidden states of the nodes under a causal LM."""
+    again = partial(_as_in_forward, causal)
+    with _tree_attention(causal), low_memory_forwards(causal), _checkpointed(causal, again):
+        hidden: Tensor = backbone(causal)(
             input_ids=tree.ids_N[None],
             position_ids=tree.positions_N[None],
             # a 4-dimensional mask is passed on unchanged, and ours is not read
@@ -187,11 +196,66 @@ def row_states(causal: Any, ids_BT: Tensor, attention_BT: Tensor) -> tuple[Tenso
     if shares_prefixes(causal):
         tree = build_tree(ids_BT, attention_BT.long().sum(1).tolist())
         return tree_hidden(causal, tree), tree.node_BT
-    hidden_BTH: Tensor = causal.model(
-        input_ids=ids_BT, attention_mask=attention_BT, use_cache=False
-    ).last_hidden_state
+    with _checkpointed(causal, partial(dropout_off, causal)):
+        hidden_BTH: Tensor = backbone(causal)(
+            input_ids=ids_BT, attention_mask=attention_BT, use_cache=False
+        ).last_hidden_state
     every = torch.arange(ids_BT.numel(), device=ids_BT.device).view(ids_BT.shape)
     return hidden_BTH.flatten(0, 1), every
+
+
+@contextmanager
+def dropout_off(model: nn.Module) -> Iterator[None]:
+    """Temporarily no dropout, in any mode of the model."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def _as_in_forward(causal: Any) -> Iterator[None]:
+    """What surrounds the forward pass along a tree, for layers that the backward pass computes again."""
+    with _tree_attention(causal), low_memory_forwards(causal), dropout_off(causal):
+        yield
+
+
+@contextmanager
+def _checkpointed(causal: nn.Module, again: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Keep the input of each layer that `checkpoint_layers` has marked, in place of what is inside.
+
+    The layer is computed again in the backward pass, in the context that `again` gives.
+    """
+    layers = [layer for layer in causal.modules() if getattr(layer, "gradient_checkpointing", False) is True]
+    run = partial(
+        checkpoint, use_reentrant=False, preserve_rng_state=False, context_fn=lambda: (nullcontext(), again())
+    )
+    for layer in layers if torch.is_grad_enabled() else ():
+        layer.training, layer._gradient_checkpointing_func = True, run  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
+
+
+def checkpoint_layers(model: nn.Module) -> None:
+    """Mark all layers of the model for gradient checkpointing. Raises ConfigError if it has none."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"{type(model).__name__} has no layers that transformers can checkpoint; leave"
+            " gradient_checkpointing out"
+        )
+    unmap_freed_memory()
+    for layer in layers:
+        layer.gradient_checkpointing = True
 
 
 def shares_prefixes(causal: nn.Module) -> bool:
@@ -220,29 +284,37 @@ def independent_rows(causal: nn.Module) -> Iterator[None]:
         _supported[causal] = before
 
 
-def _objection(causal: Any) -> str | None:
-    config = getattr(causal, "config", None)
-    # the test rows are too short to show a sliding window
+def config_objection(config: Any) -> str | None:
+    """Why a model of this configuration cannot share prefixes, as far as that says; None if it may.
+
+    The rows of the test are too short to show a window.
+    """
     for name in ("sliding_window", "attention_chunk_size", "attn_logit_softcapping"):
         if getattr(config, name, None) is not None and getattr(config, f"use_{name}", True):
             return f"it has {name}={getattr(config, name)}"
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if kinds:
         return f"it has layers of {', '.join(sorted(kinds))}"
+    return None
+
+
+def _objection(causal: Any) -> str | None:
+    if objection := config_objection(getattr(causal, "config", None)):
+        return objection
     try:
         difference = _difference(causal)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
         # other modelling code may raise any of these for arguments that it does not expect
         return f"{type(error).__name__}: {error}".splitlines()[0]
-    bound = _TOLERANCE.get(causal.model.embed_tokens.weight.dtype, _TOLERANCE[torch.float32])
+    bound = _TOLERANCE.get(causal.get_input_embeddings().weight.dtype, _TOLERANCE[torch.float32])
     return None if difference <= bound else f"it gives other values along a tree (by {difference:.2g})"
 
 
 @torch.no_grad()
 def _difference(causal: Any) -> float:
     """Largest relative difference between tree and plain rows, on rows with nested forks."""
-    vocabulary = causal.model.embed_tokens.weight.shape[0]
-    device = causal.model.embed_tokens.weight.device
+    embedding: Tensor = causal.get_input_embeddings().weight
+    vocabulary, device = embedding.shape[0], embedding.device
     prefix = [(7 * i + 3) % vocabulary for i in range(12)]
     rows = [[*prefix, 1, 2, 3], [*prefix, 1, 2, 4, 5, 0], [*prefix[:5], 6 % vocabulary, 1], [2, *prefix]]
     width = max(map(len, rows))
@@ -250,9 +322,9 @@ def _difference(causal: Any) -> float:
     ids_BT = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=device) % vocabulary
     tree = build_tree(ids_BT, lengths)
     real_BT = torch.arange(width, device=device) < torch.tensor(lengths, device=device)[:, None]
-    with _in_float32(causal.model):
+    with _in_float32(backbone(causal)):
         along = tree_hidden(causal, tree)[tree.node_BT]
-        plain = causal.model(
+        plain = backbone(causal)(
             input_ids=ids_BT, attention_mask=real_BT.long(), use_cache=False
         ).last_hidden_state
     if not plain[real_BT].isfinite().all():

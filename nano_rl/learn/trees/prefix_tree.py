@@ -12,7 +12,7 @@ softmax. Query heads that share a key head are a batch over an expanded view, wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -294,9 +294,26 @@ def _attend(
         flash: Callable[..., tuple[Tensor, Tensor]]
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         return flash(query, key, value, 0.0, causal, scale=scale)
-    scores = _scores(query, key, causal, scale)
-    lse = scores.logsumexp(-1)
-    return (scores - lse[..., None]).exp_().to(value.dtype) @ value, lse
+    out = query.new_empty((*query.shape[:3], value.shape[-1]))
+    lse = query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
+    for rows, end in _blocks(query, key, causal):
+        scores = _scores(query[:, :, rows], key[:, :, :end], rows.start if causal else None, scale)
+        lse[:, :, rows] = scores.logsumexp(-1)
+        out[:, :, rows] = (scores - lse[:, :, rows, None]).exp_().to(value.dtype) @ value[:, :, :end]
+    return out, lse
+
+
+_BLOCK_SCORES = 2**26
+"""scores that exist at once off the CPU, in float32"""
+
+
+def _blocks(query: Tensor, key: Tensor, causal: bool) -> Iterator[tuple[slice, int]]:
+    """Queries that are scored at once, and the number of keys that they see."""
+    count, width = query.shape[2], key.shape[2]
+    size = max(1, _BLOCK_SCORES // (query.shape[0] * query.shape[1] * width))
+    for start in range(0, count, size):
+        end = min(start + size, count)
+        yield slice(start, end), end if causal else width
 
 
 def _attend_backward(
@@ -308,15 +325,23 @@ def _attend_backward(
         flash: Callable[..., tuple[Tensor, Tensor, Tensor]]
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         return flash(grad, query, key, value, out, lse.contiguous(), 0.0, causal, scale=scale)
-    weights = (_scores(query, key, causal, scale) - lse[..., None]).exp_()
-    inner = (grad @ value.transpose(-1, -2)) - (grad * out).sum(-1, keepdim=True)
-    d_scores = inner.mul_(weights).mul_(scale)
-    return d_scores @ key, d_scores.transpose(-1, -2) @ query, weights.transpose(-1, -2) @ grad
+    d_query, d_key, d_value = (torch.zeros_like(x) for x in (query, key, value))
+    for rows, end in _blocks(query, key, causal):
+        seen, of = key[:, :, :end], grad[:, :, rows]
+        scores = _scores(query[:, :, rows], seen, rows.start if causal else None, scale)
+        weights = (scores - lse[:, :, rows, None]).exp_()
+        inner = of @ value[:, :, :end].transpose(-1, -2) - (of * out[:, :, rows]).sum(-1, keepdim=True)
+        d_scores = inner.mul_(weights).mul_(scale)
+        d_query[:, :, rows] = d_scores @ seen
+        d_key[:, :, :end] += d_scores.transpose(-1, -2) @ query[:, :, rows]
+        d_value[:, :, :end] += weights.transpose(-1, -2) @ of
+    return d_query, d_key, d_value
 
 
-def _scores(query: Tensor, key: Tensor, causal: bool, scale: float) -> Tensor:
+def _scores(query: Tensor, key: Tensor, first: int | None, scale: float) -> Tensor:
+    """Scores in float32 or more; with `first`, the position of the first query, later keys are hidden."""
     scores = (query @ key.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32)) * scale
-    if causal:
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    if first is not None:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(first + 1)
         scores.masked_fill_(hidden, float("-inf"))
     return scores

@@ -1,0 +1,155 @@
+"""`nano-rl plan`: memory and speed of a training, and what makes it fit, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from nano_coder.config import load_config
+from nano_rl.commands.options import DeviceOption, ModelOption
+from nano_rl.config.training import TrainConfig
+from nano_shared.command_line import JsonOption
+from nano_shared.errors import UsageError
+from nano_shared.settings_options import Settings, settings_options
+
+if TYPE_CHECKING:
+    from nano_rl.learn.model.plan import MemoryPlan
+
+FLAGS = {
+    "Training": ("prompts_per_step", "group_size", "lora_rank", "max_tokens"),
+    "Memory": ("dtype", "gradient_checkpointing", "quantise"),
+}
+ROW_TOKENS = 2048
+"""tokens of a row where nothing is said"""
+_LEAST_TOKENS = 256
+"""tokens of the shortest row that a training is sure to meet"""
+_MIB = 2**20
+
+
+@settings_options(TrainConfig, FLAGS, names={"prompts_per_step": "--prompts"}, shown=False)
+def command(
+    settings: Settings[TrainConfig],
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    row_tokens: Annotated[int, Option(min=1, help="Tokens of the longest row.")] = ROW_TOKENS,
+    probe: Annotated[bool, Option(help="Time a few layers, for tokens a second.")] = True,
+    as_json: JsonOption = False,
+) -> int:
+    """Say what `nano-rl train` with these options would take, and which settings make it fit."""
+    config = settings.config()
+    planned = plan_of(model, config, device, row_tokens)
+    speed = planned.speed() if probe else {}
+    if as_json:
+        print(json.dumps({**planned.report(), **speed}))
+    else:
+        _show(planned, speed)
+    return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan beside what is free."""
+
+    name: str
+    config: TrainConfig
+    memory: MemoryPlan
+    available: int
+    device: Any
+    model_config: Any
+    fitting: dict[str, Any] | None
+    """settings with which it fits; empty if it does as it is"""
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "model": self.name, "device": str(self.device), "parameters": self.memory.parameters,
+            "trained": self.memory.trained, "bytes": self.memory.parts, "total": self.memory.total,
+            "available": self.available, "fits": self.fitting == {}, "settings_that_fit": self.fitting,
+        }  # fmt: skip
+
+    def speed(self) -> dict[str, float]:
+        from nano_coder.models.weights import build_empty
+        from nano_rl.learn.model.plan import probe_speed
+
+        rows = min(64, self.config.prompts_per_step * max(1, self.config.group_size))
+        found = probe_speed(build_empty, self.model_config, self.config, rows, self.device)
+        return {"training_tokens_per_second": found.training, "decoding_tokens_per_second": found.decoding}
+
+    def remedy(self) -> str:
+        """What to change, as options."""
+        if self.fitting is None:
+            return "no setting makes it fit; take a smaller model or a machine with more memory"
+        return (
+            " ".join(f"--set {name}={_toml(value)}" for name, value in self.fitting.items()) + " makes it fit"
+        )
+
+
+def _toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def plan_of(
+    model: str | None, config: TrainConfig, device: str | None, row_tokens: int = ROW_TOKENS
+) -> Planned:
+    """The plan of a training of a local model. Raises UsageError for a model that is not at hand."""
+    import torch
+
+    from nano_coder.models.local.engine import KV_BYTES, MAX_BATCH
+    from nano_coder.models.opener import find_opener
+    from nano_coder.models.opening import default_model, model_config
+    from nano_coder.models.weights import build_empty, place
+    from nano_rl.learn.model.plan import Workload, available_bytes, plan_memory, settings_that_fit
+
+    agent = load_config({"model": model, "device": device}, Path())[0]
+    name = agent.model or default_model()
+    if find_opener(name):
+        raise UsageError(f"{name} is trained where its weights are; name a local model with --model")
+    placed = place(agent.device)
+    architecture, rank = model_config(name)
+    if rank:
+        config = config.model_copy(update={"lora_rank": rank})
+    rows = min(MAX_BATCH, config.prompts_per_step * max(1, config.group_size))
+    work = Workload(rows=rows, row_tokens=row_tokens, kv_bytes=KV_BYTES)
+
+    def skeleton(dtype: torch.dtype) -> torch.nn.Module:
+        empty: torch.nn.Module = build_empty(architecture, dtype)
+        return empty
+
+    plan = partial(plan_memory, skeleton, work=work, device=placed)
+    memory, room = plan(config=config), available_bytes(placed)
+    fitting = {} if memory.total <= room else settings_that_fit(lambda c: plan(config=c).total, config, room)
+    return Planned(
+        name=name, config=config, memory=memory, available=room, device=placed, model_config=architecture,
+        fitting=fitting,
+    )  # fmt: skip
+
+
+def refuse_unfit(model: str | None, config: TrainConfig, device: str | None) -> None:
+    """Raises UsageError for a training that cannot fit, with the settings that make it fit.
+
+    Of the parts that depend on the tasks, it counts a single short row.
+    """
+    least = config.model_copy(update={"max_tokens": min(_LEAST_TOKENS, config.max_tokens), "group_size": 0})
+    planned = plan_of(model, least.model_copy(update={"prompts_per_step": 1}), device, _LEAST_TOKENS)
+    if planned.fitting != {}:
+        raise UsageError(
+            f"training {planned.name} takes at least {planned.memory.total / 2**30:.1f} GiB, and"
+            f" {planned.available / 2**30:.1f} GiB are free on {planned.device}: {planned.remedy()};"
+            " nano-rl plan shows the parts"
+        )
+
+
+def _show(planned: Planned, speed: dict[str, float]) -> None:
+    memory = planned.memory
+    print(f"{planned.name} on {planned.device}: {memory.parameters:,} parameters, {memory.trained:,} trained")
+    for name, size in memory.parts.items():
+        if size:
+            print(f"  {name:<20}{size / _MIB:>12,.0f} MiB")
+    print(f"  {'together':<20}{memory.total / _MIB:>12,.0f} MiB of {planned.available / _MIB:,.0f} free")
+    for name, value in speed.items():
+        print(f"  {name.replace('_tokens_per_second', ''):<20}{value:>12,.0f} tokens/s")
+    print("fits" if planned.fitting == {} else f"does not fit: {planned.remedy()}")

@@ -1,0 +1,154 @@
+"""Samples, scores and trains on a device that is not the CPU, and compares each number with the CPU's.
+
+    python tests/rl/on_fake_device.py [FAMILY ...]
+
+Prints a line for each part and family; a tensor made on the CPU by accident ends it.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import torch
+from architectures import build
+from fake_device import install
+from families import sample
+
+from nano_coder.models.local import attention
+from nano_coder.models.local.engine import Engine, GenerationRequest
+from nano_rl.learn.config import CriticConfig, OptimizerConfig
+from nano_rl.learn.credit.gae import Chain
+from nano_rl.learn.model.critic import Critic
+from nano_rl.learn.model.learner import Learner, Reference, prepare
+from nano_rl.learn.model.logprob import can_share, loss_and_scores, token_logprobs
+from nano_rl.learn.model.scalar_model import scalar_model
+from nano_rl.learn.rows.batch import Batch, make_batches
+from nano_rl.learn.trees import prefix_tree
+from nano_rl.preferences.config import DpoConfig
+from nano_rl.preferences.dpo import PairObjective, pair_batches, reference_scores
+from nano_rl.preferences.pairs import PairRows
+from nano_rl.preferences.reward_model import bradley_terry, pair_margins
+from nano_shared import Sampling
+
+FAMILIES = ("llama", "qwen3", "gemma2", "gpt-oss", "mixtral", "lfm2", "gpt2")
+FAST = OptimizerConfig(learning_rate=1e-2)
+
+
+def samples() -> list[Any]:
+    return [sample([3, *range(5, 25), n + 4, 7, 9, n], [0] * 21 + [1] * 4, n) for n in range(3)]
+
+
+def sampler(model: Any) -> list[float]:
+    """Log-probs of two turns of four rows, of two prompts, and of a teacher-forced row."""
+    engine = Engine(model, eos_ids=frozenset(), pad_id=2, context_limit=200)
+    rows = [
+        GenerationRequest(tuple(range(3 + n // 2, 24)), Sampling(max_tokens=4, temperature=n % 2), n, n)
+        for n in range(4)
+    ]
+    first = engine.generate(rows)
+    again = [
+        GenerationRequest((*r.ids, *s.ids, 9, 8), Sampling(max_tokens=3), r.seed, r.owner)
+        for r, s in zip(rows, first, strict=True)
+    ]
+    second = engine.generate(again)
+    ids = [float(i) for s in (*first, *second) for i in s.ids]
+    return [
+        *ids,
+        *(p for s in (*first, *second) for p in s.logprobs),
+        *engine.score([tuple(range(3, 20))])[0],
+    ]
+
+
+def likelihood(model: Any, batch: Batch) -> Any:
+    return loss_and_scores(
+        model, batch, lambda scores, part: (-scores.logprobs_BT.sum(), {"tokens": 1.0}), separable=True
+    )
+
+
+def trainer(model: Any) -> list[float]:
+    """Losses and gradient norms of two steps, and the log-probs after them and of the reference."""
+    reference = Reference(model)
+    learner = Learner(model, FAST, steps=2)
+    batches = make_batches(samples(), max_tokens=1000, trees=can_share(model))
+    found = [learner.update(batches, likelihood, lambda metrics: None) for _ in range(2)]
+    numbers = [values["grad_norm"] for values in found]
+    for batch in reference.score([b.with_old(token_logprobs(model, b)) for b in batches]):
+        assert batch.old_logprobs_BT is not None
+        assert batch.reference_logprobs_BT is not None
+        numbers += batch.old_logprobs_BT.flatten().tolist() + batch.reference_logprobs_BT.flatten().tolist()
+    return numbers
+
+
+def critic(model: Any) -> list[float]:
+    """Values before and after an update of the critic."""
+    judge = Critic(model, CriticConfig(optimizer=FAST), steps=2, lora_rank=0, max_tokens=1000, seed=0)
+    chains = [Chain(rows=(one,), rewards=((0.0,) * (len(one.ids) - 1) + (1.0,),)) for one in samples()]
+    rows = [row for of in judge.rows(chains) for row in of]
+    values = judge.update(rows, ends_step=True)
+    return [values["value_loss"], values["value_grad_norm"], *judge.values(samples())[0]]
+
+
+def pairs() -> list[PairRows]:
+    a, b, c = samples()
+    return [
+        PairRows(chosen=(a,), rejected=(b,), prompt_key="0", encoded=False),
+        PairRows(chosen=(b,), rejected=(c,), prompt_key="1", encoded=False),
+    ]
+
+
+def dpo(model: Any) -> list[float]:
+    config = DpoConfig(lambda_sft=0.5, length_normalised=True)
+    reference = reference_scores(model, pairs(), config)
+    objective = PairObjective(pairs(), [0, 1], reference, config)
+    learner = Learner(model, FAST, steps=1)
+    learner.update(pair_batches(pairs(), [0, 1], 1000), objective, lambda metrics: None)
+    return [*reference.values(), *objective.metrics().values()]
+
+
+def reward_model(model: Any) -> list[float]:
+    scalar = scalar_model(model, lora_rank=0, seed=0, bias=False)
+    learner = Learner(scalar, FAST, steps=1)
+
+    def objective(module: Any, part: Any) -> Any:
+        loss = bradley_terry(pair_margins(module, part)).sum()
+        return loss, {"loss": loss.item()}
+
+    learner.update([pairs()], objective, lambda metrics: None)  # type: ignore[list-item, arg-type]
+    return pair_margins(scalar, pairs()).tolist()  # type: ignore[no-any-return]
+
+
+PARTS = (sampler, trainer, critic, dpo, reward_model)
+
+
+def main(names: list[str]) -> None:
+    warnings.simplefilter("ignore")
+    device = install()
+    # as small as to make long rows of these short ones
+    attention._BLOCK_SCORES = prefix_tree._BLOCK_SCORES = 64
+    for name in names or FAMILIES:
+        for lora in (0, 2):
+            for part in PARTS:
+                if lora and part in (critic, reward_model):
+                    continue
+                here, there = (prepared(name, lora, place) for place in ("cpu", device))
+                expected, found = part(here), part(there)
+                worst = max(abs(a - b) for a, b in zip(expected, found, strict=True))
+                print(
+                    f"{name} rank {lora} {part.__name__}: {len(found)} numbers, {worst:.1e} apart", flush=True
+                )
+                assert worst < 1e-3, (expected, found)
+
+
+def prepared(name: str, lora: int, place: Any) -> Any:
+    base = build(name).to(place)
+    base.config._experts_implementation = "eager"  # the other counts tokens as CUDA alone does
+    base.tie_weights()  # a move to this device makes new parameters
+    model = prepare(base, lora_rank=lora, seed=0)
+    torch.manual_seed(1)
+    return model
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

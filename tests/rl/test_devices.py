@@ -1,0 +1,48 @@
+"""Placement: a device is a setting, and nothing is made on the CPU by accident."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from nano_coder.models.weights import place
+from nano_shared.errors import UsageError
+
+
+def test_auto_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert place("auto") == place("cpu") == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert place("auto") == torch.device("cuda")
+    assert place("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(UsageError, match=r"--device cuda:2: PyTorch .* sees 2 CUDA devices here"):
+        place("cuda:2")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_a_sentence() -> None:
+    with pytest.raises(UsageError, match="sees no CUDA device here; use --device auto or cpu") as refused:
+        place("cuda")
+    assert refused.value.exit_code == 2
+
+
+def test_everything_runs_on_another_device_and_gives_the_same_numbers() -> None:
+    script = Path(__file__).with_name("on_fake_device.py")
+    done = subprocess.run(
+        [sys.executable, str(script), "llama", "gpt-oss", "lfm2"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    # sampler, trainer, critic, DPO and reward model with all weights; three of them with an adapter
+    assert len(done.stdout.splitlines()) == 3 * 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "mixtral", "gpt2"])
+def test_further_families_run_on_another_device(family: str) -> None:
+    script = Path(__file__).with_name("on_fake_device.py")
+    subprocess.run([sys.executable, str(script), family], check=True)
