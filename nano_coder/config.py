@@ -68,8 +68,8 @@ class AgentConfig(BaseModel):
     """wall clock of a run, without the time that its policy gave to other runs of the batch"""
     max_run_tokens: int = Field(8192, ge=1)
     """sampled tokens of a run"""
-    max_completion_tokens: int = Field(256, ge=1)
-    """sampled tokens of one answer of the model"""
+    max_completion_tokens: int | None = Field(None, ge=1)
+    """sampled tokens of one answer of the model; None is 4096 for a model in its own template, else 256"""
     tool_seconds: float = Field(30.0, gt=0)
     """wall clock of one tool call"""
     tool_memory_mb: int = Field(1024, ge=16)
@@ -235,7 +235,7 @@ def _tightened(key: str, below: Any, asked: Any) -> tuple[Any, dict[str, Any]]:
     """
     match key:
         case _ if key in LIMITS or key == COMPLETION:
-            kept = min(below, asked)
+            kept = asked if below is None else min(below, asked)
         case "check":
             kept = below or asked
         case "exclude":

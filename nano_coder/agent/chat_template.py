@@ -147,6 +147,14 @@ class ChatTemplate:
             suffix = suffix.removeprefix(last)
         return tuple(self.encoder.rendered(suffix, mark))
 
+    def next_row(self, conversation: Conversation) -> tuple[int, tuple[int, ...]]:
+        """The row of the next turn, and `delta`. Raises as `delta`."""
+        return conversation.row, self.delta(conversation)
+
+    def written(self, context: Sequence[int], text: str, eos_id: int) -> tuple[int, ...]:
+        """The ids of an assistant's text after `context`, and its end-of-turn token."""
+        return (*self.encoder.text(text), eos_id)
+
     def count(self, text: str) -> int:
         """Number of tokens in a plain text."""
         return len(self.encoder.text(text))

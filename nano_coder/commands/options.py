@@ -112,7 +112,7 @@ def open_runtime(
 
     `limits` take the place of a task's own (`said_limits`).
     """
-    from nano_coder.agent.profiles import with_tools
+    from nano_coder.agent.profiles import completion_tokens, with_tools
     from nano_coder.models.opening import open_policy
     from nano_coder.run.execution import Runtime
     from nano_coder.run.redacting_log import redacting_store
@@ -131,7 +131,10 @@ def open_runtime(
         sandbox=sandbox,
         store=redacting_store(store, getattr(opened.policy, "decode", None), config),
         profile=with_tools(opened.profile, more),
-        sampling=Sampling(temperature=config.temperature, max_tokens=config.max_completion_tokens),
+        sampling=Sampling(
+            temperature=config.temperature,
+            max_tokens=config.max_completion_tokens or completion_tokens(opened.profile),
+        ),
         limits=limits or {},
         policy_name=opened.name,
     )

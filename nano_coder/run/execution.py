@@ -14,7 +14,7 @@ from typing import Any
 from nano_coder import __version__
 from nano_coder.agent.loop import Agent, spill_path
 from nano_coder.agent.profiles import COMPACT_1, continuing_profile, serving_profile
-from nano_coder.agent.prompt import first_messages, offered_tools
+from nano_coder.agent.prompt import first_started, offered_tools, open_conversation
 from nano_coder.agent.workspace import Workspace
 from nano_coder.grading import grade_trajectory
 from nano_coder.grading.graders import by_grader, find_grader
@@ -26,7 +26,7 @@ from nano_coder.tools import ToolContext
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import ContextFull, PolicyError, SandboxError, UsageError
-from nano_shared.policy import Conversation, Policy
+from nano_shared.policy import Policy
 from nano_shared.profile import InterfaceProfile
 from nano_shared.redact import is_redacted
 from nano_shared.scratch import in_memory, scratch_folder
@@ -341,7 +341,7 @@ def _agent(trajectory: Trajectory, runtime: Runtime, jail: Jail, workspace: Work
         tools=offered_tools(runtime.profile, task),
         workspace=workspace,
         context=ToolContext(jail=jail, limits=task.limits),
-        conversation=Conversation(first_messages(runtime.profile, task, workspace.files())),
+        conversation=open_conversation(runtime.profile, task, workspace.files(), first_started(trajectory)),
         sampling=runtime.sampling,
         seed=trajectory.seed,
         put_blob=runtime.store.put_blob,

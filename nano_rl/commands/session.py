@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nano_coder.agent.profiles import COMPACT_1, with_tools
+from nano_coder.agent.profiles import COMPACT_1, completion_tokens, with_tools
 from nano_coder.commands.options import open_log
 from nano_coder.config import AgentConfig, load_config, said_limits
 from nano_coder.models.opener import find_opener
@@ -69,7 +69,10 @@ def policy_runtime(
         sandbox=sandbox,
         store=redacting_store(store, getattr(opened.policy, "decode", None)),
         profile=with_tools(opened.profile, more),
-        sampling=Sampling(temperature=temperature, max_tokens=config.max_completion_tokens),
+        sampling=Sampling(
+            temperature=temperature,
+            max_tokens=config.max_completion_tokens or completion_tokens(opened.profile),
+        ),
         policy_name=opened.name,
         limits=said_limits(config, sources),
     )
@@ -104,7 +107,10 @@ def training_runtime(
         sandbox=sandbox,
         store=redacting_store(store, reader_of(opened).template.encoder.decode),
         profile=opened.profile,
-        sampling=Sampling(temperature=temperature, max_tokens=config.max_completion_tokens),
+        sampling=Sampling(
+            temperature=temperature,
+            max_tokens=config.max_completion_tokens or completion_tokens(opened.profile),
+        ),
         policy_name=name,
         limits=said_limits(config, sources),
     )

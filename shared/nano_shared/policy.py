@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-from nano_shared.types import Completion, Message, Role, Sampling, TurnTokens
+from nano_shared.types import Completion, Message, Role, Sampling, ToolSpec, TurnTokens
 
 DecodeIds = Callable[[Sequence[int]], str]
 """token ids -> text, control tokens included"""
@@ -18,11 +18,23 @@ class Conversation:
     decoded and encoded again.
     """
 
-    def __init__(self, messages: tuple[Message, ...] = ()) -> None:
+    def __init__(
+        self,
+        messages: tuple[Message, ...] = (),
+        *,
+        tools: tuple[ToolSpec, ...] = (),
+        started: float | None = None,
+    ) -> None:
+        """`tools` are those that the chat template shows, and `started` (unix seconds) is the date that it
+        writes; None is today."""
         self._messages: list[Message] = list(messages)
+        self.tools = tools
+        self.started = started
         self.tokens: list[int] = []
         self.rendered = 0
         self.row = 0
+        self.row_start = len(messages)
+        """number of messages before the first turn that was sampled in the current row"""
         self.waited = 0.0
         """seconds that its completions waited for other conversations of a batch"""
 
@@ -49,6 +61,8 @@ class Conversation:
         if tokens.row != self.row:
             self.tokens = []
             self.row = tokens.row
+        if not self.tokens:
+            self.row_start = len(self._messages)
         self.tokens.extend(tokens.context_ids)
         self.tokens.extend(tokens.sampled_ids)
 
