@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -49,7 +50,7 @@ class NativeTemplate(ChatTemplate):
         self.source = source
         self.encoder = Encoder(tokenizer)
         self._tokenizer, self._dialect, self._end_id = tokenizer, dialect, end_id
-        self._written: dict[str, bool] = {}
+        self._written: dict[str, str | None] = {}
         self._reasoning_key = next((key for key in _REASONING_KEYS if key in source), None)
         self._text([_user("probe")])
         self._system_role = self._shows({"role": "system", "content": "nano-probe"}, _user("x"))
@@ -73,13 +74,15 @@ class NativeTemplate(ChatTemplate):
 
         Raises PolicyError if the template rejects the messages.
         """
-        whole = self._whole(conversation, conversation.row_start)
+        everything = len(conversation.messages)
         if not conversation.tokens:
-            return conversation.row, tuple(whole)
-        kept = self._kept(conversation.tokens, whole)
-        if kept is not None:
-            return conversation.row, tuple(whole[kept:])
-        return conversation.row + 1, tuple(self._whole(conversation, len(conversation.messages)))
+            return conversation.row, tuple(self._whole(conversation, everything))
+        with suppress(PolicyError):  # it may refuse the texts of turns, and take their content and calls
+            whole = self._whole(conversation, conversation.row_start)
+            kept = self._kept(conversation.tokens, whole)
+            if kept is not None:
+                return conversation.row, tuple(whole[kept:])
+        return conversation.row + 1, tuple(self._whole(conversation, everything))
 
     def delta(self, conversation: Conversation) -> tuple[int, ...]:
         return self.next_row(conversation)[1]
@@ -98,9 +101,10 @@ class NativeTemplate(ChatTemplate):
         given = self._messages(messages, (), 0)
         return self._text(given, generation_prompt=generation_prompt)
 
-    def messages(self, conversation: Conversation) -> list[ChatMessage]:
-        """The messages as the template gets them, and as `apply_chat_template` takes them."""
-        return self._messages(conversation.messages, conversation.tools, conversation.row_start)
+    def messages(self, conversation: Conversation, *, row: int) -> list[ChatMessage]:
+        """The messages as the template gets them for a prompt of that row, its own or the next."""
+        structured = conversation.row_start if row == conversation.row else len(conversation.messages)
+        return self._messages(conversation.messages, conversation.tools, structured)
 
     def _kept(self, tokens: Sequence[int], whole: list[int]) -> int | None:
         """How many ids of the whole prompt the recorded tokens are; None if their texts differ."""
@@ -124,7 +128,7 @@ class NativeTemplate(ChatTemplate):
         """The messages in the roles that the template has; assistant messages before `structured` as content
         and calls, those after it where the template writes that as the text."""
         given: list[ChatMessage] = []
-        waiting: list[ChatMessage] = []
+        answers: list[list[ChatMessage]] = []
         system, number = "", 0
         for place, message in enumerate(messages):
             match message.role:
@@ -134,13 +138,18 @@ class NativeTemplate(ChatTemplate):
                     given.append({"role": "system", "content": message.content})
                 case Role.ASSISTANT:
                     parsed = self._dialect.parse(message.content, tools)
-                    waiting = self._calls(parsed.calls, number)
-                    number += len(waiting)
-                    own = self._assistant(parsed, waiting)
-                    as_parts = place < structured or self._writes(message.content, own)
-                    given.append(own if as_parts else {"role": "assistant", "content": message.content})
-                case Role.TOOL if waiting and self._tool_role:
-                    given.append(_answered(message.content, waiting.pop(0)))
+                    calls = self._calls(parsed.calls, number)
+                    number += len(calls)
+                    said = self._said(message.content, parsed, calls, always=place < structured)
+                    given.append(said[0])
+                    # a template that takes one call a message gets each with its result
+                    later = said[1:] or [None] * len(calls[1:])
+                    answers = [
+                        [call, *filter(None, [m])] for call, m in zip(calls, [None, *later], strict=False)
+                    ]
+                case Role.TOOL if answers and self._tool_role:
+                    call, *before = answers.pop(0)
+                    given += [*before, _answered(message.content, call)]
                 case _:
                     content, system = system + message.content, ""
                     if given and given[-1]["role"] == "user" and not self._repeats:
@@ -149,18 +158,30 @@ class NativeTemplate(ChatTemplate):
                         given.append(_user(content))
         return given
 
-    def _assistant(self, parsed: Parsed, calls: list[ChatMessage]) -> ChatMessage:
+    def _said(
+        self, text: str, parsed: Parsed, calls: list[ChatMessage], *, always: bool
+    ) -> list[ChatMessage]:
+        """A sampled turn as content and calls if the template writes these as the text, or `always` where it
+        accepts them; else the text. One message, or one for each call."""
         content = parsed.thought
         if calls and not self._call_field:
             content = self._dialect.render(content, parsed.calls, ())
         message: ChatMessage = {"role": "assistant", "content": content}
         if calls and self._call_field:
             message["tool_calls"] = calls
+        forms = [[message]]
         if parsed.reasoning and self._reasoning_key:
-            message[self._reasoning_key] = parsed.reasoning
+            forms.insert(0, [{**message, self._reasoning_key: parsed.reasoning}])
         elif parsed.reasoning:
             message["content"] = f"<think>\n{parsed.reasoning}\n</think>\n\n{content}"
-        return message
+        if len(calls) > 1 and self._call_field:
+            forms.append([{**message, "content": content if call is calls[0] else "", "tool_calls": [call]}
+                          for call in calls])  # fmt: skip
+        for form in forms:
+            alone = [self._alone(m) for m in form]
+            if None not in alone and (always or text in str(alone[0])):
+                return form
+        return [{"role": "assistant", "content": text}]
 
     def _calls(self, calls: Sequence[ToolCall], number: int) -> list[ChatMessage]:
         """The calls with ids, counted from `number`."""
@@ -174,14 +195,14 @@ class NativeTemplate(ChatTemplate):
             for n, call in enumerate(calls, number)
         ]
 
-    def _writes(self, text: str, message: ChatMessage) -> bool:
-        """True if the template writes the message, as the last one, as this text."""
-        key = json.dumps([text, message], ensure_ascii=False)
+    def _alone(self, message: ChatMessage) -> str | None:
+        """The message as the template writes it after a user message; None if it refuses it."""
+        key = json.dumps(message, ensure_ascii=False)
         if key not in self._written:
             try:
-                self._written[key] = text in self._text([_user("x"), message], generation_prompt=False)
+                self._written[key] = self._text([_user("x"), message], generation_prompt=False)
             except PolicyError:
-                self._written[key] = False
+                self._written[key] = None
         return self._written[key]
 
     def _shows(self, *messages: ChatMessage) -> bool:
