@@ -143,10 +143,7 @@ class NativeTemplate(ChatTemplate):
                     said = self._said(message.content, parsed, calls, always=place < structured)
                     given.append(said[0])
                     # a template that takes one call a message gets each with its result
-                    later = said[1:] or [None] * len(calls[1:])
-                    answers = [
-                        [call, *filter(None, [m])] for call, m in zip(calls, [None, *later], strict=False)
-                    ]
+                    answers = [[call, *(said[n : n + 1] if n else [])] for n, call in enumerate(calls)]
                 case Role.TOOL if answers and self._tool_role:
                     call, *before = answers.pop(0)
                     given += [*before, _answered(message.content, call)]

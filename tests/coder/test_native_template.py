@@ -1,4 +1,4 @@
-"""A model's own chat template: prompt ids equal those of `apply_chat_template`, and rows only grow or begin."""
+"""A model's own chat template: prompt ids equal those of `apply_chat_template`, and rows grow or begin."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+import tongues
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -14,10 +15,8 @@ from nano_coder.agent.dialects import DIALECTS
 from nano_coder.agent.native_template import NativeTemplate, dialect_of, function_schema, shows_tools
 from nano_coder.models.weights import end_of_turn
 from nano_coder.tools import TOOLS
-from nano_shared import Completion, Conversation, Finish, Message, PolicyError, Role, Sampling, TurnTokens
+from nano_shared import Completion, Conversation, Finish, Message, Role, Sampling, TurnTokens
 from nano_shared.types import ToolCall
-
-import tongues
 
 TOOLS_SHOWN = (TOOLS["shell"].spec, TOOLS["read_file"].spec)
 SCHEMAS = [function_schema(tool) for tool in TOOLS_SHOWN]

@@ -10,8 +10,8 @@ FOLDER = Path(__file__).parent / "templates"
 
 CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 CONTROLS: dict[str, tuple[str, ...]] = {
-    "llama-3": ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
-                "<|eom_id|>", "<|python_tag|>"),
+    "llama-3": ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
+                "<|eot_id|>", "<|eom_id|>", "<|python_tag|>"),
     "qwen-2.5": CHATML,
     "qwen-3": CHATML,
     "mistral": ("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]",
@@ -19,7 +19,8 @@ CONTROLS: dict[str, tuple[str, ...]] = {
     "gemma-3": ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
     "gemma-2": ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
     "phi-3": ("<s>", "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
-    "glm-4": ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+    "glm-4": ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>",
+              "<|observation|>"),
     "gpt-oss": ("<|startoftext|>", "<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>",
                 "<|constrain|>", "<|call|>"),
     "smollm2": CHATML,
