@@ -21,6 +21,7 @@ from nano_coder.agent.dialects.lenient import (
     read_python_calls,
     typed,
 )
+from nano_coder.agent.dialects.stream import settled
 from nano_shared.types import ToolCall, ToolSpec
 
 Frame = tuple[list[ToolCall], int]
@@ -53,6 +54,8 @@ class Native:
     """written between frames"""
     markers: tuple[str, ...] = ()
     """texts with which a call may begin; empty where only a pattern tells"""
+    prompt_reasons: bool = True
+    """whether a prompt may end inside reasoning, so that a completion can close what it did not open"""
 
     def parse(self, text: str, tools: Sequence[ToolSpec]) -> Parsed:
         reasoning, rest = self.reasoning(text, tools)
@@ -102,11 +105,27 @@ class Native:
             at = text.find(closed)
             if at < 0 and begins:
                 return text.lstrip()[len(opened) :].strip("\n"), ""
-            if at >= 0 and (begins or not self._inside_call(text, at, tools)):
+            if at >= 0 and (begins or (self.prompt_reasons and not self._inside_call(text, at, tools))):
                 return text[:at].lstrip().removeprefix(opened).strip("\n"), text[at + len(closed) :].lstrip(
                     "\n"
                 )
         return "", text
+
+    def visible(self, text: str, tools: Sequence[ToolSpec]) -> Parsed:
+        """Reasoning and thought of a text that may go on, as far as no continuation changes them."""
+        start = text.lstrip()
+        opened = next((pair for pair in _THINK if start.startswith(pair[0])), None)
+        if opened is not None and opened[1] not in start:
+            body = settled(start.removeprefix(opened[0]), [opened[1]])
+            return Parsed(reasoning=body.strip("\n"))
+        reasoning, rest = self.reasoning(text, tools) if opened else ("", text)
+        unsure = self.prompt_reasons and not opened
+        if unsure or not self.markers or any(pair[0].startswith(start) for pair in _THINK):
+            return Parsed(reasoning=reasoning)
+        if rest.lstrip()[:1] in ("", "{"):  # perhaps a call without its tags
+            return Parsed(reasoning=reasoning)
+        marks = [before + mark for before in ("", self.lead) for mark in self.markers]
+        return Parsed(reasoning=reasoning, thought=settled(rest, [*marks, "```", "\n```"]))
 
     def _inside_call(self, text: str, at: int, tools: Sequence[ToolSpec]) -> bool:
         """True if the place lies in an argument of a call."""
@@ -175,6 +194,12 @@ def _named_frame(name: str, separator: str, after: str = "") -> Callable[..., Fr
         return [ToolCall(name=found["name"], arguments=arguments_of(value, repairs))], end
 
     return read
+
+
+def _python_frame(text: str, start: int, tools: Sequence[ToolSpec], repairs: list[str]) -> Frame:
+    calls, end = read_python_calls(text, start, tools, repairs)
+    tag = re.compile(r"\s*<\|(?:python_end|tool_call_end)\|>").match(text, end)
+    return calls, tag.end() if tag else end
 
 
 def _dumps(value: object) -> str:
@@ -305,7 +330,7 @@ PYTHONIC = Native(
     howto='[NAME(KEY="value")]',
     open="", close="",
     starts=re.compile(r"(?m)^(?:<\|python_start\|>|<\|tool_call_start\|>)?(?=\[\s*[A-Za-z_][\w.]*\()"),
-    read=read_python_calls,
+    read=_python_frame,
     write=_all_in_one(lambda calls: f"[{', '.join(map(python_call, calls))}]"),
 )  # fmt: skip
 GEMMA = Native(
