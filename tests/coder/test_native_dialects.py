@@ -45,11 +45,11 @@ WRITTEN: list[tuple[str, str, str, tuple[ToolCall, ...]]] = [
     ("mistral-args", '[TOOL_CALLS]shell[ARGS]' + LS + '[TOOL_CALLS]read_file[CALL_ID]abc[ARGS]'
      '{"path": "a b.py", "start": 3}', "", (SHELL, READ)),
     ("phi", '<|tool_call|>[' + ASK + ']<|/tool_call|>', "", (SHELL,)),
-    ("deepseek-3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>shell\n```json\n"
+    ("deepseek-3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>shell\n```json\n" +
      LS + '\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>', "", (SHELL,)),
-    ("deepseek", "Look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>shell<｜tool▁sep｜>"
+    ("deepseek", "Look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>shell<｜tool▁sep｜>" +
      LS + '<｜tool▁call▁end｜><｜tool▁calls▁end｜>', "Look.", (SHELL,)),
-    ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>functions.shell:0<|tool_call_argument_begin|>"
+    ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>functions.shell:0<|tool_call_argument_begin|>" +
      LS + '<|tool_call_end|><|tool_calls_section_end|>', "", (SHELL,)),
     ("harmony", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary"
      ' to=functions.shell <|constrain|>json<|message|>' + LS, "", (SHELL,)),
@@ -132,12 +132,13 @@ CALL = '<tool_call>\n{"name": "shell", "arguments": {"command": "ls -la"}}\n</to
     [
         ("hermes-json", f"<think>\nI could write {CALL}\n</think>\n\nNow.\n{CALL}",
          f"I could write {CALL}", "Now.", 1),
-        ("hermes-json", f"I could write <tool_call>.\n</think>\n\n{CALL}", "I could write <tool_call>.", "", 1),
+        ("hermes-json", f"I could write <tool_call>.\n</think>\n\n{CALL}",
+         "I could write <tool_call>.", "", 1),
         ("hermes-json", f"<think>\nnever closed {CALL}", f"never closed {CALL}", "", 0),
         ("hermes-json", CALL.replace("ls -la", "grep </think> a"), "", "", 1),
         ("mistral", "[THINK]Hm.[/THINK]Done.", "Hm.", "Done.", 0),
-        ("harmony", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Done.",
-         "Hm.", "Done.", 0),
+        ("harmony", "<|channel|>analysis<|message|>Hm.<|end|>"
+         "<|start|>assistant<|channel|>final<|message|>Done.", "Hm.", "Done.", 0),
     ],
 )  # fmt: skip
 def test_reasoning_is_no_answer(name: str, text: str, reasoning: str, thought: str, called: int) -> None:
