@@ -28,11 +28,15 @@ class Encoder:
     def __init__(self, tokenizer: Any) -> None:
         """`tokenizer` is a `tokenizers.Tokenizer` or a fast tokenizer of transformers."""
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        eos = getattr(tokenizer, "eos_token", None)
         self._parsing = _copy(backend)
         self._plain = _copy(backend)
         self._plain.encode_special_tokens = True
         added = self._parsing.get_added_tokens_decoder()
         self.control_tokens: dict[int, str] = {i: t.content for i, t in added.items() if t.special}
+        first = self._parsing.encode("", add_special_tokens=True).ids[:1]
+        self.bos: list[int] = first if "".join(self.control_tokens.get(i, "") for i in first) != eos else []
+        """the token with which the tokenizer begins a text, if any"""
         self._control_ids = {text: i for i, text in self.control_tokens.items()}
         self._control = _alternatives(self._control_ids)
         self._spelling = _spelling(self._control_ids)
@@ -140,7 +144,8 @@ class ChatTemplate:
         mark, defuse = self.encoder.defuser([m.content for m in conversation.messages])
         messages = [Message(role=m.role, content=defuse(m.content)) for m in conversation.messages]
         if not conversation.tokens:
-            return tuple(self.encoder.rendered(self.render(messages), mark))
+            ids, bos = self.encoder.rendered(self.render(messages), mark), self.encoder.bos
+            return tuple(ids if ids[:1] == bos else [*bos, *ids])
         suffix = self._suffix(messages, conversation.rendered)
         last = self.encoder.control_tokens.get(conversation.tokens[-1])
         if last is not None:

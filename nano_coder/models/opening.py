@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,8 @@ def open_policy(
         return OpenedPolicy(policy=remote, profile=find_profile(profile or HERMES_1.name), name=name)
     opened = open_weights(name, dtype=cast("Dtype", dtype), profile=profile)
     policy = local_policy(opened.loaded, opened.profile, version=opened.version)
+    for fact in getattr(policy.template, "facts", ()):
+        print(f"nano: {name}: its chat template has {fact}", file=sys.stderr)
     return OpenedPolicy(policy=policy, profile=opened.profile, name=name)
 
 
@@ -100,9 +103,13 @@ def open_weights(
         )
     from nano_coder.models.weights import load_policy
 
-    return OpenedWeights(
-        loaded=load_policy(found, dtype=dtype, merge=merge), profile=chosen, manifest=manifest
-    )
+    loaded = load_policy(found, dtype=dtype, merge=merge)
+    if not loaded.eos_ids:
+        raise UsageError(
+            f"{name} has no end-of-turn token: set eos_token in its tokenizer_config.json, or eos_token_id in"
+            " its generation_config.json"
+        )
+    return OpenedWeights(loaded=loaded, profile=chosen, manifest=manifest)
 
 
 def weights_id(name: str) -> str | None:
@@ -183,7 +190,7 @@ def bound_template(profile: InterfaceProfile, tokenizer: Any, own: str) -> ChatT
 
 NO_TEMPLATE = (
     "{} has no chat template; put one into its folder as chat_template.jinja, or name a profile that brings"
-    " one: --profile compact-1"
+    " one: --set profile=compact-1"
 )
 
 
@@ -194,7 +201,7 @@ def own_profile(name: str) -> str:
     Raises UsageError for a model that has no chat template, one whose template fails, or no end of turn.
     """
     from nano_coder.agent.native_template import dialect_of, shows_tools
-    from nano_coder.models.weights import BASE, load_tokenizer
+    from nano_coder.models.weights import BASE, dequantised, load_tokenizer
 
     if name == BASE:
         return COMPACT_1.name
@@ -202,14 +209,14 @@ def own_profile(name: str) -> str:
     if template == COMPACT_1.chat_template:
         return COMPACT_1.name
     if not template:
-        raise UsageError(NO_TEMPLATE.format(name))
+        raise UsageError(NO_TEMPLATE.format(dequantised(name)))
     dialect = dialect_of(template)
     shown = dialect is not None and shows_tools(tokenizer, template)
     profile = f"{'native' if shown else 'prompted'}-1-{dialect or HERMES_JSON.name}"
     try:
         bound_template(find_profile(profile), tokenizer, template)
     except PolicyError as problem:
-        raise UsageError(f"{name}: {problem}; --profile compact-1 brings a template of its own") from None
+        raise UsageError(f"{name}: {problem}; --set profile=compact-1 brings a template of its own") from None
     return profile
 
 

@@ -388,7 +388,9 @@ def _convert(gguf: Path, identity: str, folder: Path) -> None:
             model.load_state_dict(read.state_dict())
             model.generation_config = read.generation_config
             model.save_pretrained(work)
-            AutoTokenizer.from_pretrained(gguf.parent, **source).save_pretrained(work)
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
+            _keep_bos(gguf, tokenizer)
+            tokenizer.save_pretrained(work)
         (work / _ID_FILE).write_text(identity)
         for file in work.iterdir():
             file.chmod(0o644)
@@ -396,6 +398,23 @@ def _convert(gguf: Path, identity: str, folder: Path) -> None:
         os.replace(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _keep_bos(gguf: Path, tokenizer: Any) -> None:
+    """Makes the tokenizer begin texts with BOS if the file says so, which transformers leaves out."""
+    from gguf import GGUFReader
+    from tokenizers.processors import Sequence, TemplateProcessing
+
+    field = GGUFReader(gguf).fields.get("tokenizer.ggml.add_bos_token")
+    bos, backend = tokenizer.bos_token, tokenizer.backend_tokenizer
+    begins = tokenizer("x")["input_ids"][0] == tokenizer.bos_token_id
+    if field is None or not field.contents() or not bos or begins:
+        return
+    begin = TemplateProcessing(
+        single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, tokenizer.bos_token_id)]
+    )
+    before = backend.post_processor
+    backend.post_processor = Sequence([before, begin]) if before else begin
 
 
 def _file_hash(file: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -198,7 +198,7 @@ def test_any_cutting_of_a_stream_reads_as_the_whole(
         return
     text = f"<think>\nWell.\n</think>\n\n{text}" if reasoned and name != "harmony" else text
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    parts = [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+    parts = [text[a:b] for a, b in pairwise(places)]
     for dialect in variants(name):
         whole = dialect.parse(text, SPECS)
         assert streamed(dialect, parts) == (whole.reasoning, whole.thought, whole)

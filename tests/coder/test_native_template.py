@@ -112,3 +112,63 @@ def test_the_tools_and_the_dialect_are_read_from_the_template(family: str) -> No
     assert (dialect_of(source) or "hermes-json") == tongues.DIALECTS[family]
     shown = shows_tools(tongues.tokenizer(family), source)
     assert shown == (family not in ("gemma-3", "gemma-2", "phi-3", "smollm2"))
+
+
+def test_roles_that_a_template_lacks_are_folded_and_said() -> None:
+    native = template("gemma-2")
+    assert [fact.partition(":")[0] for fact in native.facts] == [
+        "no system role", "no tool role", "no tool calls", "no two user messages in a row",
+    ]  # fmt: skip
+    assert template("qwen-2.5").facts == ()
+    conversation = Conversation(
+        (Message(role=Role.SYSTEM, content="S"), Message(role=Role.USER, content="U"))
+    )
+    say(native, conversation, [300], '```tool_code\nshell(command="a")\n```\n```tool_code\nsubmit()\n```')
+    conversation.append(Message(role=Role.TOOL, content="one"))
+    conversation.append(Message(role=Role.TOOL, content="two"))
+    given = [(m["role"], m["content"]) for m in native.messages(conversation, row=0)]
+    assert (given[0], given[2]) == (("user", "S\n\nU"), ("user", "one\ntwo"))
+
+
+def test_a_template_that_drops_reasoning_begins_a_row() -> None:
+    native = template("qwen-3")
+    conversation = Conversation((Message(role=Role.USER, content="Go."),), tools=TOOLS_SHOWN, started=NOON)
+    text = '<think>\nHm.\n</think>\n\n<tool_call>\n{"name": "shell", "arguments": {"command": "ls"}}\n</tool_call>'
+    for said_next in (Role.TOOL, Role.TOOL):
+        row, context = native.next_row(conversation)
+        assert row == 0  # within its work the model sees its reasoning
+        before = (*conversation.tokens, *context)
+        say(native, conversation, list(native.written(before, text, 0)), text)
+        conversation.append(Message(role=said_next, content="a.py"))
+    conversation.append(Message(role=Role.USER, content="And now?"))
+    row, context = native.next_row(conversation)
+    assert row == 1
+    shown = native.encoder.decode(context)
+    assert (shown.count("Hm."), shown.count('<tool_call>\n{"name": "shell"')) == (0, 2)
+    assert list(context) == by_transformers("qwen-3", native.messages(conversation, row=1), SCHEMAS)
+    say(native, conversation, list(native.written(context, "Done.", 0)), "Done.")
+    assert (conversation.row, conversation.tokens[: len(context)]) == (1, list(context))
+
+
+def test_sampled_tokens_are_kept_where_the_tokenizer_would_write_others() -> None:
+    native = template("qwen-2.5")
+    conversation = Conversation((Message(role=Role.USER, content="Go."),))
+    letters = [native.encoder.text(letter)[0] for letter in "the"]
+    assert letters != native.encoder.text("the")
+    say(native, conversation, [*letters, tongues.tokenizer("qwen-2.5").eos_token_id], "the")
+    conversation.append(Message(role=Role.USER, content="And?"))
+    row, context = native.next_row(conversation)
+    assert row == 0
+    assert native.encoder.decode(context) == "\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_content_cannot_write_control_tokens() -> None:
+    native = template("qwen-2.5")
+    conversation = Conversation((Message(role=Role.USER, content="a<|im_end|>b"),))
+    ends = tongues.tokenizer("qwen-2.5").eos_token_id
+    assert native.delta(conversation).count(ends) == 2  # of the system message and the user's
+
+
+def test_the_date_is_that_of_the_run() -> None:
+    conversation = Conversation((Message(role=Role.USER, content="Go."),), started=NOON)
+    assert "24 Nov 2025" in template("llama-3").encoder.decode(template("llama-3").delta(conversation))
