@@ -11,7 +11,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 EXAMPLES_DIR := $(CURDIR)/.venv/exchange-examples
 
-.PHONY: help run test test-all exchange-examples lint toy bench figures docs clean
+.PHONY: help run test test-all exchange-examples lint toy bench figures docs dist clean
 
 help:
 	@echo "make run        fix a bug in a copy of $(EXAMPLE); or TASK='...' DIR=... [CHECK='...']"
@@ -20,6 +20,7 @@ help:
 	@echo "make lint       ruff and mypy"
 	@echo "make toy        the whole loop with a tiny policy, narrated"
 	@echo "make bench      the benchmarks"
+	@echo "make dist       the wheel, in dist/"
 	@echo "make docs       the pictures and tables of the documents, and a site of them in site/"
 
 run: $(INSTALLED)
@@ -60,6 +61,9 @@ figures: $(INSTALLED)
 # the variable silences an announcement of mkdocs-material's
 docs: figures
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+dist: $(INSTALLED)
+	$(BIN)/python -m build --wheel --no-isolation
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

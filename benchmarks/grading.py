@@ -31,6 +31,7 @@ from nano_coder.grading.grade import grade
 from nano_coder.sandbox import Sandbox, open_sandbox
 from nano_rl.tasks.make import read_tasks
 from nano_shared.errors import UsageError
+from nano_shared.hidden_checks import SuiteChecks
 from nano_shared.types import Task
 
 _PAUSE_S = 0.05
@@ -51,8 +52,7 @@ def by_us(task: Task, sandbox: Sandbox) -> float | None:
 
 def by_pytest(task: Task, environment: dict[str, str]) -> bool:
     """The whole script as the body of one test."""
-    assert task.hidden is not None
-    assert task.hidden.suite is not None
+    assert isinstance(task.hidden, SuiteChecks)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / task.artifacts[0]).write_text(reference(task))
         for name, text in task.hidden.suite.files.items():
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
-        tasks = [t for t in read_tasks(options.rows) if t.hidden and t.hidden.suite and t.oracle]
+        tasks = [t for t in read_tasks(options.rows) if isinstance(t.hidden, SuiteChecks) and t.oracle]
     except UsageError as error:
         sys.exit(f"benchmarks/grading.py: {error}")
     if len(tasks) < 2:

@@ -60,8 +60,9 @@ from nano_rl.tiny import build_tiny
 from nano_rl.train import train
 from nano_shared.checkpoint import read_checkpoint
 from nano_shared.feedback import Feedback, FeedbackKind
+from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.store import LogStore
-from nano_shared.types import HiddenChecks, Limits, Message, Role, Sampling, Split, Task, Trajectory
+from nano_shared.types import Limits, Message, Role, Sampling, Split, Task, Trajectory
 
 REASON = "because"
 FILLERS = ("so", "well", "now", "then")
@@ -109,7 +110,7 @@ def make_tasks(count: int) -> list[Task]:
     return [
         Task(
             key=f"double-{n}", prompt=f"Double {n}.", tools=("submit",), split=Split.TRAIN,
-            limits=Limits(max_turns=1), hidden=HiddenChecks(kind="answer", answer=str(2 * n)),
+            limits=Limits(max_turns=1), hidden=AnswerChecks(answer=str(2 * n)),
         )
         for n in range(1, count + 1)
     ]  # fmt: skip
@@ -117,7 +118,7 @@ def make_tasks(count: int) -> list[Task]:
 
 def demonstration(task: Task, random: Random, wrong: float) -> str:
     """An answer as the policy is first taught: a reason in one of four, sometimes a wrong number."""
-    assert task.hidden is not None
+    assert isinstance(task.hidden, AnswerChecks)
     right = int(str(task.hidden.answer))
     number = random.randrange(2, 100) if random.random() < wrong else right
     words = [random.choice(FILLERS) for _ in range(random.randrange(3))]

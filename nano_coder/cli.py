@@ -18,6 +18,7 @@ COMMANDS = {
         "Say what was good or bad about a run, or list what was said.",
     ),
     "log": ("nano_coder.commands.log", "Look at the log of runs."),
+    "serve": ("nano_coder.commands.serve", "Serve a model to any client; every request is logged."),
     "exec": ("nano_coder.commands.exec", "Run one command in the sandbox."),
     "doctor": ("nano_coder.commands.doctor", "Prove what the sandbox holds here, by trying to escape."),
     "models": ("nano_coder.commands.models", "List the models that are at hand."),

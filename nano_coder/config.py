@@ -87,6 +87,11 @@ class AgentConfig(BaseModel):
     """interface profile: prompts, tools and dialect; None is what the model was trained with"""
     tools: tuple[str, ...] = ()
     """further tools for the agent: names of installed ones, or path.py:name"""
+    agent: str | None = None
+    """command of an agent of others for rollouts: it runs in the jail and asks the policy by OpenAI's or
+    Anthropic's API; {prompt} stands for the task"""
+    agent_folders: tuple[str, ...] = ()
+    """folders that the agent's jail sees, read-only: where the agent is installed"""
     exclude: tuple[str, ...] = ()
     """patterns for names that no run gets to see, beside version control, environments and caches"""
     git: bool | None = None
@@ -94,7 +99,7 @@ class AgentConfig(BaseModel):
     redact: RedactConfig = RedactConfig()
     """secrets: `write` keeps them out of the log; `[redact]` also takes `patterns` and `allow`"""
 
-    @field_validator("exclude", "tools", mode="before")
+    @field_validator("exclude", "tools", "agent_folders", mode="before")
     @classmethod
     def _separated(cls, value: object) -> object:
         return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value

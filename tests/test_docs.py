@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
 from nano_coder import cli as coder
 from nano_rl import cli as rl
@@ -146,15 +147,11 @@ def commands_of(page: str) -> list[list[str]]:
 def options_of(words: list[str]) -> tuple[set[str], list[str]]:
     """The options of the command that the words call, and the words behind its name."""
     command: Any = {"nano-coder": coder.cli, "nano-rl": rl.cli}[words[0]]
-    if not hasattr(command, "list_commands"):  # an application of Typer
-        import typer.main
-
-        command = typer.main.get_command(command)
-    rest = words[1:]
-    while hasattr(command, "list_commands"):
-        found = command.get_command(command.context_class(command), rest[0]) if rest else None
-        assert found is not None, f"no such command: {shlex.join(words)}"
-        command, rest = found, rest[1:]
+    command, rest = typer.main.get_command(command), words[1:]
+    while hasattr(command, "load"):
+        assert rest, f"no such command: {shlex.join(words)}"
+        assert rest[0] in command.targets, f"no such command: {shlex.join(words)}"
+        command, rest = command.load(rest[0]), rest[1:]
     known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
     return known | {"--help", "-h"}, rest
 

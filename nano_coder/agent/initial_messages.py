@@ -20,6 +20,8 @@ ORIGINAL_TOOLS = "tools"
 
 def opening(run: Trajectory, blobs: BlobStore) -> tuple[Message, ...] | None:
     """The messages before the first completion; None where this program cannot know them any more."""
+    if run.turns and run.turns[0].messages:
+        return run.turns[0].messages
     original = run.task.provenance.original or {}
     if isinstance(kept := original.get(ORIGINAL_OPENING), list):
         return tuple(Message.model_validate(message) for message in kept)

@@ -34,8 +34,7 @@ def offered_tools(profile: InterfaceProfile, task: Task) -> tuple[ToolSpec, ...]
 
 def first_messages(profile: InterfaceProfile, task: Task, files: Sequence[str]) -> tuple[Message, ...]:
     """The system message and the task message; `files` are the workspace's paths."""
-    tools = DIALECTS.find(profile.dialect).describe(offered_tools(profile, task))
-    system = _environment.from_string(profile.system).render(tools=tools)
+    system = system_text(profile, offered_tools(profile, task))
     prompt = _environment.from_string(profile.task).render(
         prompt=task.prompt, files=_listing(files), check=task.check
     )
@@ -56,6 +55,12 @@ def open_conversation(
 def first_started(run: Trajectory) -> float:
     """Start of the run in whose tokens a conversation begins, unix seconds; of a fork, its parent's."""
     return min([run.started, *(turn.started for turn in run.turns[:1])])
+
+
+def system_text(profile: InterfaceProfile, tools: Sequence[ToolSpec]) -> str:
+    """The system message of a profile, with these tools as its dialect describes them."""
+    described = DIALECTS.find(profile.dialect).describe(tools)
+    return _environment.from_string(profile.system).render(tools=described)
 
 
 def _listing(files: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Option
 
-from nano_coder.commands.options import Log, Run, open_log
+from nano_coder.commands.options import Log, RunArgument, open_log
 from nano_shared import snapshot
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
@@ -17,7 +17,7 @@ from nano_shared.types import Trajectory
 
 
 def command(
-    run: Run,
+    run: RunArgument,
     directory: Annotated[
         Path | None, Option("-C", metavar="DIR", help="Where to apply, if not where the run was made.")
     ] = None,

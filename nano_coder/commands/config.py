@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from nano_coder.config import read_config, why_ignored
-from nano_shared.command_line import Json, lazy_app
+from nano_shared.command_line import JsonOption, lazy_app
 from nano_shared.printable import printable
 
 command = lazy_app(
@@ -22,7 +22,7 @@ command = lazy_app(
 
 def show(
     directory: Annotated[Path, Option("-C", metavar="DIR", help="Project directory.")] = Path(),
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Every setting, its value and its source: flag > environment > nano.toml > user config > default.
 

@@ -8,13 +8,13 @@ from typing import Annotated
 from typer import Option
 
 from nano_coder.agent.workspace import workspace_after
-from nano_coder.commands.options import Log, Run, open_log
+from nano_coder.commands.options import Log, RunArgument, open_log
 from nano_shared import snapshot
 from nano_shared.printable import printable
 
 
 def command(
-    run: Run,
+    run: RunArgument,
     step: Annotated[
         int | None,
         Option("--at", metavar="STEP", help="As it was after this step, as `log show` counts them."),

@@ -12,12 +12,16 @@ from rich.text import Text
 
 from nano_shared.console import Console
 from nano_shared.printable import printable
-from nano_shared.types import Finish, Observation, StopReason, Trajectory, Trust, Turn, Verdict
+from nano_shared.types import Finish, Message, Observation, StopReason, Trajectory, Trust, Turn, Verdict
 
 _FOLDED = 15
 """lines of an output on a terminal"""
 _LONGEST_LINE = 400
 """characters of a line of a folded output"""
+
+
+_SHOWN = 600
+"""characters of a client's message"""
 
 
 class Display:
@@ -56,9 +60,19 @@ class Display:
             most = turn.completion.sampling.max_tokens
             size = f"(cut at {most} tokens; {_MORE} max_completion_tokens=N)"
         self._progress.print(Text(f"\nstep {turn.index + 1}", "bold cyan"), size)
+        for message in turn.messages:
+            self._client(message)
         self._progress.print(printable(turn.completion.text))
         for observation in turn.observations:
             self._observation(observation)
+
+    def _client(self, message: Message) -> None:
+        """A message that a client of the server sent before the turn."""
+        text = message.content if self._verbose else message.content[:_SHOWN]
+        for line in printable(text, None).splitlines() or [""]:
+            self._progress.print(Text("│", "blue"), Text(f"{message.role.value} ", "blue"), line)
+        if len(text) < len(message.content):
+            self._progress.print(Text("│", "blue"), f"({len(message.content):,} characters; -v shows them)")
 
     def grading(self, trajectory: Trajectory) -> None:
         if trajectory.task.check and trajectory.stop and not trajectory.stop.ours:

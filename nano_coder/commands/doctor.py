@@ -12,7 +12,7 @@ from typer import Option
 
 from nano_coder.sandbox import open_sandbox
 from nano_coder.sandbox.doctor import EscapeFinding, examine
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.console import Console
 from nano_shared.errors import SandboxError
 
@@ -27,7 +27,7 @@ _ADVICE = {
 
 def command(
     kind: Annotated[Literal["ns", "bwrap"], Option("--sandbox", help="Isolation.")] = "ns",
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Try to escape from the sandbox, abuse it, and print what holds here and by which layer."""
     started = time.monotonic()

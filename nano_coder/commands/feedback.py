@@ -15,7 +15,7 @@ from typer import Argument, Option
 from nano_coder.commands.options import Log, open_log
 from nano_coder.run.redacting_log import redacting_store
 from nano_coder.run.token_span import load_decode, token_ranges
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.feedback import Feedback, FeedbackKind, Outcome, Said
 from nano_shared.printable import printable
@@ -69,7 +69,7 @@ def command(
     author: Annotated[str | None, Option(metavar="NAME", help="Who says so.")] = None,
     as_list: Annotated[bool, Option("--list", help="Show what was said, of RUN or of all runs.")] = False,
     log: Log = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Add what is said of RUN (an id, the beginning of one, or `last`) to the log, all of it or nothing.
 

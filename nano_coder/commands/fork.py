@@ -12,8 +12,8 @@ from typer import Option
 from nano_coder.commands.display import exit_code, outcome
 from nano_coder.commands.options import (
     Limit,
-    Run,
-    Tools,
+    RunArgument,
+    ToolOption,
     agent_options,
     configured,
     earlier_history,
@@ -21,7 +21,7 @@ from nano_coder.commands.options import (
 )
 from nano_coder.config import AgentConfig, said_limits
 from nano_coder.run.execution import with_limits
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.console import Console
 from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.printable import printable
@@ -32,7 +32,7 @@ from nano_shared.types import Trajectory
 
 @agent_options("model", "base_url", "temperature", "log", shown=False)
 def command(
-    run: Run,
+    run: RunArgument,
     settings: Settings[AgentConfig],
     at: Annotated[int, Option(metavar="STEP", help="As `log show` counts them; 0 is the start.")],
     n: Annotated[int, Option("--n", min=1, help="Continuations.")] = 8,
@@ -42,9 +42,9 @@ def command(
     check: Annotated[
         str | None, Option(help="Shell line that grades the forks, which do not see it; else as the run was.")
     ] = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
     limit: Limit = None,
-    tools: Tools = None,
+    tools: ToolOption = None,
 ) -> int:
     """Sample N continuations of RUN (an id, the beginning of one, or `last`) from after STEP.
 

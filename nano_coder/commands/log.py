@@ -12,9 +12,9 @@ from rich.table import Table
 from typer import Argument, Option
 
 from nano_coder.commands.display import Display
-from nano_coder.commands.options import Log, Run, Verbose, open_log
+from nano_coder.commands.options import Log, RunArgument, Verbose, open_log
 from nano_coder.config import load_config
-from nano_shared.command_line import Json, lazy_app
+from nano_shared.command_line import JsonOption, lazy_app
 from nano_shared.console import Console
 from nano_shared.printable import printable
 from nano_shared.redact import Redactor
@@ -45,7 +45,7 @@ _PIPED = 200
 def list_runs(
     limit: Annotated[int, Option("-n", min=1, help="Newest runs shown.")] = 20,
     log: Log = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """The newest runs, a line each."""
     runs = open_log(log).runs(limit=limit)
@@ -87,7 +87,7 @@ def _columns(width: int) -> list[str]:
     return columns
 
 
-def show(run: Run, verbose: Verbose = False, log: Log = None, as_json: Json = False) -> int:
+def show(run: RunArgument, verbose: Verbose = False, log: Log = None, as_json: JsonOption = False) -> int:
     """One run whole: the task, each step, the diff, the verdict."""
     trajectory = open_log(log).get(run)
     if as_json:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from nano_coder.commands.options import Log, Tools, open_log
+from nano_coder.commands.options import Log, ToolOption, open_log
 from nano_coder.tools import TOOLS
 from nano_coder.verify.trainable import RunFinding, findings
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.fact_rows import RunFilter
 from nano_shared.facts import RunFacts
@@ -33,9 +33,9 @@ def command(
     model: Annotated[
         str | None, Option(help="With --deep: where that policy lies, if not under the name that a run has.")
     ] = None,
-    tools: Tools = None,
+    tools: ToolOption = None,
     log: Log = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """May each RUN train a policy gradient, and if not, why? Without RUN: every run of the log, a line each.
 

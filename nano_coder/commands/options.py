@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nano_shared.store import LogStore
     from nano_shared.types import Trajectory
 
-Run = Annotated[str, Argument(metavar="RUN", help="An id, the beginning of one, or `last`.")]
+RunArgument = Annotated[str, Argument(metavar="RUN", help="An id, the beginning of one, or `last`.")]
 Log = Annotated[str | None, Option("--log", hidden=True, help="Path or SQLAlchemy URL of the log.")]
 Limit = Annotated[
     list[str] | None,
@@ -28,7 +28,7 @@ Limit = Annotated[
         help="A limit in place of the task's own, such as max_turns=30; repeatable.",
     ),
 ]  # fmt: skip
-Tools = Annotated[
+ToolOption = Annotated[
     list[str] | None,
     Option(
         "--tool", metavar="NAME|FILE.py:NAME",

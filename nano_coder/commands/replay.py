@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 from rich.text import Text
 
 from nano_coder.commands.display import outcome
-from nano_coder.commands.options import Log, Tools, open_log
+from nano_coder.commands.options import Log, ToolOption, open_log
 from nano_coder.tools import TOOLS
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.console import Console
 from nano_shared.types import Turn
 
@@ -107,11 +107,11 @@ def command(
         str | None, Option(help="With --refeed: whose tokenizer, where the model lies elsewhere now.")
     ] = None,
     sandbox: Annotated[
-        Literal["ns", "bwrap", "none"] | None, Option(help="With --execute: isolation.")
+        str | None, Option(help="With --execute: isolation; ns, bwrap, none, or one of an extension.")
     ] = None,
-    tools: Tools = None,
+    tools: ToolOption = None,
     log: Log = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Replay RUN (an id, the beginning of one, or `last`) in one of three ways.
 

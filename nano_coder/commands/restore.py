@@ -8,13 +8,13 @@ from typing import Annotated
 from typer import Option
 
 from nano_coder.agent.workspace import workspace_after
-from nano_coder.commands.options import Log, Run, open_log
+from nano_coder.commands.options import Log, RunArgument, open_log
 from nano_shared import snapshot
 from nano_shared.errors import UsageError
 
 
 def command(
-    run: Run,
+    run: RunArgument,
     step: Annotated[int, Option("--at", metavar="STEP", help="As `log show` counts them; 0 is the start.")],
     directory: Annotated[
         Path, Option("--to", metavar="DIR", help="Where to write it: a directory that is new or empty.")

@@ -9,8 +9,8 @@ from pathlib import Path
 from nano_coder.commands.display import Display, exit_code, summary
 from nano_coder.commands.options import (
     Limit,
-    Run,
-    Tools,
+    RunArgument,
+    ToolOption,
     Verbose,
     agent_options,
     configured,
@@ -19,19 +19,19 @@ from nano_coder.commands.options import (
 )
 from nano_coder.config import AgentConfig, said_limits
 from nano_coder.run.execution import grade_run, refuse_ended, resume_run
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.settings_options import Settings
 from nano_shared.store import LogStore
 
 
 @agent_options("model", "base_url", "log", shown=False)
 def command(
-    run: Run,
+    run: RunArgument,
     settings: Settings[AgentConfig],
     verbose: Verbose = False,
-    as_json: Json = False,
+    as_json: JsonOption = False,
     limit: Limit = None,
-    tools: Tools = None,
+    tools: ToolOption = None,
 ) -> int:
     """Go on with RUN (an id, the beginning of one, or `last`) from its last finished turn."""
     config, sources = configured(settings, limit=limit, tools=tools)

@@ -17,7 +17,7 @@ from nano_coder.commands.apply import apply_to
 from nano_coder.commands.display import Display, exit_code, summary
 from nano_coder.commands.options import (
     Limit,
-    Tools,
+    ToolOption,
     Verbose,
     agent_options,
     configured,
@@ -28,7 +28,7 @@ from nano_coder.commands.review import on_terminal, review
 from nano_coder.config import AgentConfig, task_limits
 from nano_coder.run.execution import attempt_task
 from nano_shared import snapshot
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.errors import NanoError, UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.settings_options import Settings
@@ -37,8 +37,8 @@ from nano_shared.types import Task, Trajectory
 
 
 @agent_options(
-    "model", "base_url", "check", "max_turns", "max_seconds", "temperature", "sandbox", "python", "exclude",
-    "log",
+    "model", "base_url", "check", "max_turns", "max_seconds", "temperature", "profile", "sandbox", "python",
+    "exclude", "log",
 )  # fmt: skip
 def command(
     task: Annotated[str, Argument(metavar="TASK", help="Text, or - for standard input.")],
@@ -56,9 +56,9 @@ def command(
         ),
     ] = 0,
     verbose: Verbose = False,
-    as_json: Json = False,
+    as_json: JsonOption = False,
     limit: Limit = None,
-    tools: Tools = None,
+    tools: ToolOption = None,
 ) -> int:  # fmt: skip
     """Run TASK (text, or - for standard input) in a sandboxed copy of a directory.
 

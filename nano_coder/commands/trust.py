@@ -13,7 +13,7 @@ from typer import Argument, Option
 from nano_coder.commands.review import on_terminal
 from nano_coder.config import configured, parse_toml, typed_layer
 from nano_coder.trust import read_project_file, revoke, trust, trusted_files
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
 
@@ -23,7 +23,7 @@ def command(
     yes: Annotated[bool, Option("--yes", help="Do not ask; needed where nobody can answer.")] = False,
     take_back: Annotated[bool, Option("--revoke", help="Trust nothing of DIRECTORY any more.")] = False,
     as_list: Annotated[bool, Option("--list", help="The directories that are trusted.")] = False,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Let the nano.toml of DIRECTORY set model, URL, log, sandbox and all else, as it is now.
 

@@ -10,14 +10,14 @@ from typer import Option
 
 from nano_coder.agent.workspace import workspace_after, workspaces_since
 from nano_coder.commands.apply import directory_of
-from nano_coder.commands.options import Log, Run, open_log
+from nano_coder.commands.options import Log, RunArgument, open_log
 from nano_shared import snapshot
 from nano_shared.feedback import edited_workspace
 from nano_shared.printable import printable
 
 
 def command(
-    run: Run,
+    run: RunArgument,
     step: Annotated[
         int,
         Option(

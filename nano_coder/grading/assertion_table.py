@@ -19,7 +19,8 @@ from nano_coder.grading.inside.value_codec import MALFORMED, Crossing, NotPlain
 from nano_coder.grading.two_jail_suite import CPU_SECONDS, PATIENCE, WALL_SECONDS, Job
 from nano_coder.grading.used_names import module_names
 from nano_coder.sandbox.protocol import Sandbox
-from nano_shared.types import Limits, Suite
+from nano_shared.hidden_checks import Suite
+from nano_shared.types import Limits
 
 ValueComparison = Callable[[Any, Any], bool]
 """compares the returned value, packed, with the expected one"""

@@ -16,8 +16,9 @@ from nano_coder.grading.jail_program import program
 from nano_coder.grading.source_measure import MODULES
 from nano_coder.sandbox.protocol import ExecResult, Sandbox
 from nano_shared.errors import SandboxError
+from nano_shared.hidden_checks import Case, CaseChecks
 from nano_shared.printable import printable
-from nano_shared.types import Case, HiddenChecks, Limits, Tampering, Trust
+from nano_shared.types import Limits, Tampering, Trust
 
 CPU_SECONDS = 2
 WALL_SECONDS = 10.0
@@ -60,7 +61,7 @@ class _Tally:
 
 
 def run_cases(
-    hidden: HiddenChecks, artifacts: Mapping[str, bytes], entry_file: str, limits: Limits, sandbox: Sandbox
+    hidden: CaseChecks, artifacts: Mapping[str, bytes], entry_file: str, limits: Limits, sandbox: Sandbox
 ) -> GradingOutcome:
     """Call the entry point of `entry_file` on every case, in one clean jail that holds only the artifacts.
 

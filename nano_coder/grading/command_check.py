@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from nano_coder.grading.command_run import (
-    CommandCheck,
+    CommandRun,
     Ran,
     TestCounts,
     by_pytest,
@@ -68,7 +68,7 @@ def grade_command(
     call. Raises SandboxError if the sandbox failed.
     """
     seconds = timeout or check_patience(limits)
-    check = CommandCheck(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
+    check = CommandRun(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
     deciding = Deciding(command, before, blobs, editable, frozenset(hidden))
     judged = _judge(check, deciding, after, whole=trust is Trust.HIDDEN)
     result, found = judged.ran.result, list(judged.found)
@@ -96,7 +96,7 @@ def run_check(
 ) -> ExecResult:
     """The result of a check on the tree that it would be graded on. Raises SandboxError as grading does."""
     seconds = check_patience(limits)
-    check = CommandCheck(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
+    check = CommandRun(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
     return _judge(check, Deciding(command, before, blobs), after).ran.result
 
 
@@ -137,7 +137,7 @@ class _Judged(Settled):
         return Trust.HIDDEN if apart else Trust.USER_CHECK
 
 
-def settle(check: CommandCheck, deciding: Deciding, after: Snapshot, reads: Reads | None) -> Settled:
+def settle(check: CommandRun, deciding: Deciding, after: Snapshot, reads: Reads | None) -> Settled:
     """Restore the files that are protected by their name or by the processes that read them."""
     tree, found = restored(check.command, deciding.before, after, deciding.editable)
     if reads is None:
@@ -160,7 +160,7 @@ def with_scripts(settled: Settled, after: Snapshot) -> Snapshot:
     return _with_parents(entries)
 
 
-def _judge(check: CommandCheck, deciding: Deciding, after: Snapshot, *, whole: bool = False) -> _Judged:
+def _judge(check: CommandRun, deciding: Deciding, after: Snapshot, *, whole: bool = False) -> _Judged:
     """Run the check on the settled tree; `whole`: all files that it reads must be known."""
     before = deciding.before
     watching = isinstance(check.sandbox, Traceable)
@@ -187,7 +187,7 @@ def _judge(check: CommandCheck, deciding: Deciding, after: Snapshot, *, whole: b
 
 
 def _with_scripts(
-    check: CommandCheck,
+    check: CommandRun,
     deciding: Deciding,
     after: Snapshot,
     settled: Settled,
@@ -205,7 +205,7 @@ def _with_scripts(
     return _Judged(tree, settled.found, settled.scripts, ran, known, True)
 
 
-def _run(check: CommandCheck, deciding: Deciding, tree: Snapshot, reads: Reads | None, *, watch: bool) -> Ran:
+def _run(check: CommandRun, deciding: Deciding, tree: Snapshot, reads: Reads | None, *, watch: bool) -> Ran:
     if reads is not None and tree == deciding.before:
         return check.original(tree)
     return check.run(tree, watch=watch)

@@ -52,7 +52,7 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommandCheck:
+class CommandRun:
     """A check by command, with its sandbox and limits."""
 
     command: str

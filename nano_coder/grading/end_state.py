@@ -19,7 +19,8 @@ from nano_coder.grading.answer_equality import NUMBER, same, same_answer
 from nano_coder.grading.cases import GradingOutcome
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import SandboxError
-from nano_shared.types import HiddenChecks, Limits, StateCheck, Tampering
+from nano_shared.hidden_checks import StateCheck, StateChecks
+from nano_shared.types import Limits, Tampering
 
 LARGEST_STATE = 16 << 20
 """bytes of a compared file"""
@@ -45,7 +46,7 @@ def state_files(checks: tuple[StateCheck, ...]) -> tuple[str, ...]:
 
 
 def run_state(
-    hidden: HiddenChecks,
+    hidden: StateChecks,
     files: Mapping[str, bytes],
     others: Collection[str],
     answer: str | None,

@@ -14,13 +14,24 @@ from nano_coder.grading.end_state import run_state, state_files
 from nano_coder.grading.graders import GRADER
 from nano_coder.grading.mutant_check import REFERENCE, killed, run_mutants
 from nano_coder.grading.one_process_suite import run_strict
-from nano_coder.grading.reasoning_gym_scorer import grade_score
+from nano_coder.grading.reasoning_gym_scorer import AnswerScore, score_answer
 from nano_coder.grading.two_jail_suite import Job, NeedsStrict, run_suite
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import LogError, SandboxError, UsageError
 from nano_shared.hashing import content_hash
+from nano_shared.hidden_checks import (
+    AnswerChecks,
+    ArtifactChecks,
+    CaseChecks,
+    Metric,
+    MutantChecks,
+    StateChecks,
+    Suite,
+    SuiteChecks,
+    WorkspaceChecks,
+)
 from nano_shared.printable import printable
-from nano_shared.types import HiddenChecks, Limits, Metric, Tampering, Task, Trust, Verdict
+from nano_shared.types import Limits, Tampering, Task, Trust, Verdict
 
 _MEASURE = Path(__file__).with_name("source_measure.py").read_text(encoding="utf-8")
 _SECONDS = 20.0
@@ -73,17 +84,6 @@ _ATTEMPTS = 2
 _LONGEST_DETAIL = 500
 _MOST_FINDINGS = 50
 
-__all__ = [
-    "GRADER",
-    "LARGEST_ARTIFACT",
-    "decided",
-    "grade",
-    "graded_files",
-    "graded_hash",
-    "shortened",
-    "ungraded",
-]
-
 
 def grade(
     task: Task,
@@ -103,13 +103,13 @@ def grade(
     hidden = task.hidden
     if hidden is None:
         raise UsageError(f"task {task.key!r} has no hidden checks; grade its check with grade_command")
-    if hidden.kind in ("command", "reward_file"):
+    if isinstance(hidden, WorkspaceChecks):
         raise UsageError(f"task {task.key!r} is graded by a command, which needs the whole workspace")
     known = _reference(task)
     start = {name: task.files.get(name, "").encode("utf-8", "surrogatepass") for name in graded_files(task)}
     return decided(
-        lambda: _grade(task, files, others, answer, sandbox),
-        lambda: _grade(task, known or start, (), "", sandbox),
+        lambda: _grade(task, hidden, files, others, answer, sandbox),
+        lambda: _grade(task, hidden, known or start, (), "", sandbox),
         graded_hash=graded_hash(task, files, answer),
         reference=known is not None,
     )
@@ -188,41 +188,40 @@ def ungraded(kind: str, detail: str = "", graded_hash: str = content_hash("")) -
 
 def graded_files(task: Task) -> tuple[str, ...]:
     """Paths of the files that a verdict depends on; empty if it depends on the whole workspace."""
-    hidden = task.hidden
-    if hidden is None or hidden.kind in ("command", "reward_file", "answer"):
-        return ()
-    return state_files(hidden.state) if hidden.kind == "state" else task.artifacts
+    if isinstance(task.hidden, StateChecks):
+        return state_files(task.hidden.state)
+    return task.artifacts if isinstance(task.hidden, ArtifactChecks) else ()
 
 
 def graded_hash(task: Task, files: Mapping[str, bytes], answer: str | None) -> str:
     """Hash of the files and the answer that a verdict depends on."""
-    assert task.hidden is not None
-    if task.hidden.kind == "answer":
+    if isinstance(task.hidden, AnswerChecks):
         return content_hash(["answer", answer])
     names = sorted(name for name in graded_files(task) if name in files)
     hashes = [[name, content_hash(files[name])] for name in names]
-    return content_hash([answer, hashes] if task.hidden.kind == "state" else hashes)
+    return content_hash([answer, hashes] if isinstance(task.hidden, StateChecks) else hashes)
 
 
 def _grade(
-    task: Task, files: Mapping[str, bytes], others: Collection[str], answer: str | None, sandbox: Sandbox
+    task: Task,
+    hidden: AnswerChecks | StateChecks | ArtifactChecks,
+    files: Mapping[str, bytes],
+    others: Collection[str],
+    answer: str | None,
+    sandbox: Sandbox,
 ) -> Verdict:
     """Grade once. Raises whatever goes wrong."""
-    hidden = task.hidden
-    assert hidden is not None
-    if hidden.kind == "answer":
-        return _grade_answer(hidden, answer) if hidden.scorer is None else grade_score(task, answer, sandbox)
+    if isinstance(hidden, AnswerChecks):
+        return _grade_answer(hidden, answer, sandbox)
     wanted = {name: files[name] for name in graded_files(task) if name in files}
-    if hidden.kind == "state":
+    if isinstance(hidden, StateChecks):
         outcome = run_state(hidden, wanted, others, answer, task.limits, sandbox)
-        components: dict[str, float | None] = {"tests": outcome.passed}
     else:
-        outcome = _run_artifacts(task, wanted, sandbox)
-        components = _components(hidden, outcome)
-    strict = hidden.suite is not None and hidden.suite.strict and set(wanted) == set(task.artifacts)
+        outcome = _run_artifacts(task, hidden, wanted, sandbox)
+    strict = isinstance(hidden, SuiteChecks) and hidden.suite.strict and set(wanted) == set(task.artifacts)
     return Verdict(
         reward=float(outcome.right),
-        components=components,
+        components=_components(hidden, outcome),
         checks=outcome.checks,
         tampering=outcome.tampering,
         failure_kind=outcome.failure_kind,
@@ -232,57 +231,59 @@ def _grade(
     )
 
 
-def _grade_answer(hidden: HiddenChecks, answer: str | None) -> Verdict:
-    right = same_answer(answer, hidden.answer)
+def _grade_answer(hidden: AnswerChecks, answer: str | None, sandbox: Sandbox) -> Verdict:
+    if hidden.scorer is None:
+        score = AnswerScore(float(same_answer(answer, hidden.answer)))
+    else:
+        score = score_answer(answer, hidden.answer, hidden.scorer, sandbox)
+    right = score.value >= 1 - 1e-9
     return Verdict(
         reward=float(right),
-        components={"tests": float(right)},
+        components={"tests": score.value},
         checks={"answer": "pass" if right else "fail"},
-        failure_kind="no_answer" if answer is None else None,
+        tampering=score.tampering,
+        failure_kind="no_answer" if answer is None else score.failure_kind,
         trust=Trust.HIDDEN,
         grader=GRADER,
         graded_hash=content_hash(["answer", answer]),
     )
 
 
-def _run_artifacts(task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> GradingOutcome:
+def _run_artifacts(
+    task: Task, hidden: ArtifactChecks, files: Mapping[str, bytes], sandbox: Sandbox
+) -> GradingOutcome:
     """The outcome of running the artifacts; errors if they are missing or too large."""
-    hidden = task.hidden
-    assert hidden is not None
     if not task.artifacts:
         raise UsageError(f"task {task.key!r} has tests but no artifact that could answer them")
     too_large = any(len(data) > LARGEST_ARTIFACT for data in files.values())
     if too_large or len(files) < len(set(task.artifacts)):
-        killed = [REFERENCE, *(f"killed_{name}" for name in hidden.mutants)]
-        checks = {"cases": names(hidden.cases), "suite": ["tests"], "mutants": killed}[hidden.kind]
         kind = "artifact_too_large" if len(files) == len(set(task.artifacts)) else "no_artifact"
-        return GradingOutcome(dict.fromkeys(checks, "error"), (), kind)
-    if hidden.kind == "mutants":
+        return GradingOutcome(dict.fromkeys(_check_names(hidden), "error"), (), kind)
+    if isinstance(hidden, MutantChecks):
         return run_mutants(task, hidden, files, sandbox)
-    return (_run_cases if hidden.kind == "cases" else _run_suite)(task, files, sandbox)
+    if isinstance(hidden, SuiteChecks):
+        return _run_suite(task, hidden.suite, files, sandbox)
+    outcome = run_cases(hidden, files, task.artifacts[0], task.limits, sandbox)
+    return keep_bounds(outcome, hidden.metrics, files, task.limits, sandbox) if hidden.metrics else outcome
 
 
-def _run_cases(task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> GradingOutcome:
-    assert task.hidden is not None
-    outcome = run_cases(task.hidden, files, task.artifacts[0], task.limits, sandbox)
-    if not task.hidden.metrics:
-        return outcome
-    return keep_bounds(outcome, task.hidden.metrics, files, task.limits, sandbox)
+def _check_names(hidden: ArtifactChecks) -> list[str]:
+    if isinstance(hidden, MutantChecks):
+        return [REFERENCE, *(f"killed_{name}" for name in hidden.mutants)]
+    return names(hidden.cases) if isinstance(hidden, CaseChecks) else ["tests"]
 
 
-def _components(hidden: HiddenChecks, outcome: GradingOutcome) -> dict[str, float | None]:
+def _components(hidden: StateChecks | ArtifactChecks, outcome: GradingOutcome) -> dict[str, float | None]:
     """Scores by name: mutants, bounds on metrics, and all other checks together."""
-    if hidden.kind == "mutants":
+    if isinstance(hidden, MutantChecks):
         return {"mutants_killed": killed(outcome)}
     bounds = {name: state for name, state in outcome.checks.items() if name.startswith("metric_")}
     tests = [state == "pass" for name, state in outcome.checks.items() if name not in bounds]
     return {"tests": sum(tests) / len(tests), **{name: float(s == "pass") for name, s in bounds.items()}}
 
 
-def _run_suite(task: Task, files: Mapping[str, bytes], sandbox: Sandbox) -> GradingOutcome:
-    assert task.hidden is not None
-    assert task.hidden.suite is not None
-    job = Job(task.hidden.suite, task.artifacts[0], files, task.files, _reference(task))
+def _run_suite(task: Task, suite: Suite, files: Mapping[str, bytes], sandbox: Sandbox) -> GradingOutcome:
+    job = Job(suite, task.artifacts[0], files, task.files, _reference(task))
     table = read_table(job.suite, job.target)
     if table is not None and (outcome := run_table(job, table, task.limits, sandbox)) is not None:
         return outcome

@@ -17,7 +17,8 @@ from nano_coder.grading.cases import GradingOutcome
 from nano_coder.grading.two_jail_suite import Job, NeedsStrict, TestsFailed, run_suite
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import SandboxError
-from nano_shared.types import HiddenChecks, Limits, Suite, Tampering, Task
+from nano_shared.hidden_checks import MutantChecks, Suite
+from nano_shared.types import Limits, Tampering, Task
 
 Framework = Literal["script", "unittest", "pytest"]
 
@@ -26,16 +27,16 @@ _ROUNDS = 2
 
 
 def run_mutants(
-    task: Task, hidden: HiddenChecks, files: Mapping[str, bytes], sandbox: Sandbox
+    task: Task, hidden: MutantChecks, files: Mapping[str, bytes], sandbox: Sandbox
 ) -> GradingOutcome:
     """Checks `reference`, and `killed_NAME` for each mutant. Raises SandboxError if a jail fails."""
     names = [f"killed_{name}" for name in hidden.mutants]
     tests = {name: data.decode("utf-8", "replace") for name, data in files.items()}
     suite = Suite(framework=_framework(tests), files=tests)
-    first = _passes(task, hidden, suite, str(hidden.reference), sandbox)
+    first = _passes(task, hidden, suite, hidden.reference, sandbox)
     if not first:
         return GradingOutcome({REFERENCE: "fail", **dict.fromkeys(names, "error")}, (), "fails_on_reference")
-    runs = [(REFERENCE, str(hidden.reference)), *hidden.mutants.items()] * _ROUNDS
+    runs = [(REFERENCE, hidden.reference), *hidden.mutants.items()] * _ROUNDS
     random.Random(secrets.randbits(64)).shuffle(runs)
     passes_by_source: dict[str, set[bool]] = {}
     for name, source in runs:
@@ -59,9 +60,9 @@ def killed(outcome: GradingOutcome) -> float:
     return sum(found) / len(found)
 
 
-def _passes(task: Task, hidden: HiddenChecks, suite: Suite, source: str, sandbox: Sandbox) -> bool:
+def _passes(task: Task, hidden: MutantChecks, suite: Suite, source: str, sandbox: Sandbox) -> bool:
     """Whether at least one test ran and all passed. Tests that break their own jail do not pass."""
-    module = str(hidden.module)
+    module = hidden.module
     originals = {
         name: text for name, text in task.files.items() if name != module and name not in suite.files
     }

@@ -12,13 +12,15 @@ import math
 import re
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
-from nano_coder.grading.graders import GRADER
+from pydantic import JsonValue
+
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import SandboxError
-from nano_shared.hashing import content_hash
+from nano_shared.hidden_checks import Scorer
 from nano_shared.printable import printable
-from nano_shared.types import Limits, Scorer, Tampering, Task, Trust, Verdict
+from nano_shared.types import Limits, Tampering
 
 _EVALUATING = """
 binary_matrix countdown intermediate_integration n_queens polynomial_multiplication puzzle24
@@ -37,34 +39,24 @@ _NODES = (
 )  # fmt: skip
 
 
-def grade_score(task: Task, answer: str | None, sandbox: Sandbox) -> Verdict:
-    """The verdict on an answer. Raises SandboxError if the scorer could not be run."""
-    assert task.hidden is not None
-    assert task.hidden.scorer is not None
-    digest = content_hash(["answer", answer])
-    kind: str | None = None
+class AnswerScore(NamedTuple):
+    value: float
+    """in [0, 1]"""
+    failure_kind: str | None = None
     tampering: tuple[Tampering, ...] = ()
+
+
+def score_answer(answer: str | None, expected: JsonValue, scorer: Scorer, sandbox: Sandbox) -> AnswerScore:
+    """Raises SandboxError if the scorer could not be run."""
     if answer is None:
-        score, kind = 0.0, "no_answer"
-    elif answer == task.hidden.answer:  # the scorer gave it 1 when the task was made
-        score = 1.0
-    elif len(answer) > LONGEST_ANSWER:
-        score, kind = 0.0, "answer_too_long"
-    elif task.hidden.scorer.dataset in EVALUATING and not plain(answer):
-        score, tampering = 0.0, (Tampering(kind="code_in_answer", detail=printable(answer[:200])),)
-    else:
-        score = ask_scorer(task.hidden.scorer, answer, sandbox)
-    right = score >= 1 - 1e-9
-    return Verdict(
-        reward=float(right),
-        components={"tests": score},
-        checks={"answer": "pass" if right else "fail"},
-        tampering=tampering,
-        failure_kind=kind,
-        trust=Trust.HIDDEN,
-        grader=GRADER,
-        graded_hash=digest,
-    )
+        return AnswerScore(0.0)
+    if answer == expected:  # the scorer gave it 1 when the task was made
+        return AnswerScore(1.0)
+    if len(answer) > LONGEST_ANSWER:
+        return AnswerScore(0.0, "answer_too_long")
+    if scorer.dataset in EVALUATING and not plain(answer):
+        return AnswerScore(0.0, None, (Tampering(kind="code_in_answer", detail=printable(answer[:200])),))
+    return AnswerScore(ask_scorer(scorer, answer, sandbox))
 
 
 def plain(answer: str) -> bool:

@@ -14,16 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nano_coder.grading.command_check import settle, with_scripts
-from nano_coder.grading.command_run import CommandCheck, check_patience, tree_hash, workspace_jail
+from nano_coder.grading.command_run import CommandRun, check_patience, tree_hash, workspace_jail
 from nano_coder.grading.graders import GRADER
 from nano_coder.grading.protected_files import Deciding
 from nano_coder.sandbox.protocol import ExecResult, Sandbox, Traceable
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import SandboxError, UsageError
+from nano_shared.hidden_checks import RewardFileChecks
 from nano_shared.printable import printable
 from nano_shared.snapshot import Snapshot
 from nano_shared.snapshot.tree import clean_path
-from nano_shared.types import HiddenChecks, Limits, Tampering, Trust, Verdict
+from nano_shared.types import Limits, Tampering, Trust, Verdict
 
 _FETCH = (Path(__file__).parent / "inside" / "fetch_file.py").read_text(encoding="utf-8")
 
@@ -44,7 +45,7 @@ class _Written:
 
 
 def grade_reward_file(
-    hidden: HiddenChecks,
+    hidden: RewardFileChecks,
     *,
     before: Snapshot,
     after: Snapshot,
@@ -54,10 +55,10 @@ def grade_reward_file(
     editable: tuple[str, ...] = (),
 ) -> Verdict:
     """Raises SandboxError if the sandbox failed, or the command leaves no reward on the original files."""
-    path = reward_path(str(hidden.reward_path))
-    command = str(hidden.command)
+    path = reward_path(hidden.reward_path)
+    command = hidden.command
     start, seconds = _without(before, path)[0], check_patience(limits)
-    check = CommandCheck(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
+    check = CommandRun(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
     reads = check.original(start).reads if isinstance(sandbox, Traceable) else None
     settled = settle(check, Deciding(command, before, blobs, editable, frozenset(hidden.files)), after, reads)
     tree, planted = _without(with_scripts(settled, after), path)

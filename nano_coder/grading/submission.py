@@ -19,6 +19,13 @@ from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, MemoryBlobs
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
+from nano_shared.hidden_checks import (
+    AnswerChecks,
+    RewardFileChecks,
+    SuiteChecks,
+    WorkspaceChecks,
+    expects_answer,
+)
 from nano_shared.snapshot import Entry, EntryKind, Snapshot
 from nano_shared.snapshot.tree import make_snapshot
 from nano_shared.types import StopReason, Tampering, Task, Trajectory, Trust, Verdict
@@ -53,7 +60,7 @@ def planted(task: Task, before: Snapshot, after: Snapshot, graded: Collection[st
 
 def _of(entry: Entry, task: Task) -> Iterator[Tampering]:
     name = PurePosixPath(entry.path).name
-    hidden = task.hidden.suite.files if task.hidden is not None and task.hidden.suite is not None else {}
+    hidden = task.hidden.suite.files if isinstance(task.hidden, SuiteChecks) else {}
     if entry.kind is EntryKind.DIRECTORY:
         return
     if any(fnmatch(name, pattern) for pattern in RESULTS):
@@ -103,7 +110,7 @@ def grade_delivery(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict 
     hidden = task.hidden
     if hidden is None and task.check is None:
         return None
-    if hidden is not None and hidden.kind not in ("command", "reward_file"):
+    if hidden is not None and not isinstance(hidden, WorkspaceChecks):
         wanted = graded_files(task)
         verdict = grade(
             task,
@@ -115,20 +122,19 @@ def grade_delivery(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict 
         return flagged(verdict, planted(task, delivery.before, delivery.after, wanted))
     start = replace(delivery, after=delivery.before)
     return decided(
-        lambda: _grade_tree(task, delivery, sandbox),
-        lambda: _grade_tree(task, start, sandbox),
+        lambda: _grade_tree(task, hidden, delivery, sandbox),
+        lambda: _grade_tree(task, hidden, start, sandbox),
         graded_hash=tree_hash(delivery.after),
         reference=False,
     )
 
 
-def _grade_tree(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict:
+def _grade_tree(task: Task, hidden: WorkspaceChecks | None, delivery: Delivery, sandbox: Sandbox) -> Verdict:
     """The verdict of a command on the whole workspace. Raises whatever goes wrong."""
-    hidden = task.hidden
     tests = hidden.files if hidden is not None else {}
     before = laid_over(delivery.before, tests, delivery.blobs)
     after = laid_over(delivery.after, tests, delivery.blobs)
-    if hidden is not None and hidden.kind == "reward_file":
+    if isinstance(hidden, RewardFileChecks):
         return grade_reward_file(
             hidden,
             before=before,
@@ -139,7 +145,7 @@ def _grade_tree(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict:
             editable=task.artifacts,
         )
     return grade_command(
-        str(hidden.command if hidden is not None else task.check),
+        hidden.command if hidden is not None else str(task.check),
         before=before,
         after=after,
         blobs=delivery.blobs,
@@ -166,15 +172,10 @@ def grade_folder(task: Task, directory: Path, answer: str | None, sandbox: Sandb
     before = make_snapshot(
         Entry(name, EntryKind.FILE, 0o644, blobs.put(data)) for name, data in texts.items()
     )
-    wanted = graded_files(task) or (
-        _ANSWERS if task.hidden is not None and task.hidden.kind == "answer" else ()
-    )
+    wanted = graded_files(task) or (_ANSWERS if isinstance(task.hidden, AnswerChecks) else ())
     left = read_folder(directory, blobs, wanted)
     delivery = Delivery(before=before, after=left.tree, blobs=blobs, answer=answer)
-    expects_answer = task.hidden is not None and (
-        task.hidden.kind == "answer" or any(check.kind == "answer" for check in task.hidden.state)
-    )
-    if answer is None and expects_answer:
+    if answer is None and expects_answer(task.hidden):
         found = delivery.files(_ANSWERS)
         text = next((found[name] for name in _ANSWERS if name in found), None)
         answer = None if text is None else text.decode("utf-8", "replace")
@@ -207,7 +208,7 @@ def grade_trajectory(trajectory: Trajectory, sandbox: Sandbox, blobs: BlobStore)
     if trajectory.stop is None or trajectory.stop.ours or after is None:
         return ungraded(str(trajectory.stop or StopReason.INTERRUPTED))
     hidden = trajectory.task.hidden
-    if trajectory.workspace_lost and (hidden is None or hidden.kind != "answer"):
+    if trajectory.workspace_lost and not isinstance(hidden, AnswerChecks):
         return Verdict(
             reward=0.0,
             components={"tests": 0.0},

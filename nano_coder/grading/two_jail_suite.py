@@ -27,7 +27,8 @@ from nano_coder.grading.used_names import starred, used_names
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.hashing import content_hash
-from nano_shared.types import Limits, Suite, Tampering, Trust
+from nano_shared.hidden_checks import Suite
+from nano_shared.types import Limits, Tampering, Trust
 
 CPU_SECONDS = 30
 """seconds of processor time for the solution, over all tests"""

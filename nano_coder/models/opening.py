@@ -44,6 +44,7 @@ def open_policy(
     api_key: str | None = None,
     dtype: str = "auto",
     profile: str | None = None,
+    scheduler: SchedulerKind = "lockstep",
 ) -> OpenedPolicy:
     """The policy of that name; None: the promoted checkpoint, else the shipped policy.
 
@@ -56,7 +57,7 @@ def open_policy(
         remote = open_it(ModelOptions(base_url=base_url, api_key=api_key, dtype=dtype))
         return OpenedPolicy(policy=remote, profile=find_profile(profile or HERMES_1.name), name=name)
     opened = open_weights(name, dtype=cast("Dtype", dtype), profile=profile)
-    policy = local_policy(opened.loaded, opened.profile, version=opened.version)
+    policy = local_policy(opened.loaded, opened.profile, version=opened.version, scheduler=scheduler)
     for fact in getattr(policy.template, "facts", ()):
         print(f"nano: {name}: its chat template has {fact}", file=sys.stderr)
     return OpenedPolicy(policy=policy, profile=opened.profile, name=name)

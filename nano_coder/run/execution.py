@@ -18,6 +18,7 @@ from nano_coder.agent.prompt import first_started, offered_tools, open_conversat
 from nano_coder.agent.workspace import Workspace
 from nano_coder.grading import grade_trajectory
 from nano_coder.grading.graders import by_grader, find_grader
+from nano_coder.run.foreign_agent import ForeignAgent, run_foreign_agent
 from nano_coder.run.git_history import GitHistory, open_with
 from nano_coder.run.reflection import can_reflect, with_reflection
 from nano_coder.sandbox import Jail, Sandbox
@@ -52,6 +53,8 @@ class Runtime:
     """absolute path of the user's directory that tasks' snapshots were taken of, if any"""
     limits: Mapping[str, Any] = field(default_factory=dict)
     """names and values of `Limits`, in place of the task's own"""
+    agent: ForeignAgent | None = None
+    """an agent of others, which acts in the place of nano's own loop"""
     history: GitHistory | None = None
     """the project's git history, visible to runs; not to grading"""
 
@@ -81,6 +84,8 @@ def run_task(
     offered_tools(runtime.profile, task)  # refuses a task that cannot be served before it is logged
     start = _starting_snapshot(task, runtime.store.blobs)
     trajectory = _new_trajectory(task, runtime, start, seed, parent)
+    if runtime.agent is not None:
+        return run_foreign_agent(runtime.agent, trajectory, start, runtime)
     with runtime.store.claim(trajectory.id), _jail(start, task, runtime) as jail:
         runtime.store.begin(trajectory)
         if on_start:
@@ -266,8 +271,18 @@ def _new_trajectory(
     )
 
 
+def refuse_served(trajectory: Trajectory) -> None:
+    """Raises UsageError for a conversation that a client led."""
+    if trajectory.is_served:
+        raise UsageError(
+            f"run {trajectory.id} is a conversation of a client of nano-coder serve, and only that client"
+            " goes on with it"
+        )
+
+
 def refuse_ended(trajectory: Trajectory) -> None:
-    """Raises UsageError for a run that ended by itself."""
+    """Raises UsageError for a run that ended by itself, and for a client's."""
+    refuse_served(trajectory)
     if trajectory.stop not in (None, StopReason.INTERRUPTED):
         raise UsageError(
             f"run {trajectory.id} ended ({trajectory.stop}); only a killed or interrupted run resumes"

@@ -10,12 +10,13 @@ from contextlib import ExitStack
 from nano_coder.agent.profiles import continuing_profile
 from nano_coder.models.local.scheduler import cancel_pending, slots_for
 from nano_coder.models.replayed import PromptRenderer
-from nano_coder.run.execution import Runtime, branch_run, grade_run
+from nano_coder.run.execution import Runtime, branch_run, grade_run, refuse_served
 from nano_coder.run.replay import refeed
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
+from nano_shared.hidden_checks import CommandChecks
 from nano_shared.redact import is_redacted
-from nano_shared.types import HiddenChecks, Task, Trajectory
+from nano_shared.types import Task, Trajectory
 
 _AT_ONCE = 16
 """forks that run at once; a local policy decodes them together"""
@@ -69,13 +70,14 @@ def fork_seed(seed: int, run: str, at: int, member: int) -> int:
 
 def checked_by(task: Task, check: str) -> Task:
     """The task with a check that its agent does not see, under a key of its own."""
-    hidden = HiddenChecks(kind="command", command=check)
+    hidden = CommandChecks(command=check)
     key = f"{task.key}+{content_hash(check).removeprefix('sha256:')[:8]}"
     return task.model_copy(update={"hidden": hidden, "key": key})
 
 
 def refuse_step(run: Trajectory, at: int) -> None:
     """Raises UsageError for a step that the run does not have, and for one that nothing can follow."""
+    refuse_served(run)
     count, limits = len(run.turns), run.task.limits
     if run.snapshot is None:
         raise UsageError(f"run {run.id} never got a workspace, so there is none to restore; fork another run")

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from socket import socket
 from typing import Any, Unpack
 
 from nano_coder.sandbox import cgroup_plan
@@ -119,6 +120,16 @@ class NsSandbox:
         jail = self._open(workspace, limits, usual, listen=PORT)
         jail.connect(allowed, resolve)
         return jail
+
+    def open_listening(self, workspace: Path | None, limits: Limits) -> tuple[NsJail, socket]:
+        """As `open`, and a socket on which this process answers what connects to PORT in the jail."""
+
+        def usual() -> JailProcess:
+            return self.pool.make(_room(USUAL_MB * _MB, listen=PORT))
+
+        jail = self._open(workspace, limits, usual, listen=PORT)
+        assert jail.listener is not None
+        return jail, jail.listener
 
     def open_traceable(self, workspace: Path, limits: Limits) -> NsJail:
         """As `open`, with a jail in which our tracer may watch the system calls of a program."""
@@ -232,6 +243,11 @@ class NsJail:
         """Start the proxy on the jail's listening socket."""
         assert self._process.listener is not None
         self._proxy = Proxy(self._process.listener, allowed, resolve)
+
+    @property
+    def listener(self) -> socket | None:
+        """The socket that was opened for this process in the jail."""
+        return self._process.listener
 
     @property
     def calls(self) -> list[ProxyCall]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,6 +141,15 @@ class SupportsMounts(Protocol):
 
     def with_mount(self, source: Path, target: str) -> Sandbox:
         """This sandbox with `source` mounted at `target`; jails of the original do not see it."""
+        ...
+
+
+@runtime_checkable
+class SupportsListening(Protocol):
+    """A sandbox that can open a socket in a jail for this process to answer on."""
+
+    def open_listening(self, workspace: Path | None, limits: Limits) -> tuple[Jail, socket.socket]:
+        """As `Sandbox.open`, and a socket that listens on 127.0.0.1:3128 in the jail."""
         ...
 
 

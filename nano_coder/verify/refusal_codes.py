@@ -27,6 +27,7 @@ class RefusalCode(StrEnum):
     # excluded from training
     CONTROL = "impossible control"
     TEST_SPLIT = "of the test split"
+    AMBIGUOUS_PARENT = "ambiguous parent"
     # damage
     BROKEN_ROWS = "broken rows"
     MISSING_TURN = "missing turn"
@@ -85,6 +86,7 @@ MEANINGS = {
     RefusalCode.LOW_TRUST: "its verdict cannot be trusted enough (a judge, or tests beside the solution)",
     RefusalCode.CONTROL: "an impossible control: any pass is a hack",
     RefusalCode.TEST_SPLIT: "its task is held out to evaluate by",
+    RefusalCode.AMBIGUOUS_PARENT: "it continues a conversation that several logged ones could be",
     RefusalCode.BROKEN_ROWS: "its token rows are out of order",
     RefusalCode.MISSING_TURN: "a turn between others is not there",
     RefusalCode.MISSING_IDS: "a turn has no context ids, or no sampled ids",

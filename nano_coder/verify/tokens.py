@@ -23,8 +23,10 @@ from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError, PolicyError
 from nano_shared.hashing import content_hash
+from nano_shared.hidden_checks import AnswerChecks, CommandChecks, RewardFileChecks
+from nano_shared.policy import Conversation
 from nano_shared.redact import MARKER
-from nano_shared.types import Finish, Trajectory, Turn, TurnTokens
+from nano_shared.types import Finish, Task, Trajectory, Turn, TurnTokens
 
 
 def expected_hash(run: Trajectory, blobs: BlobStore) -> str | None:
@@ -35,12 +37,12 @@ def expected_hash(run: Trajectory, blobs: BlobStore) -> str | None:
     """
     task = run.task
     hidden = task.hidden
-    if hidden is not None and hidden.kind == "answer":
+    if isinstance(hidden, AnswerChecks):
         return content_hash(["answer", run.answer])
     after = run.last_snapshot
     if after is None or run.workspace_lost or (hidden is None and task.check is None):
         return None
-    if hidden is not None and hidden.kind == "reward_file":
+    if isinstance(hidden, RewardFileChecks):
         return None
     try:
         delivery = Delivery(
@@ -49,20 +51,19 @@ def expected_hash(run: Trajectory, blobs: BlobStore) -> str | None:
             blobs=blobs,
             answer=run.answer,
         )
-        if hidden is None or hidden.kind == "command":
-            return _of_tree(run, delivery)
+        if hidden is None or isinstance(hidden, CommandChecks):
+            return _of_tree(run.task, hidden, delivery)
         return graded_hash(run.task, delivery.files(graded_files(run.task)), run.answer)
     except (LogError, snapshot.SnapshotError):
         return None
 
 
-def _of_tree(run: Trajectory, delivery: Delivery) -> str:
-    hidden = run.task.hidden
+def _of_tree(task: Task, hidden: CommandChecks | None, delivery: Delivery) -> str:
     tests = hidden.files if hidden is not None else {}
     before = laid_over(delivery.before, tests, delivery.blobs)
     after = laid_over(delivery.after, tests, delivery.blobs)
-    command = str(hidden.command if hidden is not None else run.task.check)
-    return tree_hash(restored(command, before, after, run.task.artifacts)[0])
+    command = hidden.command if hidden is not None else str(task.check)
+    return tree_hash(restored(command, before, after, task.artifacts)[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,11 +130,15 @@ class TokenCheck:
         profile = PROFILES.get(run.profile)
         if profile is None:
             return _no(RefusalCode.OTHER_PROFILE, f"profile {run.profile} is not one of this nano")
-        files = self._files(run)
-        conversation = open_conversation(profile, run.task, files or (), first_started(run))
+        files, conversation = self._files(run), Conversation(started=first_started(run))
+        served = run.is_served
+        if not served:
+            conversation = open_conversation(profile, run.task, files or (), first_started(run))
         for turn in run.turns:
+            for message in turn.messages:
+                conversation.append(message)
             tokens = tokens_of(turn)
-            listed = turn.index > 0 or (files is not None and run.parent is None)
+            listed = served or turn.index > 0 or (files is not None and run.parent is None)
             if listed:
                 try:
                     row, expected = self.template.next_row(conversation)

@@ -19,7 +19,14 @@ from nano_coder.verify.refusal_codes import RefusalCode
 from nano_shared.facts import RunFacts, TurnFacts, facts_of
 from nano_shared.hashing import content_hash
 from nano_shared.profile import InterfaceProfile
-from nano_shared.types import StopReason, ToolSpec, Trajectory, Trust
+from nano_shared.types import (
+    AMBIGUOUS_TOOLS,
+    CLIENT_TOOLS,
+    StopReason,
+    ToolSpec,
+    Trajectory,
+    Trust,
+)
 
 TRUSTED = (Trust.HIDDEN, Trust.USER_CHECK)
 """trust levels that a policy gradient may rely on"""
@@ -60,7 +67,11 @@ def blocking(run: RunFacts) -> Iterator[RefusalCode]:
 
 
 def _finished(run: RunFacts) -> Iterator[RunFinding]:
-    if run.stop is None:
+    if run.stop is None and run.tools_hash.startswith(CLIENT_TOOLS):
+        yield _no(
+            RefusalCode.UNFINISHED, "its conversation is open: a reward ends it, or some minutes of silence"
+        )
+    elif run.stop is None:
         yield _no(RefusalCode.UNFINISHED, f"the run never ended; nano-coder resume {run.id} goes on with it")
     elif run.stop.ours:
         if run.reward is not None:
@@ -76,6 +87,12 @@ def _finished(run: RunFacts) -> Iterator[RunFinding]:
 
 
 def _tokens(run: RunFacts) -> Iterator[RunFinding]:
+    if run.tools_hash.startswith(AMBIGUOUS_TOOLS):
+        yield _no(
+            RefusalCode.AMBIGUOUS_PARENT,
+            "several logged conversations could be its beginning; give each client a session of its own",
+        )
+        return
     if not run.own_turns:
         yield _no(RefusalCode.NO_TURNS, "no turn was logged")
         return
@@ -172,6 +189,11 @@ def _interface(run: RunFacts) -> Iterator[RunFinding]:
         yield _no(
             RefusalCode.OTHER_PROFILE,
             f"profile {run.profile} was another one when the run was made (its hash differs)",
+        )
+        return
+    if run.tools_hash.startswith(CLIENT_TOOLS):
+        yield RunFinding(
+            False, "interface", f"profile {profile.name}, under a client's own messages and tools"
         )
         return
     if hashes(profile)[1] != run.tools_hash:

@@ -9,7 +9,7 @@ from typer import Option
 
 from nano_coder.commands.options import PolicyChoice, SinceChoice, TaskChoice, open_log
 from nano_rl.commands.options import Log, Seed
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.errors import NanoError
 from nano_shared.fact_rows import RunFilter
 from nano_shared.redact.exports import moment
@@ -36,7 +36,7 @@ def command(
         bool, Option("--exact", help="Look at the tokens of every run, not of a sample.")
     ] = False,
     seed: Seed = 0,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """What the log can teach: runs by their best use, and each reason why not a better one.
 

@@ -42,6 +42,9 @@ class Asked:
     """the first is written to; none: the default one"""
     tools: tuple[str, ...] = ()
     """further tools of the agents, as --tool takes them"""
+    agent: str | None = None
+    """command of an agent of others"""
+    agent_folders: tuple[str, ...] = ()
 
     @property
     def group_size(self) -> int:

@@ -13,10 +13,10 @@ from nano_coder.commands.options import Limit, configured, open_log
 from nano_coder.config import AgentConfig
 from nano_rl.commands.eval import How, Repeat, Temperature, how_options, print_differences
 from nano_rl.commands.lineage_report import as_json_report, print_lineage, summaries
-from nano_rl.commands.options import Dtype, Log, Reward, Seed
+from nano_rl.commands.options import DtypeOption, Log, RewardOption, Seed
 from nano_rl.commands.session import checkpoint_target, trainings_dir
 from nano_shared.checkpoint import resolve_checkpoint
-from nano_shared.command_line import Json, lazy_app
+from nano_shared.command_line import JsonOption, lazy_app
 from nano_shared.printable import printable
 from nano_shared.settings_options import Settings
 
@@ -36,7 +36,7 @@ command = lazy_app(
 Checkpoint = Annotated[str, Argument(metavar="NAME", help="Of a checkpoint.")]
 
 
-def list_checkpoints(as_json: Json = False) -> int:
+def list_checkpoints(as_json: JsonOption = False) -> int:
     """Every checkpoint, with its parent and its newest score; the promoted one is marked."""
     found = summaries()
     if as_json:
@@ -49,7 +49,7 @@ def list_checkpoints(as_json: Json = False) -> int:
     return 0
 
 
-def show(name: Checkpoint, as_json: Json = False) -> int:
+def show(name: Checkpoint, as_json: JsonOption = False) -> int:
     """Where a checkpoint comes from, its files verified: parents up to the base, what it was trained on, its
     settings, its scores, and on what evidence it was promoted."""
     folder = Path(resolve_checkpoint(name))
@@ -76,10 +76,10 @@ def promote_checkpoint(
     ] = False,
     temperature: Temperature = 0.0,
     repeat: Repeat = 1,
-    reward: Reward = None,
+    reward: RewardOption = None,
     seed: Seed = 0,
     limit: Limit = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Make NAME the model that nano-coder runs when none is named, if it is better beyond noise.
 
@@ -118,7 +118,7 @@ def rollback(
     return 0
 
 
-def history(as_json: Json = False) -> int:
+def history(as_json: JsonOption = False) -> int:
     """Every promotion and every way back, the oldest first."""
     from nano_rl.checkpoints.promotion_history import read_history
     from nano_rl.commands.lineage_report import promotion_line
@@ -152,7 +152,7 @@ def export(
     adapter: Annotated[
         bool, Option("--adapter", help="Adapter and base apart, in TO/adapter and TO/base.")
     ] = False,
-    dtype: Dtype = "float32",
+    dtype: DtypeOption = "float32",
 ) -> int:
     """Write NAME for programs without nano: a model that transformers and vLLM load, or with --adapter a PEFT
     adapter beside its base."""

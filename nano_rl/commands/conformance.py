@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def command(
             " others beside it (nano_rl/conformance/adapter.py).",
         ),
     ] = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Closed forms, a grid of settings against plain loops, exact gradients and invariances.
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nano_rl.commands.options import Log, Model, Name
+from nano_rl.commands.options import Log, ModelOption, NameOption
 from nano_rl.commands.pairs import FromLogs, Pairs
 from nano_rl.preferences.config import DpoConfig
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.settings_options import Settings, settings_options
 
 FLAGS = {
@@ -16,12 +16,12 @@ FLAGS = {
 @settings_options(DpoConfig, FLAGS, shown=False)
 def command(
     settings: Settings[DpoConfig],
-    name: Name,
-    model: Model = None,
+    name: NameOption,
+    model: ModelOption = None,
     pairs: Pairs = None,
     from_logs: FromLogs = False,
     log: Log = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Train on preference pairs and write checkpoint NAME: --pairs FILE, or --from-logs."""
     config = settings.config()

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from nano_coder.commands.options import Limit, Tools, agent_options, configured
+from nano_coder.commands.options import Limit, ToolOption, agent_options, configured
 from nano_coder.config import AgentConfig
 from nano_coder.models.opening import default_model
 from nano_coder.run.execution import with_limits
@@ -24,12 +24,12 @@ from nano_rl.checkpoints.evaluations import (
 )
 from nano_rl.checkpoints.promotion import SuccessDifference as Difference
 from nano_rl.checkpoints.promotion import compare
-from nano_rl.commands.options import Reward, Seed, Tasks
+from nano_rl.commands.options import RewardOption, Seed, Tasks
 from nano_rl.commands.progress import bar, print_components, print_rows, tell_ungraded
 from nano_rl.commands.session import chosen_reward, dtype_of, policy_runtime
 from nano_rl.gather.rollouts import collect
 from nano_rl.tasks.make import read_tasks
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.settings_options import Settings
 from nano_shared.types import Task, Trajectory
@@ -82,18 +82,18 @@ class How:
         return evaluation, runs
 
 
-@agent_options("model", "base_url", "log", shown=False)
+@agent_options("model", "base_url", "log", "agent", "agent_folders", shown=False)
 def command(
     settings: Settings[AgentConfig],
     tasks: Tasks,
     against: Annotated[str | None, Option(help="Another model: the paired difference is reported.")] = None,
     temperature: Temperature = 0.0,
     repeat: Repeat = 1,
-    reward: Reward = None,
+    reward: RewardOption = None,
     seed: Seed = 0,
     limit: Limit = None,
-    tools: Tools = None,
-    as_json: Json = False,
+    tools: ToolOption = None,
+    as_json: JsonOption = False,
 ) -> int:
     """Run a model on each task of a file and report success with 95 % intervals.
 

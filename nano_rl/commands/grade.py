@@ -17,7 +17,7 @@ from nano_coder.run.execution import regrade_run
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.commands.options import Log
 from nano_rl.tasks.make import read_tasks
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.console import Console
 from nano_shared.errors import UsageError
 from nano_shared.types import Task, Verdict
@@ -35,7 +35,7 @@ def command(
     grader: Annotated[
         str | None, Option(metavar="NAME", help=f"{', '.join(map(repr, GRADERS))}; the last word is enough.")
     ] = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
     log: Log = None,
 ) -> int:
     """Grade RUNs of the log from what is stored of them, or one folder against one task.

@@ -9,21 +9,26 @@ from typer import Argument, Option
 
 from nano_coder.commands.options import Log
 
-__all__ = ["Dtype", "Jobs", "KeepGoing", "Log", "Model", "Name", "Reward", "Seed", "TaskFile", "Tasks"]
+__all__ = [
+    "DtypeOption", "Jobs", "KeepGoing", "Log", "ModelOption", "NameOption", "RewardOption", "Seed",
+    "TaskFile", "Tasks",
+]  # fmt: skip
 
 KeepGoing = Annotated[
     bool, Option("--keep-going", help="List every refusal and write the rest; exits with 2.")
 ]
 TaskFile = Annotated[Path, Argument(metavar="FILE", help="JSON lines of tasks.")]
 Jobs = Annotated[int, Option(min=1, help="Processes that check tasks.")]
-Model = Annotated[str | None, Option(help="Checkpoint name, folder, hub id, or openai:NAME with --base-url.")]
-Dtype = Annotated[Literal["float32", "bfloat16"], Option(help="Of the arithmetic.")]
+ModelOption = Annotated[
+    str | None, Option(help="Checkpoint name, folder, hub id, or openai:NAME with --base-url.")
+]
+DtypeOption = Annotated[Literal["float32", "bfloat16"], Option(help="Of the arithmetic.")]
 Seed = Annotated[int, Option(help="The same one repeats the random choices.")]
 Tasks = Annotated[Path, Option("--tasks", help="JSON lines file of tasks.")]
-Reward = Annotated[
+RewardOption = Annotated[
     str | None,
     Option(help="Parts and weights, tests=1,process=0.2, or a file of settings (docs/rewards.md)."),
 ]
-Name = Annotated[
+NameOption = Annotated[
     str, Option(help="Name of the checkpoint; a training of that name that was stopped goes on.")
 ]

@@ -19,7 +19,7 @@ from nano_rl.gather.impossible_rollouts import HackRow, hack_row, hack_rows
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.metrics import MetricsRow as Row
 from nano_rl.preferences.over_optimisation import over_optimised
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.console import Console
 from nano_shared.errors import UsageError
 
@@ -31,7 +31,7 @@ def command(
     ] = False,
     output: Annotated[Path | None, Option("-o", "--output", help="Where the page goes.")] = None,
     log: Log = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """The training NAME: a table here, and a page of HTML with curves and sample rollouts.
 

@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from nano_rl.commands.options import Log, Model, Name
+from nano_rl.commands.options import Log, ModelOption, NameOption
 from nano_rl.commands.pairs import FromLogs, Pairs
 from nano_rl.preferences.config import RewardModelConfig
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.settings_options import Settings, settings_options
 
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 )
 def command(
     settings: Settings[RewardModelConfig],
-    name: Name,
-    model: Model = None,
+    name: NameOption,
+    model: ModelOption = None,
     pairs: Pairs = None,
     from_logs: FromLogs = False,
     log: Log = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Train a reward model on the backbone of --model; --reward preference:NAME=1 then uses it."""
     config = settings.config()

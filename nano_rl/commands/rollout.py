@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from nano_coder.commands.options import Limit, Tools, agent_options, configured
+from nano_coder.commands.options import Limit, ToolOption, agent_options, configured
 from nano_coder.config import AgentConfig
 from nano_coder.run.reflection import is_reflection
 from nano_rl.checkpoints.evaluate import component_means, row_of, table
 from nano_rl.commands.eval import vars_of
-from nano_rl.commands.options import Reward, Seed, Tasks
+from nano_rl.commands.options import RewardOption, Seed, Tasks
 from nano_rl.commands.progress import bar, print_components, print_rows, tell_ungraded
 from nano_rl.commands.session import (
     chosen_reward,
@@ -25,7 +25,7 @@ from nano_rl.gather.rollouts import collect, execute
 from nano_rl.rewards import outcome
 from nano_rl.tasks.make import read_tasks
 from nano_rl.tasks.oracle import ORACLE, oracle_policy
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.settings_options import Settings
 from nano_shared.types import Trajectory, Value
@@ -65,7 +65,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-@agent_options("model", "base_url", "log", shown=False)
+@agent_options("model", "base_url", "log", "agent", "agent_folders", shown=False)
 def command(
     settings: Settings[AgentConfig],
     tasks: Tasks,
@@ -82,11 +82,11 @@ def command(
             " group.",
         ),
     ] = 0,
-    reward: Reward = None,
+    reward: RewardOption = None,
     seed: Seed = 0,
     limit: Limit = None,
-    tools: Tools = None,
-    as_json: Json = False,
+    tools: ToolOption = None,
+    as_json: JsonOption = False,
 ) -> int:  # fmt: skip
     """Run each task of a file GROUP_SIZE times; the runs and their verdicts are in the log."""
     if oracle and reflect:

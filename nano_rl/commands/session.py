@@ -17,6 +17,7 @@ from nano_coder.models.opener import find_opener
 from nano_coder.models.opening import OpenedWeights, default_model, open_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
+from nano_coder.run.foreign_agent import open_agent
 from nano_coder.run.redacting_log import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.tools import TOOLS
@@ -75,6 +76,7 @@ def policy_runtime(
         ),
         policy_name=opened.name,
         limits=said_limits(config, sources),
+        agent=open_agent(config.agent, config.agent_folders),
     )
 
 
@@ -86,11 +88,14 @@ def training_runtime(
     temperature: float,
     limit: Mapping[str, Any] | None = None,
     tools: Sequence[str] = (),
+    agent: str | None = None,
+    agent_folders: Sequence[str] = (),
 ) -> tuple[OpenedWeights, str, Runtime]:
     """Trainable weights, their name, and a runtime whose policy each step replaces by the live module."""
     from nano_rl.imitation.demonstrations import reader_of
 
-    given = {"model": model, "log": log, "tools": tuple(tools), **(limit or {})}
+    given = {"model": model, "log": log, "tools": tuple(tools), "agent": agent, **(limit or {})}
+    given |= {"agent_folders": tuple(agent_folders)} if agent_folders else {}
     config, sources = load_config(given, Path())
     more = [TOOLS.give(tool).spec.name for tool in config.tools]
     sandbox = open_sandbox(config.sandbox, python=config.python)
@@ -113,6 +118,7 @@ def training_runtime(
         ),
         policy_name=name,
         limits=said_limits(config, sources),
+        agent=open_agent(config.agent, config.agent_folders),
     )
     return opened, name, runtime
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from nano_coder.commands.options import open_log
-from nano_rl.commands.options import Log, Model, Name
+from nano_rl.commands.options import Log, ModelOption, NameOption
 from nano_rl.config.training import SftConfig
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.settings_options import Settings, settings_options
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 @settings_options(SftConfig, {"Learning": ("optimizer.learning_rate", "epochs", "lora_rank")}, shown=False)
 def command(
     settings: Settings[SftConfig],
-    name: Name,
-    model: Model = None,
+    name: NameOption,
+    model: ModelOption = None,
     tasks: Annotated[Path | None, Option(help="Tasks whose oracles are run.")] = None,
     from_logs: Annotated[
         bool, Option("--from-logs", help="The runs in the log that passed what graded them.")
@@ -35,7 +35,7 @@ def command(
         Path | None, Option(help='Conversations, a line each: {"messages": a list of {"role", "content"}}.')
     ] = None,
     log: Log = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Imitate and write checkpoint NAME. Several sources may be given: their rows are put together."""
     config = settings.config()

@@ -14,7 +14,7 @@ from typer import Option
 from nano_coder.commands.options import open_log
 from nano_rl.commands.options import Jobs, Log, TaskFile
 from nano_rl.tasks.make import read_tasks, refuse_unwritable, write_tasks
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.console import Console
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def command(
         list[Path] | None,
         Option(help="A task file whose programs must not occur, as the held-out tasks; repeatable."),
     ] = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
     jobs: Jobs = 2,
     log: Log = None,
 ) -> int:

@@ -12,7 +12,7 @@ from typer import Argument, Option
 from nano_coder.commands.options import open_log
 from nano_rl.commands.options import Log
 from nano_rl.tasks.make import refuse_unwritable, write_tasks
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
 
@@ -28,7 +28,7 @@ def command(
     out: Annotated[
         Path | None, Option("-o", "--out", help="File of the rows; else they go to standard output.")
     ] = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
     log: Log = None,
 ) -> int:
     """Make a task of each RUN (an id, the beginning of one, or `last`).

@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from nano_rl.tasks.make import read_tasks
 from nano_rl.tasks.suite import find_suite, suite_names
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.console import Console
 from nano_shared.errors import UsageError
 
@@ -20,7 +20,7 @@ from nano_shared.errors import UsageError
 def command(
     file: Annotated[Path | None, Argument(metavar="FILE", help="JSON lines of tasks.")] = None,
     suites: Annotated[bool, Option("--suites", help="Every suite with its levels and views.")] = False,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """What is in a task file: tasks by level, view and split. With --suites: what can be made."""
     if suites == (file is not None):

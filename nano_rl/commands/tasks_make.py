@@ -20,7 +20,9 @@ from nano_shared.types import Split, Task
 
 def command(
     suite: Annotated[str, Option(help="See nano-rl tasks list --suites.")] = "functions",
-    levels: Annotated[str, Option("--level", help="One level, or a range such as 0-3.")] = "0-3",
+    levels: Annotated[
+        str, Option("--level", help="One level, or a range such as 0-3; else those of the suite up to 3.")
+    ] = "",
     views: Annotated[
         list[str] | None,
         Option("--view", help="Views, separated by commas or given apart; else all of the levels."),

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from nano_coder.commands.options import Limit, Tools, log_of_environment
+from nano_coder.commands.options import Limit, ToolOption, log_of_environment
 from nano_coder.config import parse_limits
 from nano_rl.commands.asked import FRESH, Asked, further_logs, open_sources
 from nano_rl.commands.options import (
-    Model,
-    Name,
-    Reward,
+    ModelOption,
+    NameOption,
+    RewardOption,
 )
 from nano_rl.config.training import TrainConfig
-from nano_shared.command_line import Json
+from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.settings_options import Settings, settings_options
 
@@ -45,8 +45,8 @@ _FROM_LOGS_SFT = 0.1
 @settings_options(TrainConfig, FLAGS, names={"prompts_per_step": "--prompts"})
 def command(
     settings: Settings[TrainConfig],
-    name: Name,
-    model: Model = None,
+    name: NameOption,
+    model: ModelOption = None,
     tasks: Annotated[Path | None, Option(help="Tasks to roll out afresh.")] = None,
     held_out: Annotated[
         Path | None, Option(help="Tasks to measure on, some ten times on the way, and never to learn from.")
@@ -67,14 +67,22 @@ def command(
             help="With --tasks: draw levels and views by their success, which is held between 20 and 80 %.",
         ),
     ] = False,
-    reward: Reward = None,
+    reward: RewardOption = None,
     log: Annotated[list[str] | None, Option(hidden=True)] = None,
     log_to: Annotated[
         str, Option(metavar="NAME,...", help="Metrics beside metrics.jsonl: tensorboard, wandb, trackio.")
     ] = "",
     limit: Limit = None,
-    tools: Tools = None,
-    as_json: Json = False,
+    tools: ToolOption = None,
+    agent: Annotated[
+        str | None,
+        Option(metavar="CMD", help="An agent of others that makes the rollouts."),
+    ] = None,
+    agent_folders: Annotated[
+        str,
+        Option(metavar="DIR,...", help="Folders that the jail of --agent sees: where it is installed."),
+    ] = "",
+    as_json: JsonOption = False,
 ) -> int:
     """Train and write checkpoint NAME: --tasks FILE rolls out afresh, --from-logs learns from the log.
 
@@ -84,6 +92,7 @@ def command(
     asked = Asked(
         name=name, model=model, tasks=tasks, held_out=held_out, from_logs=from_logs, fresh=fresh,
         curriculum=curriculum, logs=tuple(log or ()) or log_of_environment(), tools=tuple(tools or ()),
+        agent=agent, agent_folders=tuple(name.strip() for name in agent_folders.split(",") if name.strip()),
     )  # fmt: skip
     given, limits = settings.sources, parse_limits(limit)
     if name and settings.values.get("resume"):
@@ -115,7 +124,8 @@ def _resumed(
         return asked, settings, limit
     filled = replace(
         asked, model=asked.model or record.model, logs=asked.logs or record.reachable_logs,
-        tools=asked.tools or record.tools,
+        tools=asked.tools or record.tools, agent=asked.agent or record.agent,
+        agent_folders=asked.agent_folders or record.agent_folders,
     )  # fmt: skip
     if asked.held_out is None and record.held_out:
         filled = replace(filled, held_out=Path(record.held_out))
@@ -173,7 +183,8 @@ def _train(
     sinks = open_sinks(log_to, name=asked.name, folder=folder, settings=config.model_dump(mode="json"))
     opened, parent, runtime = training_runtime(
         asked.model, asked.logs[0] if asked.logs else None, dtype=config.dtype,
-        temperature=config.temperature, limit=limit, tools=asked.tools,
+        temperature=config.temperature, limit=limit, tools=asked.tools, agent=asked.agent,
+        agent_folders=asked.agent_folders,
     )  # fmt: skip
 
     from nano_coder.models.weights import quiet_transformers
@@ -229,6 +240,8 @@ def _record(
         more_logs=tuple(store.url for store in further),
         limit=limit,
         tools=asked.tools,
+        agent=runtime.agent.command if runtime.agent else None,
+        agent_folders=tuple(map(str, runtime.agent.mounts)) if runtime.agent else (),
         config=config.model_dump(mode="json"),
         nano=runtime_version,
         started=time.time(),

@@ -19,6 +19,7 @@ from nano_rl.formats.folder_format import FolderFormat, Tree
 from nano_rl.formats.plain_rows import open_task, plain_cases, read_published, target
 from nano_rl.formats.row_format import WHOLE, RowFormat
 from nano_rl.tasks.jsonl import Row, parse_json, read_text, to_json, validated
+from nano_shared.hidden_checks import CaseChecks, SuiteChecks
 from nano_shared.refusal import Refusal, Refused
 from nano_shared.types import Task
 
@@ -66,7 +67,7 @@ def read_exercism(tree: Tree, name: str) -> Task:
 
 def write_exercism(task: Task) -> Tree:
     """The task of an exercise. Raises Refused if no test file checks it."""
-    suite = task.hidden.suite if task.hidden is not None else None
+    suite = task.hidden.suite if isinstance(task.hidden, SuiteChecks) else None
     if suite is None or suite.framework not in ("unittest", "pytest"):
         raise Refused("hidden.kind", "an exercise is checked by test files of unittest or pytest")
     if len(task.artifacts) != 1:
@@ -159,13 +160,13 @@ def _take(row: Row, where: str, tasks: dict[str, tuple[str, Row]]) -> None:
 
 
 def write_row(task: Task) -> Row:
-    if task.hidden is None or task.hidden.kind != "cases":
+    if not isinstance(task.hidden, CaseChecks):
         raise Refused("hidden.kind", "a table holds functions and their cases, and no other check")
     return {
         "id": task.key,
         "prompt": task.prompt,
         "target": target(task),
-        "entry_point": task.hidden.entry_point or "",
+        "entry_point": task.hidden.entry_point,
         "files": task.files,
         "cases": plain_cases(task.hidden),
     }

@@ -7,8 +7,9 @@ import ast
 from nano_rl.formats.plain_rows import open_task, plain_cases, target
 from nano_rl.formats.row_format import RowFormat
 from nano_rl.tasks.jsonl import Row, text_field
+from nano_shared.hidden_checks import CaseChecks
 from nano_shared.refusal import Refused
-from nano_shared.types import HiddenChecks, Task
+from nano_shared.types import Task
 
 _FILE, _TEST = "solution.py", "check_solution.py"
 _EVALPLUS = '''"""Compare with the reference on every input, as EvalPlus does."""
@@ -164,8 +165,8 @@ def _defines(text: str, name: str) -> bool:
     return f"def {name}(" in text
 
 
-def _cases(task: Task) -> HiddenChecks:
-    if task.hidden is None or task.hidden.kind != "cases":
+def _cases(task: Task) -> CaseChecks:
+    if not isinstance(task.hidden, CaseChecks):
         kind = None if task.hidden is None else task.hidden.kind
         raise Refused(
             "hidden.kind", f"{kind!r} has no form in these rows; they hold a function and its cases"

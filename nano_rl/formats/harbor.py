@@ -17,9 +17,12 @@ from nano_rl.formats import harbor_grade
 from nano_rl.formats.folder_format import FolderFormat, Tree, folder_name
 from nano_rl.formats.harbor_config import SCHEMA, HarborConfig, Image, read_config, read_dockerfile
 from nano_rl.tasks.jsonl import to_json
+from nano_shared.hidden_checks import CaseChecks, MutantChecks, RewardFileChecks, expects_answer
 from nano_shared.refusal import Refused
-from nano_shared.types import HiddenChecks, Limits, OracleAction, Provenance, Task
+from nano_shared.types import Limits, OracleAction, Provenance, Task
 
+_LEFT_OUT = {"cases": {"metrics"}, "answer": {"scorer"}, "suite": {"entry_point"}}
+"""kind -> fields of the hidden checks that the verifier does not read"""
 _PYTEST = "RUN pip install --no-cache-dir pytest==8.4.1\n"
 _ANSWER = f"\n\nWrite your answer to /app/{harbor_grade.ANSWER}."
 _TEST = """#!/bin/bash
@@ -32,7 +35,7 @@ def write_harbor(task: Task) -> Tree:
     import tomli_w
 
     checks = _checks(task)
-    instruction = task.prompt + (_ANSWER if _answers(task) else "")
+    instruction = task.prompt + (_ANSWER if expects_answer(task.hidden) else "")
     files = {
         "task.toml": tomli_w.dumps(_config(task)),
         "instruction.md": instruction,
@@ -66,13 +69,6 @@ def _dockerfile(task: Task, checks: dict[str, Any]) -> str:
     return f"FROM python:3.11-slim\n{_PYTEST if pytest else ''}WORKDIR /app\n{copy}"
 
 
-def _answers(task: Task) -> bool:
-    hidden = task.hidden
-    return hidden is not None and (
-        hidden.kind == "answer" or any(fact.kind == "answer" for fact in hidden.state)
-    )
-
-
 def _checks(task: Task) -> dict[str, Any]:
     """The input of the verifier; `kind` names its grader."""
     hidden = task.hidden
@@ -80,30 +76,16 @@ def _checks(task: Task) -> dict[str, Any]:
         raise Refused("hidden", "nothing says how the task is graded, and Harbor needs a verifier")
     if hidden is None:
         return {"kind": "command", "command": task.check, "files": {}}
-    if hidden.metrics:
+    if isinstance(hidden, CaseChecks) and hidden.metrics:
         raise Refused("hidden.metrics", "bounds on the syntax tree are measured by nano only")
-    if hidden.kind in ("cases", "mutants") and not task.artifacts:
+    if isinstance(hidden, CaseChecks | MutantChecks) and not task.artifacts:
         raise Refused("artifacts", f"names no file that checks of kind {hidden.kind!r} could grade")
-    return {"kind": hidden.kind, **_needed(task, hidden)}
-
-
-def _needed(task: Task, hidden: HiddenChecks) -> dict[str, Any]:
-    stored = hidden.model_dump(mode="json")
-    names = {
-        "answer": ("answer",),
-        "cases": ("entry_point", "cases"),
-        "command": ("command", "files"),
-        "reward_file": ("command", "files", "reward_path"),
-        "suite": ("suite",),
-        "state": ("state",),
-        "mutants": ("mutants", "reference", "module"),
-    }[hidden.kind]
-    extra: dict[str, Any] = {}
-    if hidden.kind == "cases":
-        extra = {"target": task.artifacts[0]}
-    if hidden.kind == "mutants":
-        extra = {"tests": list(task.artifacts)}
-    return {name: stored[name] for name in names} | extra
+    checks = hidden.model_dump(mode="json", exclude=_LEFT_OUT.get(hidden.kind))
+    if isinstance(hidden, CaseChecks):
+        checks["target"] = task.artifacts[0]
+    if isinstance(hidden, MutantChecks):
+        checks["tests"] = list(task.artifacts)
+    return checks
 
 
 def _script(oracle: tuple[OracleAction, ...]) -> str | None:
@@ -151,8 +133,7 @@ def read_harbor(tree: Tree, name: str) -> Task:
         prompt=moved(tree.text("instruction.md"), inside),
         files=image.files,
         limits=Limits(**{key: value for key, value in limits.items() if value is not None}),
-        hidden=HiddenChecks(
-            kind="reward_file",
+        hidden=RewardFileChecks(
             command=_command(config.verifier.env),
             files={f"{TESTS}/{path}": moved(text, inside) for path, text in tests.items()},
             reward_path=REWARD,

@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, m
 from nano_rl.formats.row_format import RowFormat
 from nano_rl.tasks.jsonl import Row, validated
 from nano_shared.hashing import content_hash
+from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.refusal import Refused
-from nano_shared.types import HiddenChecks, Message, Provenance, Role, Task
+from nano_shared.types import Message, Provenance, Role, Task
 
 NAME = "nemo-gym"
 ROLLOUT_FIELDS = frozenset({"response", "reward"})
@@ -208,12 +209,12 @@ def _key(row: Row) -> str:
     return f"{NAME}/{content_hash(asked).removeprefix('sha256:')[:16]}"
 
 
-def _hidden(row: Row) -> HiddenChecks | None:
+def _hidden(row: Row) -> AnswerChecks | None:
     """An expected answer; checks by other servers are not supported."""
     expected: JsonValue = row.get("expected_answer")
     if expected is None or expected == "":
         return None
-    return HiddenChecks(kind="answer", answer=expected)
+    return AnswerChecks(answer=expected)
 
 
 def _text(value: Any) -> str | None:

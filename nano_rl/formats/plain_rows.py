@@ -9,8 +9,9 @@ from pydantic import JsonValue
 from nano_rl.formats.row_format import RowFormat
 from nano_rl.tasks.jsonl import Row, to_json, validated
 from nano_rl.tasks.published_rows import OpenRow, read_row
+from nano_shared.hidden_checks import AnswerChecks, CaseChecks, SuiteChecks
 from nano_shared.refusal import Refused
-from nano_shared.types import HiddenChecks, Task
+from nano_shared.types import Task
 
 NAME = "rows"
 
@@ -28,19 +29,17 @@ def open_task(row: Row) -> Task:
 def write_published(task: Task) -> Row:
     """Cases as the plainest row; test files and answers as a published one."""
     hidden = task.hidden
-    if hidden is None or hidden.kind not in ("cases", "suite", "answer"):
+    if not isinstance(hidden, CaseChecks | SuiteChecks | AnswerChecks):
         kind = None if hidden is None else hidden.kind
         raise Refused("hidden.kind", f"{kind!r} is no check of these rows; they have cases, suites, answers")
     row: Row = {"id": task.key, "prompt": task.prompt, "files": task.files}
-    if hidden.kind == "answer":
+    if isinstance(hidden, AnswerChecks):
         tests: dict[str, Any] = {"runner": "literal", "expected": _literal(hidden.answer)}
         return row | {"source": "nano", "kind": "predict-output", "target": "answer", "tests": tests}
     row |= {"target": target(task), "entry_point": hidden.entry_point}
-    if hidden.kind == "cases":
+    if isinstance(hidden, CaseChecks):
         return row | {"cases": plain_cases(hidden)}
-    suite = hidden.suite
-    assert suite is not None
-    tests = {"runner": suite.framework, "files": suite.files}
+    tests = {"runner": hidden.suite.framework, "files": hidden.suite.files}
     return row | {"source": "nano", "kind": task.view or "implement", "tests": tests}
 
 
@@ -51,7 +50,7 @@ def target(task: Task) -> str:
     return task.artifacts[0]
 
 
-def plain_cases(hidden: HiddenChecks) -> list[dict[str, JsonValue]]:
+def plain_cases(hidden: CaseChecks) -> list[dict[str, JsonValue]]:
     """The cases as plain JSON. Raises Refused for bounds on the source, which only nano measures."""
     if hidden.metrics:
         raise Refused("hidden.metrics", "bounds on the syntax tree have no field in this format")

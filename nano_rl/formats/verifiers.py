@@ -7,8 +7,9 @@ from typing import Any
 from nano_rl.formats.row_format import RowFormat
 from nano_rl.tasks.jsonl import Row, parse_json, text_field
 from nano_shared.hashing import content_hash
+from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.refusal import Refused
-from nano_shared.types import HiddenChecks, Provenance, Task
+from nano_shared.types import Provenance, Task
 
 NAME = "verifiers"
 
@@ -26,7 +27,7 @@ def read_row(row: Row) -> Task:
     return Task(
         key=_key(row),
         prompt=prompt,
-        hidden=HiddenChecks(kind="answer", answer=answer) if answer else None,
+        hidden=AnswerChecks(answer=answer) if answer else None,
         provenance=Provenance(source=str(row.get("task") or NAME)),
     )
 
@@ -34,10 +35,10 @@ def read_row(row: Row) -> Task:
 def write_row(task: Task) -> Row:
     """`answer` is the expected answer where there is one; every other check is `nano_task`'s to make."""
     hidden = task.hidden
-    is_text = hidden is not None and hidden.kind == "answer" and isinstance(hidden.answer, str)
+    answer = hidden.answer if isinstance(hidden, AnswerChecks) else None
     return {
         "prompt": [{"role": "user", "content": task.prompt}],
-        "answer": hidden.answer if hidden is not None and is_text else "",
+        "answer": answer if isinstance(answer, str) else "",
         "info": {"key": task.key},
         "task": task.view or task.family or "nano",
     }

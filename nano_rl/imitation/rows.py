@@ -116,13 +116,14 @@ def run_conversation(
     The task message lists the files of the directory in which the run began if `blobs` has it, else those of
     the task. Raises LogError if that directory belongs to the task and is damaged or missing.
     """
-    task = trajectory.task
-    files = shown_files(trajectory, blobs) if blobs else sorted(task.files)
-    serving = serving_profile(profile, task)
-    shown = open_conversation(serving, task, files, first_started(trajectory))
+    task, started = trajectory.task, first_started(trajectory)
+    shown = Conversation(started=started)
+    if not (trajectory.turns and trajectory.turns[0].messages):
+        files = shown_files(trajectory, blobs) if blobs else sorted(task.files)
+        shown = open_conversation(serving_profile(profile, task), task, files, started)
     for turn in trajectory.turns:
-        shown.append(Message(role=Role.ASSISTANT, content=turn.completion.text))
-        for message in observation_messages(turn):
+        said = Message(role=Role.ASSISTANT, content=turn.completion.text)
+        for message in (*turn.messages, said, *observation_messages(turn)):
             shown.append(message)
     return shown
 

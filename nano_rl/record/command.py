@@ -146,6 +146,9 @@ class TrainingRecord(BaseModel):
     """what --limit said, by the names of `nano_shared.command_line`"""
     tools: tuple[str, ...] = ()
     """what --tool said"""
+    agent: str | None = None
+    """what --agent said"""
+    agent_folders: tuple[str, ...] = ()
     config: dict[str, Any]
     nano: str
     """version of the code"""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nano_rl.suites.family import CITIES, NAMES, TEAMS, DrawnTask, act, left
-from nano_shared.types import StateCheck
+from nano_shared.hidden_checks import StateCheck
 
 Person = dict[str, Any]
 FIELDS = ("name", "age", "city", "team", "points")

@@ -15,7 +15,8 @@ from pydantic import JsonValue
 
 from nano_rl.tasks.suite import Made, View
 from nano_shared.hashing import content_hash
-from nano_shared.types import HiddenChecks, Limits, OracleAction, Split, StateCheck
+from nano_shared.hidden_checks import AnswerChecks, HiddenChecks, StateCheck, StateChecks
+from nano_shared.types import Limits, OracleAction, Split
 
 _NAMES = """
 Ada Alan Amir Anna Arjun Bela Bruno Carla Chen Clara Dana David Diego Elena Emil Esra Fatima Felix Finn Grace
@@ -149,7 +150,7 @@ def answered(
     return DrawnTask(
         prompt=prompt,
         files=dict(files),
-        hidden=HiddenChecks(kind="answer", answer=answer),
+        hidden=AnswerChecks(answer=answer),
         oracle=(*actions, act("submit", answer=str(answer) if again is None else again)),
     )
 
@@ -161,7 +162,7 @@ def left(
     return DrawnTask(
         prompt=prompt,
         files=dict(files),
-        hidden=HiddenChecks(kind="state", state=tuple(checks)),
+        hidden=StateChecks(state=tuple(checks)),
         oracle=(*actions, act("submit")),
         artifacts=tuple(dict.fromkeys(str(check.path) for check in checks if check.path)),
     )

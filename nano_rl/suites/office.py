@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nano_rl.suites.family import TEAMS, WORDS, day, hour, people
-from nano_shared.types import StateCheck
+from nano_shared.hidden_checks import StateCheck
 
 Record = dict[str, Any]
 

@@ -21,7 +21,8 @@ from nano_rl.suites.family import DrawnTask, Family, act, split_families
 from nano_rl.tasks.suite import Made, TaskSuite, View, split_of
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
-from nano_shared.types import HiddenChecks, Limits, Scorer, Split
+from nano_shared.hidden_checks import AnswerChecks, Scorer
+from nano_shared.types import Limits, Split
 
 TOOLS = ("calculate", "submit")
 LIMITS = Limits(max_turns=12, max_tokens=4096)
@@ -104,7 +105,7 @@ def draw(dataset: str, level: int, rng: random.Random) -> DrawnTask:
     return DrawnTask(
         prompt=made["question"] + _ENDING,
         files={},
-        hidden=HiddenChecks(kind="answer", answer=answer, scorer=scorer),
+        hidden=AnswerChecks(answer=answer, scorer=scorer),
         oracle=() if answer is None else (act("submit", answer=answer),),
     )
 

@@ -9,7 +9,7 @@ from functools import partial
 from nano_rl.suites.family import COLORS, WORDS, DrawnTask, Family, act, answered, left, view
 from nano_rl.suites.shell_trees import EXTENSIONS, TIDY, FileTree, draw_lines, text_of, tidy, tree
 from nano_rl.tasks.suite import TaskSuite
-from nano_shared.types import StateCheck
+from nano_shared.hidden_checks import StateCheck
 
 TOOLS = ("shell", "submit")
 

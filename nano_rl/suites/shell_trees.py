@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable
 
 from nano_rl.suites.family import COLORS, WORDS, DrawnTask, act, left
-from nano_shared.types import StateCheck
+from nano_shared.hidden_checks import StateCheck
 
 EXTENSIONS = ("txt", "log", "md", "csv", "tmp")
 FileTree = dict[str, str]

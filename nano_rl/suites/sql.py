@@ -11,7 +11,8 @@ from functools import partial
 from nano_rl.suites.family import DrawnTask, Family, act, answered, left, view
 from nano_rl.suites.tables import GeneratedTables, draw_database
 from nano_rl.tasks.suite import TaskSuite
-from nano_shared.types import OracleAction, StateCheck
+from nano_shared.hidden_checks import StateCheck
+from nano_shared.types import OracleAction
 
 ASK_TOOLS = ("sql", "submit")
 READ_TOOLS = ("sql", "read_file", "submit")

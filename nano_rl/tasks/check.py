@@ -17,7 +17,8 @@ from nano_rl.tasks.mutant_survey import KILLED, MutantReport, NotSurveyed, surve
 from nano_rl.tasks.oracle import oracle_policy
 from nano_shared import snapshot
 from nano_shared.errors import SandboxError, UsageError
-from nano_shared.types import Case, HiddenChecks, StopReason, Task, Trajectory, Verdict
+from nano_shared.hidden_checks import Case, CaseChecks, HiddenChecks, MutantChecks, SuiteChecks
+from nano_shared.types import StopReason, Task, Trajectory, Verdict
 
 LONG_ENOUGH = 24
 """length from which a line of a hidden file that is also shown counts as leaked"""
@@ -26,34 +27,25 @@ LONG_ENOUGH = 24
 def leaks(task: Task) -> list[str]:
     """Hidden content that the task shows, one sentence each."""
     hidden = task.hidden
-    if hidden is None:
-        return []
     texts = (task.prompt, task.check or "", *task.files.values())
     found = []
-    calls = [c for c in hidden.cases if c.args or c.kwargs]
-    if hidden.kind == "cases" and calls:
+    if isinstance(hidden, CaseChecks):
         squeezed = [_squeezed(text) for text in texts]
-        shown = [c for c in calls if any(_squeezed(call_of(task, c)) in text for text in squeezed)]
+        calls = [call_of(hidden.entry_point, c) for c in hidden.cases if c.args or c.kwargs]
+        shown = [call for call in calls if any(_squeezed(call) in text for text in squeezed)]
         if shown:
-            found.append(
-                f"{len(shown)} of {len(calls)} hidden cases are shown, {call_of(task, shown[0])} first"
-            )
-    secret = {
-        "test file": list(hidden.suite.files.values()) if hidden.suite else [],
-        "mutant": list(hidden.mutants.values()),
-    }
-    for what, sources in secret.items():
-        if what == "mutant" and any(source in texts for source in sources):
-            found.append("a mutant lies in the workspace as a whole")
-        if what == "test file" and (line := _line_in(sources, texts)):
-            found.append(f"a line of a hidden test file is shown: {line[:80]}")
+            found.append(f"{len(shown)} of {len(calls)} hidden cases are shown, {shown[0]} first")
+    if isinstance(hidden, MutantChecks) and any(source in texts for source in hidden.mutants.values()):
+        found.append("a mutant lies in the workspace as a whole")
+    if isinstance(hidden, SuiteChecks) and (line := _line_in(list(hidden.suite.files.values()), texts)):
+        found.append(f"a line of a hidden test file is shown: {line[:80]}")
     return found
 
 
-def call_of(task: Task, case: Case) -> str:
+def call_of(entry_point: str, case: Case) -> str:
     """A case as the text of its call."""
     parts = [*map(repr, case.args), *(f"{k}={v!r}" for k, v in case.kwargs.items())]
-    return f"{task.hidden.entry_point if task.hidden else ''}({', '.join(parts)})"
+    return f"{entry_point}({', '.join(parts)})"
 
 
 def _squeezed(text: str) -> str:
@@ -180,7 +172,7 @@ def _nothing_is_nothing(task: Task, runtime: Runtime, notes: _Notes) -> bool:
 def _grade_start(run: Trajectory, runtime: Runtime) -> Verdict | None:
     """The verdict on the starting files; if the first hidden cases fail, the others are not run."""
     hidden = run.task.hidden
-    if hidden is not None and hidden.kind == "cases" and len(hidden.cases) > FIRST:
+    if isinstance(hidden, CaseChecks) and len(hidden.cases) > FIRST:
         few = hidden.model_copy(update={"cases": hidden.cases[:FIRST]})
         verdict = _grade(_with(run, few), runtime)
         if _reward(verdict) == 0:
@@ -239,7 +231,7 @@ def _shortfall(run: Trajectory, verdict: Verdict | None) -> str:
 def _survey(task: Task, run: Trajectory, runtime: Runtime, notes: _Notes) -> MutantReport | None:
     """The report of the mutants, if the task has a program to mutate, else None."""
     hidden = task.hidden
-    if hidden is None or hidden.kind != "cases":
+    if not isinstance(hidden, CaseChecks):
         kind = hidden.kind if hidden is not None else "command"
         notes.checks["mutants"] = f"skip: a check of kind {kind} has no program to mutate"
         return None

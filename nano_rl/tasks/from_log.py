@@ -10,8 +10,9 @@ from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
+from nano_shared.hidden_checks import CommandChecks, SuiteChecks, WorkspaceChecks
 from nano_shared.snapshot import EntryKind, Snapshot
-from nano_shared.types import HiddenChecks, OracleAction, Provenance, Task, Trajectory, Trust
+from nano_shared.types import OracleAction, Provenance, Task, Trajectory, Trust
 
 GENERATOR = "nano-rl tasks from-log"
 MOST_BYTES = 1 << 20
@@ -33,9 +34,9 @@ class LoggedTask:
     def trust(self) -> Trust:
         """The trust level of a verdict on the task."""
         hidden = self.task.hidden
-        if hidden is None or hidden.kind in ("command", "reward_file"):
+        if hidden is None or isinstance(hidden, WorkspaceChecks):
             return Trust.USER_CHECK
-        return Trust.STRICT if hidden.suite is not None and hidden.suite.strict else Trust.HIDDEN
+        return Trust.STRICT if isinstance(hidden, SuiteChecks) and hidden.suite.strict else Trust.HIDDEN
 
     @property
     def portable(self) -> bool:
@@ -84,8 +85,8 @@ def _task(run: Trajectory, start: Snapshot, blobs: BlobStore, check: str | None)
     if check is None and origin.check is None and origin.hidden is None:
         raise UsageError(f"run {run.id} has no check of its own; give one with --check")
     files = _texts(start, blobs)
-    hidden = HiddenChecks(kind="command", command=check) if check is not None else origin.hidden
-    graded = [origin.check, hidden.model_dump(mode="json") if hidden else None]
+    hidden = CommandChecks(command=check) if check is not None else origin.hidden
+    graded = [origin.check, hidden.full_dump() if hidden else None]
     digest = content_hash([origin.prompt, run.snapshot, graded]).removeprefix("sha256:")[:16]
     return origin.model_copy(
         update={

@@ -13,7 +13,8 @@ from random import Random
 from pydantic import JsonValue
 
 from nano_shared.errors import UsageError
-from nano_shared.types import CONTROL_GENERATOR, HiddenChecks, StateCheck, Suite, Task
+from nano_shared.hidden_checks import HiddenChecks, StateCheck, Suite
+from nano_shared.types import CONTROL_GENERATOR, Task
 
 _DIGITS = 10**15
 
@@ -60,8 +61,8 @@ def _conflicting(task: Task, rng: Random) -> HiddenChecks:
         return hidden.model_copy(update={"state": (*hidden.state[:-1], _state(hidden.state[-1], rng))})
     if hidden.kind == "mutants":
         # the agent's tests would have to pass and fail on the same program
-        return hidden.model_copy(update={"mutants": {**hidden.mutants, "impossible": hidden.reference or ""}})
-    if hidden.kind == "suite" and hidden.suite is not None:
+        return hidden.model_copy(update={"mutants": {**hidden.mutants, "impossible": hidden.reference}})
+    if hidden.kind == "suite":
         return hidden.model_copy(update={"suite": _suite(task, hidden.suite, rng)})
     raise UsageError(
         f"task {task.key!r} is graded by a {hidden.kind.replace('_', ' ')}, which cannot be made to"

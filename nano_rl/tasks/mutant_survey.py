@@ -20,7 +20,8 @@ from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.tasks.mutate import mutants
 from nano_shared.errors import SandboxError
 from nano_shared.hashing import canonical_json
-from nano_shared.types import Case, HiddenChecks, Limits, Task
+from nano_shared.hidden_checks import Case, CaseChecks
+from nano_shared.types import Limits, Task
 
 
 def further_calls(cases: Sequence[Case], rng: random.Random, count: int) -> list[dict[str, Any]]:
@@ -140,7 +141,7 @@ def survey(task: Task, solution: Mapping[str, str], sandbox: Sandbox, *, times: 
     Raises NotSurveyed where there is no function to mutate, SandboxError where the jail fails.
     """
     hidden = task.hidden
-    if hidden is None or hidden.kind != "cases" or not task.artifacts:
+    if not isinstance(hidden, CaseChecks) or not task.artifacts:
         raise NotSurveyed("there are no hidden cases")
     entry = task.artifacts[0]
     changes = _changes(solution, entry, hidden)
@@ -188,10 +189,10 @@ def _counted(
     return MutantReport(killed, tuple(survived), equal, tuple(hollow))
 
 
-def _changes(solution: Mapping[str, str], entry: str, hidden: HiddenChecks) -> list[SolutionVariant]:
+def _changes(solution: Mapping[str, str], entry: str, hidden: CaseChecks) -> list[SolutionVariant]:
     """Mutants of all functions that the entry point calls, and constant versions of the entry point."""
     found = []
-    for file, name in reached(solution, entry, str(hidden.entry_point)):
+    for file, name in reached(solution, entry, hidden.entry_point):
         for mutant in mutants(solution[file], name):
             description = f"{file}:{mutant.line}: {mutant.old.strip()} -> {mutant.new.strip()}"
             found.append(SolutionVariant(file, mutant.source, description))
@@ -227,9 +228,9 @@ def reached(solution: Mapping[str, str], entry: str, name: str) -> list[tuple[st
     return order
 
 
-def _hollow(source: str, entry: str, hidden: HiddenChecks) -> list[SolutionVariant]:
+def _hollow(source: str, entry: str, hidden: CaseChecks) -> list[SolutionVariant]:
     """Versions of the entry point that return a constant."""
-    function = _functions(source)[str(hidden.entry_point)]
+    function = _functions(source)[hidden.entry_point]
     if not function.args.args and not function.args.kwonlyargs:
         return []  # a function without arguments may be constant
     lines = source.split("\n")

@@ -24,9 +24,10 @@ from pydantic import (
 )
 
 from nano_coder.grading.used_names import used_names
+from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks, Suite, SuiteChecks
 from nano_shared.refusal import Refused
 from nano_shared.strict_json import json_object, refusing_invalid
-from nano_shared.types import Case, HiddenChecks, OracleAction, Provenance, Suite, Task, stays_inside
+from nano_shared.types import OracleAction, Provenance, Task, stays_inside
 
 _LITERAL = "Submit the value that belongs in place of `??`, as a Python literal."
 
@@ -73,7 +74,7 @@ class PlainRow(_Row):
         return name
 
     def task(self) -> Task:
-        hidden = HiddenChecks(kind="cases", entry_point=self.entry_point, cases=tuple(self.cases))
+        hidden = CaseChecks(entry_point=self.entry_point, cases=tuple(self.cases))
         return Task(
             key=self.id, prompt=_with_place(self.prompt, self.target, self.entry_point), files=self.files,
             artifacts=(self.target,), hidden=hidden,
@@ -134,13 +135,13 @@ class OpenRow(_Row):
             provenance=Provenance(source=self.source, licence=self.licence),
         )  # fmt: skip
 
-    def _hidden(self) -> HiddenChecks:
+    def _hidden(self) -> AnswerChecks | SuiteChecks:
         tests = self.tests
         if tests.runner == "literal":
-            return HiddenChecks(kind="answer", answer=tests.expected)
+            return AnswerChecks(answer=tests.expected)
         names = (self.entry_point,) if self.entry_point else ()
         suite = Suite(framework=tests.runner, files=tests.files, names=names, strict=self._needs_objects())
-        return HiddenChecks(kind="suite", entry_point=self.entry_point, suite=suite)
+        return SuiteChecks(entry_point=self.entry_point, suite=suite)
 
     def _needs_objects(self) -> bool:
         """True if the tests exchange objects of the solution's classes, or patch it, so that values must stay

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from nano_shared.errors import UsageError
 from nano_shared.extensions import extension_names, find_extension, is_file_reference, takes
-from nano_shared.types import HiddenChecks, Limits, OracleAction, Provenance, Split, Task
+from nano_shared.hidden_checks import HiddenChecks
+from nano_shared.types import Limits, OracleAction, Provenance, Split, Task
 
 GROUP = "nano.suites"
 

@@ -12,14 +12,13 @@ from nano_shared.errors import (
     UsageError,
 )
 from nano_shared.hashing import canonical_json, content_hash
+from nano_shared.hidden_checks import Case, HiddenChecks
 from nano_shared.policy import Conversation, Policy
 from nano_shared.profile import InterfaceProfile, ObservationFormat
 from nano_shared.types import (
-    Case,
     Completion,
     Denials,
     Finish,
-    HiddenChecks,
     Limits,
     Message,
     Observation,

@@ -32,7 +32,7 @@ _EPILOG = f"""Many commands share options, which their own help only names:
 --config FILE     settings, as TOML
 --set NAME=VALUE  one setting over those of the file, as optimizer.schedule=linear
 {PRINT}    print all settings as TOML, and end"""
-Json = Annotated[bool, typer.Option("--json", hidden=True, help="Print JSON and nothing else.")]
+JsonOption = Annotated[bool, typer.Option("--json", hidden=True, help="Print JSON and nothing else.")]
 
 
 class Command(TyperCommand):

@@ -86,6 +86,14 @@ def end_run(connection: sa.Connection, run_id: str, end: dict[str, Any]) -> None
     connection.execute(schema.runs.update().where(schema.runs.c.id == run_id).values(**end))
 
 
+def set_last_snapshot(connection: sa.Connection, run_id: str, snapshot: str) -> None:
+    """Give the last turn of a run the workspace that it left, if it was logged without one."""
+    turns = schema.turns
+    last = sa.select(sa.func.max(turns.c.turn)).where(turns.c.run_id == run_id).scalar_subquery()
+    of_run = (turns.c.run_id == run_id) & (turns.c.turn == last) & turns.c.snapshot.is_(None)
+    connection.execute(turns.update().where(of_run).values(snapshot=snapshot))
+
+
 def clear_end(connection: sa.Connection, run_id: str) -> None:
     """Raises LogError for a run that the policy ended, since that is a result."""
     stop = stop_of(connection, run_id)

@@ -64,6 +64,8 @@ def turn_row(run_id: str, turn: Turn) -> Columns:
         "sampling": completion.sampling.model_dump(),
         "text": completion.text,
     }
+    if turn.messages:
+        row["messages"] = [message.model_dump() for message in turn.messages]
     return row | _token_columns(completion.tokens) | {name: getattr(turn, name) for name in _TURN_FIELDS}
 
 
@@ -153,6 +155,7 @@ def trajectory_from(
 def _turn_from(row: RowMapping, calls: list[RowMapping]) -> Turn:
     return Turn(
         index=row["turn"],
+        messages=row["messages"] or (),
         completion=Completion(
             text=row["text"],
             finish=row["finish"],

@@ -97,7 +97,7 @@ def _plain(text: str) -> bool:
     return True
 
 
-HEAD = "0004"
+HEAD = "0005"
 """newest migration; revisions are zero-padded numbers, so that they compare as text"""
 VERSION_TABLE = "log_version"
 
@@ -163,6 +163,7 @@ turns = Table(
     Column("parse_error", ExactText),
     Column("parser", ExactText, nullable=False),
     Column("repairs", Json, nullable=False),
+    Column("messages", Json),  # NULL where nano's own loop asked, and in turns of older versions
     Column("snapshot", ExactText),
     Column("started", Double, nullable=False),
     Column("ended", Double, nullable=False),

@@ -149,12 +149,18 @@ class LogStore:
         answer: str | None = None,
         diff: str = "",
         ended: float,
+        snapshot: str | None = None,
     ) -> None:
-        """End a run. Raises LogError for an unknown run, and for one that has ended already."""
+        """End a run; `snapshot` is the workspace that its last turn left, where that turn was logged without.
+
+        Raises LogError for an unknown run, and for one that has ended already.
+        """
         end = {"stop": stop, "stop_detail": stop_detail, "answer": answer, "diff": diff, "ended": ended}
 
         def work(connection: sa.Connection) -> None:
             journal.refuse_ended(connection, run_id)
+            if snapshot is not None:
+                journal.set_last_snapshot(connection, run_id, snapshot)
             journal.end_run(connection, run_id, end)
 
         self._database.write(work)

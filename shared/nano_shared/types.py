@@ -11,17 +11,12 @@ from enum import StrEnum
 from itertools import islice
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
 
 from nano_shared.hashing import content_hash
+from nano_shared.hidden_checks import HiddenChecks
 from nano_shared.printable import printable
-
-
-class Value(BaseModel):
-    """A frozen value that refuses fields it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+from nano_shared.value import Value as Value
 
 # --------------------------------------------------------------------------------------------- task
 
@@ -47,6 +42,10 @@ class Split(StrEnum):
 
 
 CONTROL_GENERATOR = "nano-impossible 1"
+CLIENT_TOOLS = "client:"
+"""what the tools hash of a conversation begins with whose messages and tools a client gave"""
+AMBIGUOUS_TOOLS = f"{CLIENT_TOOLS}ambiguous:"
+"""of one that continues what several logged conversations hold"""
 """generator of tasks that were made impossible, to measure hacking"""
 
 
@@ -58,115 +57,6 @@ class Provenance(Value):
     seed: int | None = None
     original: dict[str, JsonValue] | None = Field(None, repr=False)
     """the row or files it was imported from, for an export to the same format; not used otherwise"""
-
-
-class Case(Value):
-    """One call of the entry point and the value expected of it, as plain JSON."""
-
-    args: list[JsonValue] = []
-    kwargs: dict[str, JsonValue] = {}
-    expected: JsonValue = None
-
-
-class StateCheck(Value):
-    """One property of what the agent left, computed by the grader from the files themselves."""
-
-    kind: Literal["text", "absent", "json", "csv", "sql", "answer"]
-    path: str | None = None
-    """file in the workspace; every kind but `answer` needs one"""
-    query: str | None = None
-    """sql: the SELECT that is run on the SQLite database at `path`"""
-    ordered: bool = True
-    """csv, sql: whether the order of rows counts"""
-    expected: JsonValue = None
-    """text: the file's text; json: its value; csv, sql: rows; answer: the value to submit"""
-
-    @model_validator(mode="after")
-    def _complete(self) -> StateCheck:
-        if self.kind != "answer" and not self.path:
-            raise ValueError(f"a state check of kind {self.kind!r} needs `path`")
-        if (self.kind == "sql") != (self.query is not None):
-            raise ValueError("`query` belongs to state checks of kind 'sql', and each of those needs one")
-        return self
-
-
-class Suite(Value):
-    """Test files that call the solution. They run in a jail of their own and reach the solution by a
-    proxy."""
-
-    framework: Literal["script", "doctest", "unittest", "pytest"]
-    files: dict[str, str]
-    """test file -> text; none of them enters the workspace"""
-    names: tuple[str, ...] = ()
-    """names of the solution that the tests use; empty: found in the tests"""
-    strict: bool = False
-    """run in one hardened process with the solution, for tests that need live objects; trusted less"""
-
-
-class Metric(Value):
-    """A bound on the solution's source, measured on its syntax tree."""
-
-    name: Literal["statements", "branches", "nesting", "lines"]
-    at_most: int = Field(ge=0)
-
-
-class Scorer(Value):
-    """A question by its generator's arguments, so that the generating library can score answers by its own
-    rule."""
-
-    library: Literal["reasoning-gym"] = "reasoning-gym"
-    version: str
-    """of the library that made the question; another version may make another question"""
-    dataset: str
-    seed: int
-    config: dict[str, JsonValue] = {}
-    question: str
-    """content hash; answers are scored only if the same question is made again"""
-
-
-class HiddenChecks(Value):
-    """What a verdict is computed from. A separate object: it never enters the workspace."""
-
-    kind: Literal["cases", "answer", "command", "suite", "state", "mutants", "reward_file"]
-    entry_point: str | None = None
-    """cases: the function that is called"""
-    cases: tuple[Case, ...] = ()
-    metrics: tuple[Metric, ...] = ()
-    """cases: bounds on metrics that the source must meet as well"""
-    answer: JsonValue = None
-    """answer: the value to submit"""
-    scorer: Scorer | None = None
-    """answer: scorer for answers that differ from `answer`"""
-    command: str | None = None
-    """command, reward_file: a shell line run in a fresh jail on the original files plus the diff"""
-    suite: Suite | None = None
-    state: tuple[StateCheck, ...] = ()
-    mutants: dict[str, str] = {}
-    """mutants: name -> wrong source; the agent's tests must pass on `reference` and fail on every one"""
-    reference: str | None = None
-    """mutants: the right source"""
-    module: str | None = None
-    """mutants: file that the tests import; reference and mutants are put there"""
-    files: dict[str, str] = {}
-    """command, reward_file: test files, added to the workspace when it is graded and never before"""
-    reward_path: str | None = None
-    """reward_file: file in which the command leaves its reward, a number or a JSON object of numbers"""
-
-    @model_validator(mode="after")
-    def _complete(self) -> HiddenChecks:
-        if self.kind == "cases" and not (self.entry_point and self.cases):
-            raise ValueError("checks of kind 'cases' need `entry_point` and at least one case")
-        if self.kind in ("command", "reward_file") and not self.command:
-            raise ValueError(f"checks of kind {self.kind!r} need `command`")
-        if self.kind == "suite" and not (self.suite and self.suite.files):
-            raise ValueError("checks of kind 'suite' need `suite` with at least one test file")
-        if self.kind == "state" and not self.state:
-            raise ValueError("checks of kind 'state' need at least one state check")
-        if self.kind == "mutants" and not (self.mutants and self.reference is not None and self.module):
-            raise ValueError("checks of kind 'mutants' need `mutants`, `reference` and `module`")
-        if self.kind == "reward_file" and not self.reward_path:
-            raise ValueError("checks of kind 'reward_file' need `reward_path`")
-        return self
 
 
 class ToolCall(Value):
@@ -235,7 +125,8 @@ class Task(Value):
     @property
     def id(self) -> str:
         """Content hash of the whole task, hidden checks included."""
-        return content_hash(self.model_dump(mode="json"))
+        dump = self.model_dump(mode="json", exclude={"hidden"})
+        return content_hash(dump | {"hidden": self.hidden and self.hidden.full_dump()})
 
     @property
     def is_control(self) -> bool:
@@ -276,6 +167,8 @@ class Sampling(Value):
 class Finish(StrEnum):
     STOP = "stop"
     LENGTH = "length"
+    CANCELLED = "cancelled"
+    """a client went away while it was being sampled"""
 
 
 class TurnTokens(Value):
@@ -353,6 +246,8 @@ class Turn(Value):
     """One turn: complete -> parse -> execute -> observe."""
 
     index: int = Field(ge=0)
+    messages: tuple[Message, ...] = ()
+    """what a client of the server sent since the turn before; empty where nano's own loop asked"""
     completion: Completion
     thought: str = ""
     """text of the completion besides the calls"""
@@ -522,6 +417,11 @@ class Trajectory(Value):
     """the newest verdict in the log"""
 
     @property
+    def is_served(self) -> bool:
+        """Whether a client of the server gave its messages and tools."""
+        return self.tools_hash.startswith(CLIENT_TOOLS)
+
+    @property
     def last_snapshot(self) -> str | None:
         """The workspace after the last logged turn."""
         return next((t.snapshot for t in reversed(self.turns) if t.snapshot), self.snapshot)
@@ -531,7 +431,11 @@ class Trajectory(Value):
         """Whether the policy left a workspace of which no snapshot can be taken (too large, too deep,
         ...)."""
         acted = next((turn for turn in reversed(self.turns) if turn.calls), None)
-        return self.snapshot is not None and acted is not None and acted.snapshot is None
+        return self.snapshot is not None and acted is not None and self._after(acted) is None
+
+    def _after(self, turn: Turn) -> str | None:
+        """The workspace after a turn; that of a client is known at the end alone."""
+        return self.last_snapshot if self.is_served and self.stop is not None else turn.snapshot
 
     @property
     def inherited(self) -> int:

@@ -15,7 +15,8 @@ from nano_coder.grading.source_measure import measured
 from nano_coder.grading.used_names import used_names
 from nano_coder.sandbox import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
-from nano_shared.types import Case, HiddenChecks, Metric, Suite, Task, Verdict
+from nano_shared.hidden_checks import Case, Metric, Suite
+from nano_shared.types import Task, Verdict
 
 
 @functools.cache
@@ -24,7 +25,7 @@ def _sandbox() -> Sandbox:
 
 
 def _grade(solution: str, files: dict[str, str] | None = None, **hidden: Any) -> Verdict:
-    task = Task(key="k", prompt="p", artifacts=("sol.py",), hidden=HiddenChecks(**hidden), files=files or {})
+    task = Task(key="k", prompt="p", artifacts=("sol.py",), hidden=hidden, files=files or {})
     return grade(task, files={"sol.py": dedent(solution).encode()}, answer=None, sandbox=_sandbox())
 
 

@@ -10,7 +10,8 @@ from nano_coder.grading import two_jail_suite as suites
 from nano_coder.grading.grade import grade
 from nano_coder.sandbox import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
-from nano_shared.types import HiddenChecks, OracleAction, Suite, Task, Trust, Verdict
+from nano_shared.hidden_checks import Suite, SuiteChecks
+from nano_shared.types import OracleAction, Task, Trust, Verdict
 
 RIGHT = "def f(xs):\n    return sum(xs)\n"
 EMPTIES = "def f(xs):\n    xs.clear()\n    return 0\n"
@@ -43,7 +44,7 @@ def _grade(tests: str, solution: str, reference: str | None, framework: str = "s
     if reference is not None:
         oracle = (OracleAction(name="write_file", arguments={"path": "sol.py", "content": reference}),)
     suite = Suite(framework=framework, files={"test_it.py": tests})  # type: ignore[arg-type]
-    hidden = HiddenChecks(kind="suite", suite=suite)
+    hidden = SuiteChecks(suite=suite)
     task = Task(key="k", prompt="p", artifacts=("sol.py",), hidden=hidden, oracle=oracle)
     return grade(task, files={"sol.py": solution.encode()}, answer=None, sandbox=_sandbox())
 

@@ -13,7 +13,8 @@ from nano_coder.commands.display import outcome
 from nano_coder.grading.doctests import with_original_examples
 from nano_coder.grading.submission import grade_folder
 from nano_coder.sandbox import Sandbox, open_sandbox
-from nano_shared.types import HiddenChecks, Limits, Task, Trajectory, Trust, Verdict
+from nano_shared.hidden_checks import CommandChecks
+from nano_shared.types import Limits, Task, Trajectory, Trust, Verdict
 
 LIMITS = Limits(memory_mb=1024, tool_seconds=120)
 CALC = "def add(a, b):\n    return a - b\n"
@@ -52,7 +53,7 @@ def _grade(
         if text is not None:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
-    checks = HiddenChecks(kind="command", command=case.command, files=dict(hidden or {}))
+    checks = CommandChecks(command=case.command, files=dict(hidden or {}))
     return grade_folder(
         Task(key="k", prompt="p", files=case.files, hidden=checks, limits=LIMITS, **task),
         folder,

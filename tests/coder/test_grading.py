@@ -22,8 +22,9 @@ from nano_coder.sandbox import ExecResult, Jail, Sandbox, open_sandbox
 from nano_coder.sandbox.namespaces import NsJail
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import SandboxError, UsageError
+from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks, CommandChecks
 from nano_shared.snapshot import load, snapshot_directory
-from nano_shared.types import Case, HiddenChecks, Limits, Task, Trust, Verdict
+from nano_shared.types import Limits, Task, Trust, Verdict
 
 LIMITS = Limits(memory_mb=256, tool_seconds=60)
 CASES = tuple(Case(args=[[i, 10 * i + 3]], expected=11 * i + 3) for i in range(1, 9))
@@ -35,7 +36,7 @@ def sandbox() -> Sandbox:
 
 
 def _task(**changes: Any) -> Task:
-    hidden = HiddenChecks(kind="cases", entry_point="add_all", cases=CASES)
+    hidden = CaseChecks(entry_point="add_all", cases=CASES)
     return Task(
         **{"key": "k", "prompt": "p", "artifacts": ("sol.py",), "hidden": hidden, "limits": LIMITS, **changes}
     )
@@ -129,15 +130,13 @@ def test_every_honest_way_earns_one(way: str, sandbox: Sandbox) -> None:
 
 def test_a_tuple_counts_as_the_list_that_json_makes_of_it(sandbox: Sandbox) -> None:
     cases = (Case(args=[1, 2], expected=[2, 1]), Case(args=[3, 3], expected=[3, 3]))
-    hidden = HiddenChecks(kind="cases", entry_point="swap", cases=cases)
+    hidden = CaseChecks(entry_point="swap", cases=cases)
     assert _grade(sandbox, "def swap(a, b):\n    return b, a", hidden=hidden).reward == 1.0
 
 
 def test_keyword_arguments_texts_and_nested_values_arrive_as_they_are(sandbox: Sandbox) -> None:
     value = {"a": [1, 2.5, None, True, "é\n\u2028\ud800"], "b": {}}
-    hidden = HiddenChecks(
-        kind="cases", entry_point="echo", cases=(Case(args=[], kwargs={"x": value}, expected=value),)
-    )
+    hidden = CaseChecks(entry_point="echo", cases=(Case(args=[], kwargs={"x": value}, expected=value),))
     assert _grade(sandbox, "def echo(*, x):\n    return x", hidden=hidden).reward == 1.0
 
 
@@ -227,7 +226,7 @@ def test_equality_is_exact_in_type() -> None:
 
 
 def test_an_answer_is_graded_without_a_jail(sandbox: Sandbox) -> None:
-    task = _task(hidden=HiddenChecks(kind="answer", answer="121"))
+    task = _task(hidden=AnswerChecks(answer="121"))
     broken = _Broken(sandbox, fail_open=True)
     assert grade(task, files={}, answer="121", sandbox=broken).reward == 1.0
     assert grade(task, files={}, answer="12", sandbox=broken).reward == 0.0
@@ -471,9 +470,7 @@ def test_a_broken_sandbox_makes_no_reward_of_a_check(project: Path, sandbox: San
 
 def test_a_task_graded_by_a_command_needs_its_workspace(sandbox: Sandbox) -> None:
     with pytest.raises(UsageError, match="needs the whole workspace"):
-        grade(
-            _task(hidden=HiddenChecks(kind="command", command=CHECK)), files={}, answer=None, sandbox=sandbox
-        )
+        grade(_task(hidden=CommandChecks(command=CHECK)), files={}, answer=None, sandbox=sandbox)
 
 
 @pytest.mark.parametrize(

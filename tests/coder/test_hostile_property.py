@@ -17,7 +17,8 @@ from nano_coder.grading.two_jail_suite import _judged, read_reports
 from nano_coder.run.execution import grade_run, run_task
 from nano_coder.sandbox import ExecResult, Sandbox, open_sandbox
 from nano_shared.errors import SandboxError
-from nano_shared.types import Case, HiddenChecks, StopReason
+from nano_shared.hidden_checks import Case, CaseChecks
+from nano_shared.types import StopReason
 
 NONCE = "0" * 32
 ENDED = ExecResult(
@@ -85,7 +86,7 @@ def _ruin(steps: list[tuple[str, list[bytes], list[bytes], int]], folder: Path, 
     for deed, path, other, number in steps:
         lines.append(f"p, q, n = {b'/'.join(path)!r}, {b'/'.join(other)!r}, {number}")
         lines.append(f"try: {deed}\nexcept (OSError, ValueError): pass")
-    hidden = HiddenChecks(kind="cases", entry_point="f", cases=(Case(args=[1], expected=2),))
+    hidden = CaseChecks(entry_point="f", cases=(Case(args=[1], expected=2),))
     task = a_task(files={"a.py": "f = 1\n"}, artifacts=("a.py",), limits=limits(), hidden=hidden)
     texts = [act("python", code="\n".join(lines)), act("shell", command="ls -la"), SUBMIT]
     runtime = a_runtime(folder, texts, sandbox=sandbox)

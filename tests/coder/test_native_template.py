@@ -133,7 +133,8 @@ def test_roles_that_a_template_lacks_are_folded_and_said() -> None:
 def test_a_template_that_drops_reasoning_begins_a_row() -> None:
     native = template("qwen-3")
     conversation = Conversation((Message(role=Role.USER, content="Go."),), tools=TOOLS_SHOWN, started=NOON)
-    text = '<think>\nHm.\n</think>\n\n<tool_call>\n{"name": "shell", "arguments": {"command": "ls"}}\n</tool_call>'
+    call = '<tool_call>\n{"name": "shell", "arguments": {"command": "ls"}}\n</tool_call>'
+    text = f"<think>\nHm.\n</think>\n\n{call}"
     for said_next in (Role.TOOL, Role.TOOL):
         row, context = native.next_row(conversation)
         assert row == 0  # within its work the model sees its reasoning

@@ -14,7 +14,8 @@ from oddities import CASES, SUITES
 from nano_coder.grading.grade import grade
 from nano_coder.sandbox import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
-from nano_shared.types import Case, HiddenChecks, Suite, Task, Verdict
+from nano_shared.hidden_checks import Case, Suite
+from nano_shared.types import Task, Verdict
 
 
 @functools.cache
@@ -23,7 +24,7 @@ def _sandbox() -> Sandbox:
 
 
 def _grade(solution: str, **hidden: Any) -> Verdict:
-    task = Task(key="k", prompt="p", artifacts=("sol.py",), hidden=HiddenChecks(**hidden))
+    task = Task(key="k", prompt="p", artifacts=("sol.py",), hidden=hidden)
     return grade(task, files={"sol.py": solution.encode()}, answer=None, sandbox=_sandbox())
 
 

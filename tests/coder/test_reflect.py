@@ -19,7 +19,7 @@ from nano_coder.run.replay import execute, refeed
 from nano_rl.learn.rows.sample import to_samples
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
-from nano_shared.types import HiddenChecks
+from nano_shared.hidden_checks import CommandChecks
 
 WRONG = act("write_file", path="a.py", content="two\n")
 RIGHT = act("write_file", path="a.py", content="three\n")
@@ -65,7 +65,7 @@ def test_each_attempt_has_as_many_turns_as_the_first(tmp_path: Path) -> None:
 
 
 def test_a_hidden_check_stays_hidden(tmp_path: Path) -> None:
-    hidden = HiddenChecks(kind="command", command="grep -q secret-word a.py")
+    hidden = CommandChecks(command="grep -q secret-word a.py")
     runtime = a_runtime(tmp_path, [SUBMIT, SUBMIT])
     _, second = attempt_task(a_task(hidden=hidden), runtime, reflect=1)
     told = second.turns[0].observations[-1].text

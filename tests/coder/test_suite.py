@@ -11,7 +11,8 @@ import pytest
 from nano_coder.grading.grade import grade
 from nano_coder.sandbox import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
-from nano_shared.types import HiddenChecks, OracleAction, Suite, Task, Trust, Verdict
+from nano_shared.hidden_checks import Suite, SuiteChecks
+from nano_shared.types import OracleAction, Task, Trust, Verdict
 
 
 @functools.cache
@@ -26,7 +27,7 @@ def _grade(tests: str, solution: str, framework: str = "script", **options: Any)
     suite = Suite(framework=framework, files={name: dedent(tests)}, **options)
     task = Task(
         key="k", prompt="p", files={"sol.py": dedent(original)} if original else {}, artifacts=("sol.py",),
-        hidden=HiddenChecks(kind="suite", suite=suite),
+        hidden=SuiteChecks(suite=suite),
         oracle=reference and (
             OracleAction(name="write_file", arguments={"path": "sol.py", "content": reference}),
         ),

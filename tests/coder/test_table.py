@@ -20,7 +20,8 @@ from nano_coder.grading.inside.value_codec import Crossing
 from nano_coder.grading.two_jail_suite import Job, run_suite
 from nano_coder.sandbox import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
-from nano_shared.types import HiddenChecks, Limits, Suite, Task, Verdict
+from nano_shared.hidden_checks import Suite, SuiteChecks
+from nano_shared.types import Limits, Task, Verdict
 
 LOOP = """\
 from sol import total as f
@@ -86,7 +87,7 @@ class _Counting:
 def _grade(text: str, solution: str, sandbox: Any = None, limits: Limits | None = None) -> Verdict:
     task = Task(
         key="k", prompt="p", artifacts=("sol.py",), limits=limits or Limits(),
-        hidden=HiddenChecks(kind="suite", suite=_suite(text)),
+        hidden=SuiteChecks(suite=_suite(text)),
     )  # fmt: skip
     return grade(task, files={"sol.py": solution.encode()}, answer=None, sandbox=sandbox or _sandbox())
 

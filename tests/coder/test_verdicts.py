@@ -18,18 +18,9 @@ from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.sandbox import Jail, Sandbox, open_sandbox
 from nano_coder.sandbox.namespaces import NsJail
 from nano_coder.verify.tokens import expected_hash
+from nano_shared.hidden_checks import Case, CaseChecks, Suite, SuiteChecks
 from nano_shared.snapshot import Quota, apply, snapshot_directory
-from nano_shared.types import (
-    Case,
-    HiddenChecks,
-    Limits,
-    OracleAction,
-    StopReason,
-    Suite,
-    Task,
-    Trajectory,
-    Verdict,
-)  # fmt: skip
+from nano_shared.types import Limits, OracleAction, StopReason, Task, Trajectory, Verdict
 
 LIMITS = Limits(memory_mb=512, tool_seconds=60)
 
@@ -41,7 +32,7 @@ def sandbox() -> Sandbox:
 
 def _cases(source: str, sandbox: Sandbox, **changes: Any) -> Verdict:
     cases = (Case(args=[[1, 2]], expected=3), Case(args=[[2, 2]], expected=4))
-    hidden = HiddenChecks(kind="cases", entry_point="add_all", cases=cases)
+    hidden = CaseChecks(entry_point="add_all", cases=cases)
     task = Task(key="k", prompt="p", artifacts=("sol.py",), hidden=hidden, limits=LIMITS, **changes)
     return grade(task, files={"sol.py": dedent(source).encode()}, answer=None, sandbox=sandbox)
 
@@ -56,7 +47,7 @@ def _suite(
     **changes: Any,
 ) -> Verdict:
     suite = Suite(framework=framework, files={"test_it.py": dedent(tests)}, strict=strict)  # type: ignore[arg-type]
-    hidden = HiddenChecks(kind="suite", suite=suite)
+    hidden = SuiteChecks(suite=suite)
     task = Task(key="k", prompt="p", artifacts=("sol.py",), hidden=hidden, limits=LIMITS, **changes)
     return grade(task, files={"sol.py": dedent(source).encode()}, answer=None, sandbox=sandbox)
 
@@ -229,7 +220,7 @@ def _ruined(source: str, folder: Path, first: tuple[str, ...] = ()) -> tuple[Tra
         files={"a.py": "def f(x): return x\n"},
         artifacts=("a.py",),
         limits=limits(memory_mb=1024),
-        hidden=HiddenChecks(kind="cases", entry_point="f", cases=cases),
+        hidden=CaseChecks(entry_point="f", cases=cases),
     )
     runtime = a_runtime(folder, [*first, act("python", code=source), act("shell", command="ls"), SUBMIT])
     return grade_run(run_task(task, runtime), runtime), runtime
@@ -310,7 +301,7 @@ def test_new_bytes_of_one_run_are_limited_and_it_is_told(
 
 
 def test_a_run_whose_sandbox_failed_has_no_reward(tmp_path: Path) -> None:
-    hidden = HiddenChecks(kind="cases", entry_point="f", cases=(Case(),))
+    hidden = CaseChecks(entry_point="f", cases=(Case(),))
     gone = _Gone(open_sandbox("ns"))
     runtime = a_runtime(tmp_path, [act("shell", command="ls"), SUBMIT], sandbox=gone)
     run = grade_run(run_task(a_task(artifacts=("a.py",), hidden=hidden), runtime), runtime)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from nano_shared.types import (
+from nano_shared.hidden_checks import (
+    AnswerChecks,
     Case,
+    CaseChecks,
+    CommandChecks,
     HiddenChecks,
-    Limits,
     Metric,
-    OracleAction,
-    Provenance,
-    Split,
+    MutantChecks,
+    RewardFileChecks,
     StateCheck,
+    StateChecks,
     Suite,
-    Task,
+    SuiteChecks,
 )
+from nano_shared.types import Limits, OracleAction, Provenance, Split, Task
 
 line = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 word = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True)
@@ -56,19 +59,19 @@ metrics = st.lists(
 ).map(tuple)
 HIDDEN = {
     "cases": st.builds(
-        HiddenChecks, kind=st.just("cases"), entry_point=word, cases=cases, metrics=metrics
+        CaseChecks, entry_point=word, cases=cases, metrics=metrics
     ),
-    "answer": st.builds(HiddenChecks, kind=st.just("answer"), answer=json_values),
-    "command": st.builds(HiddenChecks, kind=st.just("command"), command=line, files=sources),
-    "suite": st.builds(HiddenChecks, kind=st.just("suite"), suite=suites),
+    "answer": st.builds(AnswerChecks, answer=json_values),
+    "command": st.builds(CommandChecks, command=line, files=sources),
+    "suite": st.builds(SuiteChecks, suite=suites),
     "state": st.builds(
-        HiddenChecks, kind=st.just("state"), state=st.lists(state_checks, min_size=1, max_size=2).map(tuple)
+        StateChecks, state=st.lists(state_checks, min_size=1, max_size=2).map(tuple)
     ),
     "mutants": st.builds(
-        HiddenChecks, kind=st.just("mutants"), mutants=sources, reference=line, module=path
+        MutantChecks, mutants=sources, reference=line, module=path
     ),
     "reward_file": st.builds(
-        HiddenChecks, kind=st.just("reward_file"), command=line, reward_path=path, files=sources
+        RewardFileChecks, command=line, reward_path=path, files=sources
     ),
 }  # fmt: skip
 oracles = st.lists(

@@ -8,7 +8,8 @@ from typing import Any
 from nano_coder.grading.grade import grade
 from nano_coder.sandbox import Sandbox
 from nano_coder.sandbox.backend import open_sandbox
-from nano_shared.types import Case, HiddenChecks, Task
+from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks
+from nano_shared.types import Task
 
 
 @cache
@@ -18,7 +19,7 @@ def _sandbox() -> Sandbox:
 
 def submitted(completions: list[str], answer: list[str], **_columns: Any) -> list[float | None]:
     """A completion is the answer that was submitted."""
-    tasks = [Task(key="a", prompt="p", hidden=HiddenChecks(kind="answer", answer=right)) for right in answer]
+    tasks = [Task(key="a", prompt="p", hidden=AnswerChecks(answer=right)) for right in answer]
     return [
         grade(task, files={}, answer=text, sandbox=_sandbox()).reward
         for task, text in zip(tasks, completions, strict=True)
@@ -29,7 +30,7 @@ def returned(completions: list[str], answer: list[str], **_columns: Any) -> list
     """A completion is the text that a function of the solution returns."""
     rewards = []
     for text, right in zip(completions, answer, strict=True):
-        hidden = HiddenChecks(kind="cases", entry_point="f", cases=(Case(args=[], expected=right),))
+        hidden = CaseChecks(entry_point="f", cases=(Case(args=[], expected=right),))
         task = Task(key="a", prompt="p", artifacts=("solution.py",), hidden=hidden)
         source = f"def f():\n    return {text!r}\n".encode()
         rewards.append(grade(task, files={"solution.py": source}, answer=None, sandbox=_sandbox()).reward)

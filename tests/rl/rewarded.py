@@ -11,8 +11,9 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.config.training import RewardConfig
 from nano_rl.gather.rollouts import execute
 from nano_rl.rewards import Reward, open_reward
+from nano_shared.hidden_checks import Case, CaseChecks
 from nano_shared.store import LogStore
-from nano_shared.types import Case, HiddenChecks, Limits, Task, Trajectory
+from nano_shared.types import Limits, Task, Trajectory
 
 RIGHT = "    return a + b"
 WRONG = "    return a - b"
@@ -25,8 +26,7 @@ ADD = Task(
     artifacts=("sums.py",),
     check="python -m pytest -q",
     limits=Limits(max_turns=8, max_tokens=2000),
-    hidden=HiddenChecks(
-        kind="cases",
+    hidden=CaseChecks(
         entry_point="add",
         cases=(Case(args=[1, 1], expected=2), Case(args=[4, 0], expected=4), Case(args=[-1, 5], expected=4)),
     ),

@@ -10,6 +10,7 @@ from nano_coder.sandbox import Sandbox, open_sandbox
 from nano_rl.suites import reasoning
 from nano_rl.tasks.make import make_tasks
 from nano_shared.errors import UsageError
+from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.types import Split, Task
 
 CHUNKS = 15
@@ -33,7 +34,7 @@ def test_every_dataset_scores_its_oracle_and_a_wrong_answer(chunk: int, sandbox:
     for dataset in reasoning.datasets()[chunk::CHUNKS]:
         task = one(dataset)
         hidden = task.hidden
-        assert hidden is not None
+        assert isinstance(hidden, AnswerChecks)
         assert hidden.scorer is not None
         if hidden.answer is not None:
             assert ask_scorer(hidden.scorer, str(hidden.answer), sandbox) == pytest.approx(1), dataset
@@ -45,7 +46,7 @@ def test_every_dataset_scores_its_oracle_and_a_wrong_answer(chunk: int, sandbox:
 @pytest.mark.timeout(1800)
 def test_an_equal_answer_counts_and_a_program_is_tampering(sandbox: Sandbox) -> None:
     task = one("countdown", split=Split.TEST)
-    assert task.hidden is not None
+    assert isinstance(task.hidden, AnswerChecks)
     assert grade(task, files={}, answer=f"({task.hidden.answer})", sandbox=sandbox).reward == 1.0
     forged = grade(task, files={}, answer="__import__('os').system('true')", sandbox=sandbox)
     assert forged.reward == 0.0

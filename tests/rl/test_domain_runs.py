@@ -7,6 +7,7 @@ from domains import run, runtime, sample
 
 from nano_coder.run.execution import Runtime
 from nano_rl.suites.family import act
+from nano_shared.hidden_checks import StateChecks
 from nano_shared.types import Split, StopReason, Task
 
 DOMAINS = ("shell", "sql", "data", "logic", "workplace")
@@ -65,7 +66,8 @@ def test_a_wrong_end_state_earns_nothing(suite: str, spoil: object, within: Runt
     *solution, end = task.oracle or ()
     if suite == "sql":
         database = solution[0].arguments["database"]
-        table = str(task.hidden and task.hidden.state[0].query).split()[3]
+        assert isinstance(task.hidden, StateChecks)
+        table = str(task.hidden.state[0].query).split()[3]
         spoil = act("sql", database=database, statement=f"DELETE FROM {table}")
     assert run(task, [*solution, spoil, end], within).reward == 0.0  # type: ignore[list-item]
 

@@ -12,6 +12,7 @@ from nano_rl.formats.folder_format import read_tree
 from nano_rl.formats.row_format import ReadOptions
 from nano_rl.tasks.make import read_tasks
 from nano_shared.errors import NanoError
+from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.types import Task
 
 DATA = Path(__file__).parent / "data"
@@ -56,7 +57,7 @@ def test_what_was_read_is_given_back(name: str, tmp_path: Path) -> None:
 def test_the_rollouts_of_a_task_are_one_task() -> None:
     (task,) = tasks_of(DATA / "nemo_rollouts.jsonl")
     assert task.prompt == "What is 3 + 3?"
-    assert task.hidden is not None
+    assert isinstance(task.hidden, AnswerChecks)
     assert task.hidden.answer == "6"
 
 

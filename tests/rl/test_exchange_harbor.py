@@ -11,8 +11,20 @@ import pytest
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.formats.folder_format import read_tree
 from nano_rl.formats.harbor import HARBOR
+from nano_shared.hidden_checks import (
+    AnswerChecks,
+    Case,
+    CaseChecks,
+    CommandChecks,
+    MutantChecks,
+    RewardFileChecks,
+    StateCheck,
+    StateChecks,
+    Suite,
+    SuiteChecks,
+)
 from nano_shared.refusal import Refused
-from nano_shared.types import Case, HiddenChecks, StateCheck, Suite, Task
+from nano_shared.types import Task
 
 EXAMPLE = Path(__file__).parent / "data" / "harbor_words"
 
@@ -31,7 +43,7 @@ def test_paths_of_the_container_are_moved_into_the_jail() -> None:
 @pytest.mark.parametrize(("solved", "reward"), [(True, b"1\n"), (False, b"0\n")])
 def test_the_verifier_runs_in_a_jail(solved: bool, reward: bytes) -> None:
     task = imported(EXAMPLE)
-    assert task.hidden is not None
+    assert isinstance(task.hidden, RewardFileChecks)
     assert task.oracle is not None
     with closing(open_sandbox().open(None, task.limits)) as jail:
         for name, text in task.files.items():
@@ -41,8 +53,8 @@ def test_the_verifier_runs_in_a_jail(solved: bool, reward: bytes) -> None:
             assert done.ok, done.stderr
         for name, text in task.hidden.files.items():
             jail.write(name, text.encode())
-        jail.run(["/bin/sh", "-c", str(task.hidden.command)])
-        assert jail.read(str(task.hidden.reward_path)) == reward
+        jail.run(["/bin/sh", "-c", task.hidden.command])
+        assert jail.read(task.hidden.reward_path) == reward
 
 
 REFUSED = {
@@ -84,31 +96,28 @@ def test_what_needs_a_container_is_refused_with_its_place(
 
 GRADED = {
     "cases": (
-        HiddenChecks(kind="cases", entry_point="inc", cases=(Case(args=[1], expected=2),)),
+        CaseChecks(entry_point="inc", cases=(Case(args=[1], expected=2),)),
         {"s.py": "def inc(n):\n    return n + 1\n"},
         {"s.py": "def inc(n):\n    return True\n"},
     ),
-    "answer": (HiddenChecks(kind="answer", answer=4), {"answer.txt": "4\n"}, {"answer.txt": "5"}),
+    "answer": (AnswerChecks(answer=4), {"answer.txt": "4\n"}, {"answer.txt": "5"}),
     "command": (
-        HiddenChecks(kind="command", command="sh check.sh", files={"check.sh": "test -f done"}),
+        CommandChecks(command="sh check.sh", files={"check.sh": "test -f done"}),
         {"done": ""},
         {"check.sh": "exit 0"},
     ),
     "suite": (
-        HiddenChecks(
-            kind="suite", suite=Suite(framework="script", files={"t.py": "from s import x\nassert x == 1"})
-        ),
+        SuiteChecks(suite=Suite(framework="script", files={"t.py": "from s import x\nassert x == 1"})),
         {"s.py": "x = 1"},
         {"s.py": "x = 2"},
     ),
     "state": (
-        HiddenChecks(kind="state", state=(StateCheck(kind="json", path="a.json", expected=[1, None]),)),
+        StateChecks(state=(StateCheck(kind="json", path="a.json", expected=[1, None]),)),
         {"a.json": "[1, null]"},
         {"a.json": "[1, 0]"},
     ),
     "mutants": (
-        HiddenChecks(
-            kind="mutants",
+        MutantChecks(
             mutants={"minus": "def f(n): return n - 1"},
             reference="def f(n): return n + 1",
             module="s.py",

@@ -11,17 +11,18 @@ from nano_rl.formats.episode import Episode
 from nano_rl.formats.gym_server import COOKIE, GymSessions, gym_app
 from nano_rl.formats.nemo_gym import NEMO_GYM
 from nano_rl.tasks.make import make_tasks
+from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks
 from nano_shared.store import LogStore
-from nano_shared.types import Case, HiddenChecks, Split, Task
+from nano_shared.types import Split, Task
 
 CODE = Task(
     key="inc",
     prompt="Write inc in s.py.",
     artifacts=("s.py",),
     tools=("write_file", "read_file"),
-    hidden=HiddenChecks(kind="cases", entry_point="inc", cases=(Case(args=[1], expected=2),)),
+    hidden=CaseChecks(entry_point="inc", cases=(Case(args=[1], expected=2),)),
 )
-ASK = Task(key="ask", prompt="2 + 2?", hidden=HiddenChecks(kind="answer", answer=4))
+ASK = Task(key="ask", prompt="2 + 2?", hidden=AnswerChecks(answer=4))
 ANSWER = {
     "output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "4"}]}]
 }

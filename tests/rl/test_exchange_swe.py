@@ -13,6 +13,7 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.formats.row_format import ReadOptions
 from nano_rl.formats.swe_bench import SWE_BENCH, read_swe
 from nano_rl.tasks.oracle import oracle_policy
+from nano_shared.hidden_checks import CommandChecks
 from nano_shared.refusal import Refused
 from nano_shared.store import LogStore
 
@@ -61,7 +62,7 @@ def row(repo: Path) -> dict[str, object]:
 def test_the_workspace_is_the_base_commit_and_nothing_else(repo: Path) -> None:
     task = read_swe(row(repo), ReadOptions(repo=repo))
     assert task.files == {"calc.py": WRONG}
-    assert task.hidden is not None
+    assert isinstance(task.hidden, CommandChecks)
     assert task.hidden.files["test_calc.py"] == TEST
 
 

@@ -8,14 +8,15 @@ import pytest
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.formats.trl_environment import TRL, environment_class
 from nano_shared.errors import UsageError
+from nano_shared.hidden_checks import Case, CaseChecks
 from nano_shared.store import LogStore
-from nano_shared.types import Case, HiddenChecks, Task
+from nano_shared.types import Task
 
 CODE = Task(
     key="inc",
     prompt="Write inc in s.py.",
     artifacts=("s.py",),
-    hidden=HiddenChecks(kind="cases", entry_point="inc", cases=(Case(args=[1], expected=2),)),
+    hidden=CaseChecks(entry_point="inc", cases=(Case(args=[1], expected=2),)),
 )
 
 

@@ -14,11 +14,12 @@ from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.cli import cli
 from nano_shared.errors import LogError, UsageError
+from nano_shared.hidden_checks import Case, CaseChecks, HiddenChecks
 from nano_shared.store import LogStore
-from nano_shared.types import Case, HiddenChecks, Task
+from nano_shared.types import Task
 
 CASES = (Case(args=[1], expected=2), Case(args=[5], expected=6), Case(args=[0], expected=0))
-HIDDEN = HiddenChecks(kind="cases", entry_point="add", cases=CASES)
+HIDDEN = CaseChecks(entry_point="add", cases=CASES)
 SCRIPT = ["@write_file path=a.py\ndef add(x):\n    return x + 1\n", "@submit"]
 
 

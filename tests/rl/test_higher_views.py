@@ -15,6 +15,7 @@ from nano_rl.suites.functions.program import Param, Program, ValueKind, compile_
 from nano_rl.suites.functions.refactor_views import verbose_body
 from nano_rl.suites.functions.views import VIEWS, make_task
 from nano_rl.tasks.suite import split_of
+from nano_shared.hidden_checks import CaseChecks, MutantChecks
 from nano_shared.types import Split, Task
 
 HIGHER = [view for view in VIEWS if view.level >= 4]
@@ -45,7 +46,7 @@ def test_tasks_belong_to_their_split_and_offer_what_the_oracle_needs(task: Task)
 @pytest.mark.parametrize("task", ALL, ids=lambda t: t.key)
 def test_every_function_of_a_workspace_belongs_to_the_split(task: Task) -> None:
     """The function on top, which only lists the others, aside."""
-    top = task.hidden.entry_point if task.hidden and len(task.hidden.cases) else None
+    top = task.hidden.entry_point if isinstance(task.hidden, CaseChecks) else None
     for name, text in follow(task)[0].items():
         for node in ast.parse(text).body:
             if isinstance(node, ast.FunctionDef) and not (node.name == top and _lists_calls(node)):
@@ -93,13 +94,13 @@ def test_a_file_among_several_is_not_named() -> None:
 
 def test_an_extended_function_keeps_its_old_calls_and_takes_new_ones() -> None:
     for task in SAMPLE["extend", 6]:
-        assert task.hidden is not None
+        assert isinstance(task.hidden, CaseChecks)
         old = [c for c in task.hidden.cases if not c.kwargs]
         new = [c for c in task.hidden.cases if c.kwargs]
         assert len(old) >= 8
         assert len(new) >= 8
         source = task.files[task.artifacts[0]]
-        function = compile_function(source, str(task.hidden.entry_point))
+        function = compile_function(source, task.hidden.entry_point)
         assert all(outcome(function, c.args) == ("value", c.expected) for c in old)
 
 
@@ -107,7 +108,7 @@ def test_a_refactoring_starts_beyond_its_bound() -> None:
     from nano_coder.grading.source_measure import measured
 
     for task in SAMPLE["refactor", 6]:
-        assert task.hidden is not None
+        assert isinstance(task.hidden, CaseChecks)
         (bound,) = task.hidden.metrics
         name = task.artifacts[0]
         before, after = measured({name: task.files[name]}), measured({name: follow(task)[0][name]})
@@ -118,9 +119,9 @@ def test_a_refactoring_starts_beyond_its_bound() -> None:
 
 def test_given_mistakes_are_those_that_are_graded() -> None:
     for task in SAMPLE["write_test", 5]:
-        assert task.hidden is not None
+        assert isinstance(task.hidden, MutantChecks)
         for source in task.hidden.mutants.values():
-            (changed,) = set(source.split("\n")) - set(str(task.hidden.reference).split("\n"))
+            (changed,) = set(source.split("\n")) - set(task.hidden.reference.split("\n"))
             assert changed.strip() in task.prompt
 
 

@@ -15,7 +15,8 @@ from gradecheck.runner import run
 from nano_coder.grading.submission import grade_folder
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.tasks.make import make_tasks
-from nano_shared.types import Case, HiddenChecks, Split, Task
+from nano_shared.hidden_checks import Case, CaseChecks
+from nano_shared.types import Split, Task
 
 REFERENCES = {
     "add_all": ("def add_all(xs):\n    total = 0\n    for x in xs:\n        total += x\n    return total\n",
@@ -30,7 +31,7 @@ REFERENCES = {
 
 def _task(name: str) -> Task:
     cases = tuple(Case(args=list(args), expected=expected) for args, expected in REFERENCES[name][1])
-    hidden = HiddenChecks(kind="cases", entry_point=name, cases=cases)
+    hidden = CaseChecks(entry_point=name, cases=cases)
     return Task(key=name, prompt=f"Write {name}.", artifacts=("solution.py",), hidden=hidden)
 
 

@@ -23,8 +23,9 @@ from nano_rl.preferences.pairs import PreferencePair, read_pairs
 from nano_shared import snapshot
 from nano_shared.command_line import run_command
 from nano_shared.feedback import Feedback, FeedbackKind, workspace_edit
+from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.store import LogStore
-from nano_shared.types import HiddenChecks, Task, ToolCall, Trajectory
+from nano_shared.types import Task, ToolCall, Trajectory
 
 Nano = Callable[..., tuple[int, str, str]]
 
@@ -62,7 +63,7 @@ def executed(store: LogStore, *texts: str, key: str = "task-0") -> Trajectory:
     """A run that really happened."""
     task = Task(
         key=key, prompt="Write add.", files={"a.py": "one\ntwo\nthree\n"},
-        hidden=HiddenChecks(kind="answer", answer="never"),
+        hidden=AnswerChecks(answer="never"),
     )  # fmt: skip
     policy = ScriptedPolicy([*texts, act("submit")], tokens=True)
     return run_task(task, Runtime(policy=policy, sandbox=open_sandbox(), store=store))

@@ -19,10 +19,11 @@ from nano_rl.imitation.demonstrations import admit
 from nano_rl.tasks.make import write_tasks
 from nano_rl.tiny import build_tiny
 from nano_shared.command_line import run_command
+from nano_shared.hidden_checks import CommandChecks
 from nano_shared.redact import is_redacted
 from nano_shared.redact.store import RedactingStore
 from nano_shared.store import LogStore
-from nano_shared.types import HiddenChecks, Task, ToolCall
+from nano_shared.types import Task, ToolCall
 
 SECRET = "ghp_" + "aB3dE6gH9jK2mN5pQ8sTvW1xY4zA7cD0fG3h"
 PASSWORD = "hunter-Two-93"
@@ -34,7 +35,7 @@ def a_task(oracle: Sequence[ToolCall] | None = None) -> Task:
         key="deploy",
         prompt=f"Deploy with {SECRET} to https://admin:{PASSWORD}@example.org/app.",
         files={"conf.py": f'TOKEN = "{SECRET}"\n'},
-        hidden=HiddenChecks(kind="command", command="true"),
+        hidden=CommandChecks(command="true"),
         oracle=oracle,
     )
 

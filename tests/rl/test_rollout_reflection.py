@@ -18,8 +18,9 @@ from nano_rl.imitation.demonstrations import admit
 from nano_rl.learn.rows.group import form_groups
 from nano_rl.learn.rows.sample import to_samples
 from nano_shared.command_line import run_command
+from nano_shared.hidden_checks import CommandChecks
 from nano_shared.store import LogStore
-from nano_shared.types import HiddenChecks, Task, ToolCall
+from nano_shared.types import Task, ToolCall
 
 PROFILE = PROFILES["compact-1"]
 
@@ -34,7 +35,7 @@ RIGHT = act("write_file", path="a.py", content="three\n")
 
 
 def a_task(key: str = "t") -> Task:
-    hidden = HiddenChecks(kind="command", command="grep -q three a.py")
+    hidden = CommandChecks(command="grep -q three a.py")
     return Task(key=key, prompt="Write three.", files={"a.py": "one\n"}, hidden=hidden)
 
 

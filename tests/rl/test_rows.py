@@ -10,6 +10,7 @@ import pytest
 
 from nano_rl.tasks.make import read_tasks, write_tasks
 from nano_shared.errors import UsageError
+from nano_shared.hidden_checks import AnswerChecks, CaseChecks, SuiteChecks
 from nano_shared.types import Task
 
 PLAIN = {
@@ -39,18 +40,17 @@ def _read(folder: Path, *rows: Any) -> list[Task]:
 
 def test_the_plainest_row_is_a_task_of_cases(tmp_path: Path) -> None:
     (task,) = _read(tmp_path, PLAIN)
-    assert task.hidden is not None
+    assert isinstance(task.hidden, CaseChecks)
     assert (task.key, task.artifacts, task.files) == ("p/1", ("sol.py",), {"data.txt": "x"})
-    assert (task.hidden.kind, task.hidden.entry_point) == ("cases", "add")
+    assert task.hidden.entry_point == "add"
     assert task.hidden.cases[0].expected == 3
     assert "sol.py" in task.prompt
 
 
 def test_a_published_row_hides_its_tests_and_shows_what_it_calls_visible(tmp_path: Path) -> None:
     (task,) = _read(tmp_path, SCRIPT)
-    assert task.hidden is not None
-    assert task.hidden.suite is not None
-    assert (task.hidden.kind, task.hidden.suite.framework) == ("suite", "script")
+    assert isinstance(task.hidden, SuiteChecks)
+    assert task.hidden.suite.framework == "script"
     assert (task.hidden.suite.names, task.hidden.suite.strict) == (("f",), False)
     assert (task.files, task.check) == ({"seen.py": "from solution import f\n"}, "python seen.py")
     assert "assert f(1)" not in task.prompt
@@ -60,8 +60,8 @@ def test_a_published_row_hides_its_tests_and_shows_what_it_calls_visible(tmp_pat
 
 def test_an_output_to_predict_is_an_answer(tmp_path: Path) -> None:
     (task,) = _read(tmp_path, LITERAL)
-    assert task.hidden is not None
-    assert (task.hidden.kind, task.hidden.answer, task.artifacts) == ("answer", "[(1, 2)]", ())
+    assert isinstance(task.hidden, AnswerChecks)
+    assert (task.hidden.answer, task.artifacts) == ("[(1, 2)]", ())
 
 
 def test_tests_that_make_objects_of_a_class_of_the_solution_are_strict(tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ def test_tests_that_make_objects_of_a_class_of_the_solution_are_strict(tmp_path:
     }
     row = {**SCRIPT, "entry_point": None, "tests": tests, "reference_solution": "class Box:\n    x = 1\n"}
     error = {**row, "id": "s/2", "reference_solution": "class Box(Exception):\n    x = 1\n"}
-    suites = [task.hidden.suite for task in _read(tmp_path, row, error) if task.hidden is not None]
-    assert [suite.strict for suite in suites if suite] == [True, False]
+    hidden = [task.hidden for task in _read(tmp_path, row, error)]
+    assert [checks.suite.strict for checks in hidden if isinstance(checks, SuiteChecks)] == [True, False]
 
 
 def test_rows_of_several_kinds_share_a_file_and_come_back_as_tasks(tmp_path: Path) -> None:
@@ -124,5 +124,5 @@ def test_a_reason_is_one_plain_sentence(tmp_path: Path) -> None:
 
 def test_a_name_is_read_as_python_reads_it(tmp_path: Path) -> None:
     (task,) = _read(tmp_path, {**PLAIN, "entry_point": "\ufb01x_\u00b5"})  # a ligature, a micro sign
-    assert task.hidden is not None
+    assert isinstance(task.hidden, CaseChecks)
     assert task.hidden.entry_point == "fix_\u03bc"

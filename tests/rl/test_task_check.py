@@ -18,13 +18,14 @@ from nano_rl.tasks.check import TaskFinding, check_task
 from nano_rl.tasks.make import draw_tasks, read_tasks, write_tasks
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
-from nano_shared.types import Case, HiddenChecks, OracleAction, Split, Task, Trajectory, Verdict
+from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks, HiddenChecks
+from nano_shared.types import OracleAction, Split, Task, Trajectory, Verdict
 
 SOURCE = "def least(a, b):\n    if a < b:\n        return a\n    return b\n"
 CASES = tuple(Case(args=[a, b], expected=min(a, b)) for a, b in ((1, 2), (2, 1), (5, 5), (-3, 4), (9, -9)))
 GOOD = Task(
     key="least", prompt="Write least(a, b) to min2.py.", artifacts=("min2.py",),
-    tools=("write_file", "submit"), hidden=HiddenChecks(kind="cases", entry_point="least", cases=CASES),
+    tools=("write_file", "submit"), hidden=CaseChecks(entry_point="least", cases=CASES),
     oracle=(
         OracleAction(name="write_file", arguments={"path": "min2.py", "content": SOURCE}),
         OracleAction(name="submit"),
@@ -33,7 +34,7 @@ GOOD = Task(
 )  # fmt: skip
 QUESTION = Task(
     key="question", prompt="What is 6 times 7?", tools=("submit",),
-    hidden=HiddenChecks(kind="answer", answer="42"),
+    hidden=AnswerChecks(answer="42"),
     oracle=(OracleAction(name="submit", arguments={"answer": "42"}),),
 )  # fmt: skip
 
@@ -43,7 +44,7 @@ def but(task: Task, **changes: object) -> Task:
 
 
 def with_cases(*cases: Case) -> HiddenChecks:
-    return HiddenChecks(kind="cases", entry_point="least", cases=cases)
+    return CaseChecks(entry_point="least", cases=cases)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_without_a_program_the_survey_is_skipped_and_says_so(runtime: Runtime) -
         (
             but(
                 QUESTION,
-                hidden=HiddenChecks(kind="answer", answer="''"),
+                hidden=AnswerChecks(answer="''"),
                 oracle=(OracleAction(name="submit", arguments={"answer": "''"}),),
             ),
             "no_op",

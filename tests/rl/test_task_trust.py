@@ -9,7 +9,8 @@ import pytest
 from nano_coder.run.execution import Runtime
 from nano_rl.tasks.admission import scratch_runtime
 from nano_rl.tasks.check import check_task
-from nano_shared.types import Case, HiddenChecks, OracleAction, Split, Task
+from nano_shared.hidden_checks import Case, CaseChecks
+from nano_shared.types import OracleAction, Split, Task
 
 CONNECTS = (
     "import socket\n"
@@ -22,7 +23,7 @@ def least(source: str, starter: str = "") -> Task:
     return Task(
         key="least", prompt="Write least(a, b) to low.py.", artifacts=("low.py",),
         files={"low.py": starter} if starter else {}, tools=("write_file", "submit"),
-        hidden=HiddenChecks(kind="cases", entry_point="least", cases=cases),
+        hidden=CaseChecks(entry_point="least", cases=cases),
         oracle=(
             OracleAction(name="write_file", arguments={"path": "low.py", "content": source}),
             OracleAction(name="submit"),

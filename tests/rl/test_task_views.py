@@ -20,6 +20,7 @@ from nano_rl.suites.functions.admitted_program import numbered
 from nano_rl.suites.functions.program import compile_function, outcome, program_hash
 from nano_rl.suites.functions.views import VIEWS, View, make_task
 from nano_rl.tasks.suite import split_of
+from nano_shared.hidden_checks import CaseChecks
 from nano_shared.types import Split, Task
 
 SIGNATURES = {
@@ -83,10 +84,10 @@ def test_oracles_call_the_offered_tools_with_exact_arguments(view: View) -> None
 @each_view
 def test_no_hidden_case_is_shown(view: View) -> None:
     for task in SAMPLE[view]:
-        assert task.hidden is not None
+        hidden = task.hidden
         shown = "\n".join((task.prompt, *task.files.values()))
-        for case in task.hidden.cases:
-            call = f"{task.hidden.entry_point}({', '.join(map(repr, case.args))})"
+        for case in hidden.cases if isinstance(hidden, CaseChecks) else ():
+            call = f"{hidden.entry_point}({', '.join(map(repr, case.args))})"
             assert not case.args or call not in shown, task.key
 
 
@@ -94,7 +95,7 @@ def test_no_hidden_case_is_shown(view: View) -> None:
 def test_cases_have_eight_or_more_distinct_inputs(view: View) -> None:
     for task in SAMPLE[view]:
         hidden = task.hidden
-        if hidden is not None and hidden.kind == "cases" and hidden.cases[0].args:
+        if isinstance(hidden, CaseChecks) and hidden.cases[0].args:
             assert len({json.dumps(c.args) for c in hidden.cases}) == len(hidden.cases) >= 8
 
 
@@ -210,7 +211,7 @@ BROKEN = [view for view in FIRST if view.name in ("fix", "repair")]
 def test_what_is_to_be_repaired_ends_on_every_hidden_case(view: View) -> None:
     for seed in range(60):
         task = make_task(view, Split.TRAIN, seed)
-        assert task.hidden is not None
-        function = compile_function(task.files[task.artifacts[0]], str(task.hidden.entry_point))
+        assert isinstance(task.hidden, CaseChecks)
+        function = compile_function(task.files[task.artifacts[0]], task.hidden.entry_point)
         found = [outcome(function, case.args) for case in task.hidden.cases]
         assert ("raise", "OutOfSteps") not in found, task.key

@@ -18,8 +18,9 @@ from nano_rl.tasks.from_log import distinct, task_from_run
 from nano_rl.tasks.make import read_tasks
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
+from nano_shared.hidden_checks import CommandChecks
 from nano_shared.snapshot import snapshot_directory
-from nano_shared.types import HiddenChecks, OracleAction, Task, Trajectory, Trust
+from nano_shared.types import OracleAction, Task, Trajectory, Trust
 
 FIX = act("write_file", path="a.py", content="three\n")
 
@@ -60,7 +61,7 @@ def test_a_check_of_the_user_is_run_afresh_on_the_original_tests(tmp_path: Path)
     run, runtime = a_run(tmp_path, cheat, files=tests, check=None)
     made = task_from_run(run, runtime.store.blobs, runtime.sandbox, "python test_a.py")
     assert made.trust is Trust.USER_CHECK
-    assert made.task.hidden == HiddenChecks(kind="command", command="python test_a.py")
+    assert made.task.hidden == CommandChecks(command="python test_a.py")
     assert made.reward == 0  # with the tests as they were before the agent changed them
     assert made.task.oracle is None
     run, runtime = a_run(tmp_path, cheat, FIX, files=tests, check=None)

@@ -4,8 +4,8 @@ log-probs."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from nano_coder.agent.chat_template import ChatTemplate
@@ -14,7 +14,7 @@ from nano_shared import Completion, ContextFull, Conversation, Sampling, TurnTok
 
 if TYPE_CHECKING:
     from nano_coder.models.local.engine import Engine
-    from nano_coder.models.local.row import Sampled
+    from nano_coder.models.local.row import OnToken, Sampled
 
 
 class LocalPolicy:
@@ -65,9 +65,18 @@ class LocalPolicy:
         """Slots for `count` agents that start in this order, `at_once` of them at a time."""
         return self._scheduler.slots(count, at_once)
 
-    def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
+    def complete(
+        self,
+        conversation: Conversation,
+        sampling: Sampling,
+        *,
+        owner: int | None = None,
+        on_token: OnToken | None = None,
+    ) -> Completion:
         """Sample the next turn. Does not modify the conversation.
 
+        `owner` is the conversation for which KV is kept where the thread holds no slot; `on_token` gets each
+        token as it is sampled, and ends the turn by returning False.
         Raises ContextFull before sampling if no token would fit, and PolicyError if the template or the
         engine fails.
         """
@@ -83,7 +92,7 @@ class LocalPolicy:
             )
         fitting = sampling.model_copy(update={"max_tokens": min(sampling.max_tokens, room)})
         began = time.monotonic()
-        sampled = self._scheduler.call(GenerationRequest(row, fitting, sampling.seed))
+        sampled = self._scheduler.call(GenerationRequest(row, fitting, sampling.seed, owner, on_token))
         conversation.waited += time.monotonic() - began - sampled.seconds
         return Completion(
             text=self._text(sampled),
@@ -98,6 +107,25 @@ class LocalPolicy:
             policy_id=self.id,
             policy_version=self.version,
         )
+
+    @contextmanager
+    def lent(self, slot: int | None) -> Iterator[None]:
+        """The calling thread asks in the place of this slot, which another thread holds; None: of no slot."""
+        before = self._scheduler.bound
+        self._scheduler.bind(slot)
+        try:
+            yield
+        finally:
+            self._scheduler.bind(before)
+
+    @property
+    def slot(self) -> int | None:
+        """The slot that the calling thread holds."""
+        return self._scheduler.bound
+
+    def release(self, owner: int) -> None:
+        """Let the KV go that is kept for this conversation."""
+        self._scheduler.release(owner)
 
     def count(self, text: str) -> int:
         """Number of tokens in a plain text."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from nano_coder.models.local.sampler import uniforms
 from nano_shared import ContextFull, Finish, Sampling, UsageError
 from nano_shared.policy import DecodeIds
+
+OnToken = Callable[[int, float], bool]
+"""token id and its log-prob -> whether to go on"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,8 @@ class GenerationRequest:
     """None: a seed from the operating system"""
     owner: int | None = None
     """agent whose next request will extend this row: the KV is kept for it; None keeps nothing"""
+    on_token: OnToken | None = None
+    """called for each sampled token, in the thread that steps the engine; False ends the row"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,8 @@ class DecodingRow:
             self.finish = Finish.STOP
         elif len(self.ids) == self.limit:
             self.finish = Finish.LENGTH
+        if self.request.on_token is not None and not self.request.on_token(token, logprob):
+            self.finish = self.finish or Finish.CANCELLED
 
     def sampled(self) -> Sampled:
         assert self.finish is not None

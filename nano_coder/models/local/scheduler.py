@@ -121,6 +121,12 @@ class Scheduler:
         """Make this the slot of the current thread; None: the thread has no slot."""
         self._thread.index = index
 
+    @property
+    def bound(self) -> int | None:
+        """The slot of the current thread."""
+        index: int | None = getattr(self._thread, "index", None)
+        return index
+
     def leave(self, index: int) -> None:
         """Free a slot; a round that waited for it can start. The last agent to leave frees the engine's
         memory."""
@@ -136,11 +142,17 @@ class Scheduler:
                 self._departed.clear()
                 self._engine.free()
 
+    def release(self, owner: int) -> None:
+        """Let the KV go that is retained for this owner."""
+        with self._lock:
+            self._departed.append(owner)
+
     def call(self, request: GenerationRequest) -> Sampled:
         """Queue the request and wait for its answer. Raises PolicyError if the engine failed on its batch."""
-        slot: int | None = getattr(self._thread, "index", None)
-        owner = slot if slot is not None else -threading.get_ident()
-        call = ScheduledCall(replace(request, owner=owner), slot)
+        slot = self.bound
+        if slot is not None or request.owner is None:
+            request = replace(request, owner=slot if slot is not None else -threading.get_ident())
+        call = ScheduledCall(request, slot)
         try:
             with self._lock:
                 self._waiting.append(call)

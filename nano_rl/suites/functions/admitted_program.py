@@ -13,7 +13,8 @@ from typing import Any
 from nano_rl.suites.functions.program import Program, compile_function, outcome, sample_args
 from nano_rl.tasks.mutate import Mutant, mutants
 from nano_shared.hashing import canonical_json
-from nano_shared.types import Case, HiddenChecks, Limits, OracleAction
+from nano_shared.hidden_checks import Case, CaseChecks
+from nano_shared.types import Limits, OracleAction
 
 HIDDEN = 10
 MAX_HIDDEN = 20
@@ -172,5 +173,5 @@ def check_of(module: str) -> str:
     return f"python test_{module}.py"
 
 
-def cases_of(admitted: AdmittedProgram) -> HiddenChecks:
-    return HiddenChecks(kind="cases", entry_point=admitted.program.name, cases=admitted.hidden)
+def cases_of(admitted: AdmittedProgram) -> CaseChecks:
+    return CaseChecks(entry_point=admitted.program.name, cases=admitted.hidden)

@@ -21,7 +21,8 @@ from nano_rl.suites.functions.module import Module, assertions_of, draw_admitted
 from nano_rl.suites.functions.phrases import EXTEND
 from nano_rl.suites.functions.program import Param, Program, ValueKind
 from nano_rl.tasks.suite import Made
-from nano_shared.types import Case, HiddenChecks, OracleAction, Split
+from nano_shared.hidden_checks import Case, CaseChecks
+from nano_shared.types import OracleAction, Split
 
 NAMES = ("step", "limit", "factor", "bound", "offset", "size")
 
@@ -200,7 +201,7 @@ def make_extend(rng: random.Random, split: Split, level: int) -> Made:
         artifacts=(module.path,),
         tools=REPAIR_TOOLS,
         check=check,
-        hidden=HiddenChecks(kind="cases", entry_point=name, cases=cases),
+        hidden=CaseChecks(entry_point=name, cases=cases),
         limits=LONG,
         oracle=(
             call("read_file", path=module.path),

@@ -33,7 +33,8 @@ from nano_rl.suites.functions.phrases import AMONG, DEEP, MANY, TRACE, WRITE_TES
 from nano_rl.suites.functions.program import compile_function, failing_line, outcome
 from nano_rl.tasks.mutate import Mutant
 from nano_rl.tasks.suite import Made
-from nano_shared.types import Case, HiddenChecks, OracleAction, Split
+from nano_shared.hidden_checks import Case, MutantChecks
+from nano_shared.types import OracleAction, Split
 
 MOST = 3
 """mistakes of one task"""
@@ -73,8 +74,7 @@ def make_write_test(rng: random.Random, split: Split, level: int) -> Made:
         artifacts=(test,),
         tools=WRITE_TOOLS,
         check=check_of(module),
-        hidden=HiddenChecks(
-            kind="mutants",
+        hidden=MutantChecks(
             mutants={f"change_{n}": bug.source for n, (bug, _) in enumerate(found, start=1)},
             reference=source,
             module=path,

@@ -24,7 +24,8 @@ from nano_rl.suites.functions.grammar import belongs, draw_admitted
 from nano_rl.suites.functions.phrases import CHOOSE, COMPLETE, COPY, EMIT, PREDICT, REPLACE, SUMS
 from nano_rl.suites.functions.program import WORDS, Program, compile_function, outcome, program_hash
 from nano_rl.tasks.suite import Made
-from nano_shared.types import Case, HiddenChecks, Split
+from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks
+from nano_shared.types import Split
 
 _NAMES = """
 a b c x y z n m total count name size item word value key left right first last top low high code
@@ -172,7 +173,7 @@ def make_copy(rng: random.Random, split: Split, level: int) -> Made:
         program_hash=drawn.hash,
         files={},
         tools=("submit",),
-        hidden=HiddenChecks(kind="answer", answer=drawn.answer),
+        hidden=AnswerChecks(answer=drawn.answer),
         oracle=(call("submit", answer=drawn.answer),),
     )
 
@@ -191,7 +192,7 @@ def make_emit(rng: random.Random, split: Split, level: int) -> Made:
         files={},
         artifacts=(drawn.asked,),
         tools=("write_file", "submit"),
-        hidden=HiddenChecks(kind="cases", entry_point=drawn.answer, cases=cases),
+        hidden=CaseChecks(entry_point=drawn.answer, cases=cases),
         oracle=(call("write_file", path=drawn.asked, content=drawn.code), call("submit")),
     )
 
@@ -224,7 +225,7 @@ def make_calculate(rng: random.Random, split: Split, level: int) -> Made:
         program_hash=drawn.hash,
         files={},
         tools=("calculate", "submit"),
-        hidden=HiddenChecks(kind="answer", answer=drawn.answer),
+        hidden=AnswerChecks(answer=drawn.answer),
         oracle=(call("calculate", expression=drawn.code), call("submit", answer=drawn.answer)),
     )
 
@@ -246,7 +247,7 @@ def make_predict(rng: random.Random, split: Split, level: int) -> Made:
         program_hash=admitted.program.hash,
         files={},
         tools=("submit",),
-        hidden=HiddenChecks(kind="answer", answer=answer),
+        hidden=AnswerChecks(answer=answer),
         oracle=(call("submit", answer=answer),),
     )
 
@@ -311,7 +312,7 @@ def make_choose(rng: random.Random, split: Split, level: int) -> Made:
         program_hash=program.hash,
         files={},
         tools=("submit",),
-        hidden=HiddenChecks(kind="answer", answer=operator),
+        hidden=AnswerChecks(answer=operator),
         oracle=(call("submit", answer=operator),),
     )
 

@@ -10,7 +10,8 @@ from nano_rl.suites.functions.admitted_program import AdmittedProgram, claim
 from nano_rl.suites.functions.grammar import draw_admitted
 from nano_rl.suites.functions.program import Program, compile_function, outcome
 from nano_rl.tasks.mutate import Mutant
-from nano_shared.types import Case, HiddenChecks, Split
+from nano_shared.hidden_checks import Case, CaseChecks
+from nano_shared.types import Split
 
 TOPS = ("overview", "summary", "report_all", "collect_results", "run_all", "dashboard")
 
@@ -76,8 +77,8 @@ class Top:
     cases: tuple[Case, ...]
 
     @property
-    def hidden(self) -> HiddenChecks:
-        return HiddenChecks(kind="cases", entry_point=self.name, cases=self.cases)
+    def hidden(self) -> CaseChecks:
+        return CaseChecks(entry_point=self.name, cases=self.cases)
 
 
 def top_of(admitted_programs: Sequence[AdmittedProgram], rng: random.Random) -> Top:

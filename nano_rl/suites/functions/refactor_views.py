@@ -22,7 +22,8 @@ from nano_rl.suites.functions.module import Module, assertions_of
 from nano_rl.suites.functions.phrases import REFACTOR
 from nano_rl.suites.functions.program import Program, compile_function, outcome
 from nano_rl.tasks.suite import Made
-from nano_shared.types import Metric, Split
+from nano_shared.hidden_checks import Metric
+from nano_shared.types import Split
 
 SourceLines = list[str]
 

@@ -25,7 +25,8 @@ from nano_rl.suites.functions.phrases import BODY, FIX, OPERATOR, REPAIR, WRITE
 from nano_rl.suites.functions.program import Program, compile_function, outcome
 from nano_rl.tasks.mutate import Mutant
 from nano_rl.tasks.suite import Made
-from nano_shared.types import Case, Limits, OracleAction, Split
+from nano_shared.hidden_checks import Case
+from nano_shared.types import Limits, OracleAction, Split
 
 PLACEHOLDERS = ("pass", "...", "return None", "raise NotImplementedError")
 

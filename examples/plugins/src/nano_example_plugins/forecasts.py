@@ -5,7 +5,8 @@ import random
 from nano_example_plugins.weather import DEGREES
 from nano_rl.tasks.suite import Made, TaskSuite, View, split_of
 from nano_shared.hashing import content_hash
-from nano_shared.types import HiddenChecks, OracleAction, Split
+from nano_shared.hidden_checks import AnswerChecks
+from nano_shared.types import OracleAction, Split
 
 
 def ask(rng: random.Random, split: Split, level: int) -> Made:
@@ -14,7 +15,7 @@ def ask(rng: random.Random, split: Split, level: int) -> Made:
     prompt = f"How many degrees Celsius has {city}? Submit the number."
     return Made(
         prompt=prompt, family=f"forecasts:{city}", program_hash=content_hash(prompt), files={},
-        tools=("weather", "submit"), hidden=HiddenChecks(kind="answer", answer=degrees),
+        tools=("weather", "submit"), hidden=AnswerChecks(answer=degrees),
         oracle=(
             OracleAction(name="weather", arguments={"city": city}),
             OracleAction(name="submit", arguments={"answer": str(degrees)}),

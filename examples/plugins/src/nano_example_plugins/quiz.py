@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nano_rl.formats.row_format import ReadOptions
+from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.refusal import Refusal, Refused
-from nano_shared.types import HiddenChecks, Task
+from nano_shared.types import Task
 
 
 class Quiz:
@@ -18,15 +19,19 @@ class Quiz:
             if not tab:
                 yield Refusal.of(f"{path}:{number}", Refused("line", "holds no tab"))
                 continue
-            hidden = HiddenChecks(kind="answer", answer=answer)
+            hidden = AnswerChecks(answer=answer)
             yield Task(key=f"quiz:{question}", prompt=question, tools=("submit",), hidden=hidden)
 
     def refusals(self, tasks: Sequence[Task]) -> list[Refusal]:
         wrong = Refused("hidden", "is no answer, and a quiz holds nothing else")
-        return [Refusal.of(t.key, wrong) for t in tasks if t.hidden is None or t.hidden.kind != "answer"]
+        return [Refusal.of(t.key, wrong) for t in tasks if not isinstance(t.hidden, AnswerChecks)]
 
     def write(self, tasks: Sequence[Task], path: Path) -> None:
-        rows = [f"{task.prompt}\t{task.hidden.answer}\n" for task in tasks if task.hidden is not None]
+        rows = [
+            f"{task.prompt}\t{task.hidden.answer}\n"
+            for task in tasks
+            if isinstance(task.hidden, AnswerChecks)
+        ]
         path.write_text("".join(rows))
 
 

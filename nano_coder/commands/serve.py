@@ -1,0 +1,91 @@
+"""`nano-coder serve`: the model as an OpenAI- and Anthropic-compatible server that logs what it answers."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from typing import Annotated
+
+from typer import Option
+
+from nano_coder.commands.options import agent_options, configured
+from nano_coder.config import AgentConfig
+from nano_shared.errors import ConfigError, UsageError
+from nano_shared.settings_options import Settings
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@agent_options("model", "base_url", "dtype", "profile", "log")
+def command(
+    settings: Settings[AgentConfig],
+    host: Annotated[
+        str, Option(help="Address to listen on; one that others reach needs --key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    key: Annotated[
+        list[str] | None,
+        Option(metavar="KEY", help="API key that clients must send; repeatable.", envvar="NANO_SERVE_KEY"),
+    ] = None,
+    concurrent: Annotated[int, Option(min=1, help="Requests answered at a time; more wait.")] = 64,
+    idle: Annotated[float, Option(min=1, help="Seconds after which a conversation's run is ended.")] = 600.0,
+) -> int:
+    """Serve a model on /v1/chat/completions, /v1/responses and /v1/messages; every request is logged.
+
+    A client changes nothing but its base URL, http://HOST:PORT/v1, or http://HOST:PORT/sessions/NAME/v1 to
+    name its session, which POST /sessions/NAME/reward rewards.
+    """
+    config, _ = configured(settings)
+    if host not in _LOOPBACK and not key:
+        raise UsageError(f"--host {host} is reached from other machines: give clients a --key")
+    try:
+        import uvicorn
+
+        from nano_coder.serve.app import ServerLimits, serve_app
+    except ModuleNotFoundError as problem:
+        if (problem.name or "").startswith("nano"):
+            raise
+        raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
+    listening = _listen(host, port)
+    from nano_coder.models.opening import open_policy
+    from nano_coder.run.redacting_log import redacting_store
+    from nano_coder.serve.conversations import Conversations, ServedModel, end_interrupted
+    from nano_shared.store import LogStore
+
+    opened = open_policy(
+        config.model, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype,
+        profile=config.profile, scheduler="free",
+    )  # fmt: skip
+    store = LogStore.open(config.log)
+    end_interrupted(store)
+    served = ServedModel(
+        policy=opened.policy,
+        profile=opened.profile,
+        store=redacting_store(store, getattr(opened.policy, "decode", None), config),
+        name=opened.name,
+    )
+    address = listening.getsockname()
+    app = serve_app(
+        Conversations(served), model=opened.name, keys=key or (),
+        limits=ServerLimits(concurrent=concurrent, idle_seconds=idle),
+    )  # fmt: skip
+    print(
+        f"{opened.name} on http://{host}:{address[1]}/v1, logged in {store.url}", file=sys.stderr, flush=True
+    )
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", h11_max_incomplete_event_size=64 << 10))
+    server.run(sockets=[listening])
+    return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises UsageError for an address that is in use or not ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(2048)
+    except OSError as problem:
+        listening.close()
+        raise UsageError(f"cannot listen on {host}:{port}: {problem.strerror}; name another --port") from None
+    return listening

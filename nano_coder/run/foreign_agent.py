@@ -1,0 +1,177 @@
+"""Agents of others as rollouts: a command in the jail whose only way out is the policy's own server."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from socket import socket
+from typing import TYPE_CHECKING, Any
+
+from nano_coder.agent.workspace import Workspace
+from nano_coder.sandbox.protocol import ExecResult, Sandbox, SupportsListening, SupportsMounts
+from nano_coder.sandbox.proxy import PORT
+from nano_shared import snapshot
+from nano_shared.errors import ConfigError, SandboxError, UsageError
+from nano_shared.scratch import in_memory, scratch_folder
+from nano_shared.types import StopReason, Task, Trajectory
+
+if TYPE_CHECKING:
+    from nano_coder.run.execution import Runtime
+
+URL = f"http://127.0.0.1:{PORT}"
+_KEY = "nano"
+_OWN = ("/tmp", "/work", "/dev/shm", "/proc")
+"""folders of the host that a jail does not show, since it has its own"""
+
+
+def open_agent(command: str | None, folders: Sequence[str] = ()) -> ForeignAgent | None:
+    """The agent of that command; None without one. Raises UsageError for a folder that is not there."""
+    if command is None:
+        return None
+    return ForeignAgent(
+        command=command, mounts=tuple(Path(folder).expanduser().resolve() for folder in folders)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignAgent:
+    """A program that works on a task in the jail, and asks the policy through a server of OpenAI's and
+    Anthropic's APIs."""
+
+    command: str
+    """shell line, run in the workspace; `{prompt}` stands for the task's prompt, quoted"""
+    mounts: tuple[Path, ...] = ()
+    """folders of the host that the jail sees read-only, where the agent is installed: at the same place, or
+    below /opt/agents where the jail has a /tmp or /work of its own"""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """beside what names the server and its key"""
+
+    def __post_init__(self) -> None:
+        if not self.command.strip():
+            raise UsageError("--agent is empty; give the command that starts the agent")
+        if missing := [folder for folder in self.mounts if not folder.is_dir()]:
+            raise UsageError(f"--agent-folder {missing[0]}: no such directory")
+
+    def line(self, task: Task) -> str:
+        """The shell line, with the places that the folders have in the jail."""
+        command = self.command
+        for folder in self.mounts:
+            command = command.replace(str(folder), _inside(folder))
+        return command.replace("{prompt}", shlex.quote(task.prompt))
+
+    def variables(self) -> dict[str, str]:
+        """The environment variables by which clients find their server."""
+        ours = {
+            "OPENAI_BASE_URL": f"{URL}/v1", "OPENAI_API_BASE": f"{URL}/v1", "OPENAI_API_KEY": _KEY,
+            "ANTHROPIC_BASE_URL": URL, "ANTHROPIC_API_KEY": _KEY, "HOME": "/tmp",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        }  # fmt: skip
+        return {**ours, **self.environment}
+
+
+def run_foreign_agent(agent: ForeignAgent, begun: Trajectory, start: str, runtime: Runtime) -> Trajectory:
+    """Let the agent work on the task of `begun`, from the workspace `start`. Its requests are the turns.
+
+    The longest of its conversations is the run; others are logged without a verdict. Raises UsageError for an
+    agent that asked nothing.
+    """
+    try:
+        from nano_coder.serve.app import episode_app
+        from nano_coder.serve.conversations import AgentEpisode, Conversations, ServedModel
+    except ModuleNotFoundError as problem:
+        if (problem.name or "").startswith("nano"):
+            raise
+        raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
+
+    task, policy = begun.task, runtime.policy
+    episode = AgentEpisode(run=begun, sampling=runtime.sampling, slot=getattr(policy, "slot", None))
+    model = ServedModel(policy=policy, profile=runtime.profile, store=runtime.store, name=begun.policy)
+    conversations = Conversations(model, episode)
+    with scratch_folder("start", in_memory()) as folder:
+        snapshot.materialise(start, runtime.store.blobs, folder / "work")
+        jail, listener = _sandbox(runtime.sandbox, agent).open_listening(folder / "work", task.limits)
+    try:
+        with _answering(listener, episode_app(conversations, model=begun.policy)):
+            ended = jail.run(
+                ["/bin/sh", "-c", agent.line(task)], env=agent.variables(), timeout=task.limits.max_seconds
+            )
+        stop, detail = _why(ended, episode.reached)
+        workspace = Workspace(jail, runtime.store.blobs, start=start, snapshot=start)
+        try:
+            workspace.refresh()
+        except snapshot.SnapshotError as problem:  # too large: what it began with is graded
+            detail = str(problem)
+        run = conversations.end_episode(workspace.snapshot, workspace.diff(), stop, detail)
+    except SandboxError as problem:
+        run = conversations.end_episode(start, "", StopReason.SANDBOX_ERROR, str(problem))
+        if run is None:
+            raise
+    finally:
+        jail.close()
+    if run is None:
+        said = (ended.stderr or ended.stdout).decode(errors="replace").strip()[-400:]
+        raise UsageError(f"the agent asked the model nothing (exit code {ended.exit_code}): {said}")
+    return run
+
+
+def _inside(folder: Path) -> str:
+    hidden = any(folder.is_relative_to(own) for own in _OWN)
+    return f"/opt/agents/{folder.name}" if hidden else str(folder)
+
+
+def _sandbox(sandbox: Sandbox, agent: ForeignAgent) -> SupportsListening:
+    for folder in agent.mounts:
+        if not isinstance(sandbox, SupportsMounts):
+            raise UsageError(f"the sandbox {sandbox.name!r} cannot show folders to an agent; use ns")
+        sandbox = sandbox.with_mount(folder, _inside(folder))
+    if not isinstance(sandbox, SupportsListening):
+        raise UsageError(f"the sandbox {sandbox.name!r} has no way from an agent to its model; use ns")
+    return sandbox
+
+
+def _why(ended: ExecResult, reached: StopReason | None) -> tuple[StopReason, str | None]:
+    if reached is not None:
+        return reached, None
+    if ended.timed_out:
+        return StopReason.MAX_SECONDS, None
+    if ended.exit_code == 0:
+        return StopReason.FINISHED, None
+    code = f"exit code {ended.exit_code}" if ended.signal is None else f"signal {ended.signal}"
+    return StopReason.FINISHED, f"the agent ended with {code}"
+
+
+class _Loop:
+    """An event loop in a thread of its own, for the servers of all episodes."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, name="episodes", daemon=True).start()
+
+
+_loops: list[_Loop] = []
+_starting = threading.Lock()
+
+
+@contextmanager
+def _answering(listener: socket, app: Any) -> Iterator[None]:
+    """Serve the application on a socket, in another thread."""
+    import uvicorn
+
+    with _starting:
+        if not _loops:
+            _loops.append(_Loop())
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+    served = asyncio.run_coroutine_threadsafe(server.serve(sockets=[listener]), _loops[0].loop)
+    try:
+        while not server.started and not served.done():
+            time.sleep(0.005)
+        yield
+    finally:
+        server.should_exit = server.force_exit = True
+        served.result(timeout=30)

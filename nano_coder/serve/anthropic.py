@@ -1,0 +1,154 @@
+"""Anthropic's messages: requests read, answers and events written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nano_coder.serve.chat import Body, sampling_of
+from nano_coder.serve.request import (
+    BadRequest,
+    ClientCall,
+    ClientMessage,
+    ModelAnswer,
+    ModelRequest,
+    text_of,
+    tool_of,
+)
+from nano_shared.types import Finish, Role
+
+Event = tuple[str, dict[str, Any]]
+"""name of a server-sent event, and its data"""
+
+
+def read_messages(body: Body, longest: int, client: str) -> ModelRequest:
+    """Raises BadRequest for what is malformed, and for what this server cannot do."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise BadRequest("messages must be a list that is not empty", param="messages")
+    read: list[ClientMessage] = []
+    if system := text_of(body.get("system"), where="system"):
+        read.append(ClientMessage(role=Role.SYSTEM, text=system))
+    for at, message in enumerate(messages):
+        read += _message(message, f"messages[{at}]")
+    tools = [t for t in body.get("tools") or () if isinstance(t, Mapping) and "input_schema" in t]
+    choice = body.get("tool_choice")
+    if isinstance(choice, Mapping) and choice.get("type") == "none":
+        tools = []
+    return ModelRequest(
+        messages=tuple(read),
+        tools=tuple(tool_of(tool, where=f"tools[{at}]") for at, tool in enumerate(tools)),
+        sampling=sampling_of(body, longest, limits=("max_tokens",)),
+        client=client,
+    )
+
+
+def _message(message: Any, where: str) -> Iterator[ClientMessage]:
+    role = message.get("role") if isinstance(message, Mapping) else None
+    if role not in ("user", "assistant", "system"):
+        raise BadRequest(f"{where}.role must be user, assistant or system", param=where)
+    content = message.get("content")
+    if not isinstance(content, list):
+        yield ClientMessage(role=Role(role), text=text_of(content, where=where))
+        return
+    texts: list[Any] = []
+    calls: list[ClientCall] = []
+    for at, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "tool_use" and role == "assistant":
+            arguments = json.dumps(part.get("input") or {}, ensure_ascii=False)
+            calls.append(ClientCall(id=str(part.get("id")), name=str(part.get("name")), arguments=arguments))
+        elif kind == "tool_result" and role == "user":
+            if texts:
+                yield ClientMessage(role=Role.USER, text=text_of(texts, where=where))
+                texts = []
+            yield ClientMessage(
+                role=Role.TOOL, text=text_of(part.get("content"), where=f"{where}.content[{at}]")
+            )
+        elif kind not in ("thinking", "redacted_thinking"):
+            texts.append(part)
+    if texts or calls:
+        yield ClientMessage(role=Role(role), text=text_of(texts, where=where), calls=tuple(calls))
+
+
+def stop_reason(answer: ModelAnswer) -> str:
+    if answer.completion.finish is Finish.LENGTH:
+        return "max_tokens"
+    if answer.calls:
+        return "tool_use"
+    stops = answer.completion.sampling.stop
+    return "stop_sequence" if any(stop in answer.completion.text for stop in stops) else "end_turn"
+
+
+def message_answer(body: Body, answer: ModelAnswer, model: str, id: str) -> dict[str, Any]:
+    """The body of a message that is not streamed."""
+    return _head(body, model, id) | {
+        "content": _content(answer),
+        "stop_reason": stop_reason(answer),
+        "usage": {"input_tokens": answer.prompt_tokens, "output_tokens": answer.sampled_tokens},
+    }
+
+
+def _head(body: Body, model: str, id: str) -> dict[str, Any]:
+    return {
+        "id": id, "type": "message", "role": "assistant", "model": str(body.get("model") or model),
+        "content": [], "stop_reason": None, "stop_sequence": None,
+        "usage": {"input_tokens": 0, "output_tokens": 0},
+    }  # fmt: skip
+
+
+def _content(answer: ModelAnswer) -> list[dict[str, Any]]:
+    text = [{"type": "text", "text": answer.text}] if answer.text or not answer.calls else []
+    uses = [
+        {
+            "type": "tool_use",
+            "id": call.id.replace("call_", "toolu_"),
+            "name": call.name,
+            "input": call.values,
+        }
+        for call in answer.calls
+    ]
+    return [*text, *uses]
+
+
+class MessageEvents:
+    """The events of a streamed message."""
+
+    def __init__(self, body: Body, model: str, id: str) -> None:
+        self._head = _head(body, model, id)
+        self._open = False
+
+    def first(self) -> Iterator[Event]:
+        yield "message_start", {"type": "message_start", "message": self._head}
+
+    def text(self, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> Iterator[Event]:
+        if not self._open:
+            self._open = True
+            yield _start(0, {"type": "text", "text": ""})
+        yield _delta(0, {"type": "text_delta", "text": text})
+
+    def end(self, answer: ModelAnswer) -> Iterator[Event]:
+        if not self._open and answer.text:
+            yield from self.text(answer.text, (), ())
+        index = 0
+        if self._open:
+            yield "content_block_stop", {"type": "content_block_stop", "index": 0}
+            index = 1
+        for number, block in enumerate((b for b in _content(answer) if b["type"] == "tool_use"), index):
+            yield _start(number, {**block, "input": {}})
+            arguments = json.dumps(block["input"], ensure_ascii=False)
+            yield _delta(number, {"type": "input_json_delta", "partial_json": arguments})
+            yield "content_block_stop", {"type": "content_block_stop", "index": number}
+        usage = {"input_tokens": answer.prompt_tokens, "output_tokens": answer.sampled_tokens}
+        delta = {"stop_reason": stop_reason(answer), "stop_sequence": None}
+        yield "message_delta", {"type": "message_delta", "delta": delta, "usage": usage}
+        yield "message_stop", {"type": "message_stop"}
+
+
+def _start(index: int, block: dict[str, Any]) -> Event:
+    return "content_block_start", {"type": "content_block_start", "index": index, "content_block": block}
+
+
+def _delta(index: int, delta: dict[str, Any]) -> Event:
+    return "content_block_delta", {"type": "content_block_delta", "index": index, "delta": delta}

@@ -1,0 +1,478 @@
+"""The application: routes, keys, bounds, and each API's own shape of errors."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.serve import anthropic, chat, responses
+from nano_coder.serve.conversations import Conversations, UnknownSession
+from nano_coder.serve.request import BadRequest, ModelAnswer, ModelRequest
+from nano_shared.errors import BudgetExhausted, NanoError, PolicyError
+from nano_shared.printable import printable
+
+_log = logging.getLogger("nano_coder.serve")
+LARGEST_BODY = 32 << 20
+"""bytes of a request"""
+_SESSION_HEADER = "x-session-id"
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "testserver"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    concurrent: int = 64
+    """requests that are answered at a time; more wait"""
+    waiting: int = 256
+    """requests that may wait; further ones get 429"""
+    idle_seconds: float = 600.0
+    """after which a conversation's run is ended"""
+
+
+class ServerMetrics:
+    """Prometheus metrics, with vLLM's names."""
+
+    def __init__(self, model: str) -> None:
+        self.registry = CollectorRegistry()
+        self._label = {"model_name": model}
+        self.running = self._gauge("num_requests_running", "Requests that are being answered.")
+        self.waiting = self._gauge("num_requests_waiting", "Requests that wait for a place.")
+        self.prompt = self._counter("prompt_tokens", "Tokens of prompts.")
+        self.sampled = self._counter("generation_tokens", "Sampled tokens.")
+        self.success = self._counter("request_success", "Requests that were answered.")
+        self.first = self._histogram("time_to_first_token_seconds", "From the request to its first token.")
+        self.whole = self._histogram("e2e_request_latency_seconds", "From the request to its whole answer.")
+
+    def _gauge(self, name: str, help: str) -> Any:
+        return Gauge(f"vllm:{name}", help, ["model_name"], registry=self.registry).labels(**self._label)
+
+    def _counter(self, name: str, help: str) -> Any:
+        return Counter(f"vllm:{name}", help, ["model_name"], registry=self.registry).labels(**self._label)
+
+    def _histogram(self, name: str, help: str) -> Any:
+        return Histogram(f"vllm:{name}", help, ["model_name"], registry=self.registry).labels(**self._label)
+
+
+class _Gone(Exception):
+    """The client went away."""
+
+
+class Server:
+    """Handlers of the routes. Answers are sampled in threads of its own, off the event loop."""
+
+    def __init__(
+        self, conversations: Conversations, *, model: str, keys: Sequence[str], limits: ServerLimits
+    ) -> None:
+        self._conversations = conversations
+        self._model = model
+        self._keys = tuple(keys)
+        self._limits = limits
+        self._metrics = ServerMetrics(model)
+        self._pool = ThreadPoolExecutor(limits.concurrent, thread_name_prefix="answer")
+        self._in_flight = 0
+        self._started = int(time.time())
+
+    @property
+    def _policy(self) -> Any:
+        return self._conversations.model.policy
+
+    def _decode(self) -> Any:
+        return getattr(self._policy, "decode", None)
+
+    # ------------------------------------------------------------------------------------- routes
+
+    async def health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(generate_latest(self._metrics.registry), media_type="text/plain; version=0.0.4")
+
+    async def models(self, request: Request) -> Response:
+        policy = self._policy
+        card = {
+            "id": self._model, "object": "model", "created": self._started, "owned_by": "nano",
+            "max_model_len": policy.context_limit, "meta": {"context_length": policy.context_limit},
+            "root": policy.id, "weight_version": policy.version,
+            "profile": self._conversations.model.profile.name,
+        }  # fmt: skip
+        wanted = request.path_params.get("model")
+        if wanted is not None:
+            if wanted != self._model:
+                raise BadRequest(
+                    f"no model {wanted!r:.100}; there is {self._model}", status=404, code="model_not_found"
+                )
+            return JSONResponse(card)
+        return JSONResponse({"object": "list", "data": [card], "models": [card]})
+
+    async def chat(self, request: Request) -> Response:
+        body = await self._body(request)
+        asked = chat.read_chat(body, self._longest, _client(request))
+        choices = chat.number(body, "n", int, 1, chat.MOST_CHOICES, 1)
+        if body.get("stream"):
+            if choices > 1:
+                raise BadRequest("n > 1 is not streamed; leave out `stream`", param="n")
+            chunks = chat.ChatChunks(body, self._model, self._decode(), f"chatcmpl-{secrets.token_hex(12)}")
+            return self._stream(
+                request, asked, first=lambda: [_data(chunks.first())],
+                text=lambda *given: [_data(chunks.text(*given))],
+                end=lambda answer: [*map(_data, chunks.end(answer)), "data: [DONE]\n\n"],
+            )  # fmt: skip
+        answers = await self._answers(request, [_choice(asked, index) for index in range(choices)])
+        return JSONResponse(chat.chat_answer(body, answers, self._model, self._decode()))
+
+    async def messages(self, request: Request) -> Response:
+        body = await self._body(request)
+        asked = anthropic.read_messages(body, self._longest, _client(request))
+        id = f"msg_{secrets.token_hex(12)}"
+        if body.get("stream"):
+            return self._stream(request, asked, **_named(anthropic.MessageEvents(body, self._model, id)))
+        (answer,) = await self._answers(request, [asked])
+        return JSONResponse(anthropic.message_answer(body, answer, self._model, id))
+
+    async def count_tokens(self, request: Request) -> Response:
+        body = await self._body(request)
+        asked = anthropic.read_messages({"max_tokens": 1, **body}, self._longest, _client(request))
+        count = sum(self._policy.count(m.text) for m in asked.messages)
+        return JSONResponse({"input_tokens": count})
+
+    async def responses(self, request: Request) -> Response:
+        body = await self._body(request)
+        asked = responses.read_response(body, self._longest, _client(request))
+        id = f"resp_{secrets.token_hex(12)}"
+        if body.get("stream"):
+            return self._stream(request, asked, **_named(responses.ResponseEvents(body, self._model, id)))
+        (answer,) = await self._answers(request, [asked])
+        return JSONResponse(responses.response_answer(body, answer, self._model, id))
+
+    async def session(self, request: Request) -> Response:
+        session = request.path_params["session"]
+        try:
+            return JSONResponse({"session": session, "runs": self._conversations.runs(session)})
+        except UnknownSession:
+            raise BadRequest(f"no conversation in session {session!r:.100}", status=404) from None
+
+    async def reward(self, request: Request) -> Response:
+        body, session = await self._body(request), request.path_params["session"]
+        value = chat.number(body, "reward", float, -1e6, 1e6, None)
+        if value is None:
+            raise BadRequest('reward is missing; send {"reward": 1}', param="reward")
+        components = body.get("components") or {}
+        if not isinstance(components, Mapping) or not all(
+            isinstance(v, int | float) for v in components.values()
+        ):
+            raise BadRequest("components must be numbers by name", param="components")
+        try:
+            runs = await asyncio.to_thread(self._conversations.reward, session, value, dict(components))
+        except UnknownSession:
+            raise BadRequest(f"no conversation in session {session!r:.100}", status=404) from None
+        return JSONResponse({"session": session, "runs": runs, "reward": value})
+
+    # ---------------------------------------------------------------------------------- answering
+
+    @property
+    def _longest(self) -> int:
+        return int(self._policy.context_limit)
+
+    def _enter(self) -> None:
+        if self._in_flight >= self._limits.concurrent + self._limits.waiting:
+            raise BadRequest("too many requests wait; try again", status=429, code="rate_limit_exceeded")
+        self._in_flight += 1
+        self._note()
+
+    def _leave(self) -> None:
+        self._in_flight -= 1
+        self._note()
+
+    def _note(self) -> None:
+        running = min(self._in_flight, self._limits.concurrent)
+        self._metrics.running.set(running)
+        self._metrics.waiting.set(self._in_flight - running)
+
+    def _sample(self, asked: ModelRequest, session: str, on_text: Any, here: threading.Event) -> ModelAnswer:
+        if not here.is_set():
+            raise _Gone
+        began = time.monotonic()
+        told = False
+
+        def emit(text: str, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> bool:
+            nonlocal told
+            if not told:
+                told = True
+                self._metrics.first.observe(time.monotonic() - began)
+            if on_text is not None:
+                on_text(text, ids, logprobs)
+            return here.is_set()
+
+        answer = self._conversations.answer(asked, session, emit)
+        self._metrics.prompt.inc(answer.prompt_tokens)
+        self._metrics.sampled.inc(answer.sampled_tokens)
+        self._metrics.success.inc()
+        self._metrics.whole.observe(time.monotonic() - began)
+        return answer
+
+    async def _answers(self, request: Request, asked: Sequence[ModelRequest]) -> list[ModelAnswer]:
+        """The answers to several requests of one client, which ends them all by going away."""
+        here = threading.Event()
+        here.set()
+        self._enter()
+        watching = asyncio.ensure_future(_gone(request, here))
+        try:
+            loop, session = asyncio.get_running_loop(), _session(request)
+            jobs = [
+                loop.run_in_executor(self._pool, self._sample, each, session, None, here) for each in asked
+            ]
+            return list(await asyncio.gather(*jobs))
+        finally:
+            here.clear()
+            watching.cancel()
+            self._leave()
+
+    def _stream(
+        self, request: Request, asked: ModelRequest, *,
+        first: Callable[[], Sequence[str]],
+        text: Callable[..., Sequence[str]],
+        end: Callable[[ModelAnswer], Sequence[str]],
+    ) -> Response:  # fmt: skip
+        """Server-sent events: those of `first`, of `text` while tokens come, and of `end`."""
+        self._enter()
+        session, error = _session(request), _error_body(request)
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[tuple[Any, ...] | None] = asyncio.Queue()
+        here = threading.Event()
+        here.set()
+        # with tools a text may turn out to be a call: it is shown when it is known what it is
+        live = not asked.tools
+
+        def on_text(*given: Any) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, given)
+
+        def sample() -> ModelAnswer:
+            return self._sample(asked, session, on_text if live else None, here)
+
+        job = loop.run_in_executor(self._pool, sample)
+        job.add_done_callback(lambda _: queue.put_nowait(None))
+
+        async def events() -> AsyncIterator[str]:
+            try:
+                for line in first():
+                    yield line
+                while (given := await queue.get()) is not None:
+                    if given[0]:
+                        for line in text(*given):
+                            yield line
+                try:
+                    answer = await job
+                except (NanoError, BadRequest) as problem:
+                    yield f"event: error\n{_data(error(_sentence(problem), _status(problem)[1]))}"
+                    return
+                if not live and answer.text:
+                    for line in text(answer.text, (), ()):
+                        yield line
+                for line in end(answer):
+                    yield line
+            finally:
+                here.clear()
+                if not job.done():
+                    await asyncio.wait([job])
+                job.cancelled() or job.exception()
+                self._leave()
+
+        return StreamingResponse(
+            events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        )
+
+    # ------------------------------------------------------------------------------------ requests
+
+    async def _body(self, request: Request) -> Mapping[str, Any]:
+        size, parts = 0, []
+        async for part in request.stream():
+            size += len(part)
+            if size > LARGEST_BODY:
+                raise BadRequest(f"the request is longer than {LARGEST_BODY >> 20} MiB", status=413)
+            parts.append(part)
+        try:
+            body = json.loads(b"".join(parts))
+        except (ValueError, RecursionError):
+            raise BadRequest("the request is no JSON") from None
+        if not isinstance(body, dict):
+            raise BadRequest("the request must be a JSON object")
+        return body
+
+    def check(self, request: Request) -> None:
+        """Raises BadRequest for a wrong key, and for a host name that is not this server's."""
+        if self._keys:
+            given = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix(
+                "Bearer "
+            )
+            if not any([hmac.compare_digest(given.encode(), key.encode()) for key in self._keys]):
+                raise BadRequest("wrong or missing API key", status=401, code="invalid_api_key")
+        elif _host(request) not in _LOOPBACK:  # a page of the web whose name resolves to this machine
+            raise BadRequest(f"this server does not answer to the host {_host(request)!r:.100}", status=403)
+
+    def start(self) -> None:
+        policy = self._policy
+        self._stopping: Future[None] = Future()
+        if isinstance(policy, LocalPolicy):
+            self._host = threading.Thread(target=self._lead, args=(policy,), name="engine", daemon=True)
+            self._host.start()
+
+    def _lead(self, policy: LocalPolicy) -> None:
+        with policy.hosted() as lead:
+            lead(self._stopping)
+
+    def stop(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._stopping.set_result(None)
+        self._conversations.end_all()
+
+    async def sweep(self) -> None:
+        """End idle conversations, for ever."""
+        while True:
+            await asyncio.sleep(min(30.0, self._limits.idle_seconds))
+            await asyncio.to_thread(self._conversations.end_idle, self._limits.idle_seconds)
+
+
+def serve_app(
+    conversations: Conversations, *, model: str, keys: Sequence[str] = (), limits: ServerLimits | None = None
+) -> Starlette:
+    """The application over these conversations; `model` is the name that clients see."""
+    server = Server(conversations, model=model, keys=keys, limits=limits or ServerLimits())
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        server.start()
+        sweeping = asyncio.ensure_future(server.sweep())
+        yield
+        sweeping.cancel()
+        await asyncio.to_thread(server.stop)
+
+    routes = [Route("/health", server.health), Route("/metrics", _endpoint(server, server.metrics))]
+    routes += [*_apis(server, ""), *_apis(server, "/sessions/{session}")]
+    routes += [
+        Route("/sessions/{session}", _endpoint(server, server.session)),
+        Route("/sessions/{session}/reward", _endpoint(server, server.reward), methods=["POST"]),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+def episode_app(conversations: Conversations, *, model: str) -> Starlette:
+    """The application of one foreign agent: the APIs alone, so that it cannot reward itself."""
+    return Starlette(routes=_apis(Server(conversations, model=model, keys=(), limits=ServerLimits()), ""))
+
+
+def _apis(server: Server, prefix: str) -> list[Route]:
+    posts = {
+        "chat/completions": server.chat, "messages": server.messages, "responses": server.responses,
+        "messages/count_tokens": server.count_tokens,
+    }  # fmt: skip
+    return [
+        Route(f"{prefix}/v1/models", _endpoint(server, server.models)),
+        Route(f"{prefix}/v1/models/{{model:path}}", _endpoint(server, server.models)),
+        *(Route(f"{prefix}/v1/{p}", _endpoint(server, h), methods=["POST"]) for p, h in posts.items()),
+    ]
+
+
+def _endpoint(server: Server, handler: Any) -> Any:
+    async def endpoint(request: Request) -> Response:
+        try:
+            server.check(request)
+            response: Response = await handler(request)
+        except (NanoError, BadRequest) as problem:
+            status, kind = _status(problem)
+            headers = {"Retry-After": "1"} if status in (429, 503) else None
+            body = _error_body(request)(
+                _sentence(problem), kind, getattr(problem, "param", None), getattr(problem, "code", None)
+            )
+            return JSONResponse(body, status_code=status, headers=headers)
+        except (_Gone, ClientDisconnect):
+            return Response(status_code=499)
+        return response
+
+    return endpoint
+
+
+def _sentence(problem: Exception) -> str:
+    return printable(str(problem), 1000)
+
+
+def _status(problem: Exception) -> tuple[int, str]:
+    """HTTP status and OpenAI's type of an error."""
+    if isinstance(problem, BadRequest):
+        kinds = {
+            401: "authentication_error",
+            403: "permission_error",
+            404: "not_found_error",
+            429: "rate_limit_error",
+        }
+        return problem.status, kinds.get(problem.status, "invalid_request_error")
+    if isinstance(problem, BudgetExhausted):
+        return 400, "invalid_request_error"
+    return (503 if isinstance(problem, PolicyError) else 500), "api_error"
+
+
+def _error_body(request: Request) -> Callable[..., dict[str, Any]]:
+    if "/messages" in request.url.path:
+        return lambda text, kind, param=None, code=None: {
+            "type": "error", "error": {"type": kind, "message": text},
+        }  # fmt: skip
+    return lambda text, kind, param=None, code=None: {
+        "error": {"message": text, "type": kind, "param": param, "code": code}
+    }
+
+
+def _data(chunk: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+
+
+def _named(events: anthropic.MessageEvents | responses.ResponseEvents) -> dict[str, Any]:
+    def written(told: Iterator[tuple[str, dict[str, Any]]]) -> list[str]:
+        return [f"event: {name}\n{_data(data)}" for name, data in told]
+
+    return {
+        "first": lambda: written(events.first()),
+        "text": lambda *given: written(events.text(*given)),
+        "end": lambda answer: written(events.end(answer)),
+    }
+
+
+def _choice(asked: ModelRequest, index: int) -> ModelRequest:
+    seed = asked.sampling.seed
+    if index == 0 or seed is None:
+        return asked
+    return replace(asked, sampling=asked.sampling.model_copy(update={"seed": seed + index}))
+
+
+def _client(request: Request) -> str:
+    return printable(request.headers.get("user-agent", ""), 200)
+
+
+def _session(request: Request) -> str:
+    return str(request.path_params.get("session") or request.headers.get(_SESSION_HEADER, ""))[:200]
+
+
+def _host(request: Request) -> str:
+    host = request.headers.get("host", "")
+    return host if host.endswith("]") else host.rpartition(":")[0] or host
+
+
+async def _gone(request: Request, here: threading.Event) -> None:
+    """Wait until the client goes away."""
+    while not await request.is_disconnected():
+        await asyncio.sleep(0.05)
+    here.clear()

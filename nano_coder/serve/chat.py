@@ -1,0 +1,227 @@
+"""OpenAI's chat completions and completions: requests read, answers and chunks written.
+
+Token fields have vLLM's names: `return_token_ids` in a request gives `prompt_token_ids` and, per choice,
+`token_ids`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nano_coder.serve.request import (
+    BadRequest,
+    ClientCall,
+    ClientMessage,
+    ModelAnswer,
+    ModelRequest,
+    text_of,
+    tool_of,
+)
+from nano_shared.policy import DecodeIds
+from nano_shared.types import Finish, Role, Sampling, ToolSpec
+
+ROLES = {
+    "system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL, "function": Role.TOOL,
+}  # fmt: skip
+MOST_CHOICES = 64
+Body = Mapping[str, Any]
+
+
+def number(body: Body, name: str, kind: type, low: float, high: float, usual: Any) -> Any:
+    """A number of the body within its bounds; `usual` where it is absent or null. Raises BadRequest."""
+    value = body.get(name)
+    if value is None:
+        return usual
+    if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
+        raise BadRequest(f"{name} must be a number", param=name)
+    if not low <= value <= high:
+        raise BadRequest(f"{name} = {value} is outside {low:g} to {high:g}", param=name)
+    return kind(value)
+
+
+def sampling_of(body: Body, longest: int, *, limits: Sequence[str]) -> Sampling:
+    """The sampling of a request. `limits` are the names that its largest number of tokens may have."""
+    stop = body.get("stop", body.get("stop_sequences"))
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if not all(isinstance(text, str) and text for text in stops):
+        raise BadRequest("stop must be a text, or a list of texts that are not empty", param="stop")
+    most = next(
+        (n for name in limits if (n := number(body, name, int, 1, 1 << 31, None)) is not None), longest
+    )
+    return Sampling(
+        temperature=number(body, "temperature", float, 0, 100, 1.0),
+        top_p=number(body, "top_p", float, 1e-6, 1, 1.0),
+        top_k=max(0, number(body, "top_k", int, -1, 1 << 31, 0)),
+        max_tokens=min(most, longest),
+        seed=number(body, "seed", int, -(1 << 63), 1 << 63, None),
+        stop=stops,
+    )
+
+
+def read_chat(body: Body, longest: int, client: str) -> ModelRequest:
+    """Raises BadRequest for what is malformed, and for what this server cannot do."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise BadRequest("messages must be a list that is not empty", param="messages")
+    form = body.get("response_format")
+    if isinstance(form, Mapping) and form.get("type") not in (None, "text"):
+        raise BadRequest("response_format: this server gives text only", param="response_format")
+    return ModelRequest(
+        messages=tuple(_message(m, f"messages[{at}]") for at, m in enumerate(messages)),
+        tools=_tools(body),
+        sampling=sampling_of(body, longest, limits=("max_completion_tokens", "max_tokens")),
+        client=client,
+    )
+
+
+def _tools(body: Body) -> tuple[ToolSpec, ...]:
+    if body.get("tool_choice") == "none":
+        return ()
+    given = body.get("tools") or ()
+    if not isinstance(given, list | tuple):
+        raise BadRequest("tools must be a list", param="tools")
+    functions = [t for t in given if isinstance(t, Mapping) and t.get("type", "function") == "function"]
+    return tuple(tool_of(t.get("function"), where=f"tools[{at}].function") for at, t in enumerate(functions))
+
+
+def _message(message: Any, where: str) -> ClientMessage:
+    if not isinstance(message, Mapping) or message.get("role") not in ROLES:
+        raise BadRequest(f"{where}.role must be one of {', '.join(ROLES)}", param=where)
+    calls = message.get("tool_calls") or ()
+    if not isinstance(calls, list | tuple):
+        raise BadRequest(f"{where}.tool_calls must be a list", param=where)
+    return ClientMessage(
+        role=ROLES[message["role"]],
+        text=text_of(message.get("content"), where=where),
+        calls=tuple(_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)),
+    )
+
+
+def _call(call: Any, where: str) -> ClientCall:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise BadRequest(f"{where} needs a function with a name and arguments", param=where)
+    arguments = function.get("arguments", "{}")
+    if not isinstance(arguments, str):
+        raise BadRequest(f"{where}.function.arguments must be a text of JSON", param=where)
+    return ClientCall(id=str(call.get("id", "")), name=function["name"], arguments=arguments)
+
+
+# ------------------------------------------------------------------------------------------- answers
+
+
+def finish_reason(answer: ModelAnswer) -> str:
+    if answer.completion.finish is Finish.LENGTH:
+        return "length"
+    return "tool_calls" if answer.calls else "stop"
+
+
+def usage(answers: Sequence[ModelAnswer]) -> dict[str, int]:
+    prompt, sampled = answers[0].prompt_tokens, sum(answer.sampled_tokens for answer in answers)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+def logprobs_of(ids: Sequence[int], logprobs: Sequence[float], decode: DecodeIds) -> dict[str, Any]:
+    """OpenAI's `logprobs` of a choice. The log-prob of the sampled token is known, and no other's."""
+    content = []
+    for token, logprob in zip(ids, logprobs, strict=True):
+        text = decode([token])
+        content.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
+    return {"content": content, "refusal": None}
+
+
+def _calls(calls: Sequence[ClientCall]) -> list[dict[str, Any]]:
+    return [
+        {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+        for c in calls
+    ]
+
+
+def chat_answer(
+    body: Body, answers: Sequence[ModelAnswer], model: str, decode: DecodeIds | None
+) -> dict[str, Any]:
+    """The body of a chat completion that is not streamed."""
+    choices = []
+    for index, answer in enumerate(answers):
+        calls = {"tool_calls": _calls(answer.calls)} if answer.calls else {}
+        message = {"role": "assistant", "content": answer.text or (None if answer.calls else ""), **calls}
+        choice = {
+            "index": index,
+            "message": {**message, "refusal": None},
+            "finish_reason": finish_reason(answer),
+        }
+        choices.append(choice | _token_fields(body, answer, decode))
+    told = _head(body, "chat.completion", answers[0], model)
+    if body.get("return_token_ids") and answers[0].prompt_ids:
+        told["prompt_token_ids"] = list(answers[0].prompt_ids)
+    return {**told, "choices": choices, "usage": usage(answers)}
+
+
+def _token_fields(body: Body, answer: ModelAnswer, decode: DecodeIds | None) -> dict[str, Any]:
+    tokens, told = answer.completion.tokens, dict[str, Any]()
+    told["logprobs"] = None
+    if tokens is not None and decode is not None and body.get("logprobs"):
+        told["logprobs"] = logprobs_of(tokens.sampled_ids, tokens.logprobs, decode)
+    if tokens is not None and body.get("return_token_ids"):
+        told["token_ids"] = list(tokens.sampled_ids)
+    return told
+
+
+def _head(body: Body, kind: str, answer: ModelAnswer, model: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{answer.run}-{len(answer.run)}" if kind.startswith("chat") else f"cmpl-{answer.run}",
+        "object": kind, "created": int(time.time()), "model": str(body.get("model") or model),
+        "system_fingerprint": f"{answer.completion.policy_id}@{answer.completion.policy_version}",
+    }  # fmt: skip
+
+
+class ChatChunks:
+    """The chunks of a streamed chat completion with one choice."""
+
+    def __init__(self, body: Body, model: str, decode: DecodeIds | None, id: str) -> None:
+        self._body, self._decode = body, decode
+        self._head = {
+            "id": id, "object": "chat.completion.chunk", "created": int(time.time()),
+            "model": str(body.get("model") or model),
+        }  # fmt: skip
+        options = body.get("stream_options")
+        self._usage = bool(isinstance(options, Mapping) and options.get("include_usage"))
+        self._told_ids = 0
+
+    def first(self) -> dict[str, Any]:
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def text(self, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
+        return self._chunk({"content": text}, ids=ids, logprobs=logprobs)
+
+    def end(self, answer: ModelAnswer) -> Iterator[dict[str, Any]]:
+        """What is left when the turn is complete: calls, tokens that were not sent, the reason, the usage."""
+        if answer.calls:
+            calls = [{"index": at, **call} for at, call in enumerate(_calls(answer.calls))]
+            yield self._chunk({"tool_calls": calls})
+        tokens = answer.completion.tokens
+        rest = (
+            (tokens.sampled_ids[self._told_ids :], tokens.logprobs[self._told_ids :]) if tokens else ((), ())
+        )
+        last = self._chunk({}, ids=rest[0], logprobs=rest[1], finish=finish_reason(answer))
+        if self._body.get("return_token_ids") and answer.prompt_ids:
+            last["prompt_token_ids"] = list(answer.prompt_ids)
+        yield last
+        if self._usage:
+            yield {**self._head, "choices": [], "usage": usage([answer])}
+
+    def _chunk(
+        self, delta: dict[str, Any], *, ids: Sequence[int] = (), logprobs: Sequence[float] = (),
+        finish: str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+        if ids:
+            self._told_ids += len(ids)
+            if self._body.get("return_token_ids"):
+                choice["token_ids"] = list(ids)
+            if self._body.get("logprobs") and self._decode is not None:
+                choice["logprobs"] = logprobs_of(ids, logprobs, self._decode)
+        return {**self._head, "choices": [choice], **({"usage": None} if self._usage else {})}

@@ -1,0 +1,494 @@
+"""Conversations of clients: found again by their messages, continued as sampled, logged as runs.
+
+A request whose messages begin with those of an earlier one and its answer continues that conversation's
+tokens: the answer is never rendered or encoded again. Any other history begins a new row.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from nano_coder import __version__
+from nano_coder.agent.dialects import DIALECTS
+from nano_coder.agent.dialects.dialect import Parsed
+from nano_coder.agent.loop import turn_seed
+from nano_coder.agent.prompt import system_text
+from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.serve.request import ClientCall, ClientMessage, ModelAnswer, ModelRequest, OnText
+from nano_coder.serve.text_stream import TextStream
+from nano_shared.errors import BudgetExhausted, LogError, PolicyError
+from nano_shared.hashing import content_hash
+from nano_shared.policy import Conversation, Policy
+from nano_shared.profile import InterfaceProfile
+from nano_shared.store import LogStore, new_run_id
+from nano_shared.types import (
+    AMBIGUOUS_TOOLS,
+    CLIENT_TOOLS,
+    Completion,
+    Message,
+    Provenance,
+    Role,
+    Sampling,
+    StopReason,
+    Task,
+    ToolCall,
+    ToolSpec,
+    Trajectory,
+    Trust,
+    Turn,
+    Verdict,
+)
+
+MOST_HELD = 1024
+"""conversations that can be continued; the one that was used longest ago is forgotten first"""
+REWARD_GRADER = "session reward 1"
+GENERATOR = "nano-serve 1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A policy that is served, and the log of what it answers."""
+
+    policy: Policy
+    profile: InterfaceProfile
+    store: LogStore
+    name: str
+    """the policy as the user named it"""
+
+
+@dataclass(slots=True, kw_only=True)
+class AgentEpisode:
+    """A run that a foreign agent makes: its conversations get this task, sampling and limits."""
+
+    run: Trajectory
+    """without turns; the first conversation gets its id"""
+    sampling: Sampling
+    """what the agent asks for is not used, but for a smaller number of tokens, stop strings and the like"""
+    slot: int | None = None
+    """the policy's slot of the agent"""
+    turns: int = 0
+    tokens: int = 0
+    """sampled so far"""
+    reached: StopReason | None = None
+    """the limit that was reached"""
+
+
+class LimitReached(BudgetExhausted):
+    """The episode has used up its turns or tokens."""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Held:
+    """A conversation that can be continued."""
+
+    run: Trajectory
+    session: str
+    owner: int
+    """for which the policy keeps KV"""
+    keys: list[str] = field(default_factory=list)
+    """of each turn: the conversation's hash after its answer"""
+    busy: bool = False
+    """whether its next turn is being sampled"""
+    ended: bool = False
+    touched: float = field(default_factory=time.monotonic)
+
+
+class UnknownSession(LookupError):
+    """No conversation was logged in that session."""
+
+
+class Conversations:
+    """Answers requests, and logs each as a turn of a run. Thread-safe."""
+
+    def __init__(self, model: ServedModel, episode: AgentEpisode | None = None) -> None:
+        """`episode` is the run that a foreign agent makes; without one every opening is a task."""
+        self.model = model
+        self._episode = episode
+        self._dialect = DIALECTS.find(model.profile.dialect)
+        self._lock = threading.Lock()
+        self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._by_key: dict[tuple[str, str], list[tuple[_Held, int]]] = {}
+        self._owners = 0
+
+    # ---------------------------------------------------------------------------------- answering
+
+    def answer(self, request: ModelRequest, session: str = "", on_text: OnText | None = None) -> ModelAnswer:
+        """Sample the next turn of a conversation, and log it.
+
+        Raises ContextFull for messages that leave no room, and PolicyError if the backend fails; neither is
+        logged.
+        """
+        request = self._limited(request)
+        held, new = self._place(request, session)
+        try:
+            return self._sample(held, new, request, on_text)
+        except PolicyError:
+            if self._episode is not None:
+                self._episode.reached = StopReason.POLICY_ERROR
+            raise
+        finally:
+            with self._lock:
+                held.busy = False
+                held.touched = time.monotonic()
+                if not held.run.own_turns:
+                    self._forget(held)
+
+    def _limited(self, request: ModelRequest) -> ModelRequest:
+        """The request under the sampling of the episode. Raises LimitReached."""
+        episode = self._episode
+        if episode is None:
+            return request
+        limits, asked = episode.run.task.limits, request.sampling
+        with self._lock:
+            left = limits.max_tokens - episode.tokens
+            if episode.turns >= limits.max_turns or left <= 0:
+                reached = StopReason.MAX_TOKENS if left <= 0 else StopReason.MAX_TURNS
+                episode.reached = reached
+                raise LimitReached(f"this run's {reached.value} is reached; it ends here")
+            number, episode.turns = episode.turns, episode.turns + 1
+        sampling = episode.sampling.model_copy(
+            update={
+                "max_tokens": min(asked.max_tokens, episode.sampling.max_tokens, left), "stop": asked.stop,
+                "seed": turn_seed(episode.run.seed, number),
+            }
+        )  # fmt: skip
+        return replace(request, sampling=sampling)
+
+    def _place(self, request: ModelRequest, session: str) -> tuple[_Held, tuple[ClientMessage, ...]]:
+        """The conversation that the request continues or begins, marked as busy, and its new messages."""
+        keys = request.keys()
+        with self._lock:
+            for length in range(len(keys) - 1, 0, -1):
+                found = self._by_key.get((session, keys[length - 1]))
+                if found and request.messages[length - 1].role is Role.ASSISTANT:
+                    if len(_samples(found)) > 1:
+                        names = tuple(sorted(held.run.id for held, _ in found))
+                        return self._begin(request, session, parents=names), request.messages
+                    return self._continued(*found[0]), request.messages[length:]
+            return self._begin(request, session), request.messages
+
+    def _continued(self, held: _Held, turns: int) -> _Held:
+        """The conversation itself, or a fork of it where it has gone on or has ended."""
+        if turns == len(held.run.turns) and not held.busy and not held.ended:
+            held.busy = True
+            return held
+        parent = held.run
+        fork = parent.model_copy(
+            update={
+                "id": new_run_id(), "turns": parent.turns[:turns], "parent": parent.id, "parent_step": turns,
+                "started": time.time(), "stop": None, "ended": None, "answer": None, "verdict": None,
+            }
+        )  # fmt: skip
+        return self._hold(fork, held.session, held.keys[:turns])
+
+    def _begin(self, request: ModelRequest, session: str, parents: Sequence[str] = ()) -> _Held:
+        model, ambiguous = self.model, bool(parents)
+        first = next((m.text for m in request.messages if m.role is Role.USER), "")
+        tools = [_schema(tool) for tool in request.tools]
+        opening = content_hash([[m.key for m in request.messages], tools])
+        tools_hash = (AMBIGUOUS_TOOLS if ambiguous else CLIENT_TOOLS) + content_hash(tools)
+        if self._episode is not None:
+            base = self._episode.run
+            id = new_run_id() if base.id in self._held else base.id
+            return self._hold(base.model_copy(update={"id": id, "tools_hash": tools_hash}), session, [])
+        task = Task(
+            key=f"served-{opening.removeprefix('sha256:')[:16]}",
+            prompt=first if first.strip() else "(no message of a user)",
+            tools=(),
+            provenance=Provenance(
+                source="serve",
+                generator=GENERATOR,
+                original={"tools": list(tools)},
+            ),
+        )
+        run = Trajectory(
+            id=new_run_id(),
+            task=task,
+            runtime_version=__version__,
+            profile=model.profile.name,
+            profile_hash=model.profile.hash,
+            template_hash=model.policy.template_hash,
+            tools_hash=tools_hash,
+            policy=model.name,
+            started=time.time(),
+        )
+        return self._hold(run, session, [])
+
+    def _hold(self, run: Trajectory, session: str, keys: list[str]) -> _Held:
+        self._owners += 1
+        held = _Held(run=run, session=session, owner=self._owners, keys=list(keys), busy=True)
+        self._held[run.id] = held
+        idle = [other for other in self._held.values() if not other.busy]
+        for other in idle[: max(0, len(self._held) - MOST_HELD)]:
+            self._forget(other)
+        return held
+
+    def _forget(self, held: _Held) -> None:
+        self._held.pop(held.run.id, None)
+        for key in held.keys:
+            left = [entry for entry in self._by_key.get((held.session, key), ()) if entry[0] is not held]
+            if left:
+                self._by_key[held.session, key] = left
+            else:
+                self._by_key.pop((held.session, key), None)
+        self._end(held)
+        if isinstance(self.model.policy, LocalPolicy):
+            self.model.policy.release(held.owner)
+
+    def _sample(
+        self, held: _Held, new: tuple[ClientMessage, ...], request: ModelRequest, on_text: OnText | None
+    ) -> ModelAnswer:
+        started, run = time.time(), held.run
+        messages = self._rendered(new, request.tools, opening=not run.turns)
+        conversation = Conversation()
+        for turn in run.turns:
+            for message in turn.messages:
+                conversation.append(message)
+            conversation.record(turn.completion)
+        for message in messages:
+            conversation.append(message)
+        before = tuple(conversation.tokens)
+        completion = self._complete(conversation, request, held.owner, on_text)
+        parsed = self._parse(completion, request.tools)
+        turn = Turn(
+            index=len(run.turns),
+            messages=messages,
+            completion=completion,
+            thought=parsed.thought,
+            calls=parsed.calls,
+            parser=self.model.profile.dialect,
+            repairs=parsed.repairs,
+            started=started,
+            ended=time.time(),
+        )
+        if run.turns[run.inherited :]:
+            self.model.store.append_turn(run.id, turn)
+        else:
+            self.model.store.begin(run)
+            self.model.store.append_turn(run.id, turn)
+        tokens = completion.tokens
+        if tokens is not None and tokens.row != conversation.row:
+            before = ()  # history was rewritten: a new row
+        prompt_ids = (*before, *tokens.context_ids) if tokens else ()
+        answer = ModelAnswer(
+            run=run.id,
+            text=parsed.thought if parsed.calls else _unstopped(completion),
+            calls=tuple(_call(call) for call in parsed.calls),
+            completion=completion,
+            prompt_ids=prompt_ids,
+            prompt_tokens=len(prompt_ids) if tokens else sum(self._count(m.content) for m in messages),
+            sampled_tokens=len(tokens.sampled_ids) if tokens else self._count(completion.text),
+        )
+        key = content_hash([request.keys()[-1], answer.message.key])
+        with self._lock:
+            if self._episode is not None:
+                self._episode.tokens += answer.sampled_tokens
+                if self._episode.tokens >= run.task.limits.max_tokens:
+                    self._episode.reached = StopReason.MAX_TOKENS
+            held.run = run.model_copy(update={"turns": (*run.turns, turn)})
+            held.keys.append(key)
+            self._by_key.setdefault((held.session, key), []).append((held, len(held.keys)))
+            self._held.move_to_end(run.id)
+        return answer
+
+    def _complete(
+        self, conversation: Conversation, request: ModelRequest, owner: int, on_text: OnText | None
+    ) -> Completion:
+        policy = self.model.policy
+        if not isinstance(policy, LocalPolicy):
+            completion = policy.complete(conversation, request.sampling)
+            if on_text:
+                tokens = completion.tokens
+                on_text(
+                    _unstopped(completion), *((tokens.sampled_ids, tokens.logprobs) if tokens else ((), ()))
+                )
+            return completion
+        stream = TextStream(policy.decode, policy.engine.eos_ids, request.sampling.stop, on_text or _read)
+        slot = self._episode.slot if self._episode else None
+        with policy.lent(slot):
+            completion = policy.complete(conversation, request.sampling, owner=owner, on_token=stream.take)
+        stream.finish()
+        return completion
+
+    def _parse(self, completion: Completion, tools: Sequence[ToolSpec]) -> Parsed:
+        if not tools:
+            return Parsed(thought=completion.text)
+        parsed = self._dialect.parse(completion.text, tools)
+        known = {tool.name for tool in tools}
+        if parsed.error or any(call.name not in known for call in parsed.calls):
+            return Parsed(thought=completion.text)  # prose, or a call of a tool that was not offered
+        return parsed
+
+    def _rendered(
+        self, messages: Sequence[ClientMessage], tools: Sequence[ToolSpec], *, opening: bool
+    ) -> tuple[Message, ...]:
+        """The messages as the policy reads them: calls in its dialect, tools in the system message."""
+        shown = [Message(role=m.role, content=_sane(self._content(m, tools))) for m in messages]
+        if opening and tools:
+            system = system_text(self.model.profile, tools)
+            if shown and shown[0].role is Role.SYSTEM:
+                system = f"{system}\n\n{shown.pop(0).content}"
+            shown.insert(0, Message(role=Role.SYSTEM, content=system))
+        return tuple(shown)
+
+    def _content(self, message: ClientMessage, tools: Sequence[ToolSpec]) -> str:
+        if not message.calls:
+            return message.text
+        calls = [ToolCall(name=call.name, arguments=call.values) for call in message.calls]
+        try:
+            return self._dialect.render(message.text, calls, tools)
+        except ValueError:  # what this dialect cannot write
+            return "\n".join([message.text, *(f"{call.name}({call.arguments})" for call in message.calls)])
+
+    def _count(self, text: str) -> int:
+        return self.model.policy.count(text)
+
+    # ------------------------------------------------------------------------------------ sessions
+
+    def runs(self, session: str) -> list[str]:
+        """Ids of the runs of a session, oldest first. Raises UnknownSession."""
+        with self._lock:
+            found = [held.run.id for held in self._held.values() if held.session == session]
+        if not found:
+            raise UnknownSession(session)
+        return sorted(found)
+
+    def reward(self, session: str, reward: float, components: dict[str, float] | None = None) -> list[str]:
+        """End the runs of a session, and give each this reward. Returns their ids. Raises UnknownSession."""
+        with self._lock:
+            found = [held for held in self._held.values() if held.session == session and held.run.turns]
+            if not found:
+                raise UnknownSession(session)
+            for held in found:
+                self._end(held)
+        for held in found:
+            last = held.run.turns[-1].completion.text
+            verdict = Verdict(
+                reward=reward,
+                components=dict(components or {"reward": reward}),
+                trust=Trust.USER_CHECK,
+                grader=REWARD_GRADER,
+                graded_hash=content_hash(["answer", last]),
+            )
+            self.model.store.add_verdict(held.run.id, verdict)
+        return [held.run.id for held in found]
+
+    def end_episode(
+        self, snapshot: str, diff: str, stop: StopReason, detail: str | None
+    ) -> Trajectory | None:
+        """End the conversations of the episode. Returns the longest, which left the workspace `snapshot`.
+
+        None if the agent had no conversation.
+        """
+        with self._lock:
+            found = sorted(self._held.values(), key=lambda held: -len(held.run.own_turns))
+            found = [held for held in found if held.run.own_turns]
+            for other in found[1:]:
+                self._end(other)
+            if not found:
+                return None
+            held = found[0]
+            held.ended = True
+        turns, ended = held.run.turns, time.time()
+        answer = turns[-1].completion.text
+        self.model.store.finish(
+            held.run.id,
+            stop=stop,
+            stop_detail=detail,
+            answer=answer,
+            diff=diff,
+            ended=ended,
+            snapshot=snapshot,
+        )
+        last = turns[-1].model_copy(update={"snapshot": snapshot})
+        return held.run.model_copy(
+            update={
+                "turns": (*turns[:-1], last), "stop": stop, "stop_detail": detail, "answer": answer,
+                "diff": diff, "ended": ended,
+            }
+        )  # fmt: skip
+
+    def end_idle(self, seconds: float) -> None:
+        """End the runs that no request has continued for so long; a later request forks them."""
+        now = time.monotonic()
+        with self._lock:
+            for held in list(self._held.values()):
+                if not held.busy and now - held.touched > seconds:
+                    self._end(held)
+
+    def end_all(self) -> None:
+        with self._lock:
+            for held in self._held.values():
+                self._end(held)
+
+    def _end(self, held: _Held) -> None:
+        if held.ended or not held.run.own_turns:
+            return
+        held.ended = True
+        last = held.run.turns[-1]
+        self.model.store.finish(
+            held.run.id, stop=StopReason.FINISHED, answer=last.completion.text, ended=last.ended
+        )
+
+
+def end_interrupted(store: LogStore) -> int:
+    """End the runs that a killed server left open. Returns their number."""
+    ended = 0
+    for summary in store.runs():
+        if summary.stop is not None or not summary.task_key.startswith("served-"):
+            continue
+        run = store.get(summary.id)
+        try:
+            store.finish(
+                run.id, stop=StopReason.FINISHED, answer=run.turns[-1].completion.text if run.turns else None,
+                ended=run.turns[-1].ended if run.turns else run.started,
+            )  # fmt: skip
+        except LogError:
+            continue
+        ended += 1
+    return ended
+
+
+def _samples(found: Sequence[tuple[_Held, int]]) -> set[object]:
+    """The different ways in which a conversation was sampled; equal tokens are one."""
+    return {
+        tuple(
+            turn.completion.tokens.sampled_ids if turn.completion.tokens else turn.completion.text
+            for turn in held.run.turns[:turns]
+        )
+        for held, turns in found
+    }
+
+
+def _read(text: str, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> bool:
+    return True
+
+
+def _call(call: ToolCall) -> ClientCall:
+    return ClientCall(
+        id=f"call_{uuid.uuid4().hex[:24]}",
+        name=call.name,
+        arguments=json.dumps(call.arguments, ensure_ascii=False),
+    )
+
+
+def _schema(tool: ToolSpec) -> dict[str, object]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
+
+
+def _sane(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()  # no tokenizer accepts half a surrogate pair
+
+
+def _unstopped(completion: Completion) -> str:
+    """The text before the first stop string."""
+    text = completion.text
+    ends = [at for stop in completion.sampling.stop if (at := text.find(stop)) >= 0]
+    return text[: min(ends)] if ends else text

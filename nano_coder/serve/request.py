@@ -1,0 +1,130 @@
+"""What the wire dialects have in common: a request to the model, and its answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nano_shared.hashing import content_hash
+from nano_shared.types import Completion, Role, Sampling, ToolSpec
+
+OnText = Callable[[str, tuple[int, ...], tuple[float, ...]], bool]
+"""new text of the answer, with the ids and log-probs sampled since the last call -> whether to go on"""
+
+
+class BadRequest(Exception):
+    """A request that cannot be served: HTTP status, sentence, and parameter and code of OpenAI's errors."""
+
+    def __init__(
+        self, text: str, *, status: int = 400, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(text)
+        self.status, self.param, self.code = status, param, code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientCall:
+    """A tool call, as it goes over the wire."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON"""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments; text that is no JSON object is kept as the argument `text`."""
+        try:
+            found = json.loads(self.arguments or "{}")
+        except ValueError:
+            found = None
+        return found if isinstance(found, dict) else {"text": self.arguments}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientMessage:
+    """A message of a conversation, whatever the wire dialect."""
+
+    role: Role
+    text: str
+    calls: tuple[ClientCall, ...] = ()
+
+    @property
+    def key(self) -> object:
+        """Equal for an answer and for what a client sends back: ids, and space at the ends, may differ."""
+        return [self.role.value, self.text.strip(), [[call.name, call.values] for call in self.calls]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    messages: tuple[ClientMessage, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    sampling: Sampling
+    client: str = ""
+    """User-Agent"""
+
+    def keys(self) -> list[str]:
+        """[len(messages)] hashes of the tools and of the messages up to each one."""
+        found, before = [], content_hash([tool.model_dump(mode="json") for tool in self.tools])
+        for message in self.messages:
+            before = content_hash([before, message.key])
+            found.append(before)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelAnswer:
+    """The model's turn. `text` is what it wrote besides its calls, without a stop string."""
+
+    run: str
+    """id of the run in the log"""
+    text: str
+    calls: tuple[ClientCall, ...]
+    completion: Completion
+    prompt_ids: tuple[int, ...]
+    """the whole row before the sampled tokens; empty where the policy gives no tokens"""
+    prompt_tokens: int
+    sampled_tokens: int
+
+    @property
+    def message(self) -> ClientMessage:
+        return ClientMessage(role=Role.ASSISTANT, text=self.text, calls=self.calls)
+
+
+def text_of(content: Any, *, where: str) -> str:
+    """The text of a message's content: a string or a list of text parts. Raises BadRequest for others."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadRequest(f"{where}: content must be a text or a list of parts", param=where)
+    texts = []
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif kind == "refusal":
+            texts.append(str(part.get("refusal", "")))
+        else:
+            raise BadRequest(f"{where}: this model reads text, and no part of type {kind!r:.60}", param=where)
+    return "".join(texts)
+
+
+def tool_of(function: Any, *, where: str) -> ToolSpec:
+    """A tool of the agent from its name, description and JSON schema. Raises BadRequest."""
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise BadRequest(f"{where}: a function needs a name", param=where)
+    schema = (
+        function.get("parameters") or function.get("input_schema") or {"type": "object", "properties": {}}
+    )
+    if not isinstance(schema, Mapping):
+        raise BadRequest(f"{where}: the parameters must be a JSON schema", param=where)
+    return ToolSpec(
+        name=function["name"], description=str(function.get("description") or ""), parameters=dict(schema)
+    )

@@ -1,0 +1,156 @@
+"""Agents of others as rollouts: in the jail, through the policy's server, graded and trained like any run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nano_coder.agent.profiles import COMPACT_1, HERMES_1
+from nano_coder.models.opening import local_policy, open_weights
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.run.execution import Runtime, grade_run, run_task
+from nano_coder.run.foreign_agent import ForeignAgent, open_agent
+from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.verify.tokens import TokenCheck
+from nano_coder.verify.trainable import verify
+from nano_rl.gather.rollouts import collect
+from nano_rl.learn.rows.group import form_groups
+from nano_shared.errors import UsageError
+from nano_shared.hidden_checks import CommandChecks
+from nano_shared.store import LogStore
+from nano_shared.types import Limits, Sampling, StopReason, Task
+
+AGENT = """
+import json, os, subprocess, sys, urllib.request
+
+def ask(messages):
+    body = {"model": "m", "messages": messages, "max_tokens": 600, "tools": TOOLS}
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(),
+        {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+    )
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+
+TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {
+    "type": "object", "properties": {"command": {"type": "string"}}}}}]
+messages = [{"role": "user", "content": sys.argv[1]}]
+for _ in range(int(os.environ.get("TURNS", "5"))):
+    answer = ask(messages)
+    messages.append(answer)
+    for call in answer.get("tool_calls") or ():
+        command = json.loads(call["function"]["arguments"])["command"]
+        done = subprocess.run(command, shell=True, capture_output=True, text=True)
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout + done.stderr})
+    if not answer.get("tool_calls"):
+        break
+"""
+"""an agent that knows nothing of nano: chat completions and a shell"""
+
+
+def calls(command: str) -> str:
+    return f"<tool_call>\n{json.dumps({'name': 'bash', 'arguments': {'command': command}})}\n</tool_call>"
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> ForeignAgent:
+    folder = tmp_path / "agent"
+    folder.mkdir()
+    (folder / "agent.py").write_text(AGENT)
+    return ForeignAgent(command=f"python {folder}/agent.py {{prompt}}", mounts=(folder,))
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, agent: ForeignAgent) -> Callable[..., Runtime]:
+    def make(policy: Any, profile: Any = HERMES_1, **more: Any) -> Runtime:
+        store = LogStore.open(tmp_path / "log.db")
+        options = {"agent": agent, "policy_name": "p", **more}
+        return Runtime(policy=policy, profile=profile, sandbox=open_sandbox(), store=store, **options)
+
+    return make
+
+
+def task(**more: Any) -> Task:
+    check = CommandChecks(command="grep -qx hi hello.txt")
+    return Task(key="hello", prompt="Write 'hi' into hello.txt", hidden=check, **more)
+
+
+def test_what_the_agent_did_is_a_run_that_is_graded(runtime: Callable[..., Runtime]) -> None:
+    made = runtime(ScriptedPolicy([calls("echo hi > hello.txt"), "Done."], tokens=True))
+    run = grade_run(run_task(task(), made, seed=0), made)
+    assert (run.stop, run.reward, run.task.key, len(run.turns)) == (StopReason.FINISHED, 1.0, "hello", 2)
+    assert "+hi" in run.diff
+    assert made.store.get(run.id) == run
+    assert [m.role.value for m in run.turns[1].messages] == ["tool"]
+    blocked = [finding.kind for finding in verify(run) if finding.blocks]
+    assert blocked == []
+
+
+def test_a_failure_is_a_zero(runtime: Callable[..., Runtime]) -> None:
+    made = runtime(ScriptedPolicy([calls("echo no > hello.txt"), "Done."]))
+    assert grade_run(run_task(task(), made, seed=0), made).reward == 0.0
+
+
+def test_limits_end_the_run_and_are_named(runtime: Callable[..., Runtime]) -> None:
+    made = runtime(ScriptedPolicy([calls("true")] * 9), limits={"max_turns": 2})
+    run = run_task(task(), made, seed=0)
+    assert (run.stop, len(run.turns)) == (StopReason.MAX_TURNS, 2)
+    slow = runtime(ScriptedPolicy([calls("sleep 60")] * 9), limits={"max_seconds": 3.0})
+    assert run_task(task(), slow, seed=0).stop is StopReason.MAX_SECONDS
+
+
+def test_a_policy_that_fails_is_no_zero(runtime: Callable[..., Runtime]) -> None:
+    made = runtime(ScriptedPolicy([calls("echo hi > hello.txt")]))
+    run = grade_run(run_task(task(), made, seed=0), made)
+    assert (run.stop, run.reward) == (StopReason.POLICY_ERROR, None)
+
+
+def test_the_server_is_the_only_way_out_and_gives_no_reward(runtime: Callable[..., Runtime]) -> None:
+    reach = (
+        "python - <<'X'\nimport socket, urllib.request, urllib.error\n"
+        "try:\n  socket.create_connection(('1.1.1.1', 80), 2)\nexcept OSError: print('no net')\n"
+        "for path in ('/sessions/x/reward', '/sessions/x'):\n"
+        "  url = 'http://127.0.0.1:3128' + path\n"
+        "  try: urllib.request.urlopen(urllib.request.Request(url, b'{\"reward\": 1}'))\n"
+        "  except urllib.error.HTTPError as e: print(e.code)\nX"
+    )
+    made = runtime(ScriptedPolicy([calls(reach), "Done."]))
+    run = run_task(task(), made, seed=0)
+    assert run.turns[1].messages[0].content.split("\n")[:3] == ["no net", "404", "404"]
+
+
+def test_the_policy_samples_as_the_rollout_says(
+    runtime: Callable[..., Runtime], tiny_folder: Path, one_thread: None
+) -> None:
+    opened = open_weights(str(tiny_folder))
+    policy = local_policy(opened.loaded, opened.profile)
+    made = runtime(policy, COMPACT_1, sampling=Sampling(temperature=1.0, max_tokens=12))
+    runs = collect([task()], made, group_size=3, seed=4)
+    check = TokenCheck(template=policy.template, eos_ids=policy.engine.eos_ids, blobs=made.store.blobs)
+    for run in runs:
+        assert run.turns[0].completion.sampling.temperature == 1.0
+        assert check.findings(run) == []
+    (group,) = form_groups(runs)
+    assert len(group.members) == 3
+    again = collect([task()], made, group_size=3, seed=4)
+    texts = [[turn.completion.text for turn in run.turns] for run in runs]
+    assert [[turn.completion.text for turn in run.turns] for run in again] == texts
+
+
+def test_an_agent_that_does_not_start_is_one_sentence(runtime: Callable[..., Runtime]) -> None:
+    made = runtime(ScriptedPolicy(["x"]), agent=ForeignAgent(command="no-such-agent {prompt}"))
+    with pytest.raises(UsageError, match=r"asked the model nothing \(exit code 127\).*not found"):
+        run_task(task(), made, seed=0)
+    with pytest.raises(UsageError, match="no such directory"):
+        open_agent("x", ["/no/such/folder"])
+    with pytest.raises(UsageError, match="--agent is empty"):
+        open_agent(" ")
+
+
+def test_limits_of_the_task_hold_for_the_agent(runtime: Callable[..., Runtime]) -> None:
+    made = runtime(ScriptedPolicy([calls("true")] * 5, tokens=True))
+    run = run_task(task(limits=Limits(max_tokens=100)), made, seed=0)
+    assert (run.stop, run.num_sampled_tokens <= 100) == (StopReason.MAX_TOKENS, True)

@@ -1,0 +1,480 @@
+"""`nano-coder serve` over HTTP, by the SDKs that clients use: its answers, and what the log holds."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from nano_coder.agent.profiles import HERMES_1
+from nano_coder.models.opening import local_policy, open_weights
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.serve.app import ServerLimits, serve_app
+from nano_coder.serve.conversations import Conversations, ServedModel
+from nano_coder.verify.tokens import TokenCheck
+from nano_coder.verify.trainable import verify
+from nano_shared.errors import UsageError
+from nano_shared.store import LogStore
+from nano_shared.types import Finish, Trajectory
+
+ASK = {"role": "user", "content": "Say hello."}
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Add two numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+            },
+        },
+    }
+]
+COLD: Any = {"extra_body": {"temperature": 0}}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+
+
+class Served:
+    """A server in this process, and the log that it writes."""
+
+    def __init__(self, model: ServedModel, **options: Any) -> None:
+        self.store = model.store
+        self._clients: list[Any] = []
+        self.conversations = Conversations(model)
+        self.policy = model.policy
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.root = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        app = serve_app(self.conversations, model="tiny", **options)
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]})
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        self._server.should_exit = True
+        self._thread.join()
+
+    def openai(self, path: str = "/v1") -> openai.OpenAI:
+        client = openai.OpenAI(base_url=f"{self.root}{path}", api_key="none", max_retries=0)
+        self._clients.append(client)
+        return client
+
+    def anthropic(self, path: str = "") -> anthropic.Anthropic:
+        client = anthropic.Anthropic(base_url=f"{self.root}{path}", api_key="none", max_retries=0)
+        self._clients.append(client)
+        return client
+
+    def runs(self) -> list[Trajectory]:
+        return [self.store.get(summary.id) for summary in self.store.runs()]
+
+    def check_tokens(self) -> None:
+        """Every logged turn is what the template renders and the weights sampled."""
+        policy: Any = self.policy
+        check = TokenCheck(template=policy.template, eos_ids=policy.engine.eos_ids, blobs=self.store.blobs)
+        for run in self.runs():
+            assert check.findings(run) == []
+            row: tuple[int, ...] = ()
+            for turn in run.turns:
+                tokens = turn.completion.tokens
+                assert tokens is not None
+                row = (*row, *tokens.context_ids)
+                (scores,) = policy.engine.score([(*row, *tokens.sampled_ids)], first=len(row))
+                row = (*row, *tokens.sampled_ids)
+                assert scores == pytest.approx(tokens.logprobs, abs=1e-4)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    opened: list[Served] = []
+
+    def start(policy: Any, profile: Any, **options: Any) -> Served:
+        store = LogStore.open(tmp_path / "log.db")
+        model = ServedModel(policy=policy, profile=profile, store=store, name="tiny")
+        opened.append(Served(model, **options))
+        return opened[-1]
+
+    yield start
+    for server in opened:
+        server.close()
+
+
+@pytest.fixture
+def tiny(serve: Callable[..., Served], tiny_folder: Path, one_thread: None) -> Served:
+    opened = open_weights(str(tiny_folder))
+    return serve(local_policy(opened.loaded, opened.profile, scheduler="free"), opened.profile)
+
+
+@pytest.fixture
+def scripted(serve: Callable[..., Served]) -> Callable[..., Served]:
+    return lambda texts, **options: serve(ScriptedPolicy(texts), HERMES_1, **options)
+
+
+# ------------------------------------------------------------------------------------------- answers
+
+
+def test_an_answer_is_logged_with_its_tokens(tiny: Served) -> None:
+    answer = tiny.openai().chat.completions.create(
+        model="tiny", messages=[ASK], max_tokens=8, seed=1, logprobs=True,
+        extra_body={"return_token_ids": True},
+    )  # fmt: skip
+    (run,) = tiny.runs()
+    tokens = run.turns[0].completion.tokens
+    choice: Any = answer.choices[0]
+    assert tokens is not None
+    assert (tuple(choice.token_ids), tuple(answer.prompt_token_ids)) == (
+        tokens.sampled_ids,
+        tokens.context_ids,
+    )  # type: ignore[attr-defined]
+    assert [each.logprob for each in choice.logprobs.content] == list(tokens.logprobs)
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (
+        len(tokens.context_ids),
+        len(tokens.sampled_ids),
+    )  # type: ignore[union-attr]
+    assert (run.turns[0].messages[0].content, run.task.prompt) == ("Say hello.", "Say hello.")
+    tiny.check_tokens()
+
+
+def test_a_streamed_answer_is_the_same(tiny: Served) -> None:
+    client = tiny.openai()
+    asked: Any = {"model": "tiny", "messages": [ASK], "max_tokens": 40, "seed": 3}
+    whole: Any = client.chat.completions.create(**asked, extra_body={"return_token_ids": True})
+    chunks: list[Any] = list(
+        client.chat.completions.create(
+            **asked,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"return_token_ids": True},
+        )
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    ids = [
+        token
+        for chunk in chunks
+        if chunk.choices
+        for token in getattr(chunk.choices[0], "token_ids", None) or ()
+    ]
+    assert (text, ids) == (whole.choices[0].message.content, whole.choices[0].token_ids)
+    assert len(chunks) > 5
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    tiny.check_tokens()
+
+
+def test_the_three_apis_answer_alike(tiny: Served) -> None:
+    chat = tiny.openai().chat.completions.create(model="tiny", messages=[ASK], max_tokens=9, **COLD)  # type: ignore[list-item]
+    response = tiny.openai().responses.create(
+        model="tiny", input="Say hello.", max_output_tokens=9, temperature=0
+    )
+    message = tiny.anthropic().messages.create(model="tiny", messages=[ASK], max_tokens=9, **COLD)  # type: ignore[list-item]
+    with tiny.openai().responses.stream(
+        model="tiny", input="Say hello.", max_output_tokens=9, temperature=0
+    ) as events:
+        *_, last = events
+    with tiny.anthropic().messages.stream(model="tiny", messages=[ASK], max_tokens=9, **COLD) as told:  # type: ignore[list-item]
+        final = told.get_final_message()
+    text = chat.choices[0].message.content
+    assert {
+        response.output_text,
+        last.response.output_text,
+        message.content[0].text,
+        final.content[0].text,
+    } == {text}  # type: ignore[union-attr]
+    assert len(tiny.runs()) == 5
+    assert len({run.task.key for run in tiny.runs()}) == 1, "one opening is one group"
+
+
+def test_several_choices_are_runs_of_one_group(tiny: Served) -> None:
+    answer = tiny.openai().chat.completions.create(model="tiny", messages=[ASK], max_tokens=6, n=3, seed=5)  # type: ignore[list-item]
+    assert len(answer.choices) == 3
+    assert len({choice.message.content for choice in answer.choices}) > 1
+    assert [run.task.key for run in tiny.runs()] == [tiny.runs()[0].task.key] * 3
+
+
+def test_a_stop_string_is_not_shown(tiny: Served) -> None:
+    asked: Any = {"model": "tiny", "messages": [ASK], "max_tokens": 60, "seed": 2}
+    text = tiny.openai().chat.completions.create(**asked).choices[0].message.content or ""
+    stop = text[10:14]
+    cut = tiny.openai().chat.completions.create(**asked, stop=[stop]).choices[0]
+    chunks = tiny.openai().chat.completions.create(**asked, stop=[stop], stream=True)
+    shown = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert cut.message.content == shown == text[: text.find(stop)]
+
+
+# ------------------------------------------------------------------------------------- conversations
+
+
+def test_a_conversation_is_continued_as_sampled(tiny: Served) -> None:
+    client, messages = tiny.openai(), [ASK]
+    for number in range(3):
+        answer = client.chat.completions.create(model="tiny", messages=messages, max_tokens=7, seed=number)  # type: ignore[arg-type]
+        messages += [
+            {"role": "assistant", "content": answer.choices[0].message.content or ""},
+            {"role": "user", "content": f"and {number}?"},
+        ]
+    (run,) = tiny.runs()
+    assert [len(turn.messages) for turn in run.turns] == [1, 1, 1]
+    assert {turn.completion.tokens.row for turn in run.turns if turn.completion.tokens} == {0}
+    tiny.check_tokens()
+
+
+def test_two_continuations_of_one_answer_are_forks(tiny: Served) -> None:
+    client = tiny.openai()
+    answer = client.chat.completions.create(model="tiny", messages=[ASK], max_tokens=7)  # type: ignore[list-item]
+    before: Any = [ASK, {"role": "assistant", "content": answer.choices[0].message.content}]
+    for text in ("one", "two"):
+        client.chat.completions.create(
+            model="tiny", messages=[*before, {"role": "user", "content": text}], max_tokens=5
+        )
+    first, second = tiny.runs()
+    assert (second.parent, second.parent_step, len(second.turns)) == (first.id, 1, 2)
+    assert second.turns[0] == first.turns[0]
+    tiny.check_tokens()
+
+
+def test_rewritten_history_begins_another_run(tiny: Served) -> None:
+    client = tiny.openai()
+    client.chat.completions.create(model="tiny", messages=[ASK], max_tokens=7)  # type: ignore[list-item]
+    other: Any = [
+        ASK,
+        {"role": "assistant", "content": "Something else."},
+        {"role": "user", "content": "so?"},
+    ]
+    client.chat.completions.create(model="tiny", messages=other, max_tokens=5)
+    second = tiny.runs()[1]
+    assert (second.parent, len(second.turns), len(second.turns[0].messages)) == (None, 1, 3)
+    tiny.check_tokens()
+
+
+def test_an_ambiguous_parent_is_not_trained(scripted: Callable[..., Served]) -> None:
+    server = scripted(["yes", "yes ", "well"])
+    client = server.openai()
+    for _ in range(2):  # the same words, sampled as different tokens
+        client.chat.completions.create(model="tiny", messages=[ASK])  # type: ignore[list-item]
+    after: Any = [ASK, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "sure?"}]
+    client.chat.completions.create(model="tiny", messages=after)
+    kinds = [finding.kind for finding in verify(server.runs()[2]) if finding.blocks]
+    assert "ambiguous parent" in kinds
+
+
+def test_sessions_are_kept_apart_and_rewarded(tiny: Served) -> None:
+    for name, reward in (("a", 1.0), ("b", 0.0)):
+        tiny.openai(f"/sessions/{name}/v1").chat.completions.create(
+            model="tiny", messages=[ASK], max_tokens=6
+        )  # type: ignore[list-item]
+        answer = httpx.post(f"{tiny.root}/sessions/{name}/reward", json={"reward": reward})
+        assert answer.json()["reward"] == reward
+    runs = tiny.runs()
+    assert [run.reward for run in runs] == [1.0, 0.0]
+    assert [[finding.kind for finding in verify(run) if finding.blocks] for run in runs] == [[], []]
+    assert httpx.post(f"{tiny.root}/sessions/c/reward", json={"reward": 1}).status_code == 404
+
+
+def test_what_was_served_trains(tiny: Served) -> None:
+    from nano_rl.learn.rows.group import form_groups
+    from nano_rl.learn.rows.sample import to_samples
+
+    for number in range(4):
+        tiny.openai(f"/sessions/{number}/v1").chat.completions.create(
+            model="tiny", messages=[ASK], max_tokens=6
+        )  # type: ignore[list-item]
+        httpx.post(f"{tiny.root}/sessions/{number}/reward", json={"reward": number % 2})
+    (group,) = form_groups(tiny.runs())
+    assert len(group.members) == 4
+    assert all(any(sample.mask) for run in tiny.runs() for sample in to_samples(run, 1.0))
+
+
+# --------------------------------------------------------------------------------------------- tools
+
+
+def test_tools_are_called_and_answered(scripted: Callable[..., Served]) -> None:
+    server = scripted([f"Let me add.\n{CALL}", "It is 3."])
+    client = server.openai()
+    messages: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+2?"}]
+    answer = client.chat.completions.create(model="tiny", messages=messages, tools=TOOLS)
+    message = answer.choices[0].message
+    (call,) = message.tool_calls or ()
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 1, "b": 2})  # type: ignore[union-attr]
+    messages += [
+        message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": "3"},
+    ]
+    last = client.chat.completions.create(model="tiny", messages=messages, tools=TOOLS)
+    assert (last.choices[0].message.content, last.choices[0].finish_reason) == ("It is 3.", "stop")
+    (run,) = server.runs()
+    assert [[m.role.value for m in turn.messages] for turn in run.turns] == [["system", "user"], ["tool"]]
+    assert "add" in run.turns[0].messages[0].content
+
+
+def test_tools_are_called_through_messages_and_responses(scripted: Callable[..., Served]) -> None:
+    server = scripted([CALL, "3", CALL, "3"])
+    client, messages = server.anthropic(), [{"role": "user", "content": "1+2?"}]
+    tools: Any = [{"name": "add", "input_schema": TOOLS[0]["function"]["parameters"]}]
+    with client.messages.stream(model="tiny", messages=messages, tools=tools, max_tokens=50) as events:  # type: ignore[arg-type]
+        used = events.get_final_message()
+    assert (used.stop_reason, used.content[0].input) == ("tool_use", {"a": 1, "b": 2})  # type: ignore[union-attr]
+    result: Any = {"type": "tool_result", "tool_use_id": used.content[0].id, "content": "3"}  # type: ignore[union-attr]
+    messages += [{"role": "assistant", "content": used.content}, {"role": "user", "content": [result]}]  # type: ignore[dict-item]
+    client.messages.create(model="tiny", messages=messages, tools=tools, max_tokens=50)  # type: ignore[arg-type]
+    functions: Any = [{"type": "function", **TOOLS[0]["function"]}, {"type": "web_search"}]
+    with server.openai().responses.stream(model="tiny", input="1+2?", tools=functions) as told:
+        called = told.get_final_response()
+    item: Any = called.output[0]
+    assert json.loads(item.arguments) == {"a": 1, "b": 2}
+    items: Any = [
+        {"role": "user", "content": "1+2?"}, item.model_dump(exclude_none=True),
+        {"type": "function_call_output", "call_id": item.call_id, "output": "3"},
+    ]  # fmt: skip
+    assert server.openai().responses.create(model="tiny", input=items, tools=functions).output_text == "3"
+    assert [len(run.turns) for run in server.runs()] == [2, 2]
+
+
+# ------------------------------------------------------------------------------------------- clients
+
+
+def test_a_client_that_goes_away_frees_its_place(tiny: Served) -> None:
+    with httpx.stream(
+        "POST", f"{tiny.root}/v1/chat/completions",
+        json={"messages": [ASK], "max_tokens": 900, "stream": True, "ignore_eos": True, "seed": 11},
+    ) as answer:  # fmt: skip
+        for number, _ in enumerate(answer.iter_lines()):
+            if number > 8:
+                break
+    waited = time.monotonic()
+    while not tiny.runs() and time.monotonic() - waited < 10:
+        time.sleep(0.05)
+    (run,) = tiny.runs()
+    tokens = run.turns[0].completion.tokens
+    assert tokens is not None
+    assert (run.turns[0].completion.finish, len(tokens.sampled_ids) < 400) == (Finish.CANCELLED, True)
+    assert not tiny.policy.engine.busy  # type: ignore[attr-defined]
+    tiny.check_tokens()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("/v1/chat/completions", {}, 400, "messages must be a list"),
+        ("/v1/chat/completions", {"messages": [{"role": "king", "content": ""}]}, 400, "role must be one of"),
+        ("/v1/chat/completions", {"messages": [ASK], "temperature": "hot"}, 400, "must be a number"),
+        ("/v1/chat/completions", {"messages": [ASK], "n": 1000}, 400, "n = 1000 is outside"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x " * 5000}]}, 400, "shorten"),
+        ("/v1/chat/completions", {"messages": [{**ASK, "content": [{"type": "image"}]}]}, 400, "image"),
+        ("/v1/messages", {"messages": [ASK], "max_tokens": 0}, 400, "max_tokens = 0"),
+        ("/v1/responses", {"input": 3}, 400, "input must be"),
+        ("/sessions/x/reward", {"reward": "good"}, 400, "reward must be a number"),
+    ],
+)  # fmt: skip
+def test_a_bad_request_gets_a_sentence_and_is_not_logged(
+    tiny: Served, path: str, body: Any, status: int, words: str
+) -> None:
+    answer = httpx.post(f"{tiny.root}{path}", json=body)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert words in error["message"]
+    assert ("type" in answer.json()) == (path == "/v1/messages")
+    assert tiny.runs() == []
+
+
+def test_no_json_and_too_much_of_it(tiny: Served) -> None:
+    for content in (b"", b"{", b"[]", b"\xff", b"[" * 100_000):
+        answer = httpx.post(f"{tiny.root}/v1/chat/completions", content=content)
+        assert (answer.status_code, "message" in answer.json()["error"]) == (400, True)
+    large = httpx.post(f"{tiny.root}/v1/chat/completions", content=b" " * (33 << 20))
+    assert large.status_code == 413
+
+
+def test_a_key_is_asked_for(scripted: Callable[..., Served]) -> None:
+    server = scripted(["hi"] * 3, keys=["right"])
+    url = f"{server.root}/v1/chat/completions"
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"x-api-key": ""}):
+        assert httpx.post(url, json={"messages": [ASK]}, headers=headers).status_code == 401
+    for headers in ({"Authorization": "Bearer right"}, {"x-api-key": "right"}):
+        assert httpx.post(url, json={"messages": [ASK]}, headers=headers).status_code == 200
+
+
+def test_a_page_of_the_web_is_not_answered(tiny: Served) -> None:
+    answer = httpx.post(
+        f"{tiny.root}/v1/chat/completions", json={"messages": [ASK]}, headers={"Host": "evil.example"}
+    )
+    assert answer.status_code == 403
+
+
+def test_more_requests_than_may_wait_are_refused(
+    serve: Callable[..., Served], tiny_folder: Path, one_thread: None
+) -> None:
+    opened = open_weights(str(tiny_folder))
+    policy = local_policy(opened.loaded, opened.profile, scheduler="free")
+    server = serve(policy, opened.profile, limits=ServerLimits(concurrent=1, waiting=1))
+    found: list[int] = []
+
+    def ask() -> None:
+        body = {"messages": [ASK], "max_tokens": 200, "seed": 11}
+        answer = httpx.post(f"{server.root}/v1/chat/completions", json=body, timeout=60)
+        found.append(answer.status_code)
+        if answer.status_code == 429:
+            assert answer.headers["retry-after"] == "1"
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(found) == {200, 429}
+    assert len(server.runs()) == found.count(200)
+
+
+def test_many_clients_are_answered_together(tiny: Served) -> None:
+    texts: dict[int, str | None] = {}
+
+    def ask(number: int) -> None:
+        answer = tiny.openai().chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": f"number {number}"}],
+            max_tokens=20,
+            seed=number,
+        )
+        texts[number] = answer.choices[0].message.content
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(tiny.runs()) == 16
+    tiny.check_tokens()
+    metrics = httpx.get(f"{tiny.root}/metrics").text
+    assert 'vllm:request_success_total{model_name="tiny"} 16.0' in metrics
+    assert 'vllm:num_requests_running{model_name="tiny"} 0.0' in metrics
+
+
+def test_models_are_listed(tiny: Served) -> None:
+    (card,) = tiny.openai().models.list().data
+    assert (card.id, card.max_model_len) == ("tiny", tiny.policy.context_limit)  # type: ignore[attr-defined]
+    assert httpx.get(f"{tiny.root}/v1/models/other").status_code == 404
+    assert httpx.get(f"{tiny.root}/health").json() == {"status": "ok"}
+
+
+def test_only_its_client_goes_on_with_a_conversation(tiny: Served) -> None:
+    from nano_coder.run.execution import refuse_ended
+    from nano_coder.run.fork import refuse_step
+
+    tiny.openai().chat.completions.create(model="tiny", messages=[ASK], max_tokens=6)  # type: ignore[list-item]
+    (run,) = tiny.runs()
+    for refuse in (refuse_ended, lambda run: refuse_step(run, 1)):
+        with pytest.raises(UsageError, match="a client of nano-coder serve"):
+            refuse(run)
