@@ -117,6 +117,12 @@ def native_profile(name: str) -> InterfaceProfile | None:
     )
 
 
+def describing(profile: InterfaceProfile) -> InterfaceProfile:
+    """The profile whose system message describes the tools, for those of a client, which the log keeps as
+    text."""
+    return (native_profile(f"prompted-1-{profile.dialect}") if is_native(profile) else None) or profile
+
+
 def is_native(profile: InterfaceProfile) -> bool:
     """Whether it is one of `native-1-DIALECT` and `prompted-1-DIALECT`, with or without further tools."""
     return native_dialect(profile.name.partition("+")[0]) is not None

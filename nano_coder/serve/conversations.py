@@ -18,6 +18,7 @@ from nano_coder import __version__
 from nano_coder.agent.dialects import DIALECTS
 from nano_coder.agent.dialects.dialect import Parsed
 from nano_coder.agent.loop import turn_seed
+from nano_coder.agent.profiles import describing
 from nano_coder.agent.prompt import system_text
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.serve.request import ClientCall, ClientMessage, ModelAnswer, ModelRequest, OnText
@@ -246,7 +247,7 @@ class Conversations:
     ) -> ModelAnswer:
         started, run = time.time(), held.run
         messages = self._rendered(new, request.tools, opening=not run.turns)
-        conversation = Conversation()
+        conversation = Conversation(started=run.started)
         for turn in run.turns:
             for message in turn.messages:
                 conversation.append(message)
@@ -331,7 +332,7 @@ class Conversations:
         """The messages as the policy reads them: calls in its dialect, tools in the system message."""
         shown = [Message(role=m.role, content=_sane(self._content(m, tools))) for m in messages]
         if opening and tools:
-            system = system_text(self.model.profile, tools)
+            system = system_text(describing(self.model.profile), tools)
             if shown and shown[0].role is Role.SYSTEM:
                 system = f"{system}\n\n{shown.pop(0).content}"
             shown.insert(0, Message(role=Role.SYSTEM, content=system))
