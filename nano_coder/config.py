@@ -240,7 +240,7 @@ def _tightened(key: str, below: Any, asked: Any) -> tuple[Any, dict[str, Any]]:
     """
     match key:
         case _ if key in LIMITS or key == COMPLETION:
-            kept = asked if below is None else min(below, asked)
+            kept = None if below is None else min(below, asked)  # None is what the profile says
         case "check":
             kept = below or asked
         case "exclude":

@@ -17,7 +17,7 @@ from nano_shared.errors import PolicyError
 from nano_shared.policy import Conversation
 from nano_shared.types import Message, Role, ToolCall, ToolSpec
 
-ChatMessage = dict[str, Any]
+TemplateMessage = dict[str, Any]
 """a message as chat templates take it: role, content, tool_calls, name, tool_call_id"""
 TEMPLATE_FAILURES = (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError)
 """what an expression of a template can raise"""
@@ -56,7 +56,7 @@ class NativeTemplate(ChatTemplate):
         self._system_role = self._shows({"role": "system", "content": "nano-probe"}, _user("x"))
         self._repeats = self._shows(_user("x"), _user("nano-probe"))
         call = self._calls((ToolCall(name="probe_tool", arguments={"x": "nano-probe"}),), 0)
-        asked: ChatMessage = {"role": "assistant", "content": "", "tool_calls": call}
+        asked: TemplateMessage = {"role": "assistant", "content": "", "tool_calls": call}
         answered = _answered("y", call[0])
         self._call_field = self._shows(_user("x"), asked, answered)
         said = asked if self._call_field else {"role": "assistant", "content": "x"}
@@ -101,7 +101,7 @@ class NativeTemplate(ChatTemplate):
         given = self._messages(messages, (), 0)
         return self._text(given, generation_prompt=generation_prompt)
 
-    def messages(self, conversation: Conversation, *, row: int) -> list[ChatMessage]:
+    def messages(self, conversation: Conversation, *, row: int) -> list[TemplateMessage]:
         """The messages as the template gets them for a prompt of that row, its own or the next."""
         structured = conversation.row_start if row == conversation.row else len(conversation.messages)
         return self._messages(conversation.messages, conversation.tools, structured)
@@ -124,11 +124,11 @@ class NativeTemplate(ChatTemplate):
 
     def _messages(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], structured: int
-    ) -> list[ChatMessage]:
+    ) -> list[TemplateMessage]:
         """The messages in the roles that the template has; assistant messages before `structured` as content
         and calls, those after it where the template writes that as the text."""
-        given: list[ChatMessage] = []
-        answers: list[list[ChatMessage]] = []
+        given: list[TemplateMessage] = []
+        answers: list[list[TemplateMessage]] = []
         system, number = "", 0
         for place, message in enumerate(messages):
             match message.role:
@@ -156,14 +156,14 @@ class NativeTemplate(ChatTemplate):
         return given
 
     def _said(
-        self, text: str, parsed: Parsed, calls: list[ChatMessage], *, always: bool
-    ) -> list[ChatMessage]:
+        self, text: str, parsed: Parsed, calls: list[TemplateMessage], *, always: bool
+    ) -> list[TemplateMessage]:
         """A sampled turn as content and calls if the template writes these as the text, or `always` where it
         accepts them; else the text. One message, or one for each call."""
         content = parsed.thought
         if calls and not self._call_field:
             content = self._dialect.render(content, parsed.calls, ())
-        message: ChatMessage = {"role": "assistant", "content": content}
+        message: TemplateMessage = {"role": "assistant", "content": content}
         if calls and self._call_field:
             message["tool_calls"] = calls
         forms = [[message]]
@@ -180,7 +180,7 @@ class NativeTemplate(ChatTemplate):
                 return form
         return [{"role": "assistant", "content": text}]
 
-    def _calls(self, calls: Sequence[ToolCall], number: int) -> list[ChatMessage]:
+    def _calls(self, calls: Sequence[ToolCall], number: int) -> list[TemplateMessage]:
         """The calls with ids, counted from `number`."""
         name = getattr(self._dialect, "call_id", lambda _, n: f"call{n:05d}")
         return [
@@ -192,7 +192,7 @@ class NativeTemplate(ChatTemplate):
             for n, call in enumerate(calls, number)
         ]
 
-    def _alone(self, message: ChatMessage) -> str | None:
+    def _alone(self, message: TemplateMessage) -> str | None:
         """The message as the template writes it after a user message; None if it refuses it."""
         key = json.dumps(message, ensure_ascii=False)
         if key not in self._written:
@@ -202,7 +202,7 @@ class NativeTemplate(ChatTemplate):
                 self._written[key] = None
         return self._written[key]
 
-    def _shows(self, *messages: ChatMessage) -> bool:
+    def _shows(self, *messages: TemplateMessage) -> bool:
         try:
             return "nano-probe" in self._text(messages)
         except PolicyError:
@@ -210,7 +210,7 @@ class NativeTemplate(ChatTemplate):
 
     def _text(
         self,
-        messages: Sequence[ChatMessage],
+        messages: Sequence[TemplateMessage],
         tools: Sequence[Mapping[str, Any]] = (),
         started: float | None = None,
         generation_prompt: bool = True,
@@ -270,11 +270,11 @@ def function_schema(tool: ToolSpec) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _user(content: str) -> ChatMessage:
+def _user(content: str) -> TemplateMessage:
     return {"role": "user", "content": content}
 
 
-def _answered(content: str, call: ChatMessage) -> ChatMessage:
+def _answered(content: str, call: TemplateMessage) -> TemplateMessage:
     return {"role": "tool", "content": content, "tool_call_id": call["id"], "name": call["function"]["name"]}
 
 
