@@ -47,30 +47,39 @@ def command(
             raise
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
     listening = _listen(host, port)
-    from nano_coder.models.opening import open_policy
+    from nano_coder.models.opening import default_model, open_policy
     from nano_coder.run.redacting_log import redacting_store
     from nano_coder.serve.conversations import Conversations, ServedModel, end_interrupted
     from nano_shared.store import LogStore
 
-    opened = open_policy(
-        config.model, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype,
-        profile=config.profile, scheduler="free",
-    )  # fmt: skip
     store = LogStore.open(config.log)
     end_interrupted(store)
-    served = ServedModel(
-        policy=opened.policy,
-        profile=opened.profile,
-        store=redacting_store(store, getattr(opened.policy, "decode", None), config),
-        name=opened.name,
-    )
+
+    def opened(name: str | None) -> ServedModel:
+        found = open_policy(
+            name, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype,
+            profile=config.profile, scheduler="free",
+        )  # fmt: skip
+        decode = getattr(found.policy, "decode", None)
+        return ServedModel(
+            policy=found.policy, profile=found.profile, name=found.name,
+            store=redacting_store(store, decode, config),
+        )  # fmt: skip
+
+    served = opened(config.model)
+
+    def promoted() -> ServedModel | None:
+        now = default_model()
+        return opened(now) if now != conversations.model.name else None
+
+    conversations = Conversations(served)
     address = listening.getsockname()
     app = serve_app(
-        Conversations(served), model=opened.name, keys=key or (),
+        conversations, keys=key or (), promoted=None if config.model else promoted,
         limits=ServerLimits(concurrent=concurrent, idle_seconds=idle),
     )  # fmt: skip
     print(
-        f"{opened.name} on http://{host}:{address[1]}/v1, logged in {store.url}", file=sys.stderr, flush=True
+        f"{served.name} on http://{host}:{address[1]}/v1, logged in {store.url}", file=sys.stderr, flush=True
     )
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", h11_max_incomplete_event_size=64 << 10))
     server.run(sockets=[listening])

@@ -97,7 +97,7 @@ def run_foreign_agent(agent: ForeignAgent, begun: Trajectory, start: str, runtim
         snapshot.materialise(start, runtime.store.blobs, folder / "work")
         jail, listener = _sandbox(runtime.sandbox, agent).open_listening(folder / "work", task.limits)
     try:
-        with _answering(listener, episode_app(conversations, model=begun.policy)):
+        with _answering(listener, episode_app(conversations)):
             ended = jail.run(
                 ["/bin/sh", "-c", agent.line(task)], env=agent.variables(), timeout=task.limits.max_seconds
             )

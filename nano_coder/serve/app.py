@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.serve import anthropic, chat, responses
-from nano_coder.serve.conversations import Conversations, UnknownSession
+from nano_coder.serve.conversations import Conversations, ServedModel, UnknownSession
 from nano_coder.serve.request import BadRequest, ModelAnswer, ModelRequest
 from nano_shared.errors import BudgetExhausted, NanoError, PolicyError
 from nano_shared.printable import printable
@@ -73,20 +73,38 @@ class _Gone(Exception):
     """The client went away."""
 
 
+Promoted = Callable[[], ServedModel | None]
+"""the model that was promoted since the last call; None if none was"""
+_SWEEP_SECONDS = 2.0
+
+
 class Server:
     """Handlers of the routes. Answers are sampled in threads of its own, off the event loop."""
 
     def __init__(
-        self, conversations: Conversations, *, model: str, keys: Sequence[str], limits: ServerLimits
+        self,
+        conversations: Conversations,
+        *,
+        keys: Sequence[str] = (),
+        limits: ServerLimits | None = None,
+        promoted: Promoted | None = None,
     ) -> None:
+        limits = limits or ServerLimits()
         self._conversations = conversations
-        self._model = model
+        self._promoted = promoted
         self._keys = tuple(keys)
         self._limits = limits
-        self._metrics = ServerMetrics(model)
+        self._metrics = ServerMetrics(conversations.model.name)
         self._pool = ThreadPoolExecutor(limits.concurrent, thread_name_prefix="answer")
         self._in_flight = 0
         self._started = int(time.time())
+
+        self._hosts: dict[LocalPolicy, Future[None]] = {}
+        """policies with a thread that steps their engine, until the future is done"""
+
+    @property
+    def _model(self) -> str:
+        return self._conversations.model.name
 
     @property
     def _policy(self) -> Any:
@@ -327,32 +345,50 @@ class Server:
 
     def start(self) -> None:
         policy = self._policy
-        self._stopping: Future[None] = Future()
-        if isinstance(policy, LocalPolicy):
-            self._host = threading.Thread(target=self._lead, args=(policy,), name="engine", daemon=True)
-            self._host.start()
+        if isinstance(policy, LocalPolicy) and policy not in self._hosts:
+            stopping: Future[None] = Future()
+            self._hosts[policy] = stopping
+            threading.Thread(target=_lead, args=(policy, stopping), name="engine", daemon=True).start()
 
-    def _lead(self, policy: LocalPolicy) -> None:
-        with policy.hosted() as lead:
-            lead(self._stopping)
+    def follow(self) -> None:
+        """Answer by the model that was promoted since; what is in flight ends with the one it began with."""
+        if self._promoted is None:
+            return
+        try:
+            model = self._promoted()
+        except NanoError as problem:
+            _log.warning("the promoted model is not served: %s", problem)
+            return
+        if model is not None:
+            self._conversations.model = model
+            self.start()
+            _log.warning("serving %s from now on", model.name)
+        for policy in self._conversations.unused(tuple(self._hosts)):
+            self._hosts.pop(policy).set_result(None)
 
     def stop(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._stopping.set_result(None)
+        for stopping in self._hosts.values():
+            stopping.set_result(None)
         self._conversations.end_all()
 
     async def sweep(self) -> None:
-        """End idle conversations, for ever."""
+        """Follow promotions and end idle conversations, for ever."""
         while True:
-            await asyncio.sleep(min(30.0, self._limits.idle_seconds))
+            await asyncio.sleep(_SWEEP_SECONDS)
+            await asyncio.to_thread(self.follow)
             await asyncio.to_thread(self._conversations.end_idle, self._limits.idle_seconds)
 
 
 def serve_app(
-    conversations: Conversations, *, model: str, keys: Sequence[str] = (), limits: ServerLimits | None = None
+    conversations: Conversations,
+    *,
+    keys: Sequence[str] = (),
+    limits: ServerLimits | None = None,
+    promoted: Promoted | None = None,
 ) -> Starlette:
-    """The application over these conversations; `model` is the name that clients see."""
-    server = Server(conversations, model=model, keys=keys, limits=limits or ServerLimits())
+    """The application over these conversations. `promoted` is asked every two seconds."""
+    server = Server(conversations, keys=keys, limits=limits, promoted=promoted)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -371,9 +407,9 @@ def serve_app(
     return Starlette(routes=routes, lifespan=lifespan)
 
 
-def episode_app(conversations: Conversations, *, model: str) -> Starlette:
+def episode_app(conversations: Conversations) -> Starlette:
     """The application of one foreign agent: the APIs alone, so that it cannot reward itself."""
-    return Starlette(routes=_apis(Server(conversations, model=model, keys=(), limits=ServerLimits()), ""))
+    return Starlette(routes=_apis(Server(conversations), ""))
 
 
 def _apis(server: Server, prefix: str) -> list[Route]:
@@ -386,6 +422,11 @@ def _apis(server: Server, prefix: str) -> list[Route]:
         Route(f"{prefix}/v1/models/{{model:path}}", _endpoint(server, server.models)),
         *(Route(f"{prefix}/v1/{p}", _endpoint(server, h), methods=["POST"]) for p, h in posts.items()),
     ]
+
+
+def _lead(policy: LocalPolicy, stopping: Future[None]) -> None:
+    with policy.hosted() as lead:
+        lead(stopping)
 
 
 def _endpoint(server: Server, handler: Any) -> Any:

@@ -89,6 +89,8 @@ class _Held:
     """A conversation that can be continued."""
 
     run: Trajectory
+    model: ServedModel
+    """that answers it to its end"""
     session: str
     owner: int
     """for which the policy keeps KV"""
@@ -110,8 +112,8 @@ class Conversations:
     def __init__(self, model: ServedModel, episode: AgentEpisode | None = None) -> None:
         """`episode` is the run that a foreign agent makes; without one every opening is a task."""
         self.model = model
+        """answers what begins now; requests in flight are answered by the one that they began with"""
         self._episode = episode
-        self._dialect = DIALECTS.find(model.profile.dialect)
         self._lock = threading.Lock()
         self._held: OrderedDict[str, _Held] = OrderedDict()
         self._by_key: dict[tuple[str, str], list[tuple[_Held, int]]] = {}
@@ -166,7 +168,8 @@ class Conversations:
         keys = request.keys()
         with self._lock:
             for length in range(len(keys) - 1, 0, -1):
-                found = self._by_key.get((session, keys[length - 1]))
+                known = self._by_key.get((session, keys[length - 1]), ())
+                found = [entry for entry in known if _reads(self.model, entry[0].model)]
                 if found and request.messages[length - 1].role is Role.ASSISTANT:
                     if len(_samples(found)) > 1:
                         names = tuple(sorted(held.run.id for held, _ in found))
@@ -176,13 +179,15 @@ class Conversations:
 
     def _continued(self, held: _Held, turns: int) -> _Held:
         """The conversation itself, or a fork of it where it has gone on or has ended."""
-        if turns == len(held.run.turns) and not held.busy and not held.ended:
+        model = self.model
+        if turns == len(held.run.turns) and not held.busy and not held.ended and held.model is model:
             held.busy = True
             return held
         parent = held.run
         fork = parent.model_copy(
             update={
                 "id": new_run_id(), "turns": parent.turns[:turns], "parent": parent.id, "parent_step": turns,
+                "policy": model.name,
                 "started": time.time(), "stop": None, "ended": None, "answer": None, "verdict": None,
             }
         )  # fmt: skip
@@ -223,7 +228,9 @@ class Conversations:
 
     def _hold(self, run: Trajectory, session: str, keys: list[str]) -> _Held:
         self._owners += 1
-        held = _Held(run=run, session=session, owner=self._owners, keys=list(keys), busy=True)
+        held = _Held(
+            run=run, model=self.model, session=session, owner=self._owners, keys=list(keys), busy=True
+        )
         self._held[run.id] = held
         idle = [other for other in self._held.values() if not other.busy]
         for other in idle[: max(0, len(self._held) - MOST_HELD)]:
@@ -239,14 +246,15 @@ class Conversations:
             else:
                 self._by_key.pop((held.session, key), None)
         self._end(held)
-        if isinstance(self.model.policy, LocalPolicy):
-            self.model.policy.release(held.owner)
+        if isinstance(held.model.policy, LocalPolicy):
+            held.model.policy.release(held.owner)
 
     def _sample(
         self, held: _Held, new: tuple[ClientMessage, ...], request: ModelRequest, on_text: OnText | None
     ) -> ModelAnswer:
         started, run = time.time(), held.run
-        messages = self._rendered(new, request.tools, opening=not run.turns)
+        model = held.model
+        messages = _rendered(new, request.tools, model.profile, opening=not run.turns)
         conversation = Conversation(started=run.started)
         for turn in run.turns:
             for message in turn.messages:
@@ -255,24 +263,24 @@ class Conversations:
         for message in messages:
             conversation.append(message)
         before = tuple(conversation.tokens)
-        completion = self._complete(conversation, request, held.owner, on_text)
-        parsed = self._parse(completion, request.tools)
+        completion = self._complete(model.policy, conversation, request, held.owner, on_text)
+        parsed = _parsed(completion, request.tools, model.profile)
         turn = Turn(
             index=len(run.turns),
             messages=messages,
             completion=completion,
             thought=parsed.thought,
             calls=parsed.calls,
-            parser=self.model.profile.dialect,
+            parser=model.profile.dialect,
             repairs=parsed.repairs,
             started=started,
             ended=time.time(),
         )
         if run.turns[run.inherited :]:
-            self.model.store.append_turn(run.id, turn)
+            model.store.append_turn(run.id, turn)
         else:
-            self.model.store.begin(run)
-            self.model.store.append_turn(run.id, turn)
+            model.store.begin(run)
+            model.store.append_turn(run.id, turn)
         tokens = completion.tokens
         if tokens is not None and tokens.row != conversation.row:
             before = ()  # history was rewritten: a new row
@@ -283,8 +291,8 @@ class Conversations:
             calls=tuple(_call(call) for call in parsed.calls),
             completion=completion,
             prompt_ids=prompt_ids,
-            prompt_tokens=len(prompt_ids) if tokens else sum(self._count(m.content) for m in messages),
-            sampled_tokens=len(tokens.sampled_ids) if tokens else self._count(completion.text),
+            prompt_tokens=len(prompt_ids) if tokens else sum(model.policy.count(m.content) for m in messages),
+            sampled_tokens=len(tokens.sampled_ids) if tokens else model.policy.count(completion.text),
         )
         key = content_hash([request.keys()[-1], answer.message.key])
         with self._lock:
@@ -299,9 +307,9 @@ class Conversations:
         return answer
 
     def _complete(
-        self, conversation: Conversation, request: ModelRequest, owner: int, on_text: OnText | None
-    ) -> Completion:
-        policy = self.model.policy
+        self, policy: Policy, conversation: Conversation, request: ModelRequest, owner: int,
+        on_text: OnText | None,
+    ) -> Completion:  # fmt: skip
         if not isinstance(policy, LocalPolicy):
             completion = policy.complete(conversation, request.sampling)
             if on_text:
@@ -316,39 +324,6 @@ class Conversations:
             completion = policy.complete(conversation, request.sampling, owner=owner, on_token=stream.take)
         stream.finish()
         return completion
-
-    def _parse(self, completion: Completion, tools: Sequence[ToolSpec]) -> Parsed:
-        if not tools:
-            return Parsed(thought=completion.text)
-        parsed = self._dialect.parse(completion.text, tools)
-        known = {tool.name for tool in tools}
-        if parsed.error or any(call.name not in known for call in parsed.calls):
-            return Parsed(thought=completion.text)  # prose, or a call of a tool that was not offered
-        return parsed
-
-    def _rendered(
-        self, messages: Sequence[ClientMessage], tools: Sequence[ToolSpec], *, opening: bool
-    ) -> tuple[Message, ...]:
-        """The messages as the policy reads them: calls in its dialect, tools in the system message."""
-        shown = [Message(role=m.role, content=_sane(self._content(m, tools))) for m in messages]
-        if opening and tools:
-            system = system_text(describing(self.model.profile), tools)
-            if shown and shown[0].role is Role.SYSTEM:
-                system = f"{system}\n\n{shown.pop(0).content}"
-            shown.insert(0, Message(role=Role.SYSTEM, content=system))
-        return tuple(shown)
-
-    def _content(self, message: ClientMessage, tools: Sequence[ToolSpec]) -> str:
-        if not message.calls:
-            return message.text
-        calls = [ToolCall(name=call.name, arguments=call.values) for call in message.calls]
-        try:
-            return self._dialect.render(message.text, calls, tools)
-        except ValueError:  # what this dialect cannot write
-            return "\n".join([message.text, *(f"{call.name}({call.arguments})" for call in message.calls)])
-
-    def _count(self, text: str) -> int:
-        return self.model.policy.count(text)
 
     # ------------------------------------------------------------------------------------ sessions
 
@@ -377,7 +352,7 @@ class Conversations:
                 grader=REWARD_GRADER,
                 graded_hash=content_hash(["answer", last]),
             )
-            self.model.store.add_verdict(held.run.id, verdict)
+            held.model.store.add_verdict(held.run.id, verdict)
         return [held.run.id for held in found]
 
     def end_episode(
@@ -398,7 +373,7 @@ class Conversations:
             held.ended = True
         turns, ended = held.run.turns, time.time()
         answer = turns[-1].completion.text
-        self.model.store.finish(
+        held.model.store.finish(
             held.run.id,
             stop=stop,
             stop_detail=detail,
@@ -414,6 +389,12 @@ class Conversations:
                 "diff": diff, "ended": ended,
             }
         )  # fmt: skip
+
+    def unused(self, policies: Sequence[LocalPolicy]) -> list[LocalPolicy]:
+        """Those of the policies that answer nothing any more."""
+        with self._lock:
+            busy = [held.model.policy for held in self._held.values() if held.busy]
+        return [policy for policy in policies if policy is not self.model.policy and policy not in busy]
 
     def end_idle(self, seconds: float) -> None:
         """End the runs that no request has continued for so long; a later request forks them."""
@@ -433,7 +414,7 @@ class Conversations:
             return
         held.ended = True
         last = held.run.turns[-1]
-        self.model.store.finish(
+        held.model.store.finish(
             held.run.id, stop=StopReason.FINISHED, answer=last.completion.text, ended=last.ended
         )
 
@@ -454,6 +435,45 @@ def end_interrupted(store: LogStore) -> int:
             continue
         ended += 1
     return ended
+
+
+def _reads(model: ServedModel, other: ServedModel) -> bool:
+    """Whether a model reads the tokens that another was shown: same template and profile."""
+    mine, theirs = model.policy.template_hash, other.policy.template_hash
+    return model is other or (mine == theirs and model.profile.hash == other.profile.hash)
+
+
+def _parsed(completion: Completion, tools: Sequence[ToolSpec], profile: InterfaceProfile) -> Parsed:
+    if not tools:
+        return Parsed(thought=completion.text)
+    parsed = DIALECTS.find(profile.dialect).parse(completion.text, tools)
+    known = {tool.name for tool in tools}
+    if parsed.error or any(call.name not in known for call in parsed.calls):
+        return Parsed(thought=completion.text)  # prose, or a call of a tool that was not offered
+    return parsed
+
+
+def _rendered(
+    messages: Sequence[ClientMessage], tools: Sequence[ToolSpec], profile: InterfaceProfile, *, opening: bool
+) -> tuple[Message, ...]:
+    """The messages as the policy reads them: calls in its dialect, tools in the system message."""
+    shown = [Message(role=m.role, content=_sane(_content(m, tools, profile))) for m in messages]
+    if opening and tools:
+        system = system_text(describing(profile), tools)
+        if shown and shown[0].role is Role.SYSTEM:
+            system = f"{system}\n\n{shown.pop(0).content}"
+        shown.insert(0, Message(role=Role.SYSTEM, content=system))
+    return tuple(shown)
+
+
+def _content(message: ClientMessage, tools: Sequence[ToolSpec], profile: InterfaceProfile) -> str:
+    if not message.calls:
+        return message.text
+    calls = [ToolCall(name=call.name, arguments=call.values) for call in message.calls]
+    try:
+        return DIALECTS.find(profile.dialect).render(message.text, calls, tools)
+    except ValueError:  # what this dialect cannot write
+        return "\n".join([message.text, *(f"{call.name}({call.arguments})" for call in message.calls)])
 
 
 def _samples(found: Sequence[tuple[_Held, int]]) -> set[object]:

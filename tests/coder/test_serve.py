@@ -55,7 +55,7 @@ class Served:
         self.policy = model.policy
         listening = socket.create_server(("127.0.0.1", 0))
         self.root = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        app = serve_app(self.conversations, model="tiny", **options)
+        app = serve_app(self.conversations, **options)
         self._server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]})
         self._thread.start()
@@ -478,3 +478,28 @@ def test_only_its_client_goes_on_with_a_conversation(tiny: Served) -> None:
     for refuse in (refuse_ended, lambda run: refuse_step(run, 1)):
         with pytest.raises(UsageError, match="a client of nano-coder serve"):
             refuse(run)
+
+
+def test_a_promoted_model_answers_without_a_restart(
+    serve: Callable[..., Served], tiny_folder: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nano_coder.serve.app._SWEEP_SECONDS", 0.05)
+    opened = open_weights(str(tiny_folder))
+    waiting: list[ServedModel] = []
+    server = serve(
+        local_policy(opened.loaded, opened.profile, scheduler="free"), opened.profile,
+        promoted=lambda: waiting.pop() if waiting else None,
+    )  # fmt: skip
+    client = server.openai()
+    first = client.chat.completions.create(model="m", messages=[ASK], max_tokens=6, seed=1)  # type: ignore[list-item]
+    newer = local_policy(open_weights(str(tiny_folder)).loaded, opened.profile, version=7, scheduler="free")
+    waiting.append(ServedModel(policy=newer, profile=opened.profile, store=server.store, name="newer"))
+    while client.models.list().data[0].id != "newer":
+        time.sleep(0.02)
+    after: Any = [ASK, {"role": "assistant", "content": first.choices[0].message.content}, ASK]
+    client.chat.completions.create(model="m", messages=after, max_tokens=6, seed=1)
+    old, new = server.runs()
+    versions = [turn.completion.policy_version for turn in new.turns]
+    assert (new.parent, new.policy, versions) == (old.id, "newer", [0, 7])
+    assert [finding.kind for finding in verify(new) if finding.blocks] == ["unfinished", "no verdict"]
+    server.check_tokens()
