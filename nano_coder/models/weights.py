@@ -103,7 +103,7 @@ def load_policy(name: str | None = None, *, dtype: Dtype = "float32", merge: boo
         return _full(folder, dtype, "full", folder_id(folder))
     if folder.exists():
         raise UsageError(f"{name!r} holds neither config.json nor adapter_config.json; {_known()}")
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+    if _is_hub_id(name):
         return _hub(name, dtype)
     raise UsageError(f"unknown model {name!r}; {_known()}")
 
@@ -153,8 +153,10 @@ def load_tokenizer(name: str | None = None) -> tuple[Any, str]:
         own = folder / "chat_template.jinja"
         return tokenizer, (own.read_text() if own.is_file() else own_template(tokenizer)) or template
     if not (folder / "config.json").is_file():
-        loaded = load_policy(name)  # a hub model, or a message that says why it is none
-        return loaded.tokenizer, loaded.chat_template
+        if name is None or not _is_hub_id(name):
+            load_policy(name)  # says why it is no model
+        tokenizer = _hub_tokenizer(str(name))
+        return tokenizer, own_template(tokenizer)
     with quiet_transformers():
         tokenizer = _tokenizer(folder)
     return tokenizer, own_template(tokenizer)
@@ -300,22 +302,39 @@ def _adapter_id(base: str, folder: Path) -> str:
 
 def _hub(name: str, dtype: Dtype) -> LoadedModel:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    with quiet_transformers():
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                name, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
-            )
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UsageError(
-                f"unknown model {name!r}: not a folder, and the hub says: {reason}; {_known()}"
-            ) from error
+    tokenizer = _hub_tokenizer(name)
+    with quiet_transformers(), _hub_named(name):
+        model = AutoModelForCausalLM.from_pretrained(
+            name, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
+        )
     commit = getattr(model.config, "_commit_hash", None)
     identity = f"{name}@{commit}" if commit else name
     return LoadedModel(model.eval(), tokenizer, identity, "hub", None, own_template(tokenizer))
+
+
+def _hub_tokenizer(name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    with quiet_transformers(), _hub_named(name):
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+
+
+@contextlib.contextmanager
+def _hub_named(name: str) -> Iterator[None]:
+    """Turns a failure of the hub into a UsageError that names the model."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UsageError(
+            f"unknown model {name!r}: not a folder, and the hub says: {reason}; {_known()}"
+        ) from error
+
+
+def _is_hub_id(name: str) -> bool:
+    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not Path(name).exists()
 
 
 def _tokenizer(folder: Path) -> Any:
