@@ -13,6 +13,8 @@ from nano_coder.serve.request import (
     ClientMessage,
     ModelAnswer,
     ModelRequest,
+    objects,
+    role_of,
     text_of,
     tool_of,
 )
@@ -22,17 +24,20 @@ Event = tuple[str, dict[str, Any]]
 """name of a server-sent event, and its data"""
 
 
+ROLES = {"system": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
+
+
 def read_messages(body: Body, longest: int, client: str) -> ModelRequest:
     """Raises BadRequest for what is malformed, and for what this server cannot do."""
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
+    messages = objects(body.get("messages"), "messages")
+    if not messages:
         raise BadRequest("messages must be a list that is not empty", param="messages")
     read: list[ClientMessage] = []
     if system := text_of(body.get("system"), where="system"):
         read.append(ClientMessage(role=Role.SYSTEM, text=system))
     for at, message in enumerate(messages):
         read += _message(message, f"messages[{at}]")
-    tools = [t for t in body.get("tools") or () if isinstance(t, Mapping) and "input_schema" in t]
+    tools = [tool for tool in objects(body.get("tools"), "tools") if "input_schema" in tool]
     choice = body.get("tool_choice")
     if isinstance(choice, Mapping) and choice.get("type") == "none":
         tools = []
@@ -44,22 +49,20 @@ def read_messages(body: Body, longest: int, client: str) -> ModelRequest:
     )
 
 
-def _message(message: Any, where: str) -> Iterator[ClientMessage]:
-    role = message.get("role") if isinstance(message, Mapping) else None
-    if role not in ("user", "assistant", "system"):
-        raise BadRequest(f"{where}.role must be user, assistant or system", param=where)
+def _message(message: Body, where: str) -> Iterator[ClientMessage]:
+    role = role_of(message, ROLES, where)
     content = message.get("content")
     if not isinstance(content, list):
-        yield ClientMessage(role=Role(role), text=text_of(content, where=where))
+        yield ClientMessage(role=role, text=text_of(content, where=where))
         return
     texts: list[Any] = []
     calls: list[ClientCall] = []
     for at, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind == "tool_use" and role == "assistant":
+        if kind == "tool_use" and role is Role.ASSISTANT:
             arguments = json.dumps(part.get("input") or {}, ensure_ascii=False)
             calls.append(ClientCall(id=str(part.get("id")), name=str(part.get("name")), arguments=arguments))
-        elif kind == "tool_result" and role == "user":
+        elif kind == "tool_result" and role is Role.USER:
             if texts:
                 yield ClientMessage(role=Role.USER, text=text_of(texts, where=where))
                 texts = []
@@ -69,7 +72,7 @@ def _message(message: Any, where: str) -> Iterator[ClientMessage]:
         elif kind not in ("thinking", "redacted_thinking"):
             texts.append(part)
     if texts or calls:
-        yield ClientMessage(role=Role(role), text=text_of(texts, where=where), calls=tuple(calls))
+        yield ClientMessage(role=role, text=text_of(texts, where=where), calls=tuple(calls))
 
 
 def stop_reason(answer: ModelAnswer) -> str:

@@ -325,7 +325,7 @@ class Server:
                 raise BadRequest(f"the request is longer than {LARGEST_BODY >> 20} MiB", status=413)
             parts.append(part)
         try:
-            body = json.loads(b"".join(parts))
+            body = _plain(json.loads(b"".join(parts), parse_constant=_no_number))
         except (ValueError, RecursionError):
             raise BadRequest("the request is no JSON") from None
         if not isinstance(body, dict):
@@ -446,6 +446,21 @@ def _endpoint(server: Server, handler: Any) -> Any:
         return response
 
     return endpoint
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(name)
+
+
+def _plain(value: Any) -> Any:
+    """JSON without halves of surrogate pairs, which nothing can encode."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {_plain(name): _plain(each) for name, each in value.items()}
+    return value
 
 
 def _sentence(problem: Exception) -> str:

@@ -16,6 +16,8 @@ from nano_coder.serve.request import (
     ClientMessage,
     ModelAnswer,
     ModelRequest,
+    objects,
+    role_of,
     text_of,
     tool_of,
 )
@@ -45,8 +47,8 @@ def number(body: Body, name: str, kind: type, low: float, high: float, usual: An
 def sampling_of(body: Body, longest: int, *, limits: Sequence[str]) -> Sampling:
     """The sampling of a request. `limits` are the names that its largest number of tokens may have."""
     stop = body.get("stop", body.get("stop_sequences"))
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if not all(isinstance(text, str) and text for text in stops):
+    stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
+    if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
         raise BadRequest("stop must be a text, or a list of texts that are not empty", param="stop")
     most = next(
         (n for name in limits if (n := number(body, name, int, 1, 1 << 31, None)) is not None), longest
@@ -57,14 +59,14 @@ def sampling_of(body: Body, longest: int, *, limits: Sequence[str]) -> Sampling:
         top_k=max(0, number(body, "top_k", int, -1, 1 << 31, 0)),
         max_tokens=min(most, longest),
         seed=number(body, "seed", int, -(1 << 63), 1 << 63, None),
-        stop=stops,
+        stop=tuple(stops),
     )
 
 
 def read_chat(body: Body, longest: int, client: str) -> ModelRequest:
     """Raises BadRequest for what is malformed, and for what this server cannot do."""
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
+    messages = objects(body.get("messages"), "messages")
+    if not messages:
         raise BadRequest("messages must be a list that is not empty", param="messages")
     form = body.get("response_format")
     if isinstance(form, Mapping) and form.get("type") not in (None, "text"):
@@ -80,28 +82,21 @@ def read_chat(body: Body, longest: int, client: str) -> ModelRequest:
 def _tools(body: Body) -> tuple[ToolSpec, ...]:
     if body.get("tool_choice") == "none":
         return ()
-    given = body.get("tools") or ()
-    if not isinstance(given, list | tuple):
-        raise BadRequest("tools must be a list", param="tools")
-    functions = [t for t in given if isinstance(t, Mapping) and t.get("type", "function") == "function"]
+    functions = [t for t in objects(body.get("tools"), "tools") if t.get("type", "function") == "function"]
     return tuple(tool_of(t.get("function"), where=f"tools[{at}].function") for at, t in enumerate(functions))
 
 
-def _message(message: Any, where: str) -> ClientMessage:
-    if not isinstance(message, Mapping) or message.get("role") not in ROLES:
-        raise BadRequest(f"{where}.role must be one of {', '.join(ROLES)}", param=where)
-    calls = message.get("tool_calls") or ()
-    if not isinstance(calls, list | tuple):
-        raise BadRequest(f"{where}.tool_calls must be a list", param=where)
+def _message(message: Body, where: str) -> ClientMessage:
+    calls = objects(message.get("tool_calls"), f"{where}.tool_calls")
     return ClientMessage(
-        role=ROLES[message["role"]],
+        role=role_of(message, ROLES, where),
         text=text_of(message.get("content"), where=where),
         calls=tuple(_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)),
     )
 
 
-def _call(call: Any, where: str) -> ClientCall:
-    function = call.get("function") if isinstance(call, Mapping) else None
+def _call(call: Body, where: str) -> ClientCall:
+    function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise BadRequest(f"{where} needs a function with a name and arguments", param=where)
     arguments = function.get("arguments", "{}")

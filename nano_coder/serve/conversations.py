@@ -457,7 +457,7 @@ def _rendered(
     messages: Sequence[ClientMessage], tools: Sequence[ToolSpec], profile: InterfaceProfile, *, opening: bool
 ) -> tuple[Message, ...]:
     """The messages as the policy reads them: calls in its dialect, tools in the system message."""
-    shown = [Message(role=m.role, content=_sane(_content(m, tools, profile))) for m in messages]
+    shown = [Message(role=m.role, content=_content(m, tools, profile)) for m in messages]
     if opening and tools:
         system = system_text(describing(profile), tools)
         if shown and shown[0].role is Role.SYSTEM:
@@ -502,10 +502,6 @@ def _call(call: ToolCall) -> ClientCall:
 def _schema(tool: ToolSpec) -> dict[str, object]:
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
-
-
-def _sane(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()  # no tokenizer accepts half a surrogate pair
 
 
 def _unstopped(completion: Completion) -> str:

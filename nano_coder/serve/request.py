@@ -93,6 +93,23 @@ class ModelAnswer:
         return ClientMessage(role=Role.ASSISTANT, text=self.text, calls=self.calls)
 
 
+def objects(value: Any, where: str) -> list[Mapping[str, Any]]:
+    """The objects of a list; none for null. Raises BadRequest for anything else."""
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
+        raise BadRequest(f"{where} must be a list of objects", param=where)
+    return value
+
+
+def role_of(message: Mapping[str, Any], roles: Mapping[str, Role], where: str) -> Role:
+    """Raises BadRequest for a role that the API does not have."""
+    role = message.get("role")
+    if not isinstance(role, str) or role not in roles:
+        raise BadRequest(f"{where}.role must be one of {', '.join(roles)}", param=where)
+    return roles[role]
+
+
 def text_of(content: Any, *, where: str) -> str:
     """The text of a message's content: a string or a list of text parts. Raises BadRequest for others."""
     if content is None:

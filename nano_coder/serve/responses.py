@@ -6,7 +6,7 @@ Tool types that only OpenAI can run are left out of what the model sees, and the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nano_coder.serve.anthropic import Event
@@ -17,6 +17,8 @@ from nano_coder.serve.request import (
     ClientMessage,
     ModelAnswer,
     ModelRequest,
+    objects,
+    role_of,
     text_of,
     tool_of,
 )
@@ -36,6 +38,7 @@ def read_response(body: Body, longest: int, client: str) -> ModelRequest:
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(items, list):
         raise BadRequest("input must be a text or a list of items", param="input")
+    items = objects(items, "input")
     read: list[ClientMessage] = []
     if instructions := text_of(body.get("instructions"), where="instructions"):
         read.append(ClientMessage(role=Role.SYSTEM, text=instructions))
@@ -43,7 +46,7 @@ def read_response(body: Body, longest: int, client: str) -> ModelRequest:
         _add(read, item, f"input[{at}]")
     if not read:
         raise BadRequest("input must not be empty", param="input")
-    tools = [t for t in body.get("tools") or () if isinstance(t, Mapping) and t.get("type") == "function"]
+    tools = [tool for tool in objects(body.get("tools"), "tools") if tool.get("type") == "function"]
     if body.get("tool_choice") == "none":
         tools = []
     return ModelRequest(
@@ -54,14 +57,11 @@ def read_response(body: Body, longest: int, client: str) -> ModelRequest:
     )
 
 
-def _add(read: list[ClientMessage], item: Any, where: str) -> None:
-    if not isinstance(item, Mapping):
-        raise BadRequest(f"{where} must be an object", param=where)
+def _add(read: list[ClientMessage], item: Body, where: str) -> None:
     match item.get("type", "message"):
         case "message":
-            if item.get("role") not in _ROLES:
-                raise BadRequest(f"{where}.role must be one of {', '.join(_ROLES)}", param=where)
-            message = ClientMessage(role=_ROLES[item["role"]], text=text_of(item.get("content"), where=where))
+            role = role_of(item, _ROLES, where)
+            message = ClientMessage(role=role, text=text_of(item.get("content"), where=where))
             _join(read, message)
         case "function_call" | "custom_tool_call":
             arguments = item.get("arguments", item.get("input", "{}"))
@@ -109,7 +109,7 @@ def _head(body: Body, model: str, id: str, status: str) -> dict[str, Any]:
         "instructions": body.get("instructions"), "metadata": body.get("metadata") or {},
         "parallel_tool_calls": bool(body.get("parallel_tool_calls", True)),
         "temperature": body.get("temperature"),
-        "tool_choice": body.get("tool_choice") or "auto", "tools": list(body.get("tools") or ()),
+        "tool_choice": body.get("tool_choice") or "auto", "tools": body.get("tools") or [],
         "top_p": body.get("top_p"), "max_output_tokens": body.get("max_output_tokens"), "usage": None,
         "previous_response_id": None, "reasoning": {"effort": None, "summary": None}, "store": False,
         "text": {"format": {"type": "text"}}, "truncation": "disabled", "user": None,

@@ -15,6 +15,9 @@ import httpx
 import openai
 import pytest
 import uvicorn
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
 from nano_coder.agent.profiles import HERMES_1
 from nano_coder.models.opening import local_policy, open_weights
@@ -503,3 +506,48 @@ def test_a_promoted_model_answers_without_a_restart(
     assert (new.parent, new.policy, versions) == (old.id, "newer", [0, 7])
     assert [finding.kind for finding in verify(new) if finding.blocks] == ["unfinished", "no verdict"]
     server.check_tokens()
+
+
+# ------------------------------------------------------------------------------------- hostile bodies
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.floats() | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = (
+    "messages", "input", "system", "instructions", "tools", "tool_choice", "stop", "stop_sequences", "seed",
+    "temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "max_output_tokens", "n",
+    "stream", "stream_options", "logprobs", "response_format", "model", "metadata", "return_token_ids",
+)  # fmt: skip
+PARTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "role": st.sampled_from(["system", "user", "assistant", "tool", "developer"]) | JSON,
+        "content": JSON | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": JSON})),
+        "type": st.sampled_from(["message", "function_call", "function_call_output", "reasoning"]) | JSON,
+        "tool_calls": st.lists(st.fixed_dictionaries({"id": JSON, "function": JSON}), max_size=2) | JSON,
+        "function": st.fixed_dictionaries({"name": JSON, "parameters": JSON}) | JSON,
+        "name": JSON, "arguments": JSON, "input_schema": JSON, "output": JSON, "call_id": JSON,
+    },
+)  # fmt: skip
+BODIES = st.dictionaries(st.sampled_from(FIELDS), st.lists(PARTS, max_size=3) | JSON, max_size=8)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    store = LogStore.open(tmp_path_factory.mktemp("hostile") / "log.db")
+    policy = ScriptedPolicy(["x"] * 100_000, tokens=True)
+    model = ServedModel(policy=policy, profile=HERMES_1, store=store, name="m")
+    with TestClient(serve_app(Conversations(model)), raise_server_exceptions=False) as client:
+        yield client
+
+
+@given(BODIES, st.sampled_from(["chat/completions", "messages", "responses", "messages/count_tokens"]))
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_body_breaks_the_server(hostile: TestClient, body: dict[str, Any], path: str) -> None:
+    text = json.dumps(body).encode("utf-8", "surrogatepass")
+    answer = hostile.post(f"/v1/{path}", content=text)
+    assert answer.status_code in (200, 400), (answer.status_code, answer.text)
+    if answer.status_code == 400:
+        assert answer.json()["error"]["message"]
