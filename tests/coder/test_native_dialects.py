@@ -111,7 +111,7 @@ thoughts = plain.filter(lambda t: not any(c in t for c in '<[{`"') and not t.end
 
 
 @pytest.mark.parametrize("name", [*NAMES, "harmony"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(thought=thoughts, several=st.lists(calls, min_size=1, max_size=3))
 def test_a_dialect_parses_what_it_renders(name: str, thought: str, several: list[ToolCall]) -> None:
     dialect = DIALECTS[name]
