@@ -5,6 +5,7 @@ Every command is one of the README's, run as a process in a fresh NANO_HOME. The
 functions. Five are broken where the user works: a wrong sign, a bound that is off by one (above, below), a
 wrong name, the largest for the least. Those of the other modules, each broken in one of these ways, are
 siblings that neither the runs nor the training see; the shipped policy and the trained one are run on them.
+The training makes mutants of the five modules; a sibling that starts like one of them would be left out.
 
     python integration/own_project.py --out FOLDER --seeds 0 1 2
 
@@ -21,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -113,7 +115,9 @@ def one_seed(folder: Path, seed: str, repeat: int, more: list[str]) -> dict[str,
     if not (home / "checkpoints" / "mine").exists():
         nano(home, "nano-rl", "train", "--from-logs", "--name", "mine", "--seed", seed, *more)
     began.append(time.monotonic())
-    tasks = sibling_tasks()
+    mutants = starting_texts(home / "trainings" / "mine" / "mutants.jsonl")
+    every = sibling_tasks()
+    tasks = [task for task in every if mutants.isdisjoint(broken_texts([task]))]
     write(folder, {siblings.name: "".join(json.dumps(task) + "\n" for task in tasks)})
     how = ("--temperature", "1", "--repeat", repeat, "--seed", seed, "--json")
     said = json.loads(
@@ -124,7 +128,8 @@ def one_seed(folder: Path, seed: str, repeat: int, more: list[str]) -> dict[str,
     after, before = said["rows"][0]["rate"], said["against"][0]["rate"]
     minutes = [round((end - start) / 60, 1) for start, end in pairwise(began)]
     return {
-        "siblings": len(tasks), "before": before, "after": after, "gain": after - before,
+        "mutants": len(mutants), "siblings": len(tasks), "siblings that were mutants": len(every) - len(tasks),
+        "before": before, "after": after, "gain": after - before,
         "paired": said["difference"], "minutes of runs, training, evaluation": minutes,
     }  # fmt: skip
 
@@ -174,6 +179,16 @@ def write(folder: Path, files: dict[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(text)
+
+
+def broken_texts(tasks: Iterable[dict[str, Any]]) -> set[str]:
+    """The texts of the tasks' modules, without tests."""
+    return {text for task in tasks for name, text in task["files"].items() if not name.startswith("test_")}
+
+
+def starting_texts(file: Path) -> set[str]:
+    """The modules of the mutants that a training made, one each."""
+    return broken_texts(map(json.loads, file.read_text().splitlines())) if file.exists() else set()
 
 
 def sibling_tasks() -> list[dict[str, Any]]:

@@ -14,11 +14,11 @@ GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
 COMMANDS = [line[2:] for block in BLOCKS for line in block.splitlines() if line.startswith("$ ")]
 SHORTER = (
-    ("--from-logs --name mine", "--from-logs --name mine --steps 1 --fresh 2 --limit max_turns=3"),
+    ("--name mine", "--name mine --steps 1 --fresh 2 --limit max_turns=3 --set logs.mutants=2"),
     ("-n 12 --seed 9", "-n 4 --seed 9"),
     ("--tasks test.jsonl", "--tasks test.jsonl --limit max_turns=4"),
     # many times slower than float32 on a processor without instructions for it
-    (" --dtype bfloat16", ""),
+    (" --set dtype=bfloat16", ""),
 )
 """what a test changes in commands that would take minutes"""
 MAY_END_WITH_1 = ("nano-rl checkpoints promote",)

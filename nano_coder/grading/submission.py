@@ -102,10 +102,13 @@ class Delivery:
         return frozenset(entry.path for entry in self.after.entries if entry.kind is not EntryKind.FILE)
 
 
-def grade_delivery(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict | None:
+def grade_delivery(
+    task: Task, delivery: Delivery, sandbox: Sandbox, *, timeout: float | None = None
+) -> Verdict | None:
     """The verdict of the task's check, of whatever kind; None if it has none.
 
-    A failure of ours has reward None: it says nothing about the policy.
+    A failure of ours has reward None: it says nothing about the policy. `timeout` is of a check by command,
+    in seconds, in place of its usual one.
     """
     hidden = task.hidden
     if hidden is None and task.check is None:
@@ -122,14 +125,16 @@ def grade_delivery(task: Task, delivery: Delivery, sandbox: Sandbox) -> Verdict 
         return flagged(verdict, planted(task, delivery.before, delivery.after, wanted))
     start = replace(delivery, after=delivery.before)
     return decided(
-        lambda: _grade_tree(task, hidden, delivery, sandbox),
-        lambda: _grade_tree(task, hidden, start, sandbox),
+        lambda: _grade_tree(task, hidden, delivery, sandbox, timeout),
+        lambda: _grade_tree(task, hidden, start, sandbox, timeout),
         graded_hash=tree_hash(delivery.after),
         reference=False,
     )
 
 
-def _grade_tree(task: Task, hidden: WorkspaceChecks | None, delivery: Delivery, sandbox: Sandbox) -> Verdict:
+def _grade_tree(
+    task: Task, hidden: WorkspaceChecks | None, delivery: Delivery, sandbox: Sandbox, timeout: float | None
+) -> Verdict:
     """The verdict of a command on the whole workspace. Raises whatever goes wrong."""
     tests = hidden.files if hidden is not None else {}
     before = laid_over(delivery.before, tests, delivery.blobs)
@@ -152,6 +157,7 @@ def _grade_tree(task: Task, hidden: WorkspaceChecks | None, delivery: Delivery, 
         sandbox=sandbox,
         limits=task.limits,
         trust=Trust.HIDDEN if hidden is not None else Trust.USER_CHECK,
+        timeout=timeout,
         hidden=tests,
         editable=task.artifacts,
     )

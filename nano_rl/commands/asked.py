@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -15,6 +17,7 @@ from nano_shared.errors import UsageError
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights
     from nano_coder.run.execution import Runtime
+    from nano_coder.sandbox.protocol import Sandbox
     from nano_rl.gather.sources import Sources
     from nano_rl.logs.reader import LogContents
     from nano_rl.rewards import Reward
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from nano_shared.types import Task
 
 
+MUTANTS = "mutants.jsonl"
+"""the file's name in the folder of a training"""
 FRESH = 8
 """runs of a logged group, which fresh rollouts fill up where nothing is said"""
 
@@ -64,9 +69,10 @@ class Asked:
         if self.from_logs and "group_size" in flags:
             raise UsageError("--group-size is --fresh with --from-logs: give that alone")
         if self.from_logs:
-            if "logs.mix" in flags and not self.group_size:
+            beside = [name for name in ("logs.mix", "logs.mutants") if name in flags]
+            if beside and not self.group_size:
                 raise UsageError(
-                    "logs.mix is the share of logged runs beside fresh ones: leave --fresh 0 or logs.mix out"
+                    f"{beside[0]} acts beside fresh rollouts: leave --fresh 0 or {beside[0]} out"
                 )
             return
         if self.fresh is not None:
@@ -90,6 +96,7 @@ def open_sources(
     runtime: Runtime,
     further: Sequence[LogStore],
     composed: Reward | None,
+    folder: Path,
     *,
     quiet: bool,
 ) -> Sources:
@@ -99,6 +106,7 @@ def open_sources(
     from nano_rl.gather.sources import Sources
     from nano_rl.imitation.rows import succeeded
     from nano_rl.logs.lineage import lineage
+    from nano_rl.logs.logged_group import LoggedGroup, LoggedRuns
     from nano_rl.logs.reader import read_logs
     from nano_rl.preferences.log_pairs import pair_of, pairs_beside
 
@@ -114,14 +122,19 @@ def open_sources(
         config,
         rescore=(lambda runs: composed.apply(runs, runtime)) if composed else None,
     )
-    if not quiet:
-        print("\n".join((contents.report(), *_cost(contents, config, runtime.store))), file=sys.stderr)
+    say: Callable[[str], None] = (lambda _: None) if quiet else partial(print, file=sys.stderr)
+    say(contents.report())
+    mutants = _mutants(asked, contents, config, stores, runtime.sandbox, folder, say)
+    logs = LoggedRuns(stores=stores)
+    for line in _cost(contents, len(mutants), config, runtime.store):
+        say(line)
     pairs = pairs_beside(stores, {run.id for run in contents.rest}, contents.usable, config)
     beside = (config.lambda_sft > 0 and any(map(succeeded, contents.rest))) or pairs
     if not (contents.groups or beside):
         contents.refuse_nothing(stores, fresh=config.group_size > 0)
     return Sources(
-        logged=contents.groups,
+        # mutants last: resuming takes these, and not the groups that their rollouts have formed by then
+        logged=(*contents.groups, *(LoggedGroup(task_key=m.key, runs=logs, mutant=m) for m in mutants)),
         policy_versions=contents.policy_versions,
         learned_from=way.learned_from,
         rest=contents.rest,
@@ -149,18 +162,57 @@ def further_logs(asked: Asked) -> list[LogStore]:
     return [LogStore.open(name, create=False) for name in asked.logs[1:]]
 
 
-def _cost(contents: LogContents, config: TrainConfig, store: LogStore) -> Iterator[str]:
+def _mutants(
+    asked: Asked, contents: LogContents, config: TrainConfig, stores: Sequence[LogStore], sandbox: Sandbox,
+    folder: Path, say: Callable[[str], None],
+) -> list[Task]:  # fmt: skip
+    """Tasks of mutants of what logged runs left: made before the first step, then kept in the folder."""
+    from nano_rl.resume.states import STATES
+    from nano_rl.tasks.make import read_tasks, write_tasks
+    from nano_rl.tasks.project_mutants import SECONDS, check_command, mutant_tasks
+    from nano_shared import snapshot
+
+    file = folder / MUTANTS
+    if not (config.group_size and config.logs.mutants):
+        return []
+    if (folder / STATES).exists():
+        return read_tasks(file) if file.exists() else []
+    wanted = ((log, run) for log, run in contents.passed if check_command(stores[log].task(run)))
+    runs, blobs = [], stores[0].blobs  # fresh runs are written to the first log
+    for log, run in islice(wanted, 64):  # the newest show the project as it is
+        runs.append(stores[log].get(run))
+        for tree in filter(None, (runs[-1].snapshot, runs[-1].last_snapshot)):
+            snapshot.copy(tree, stores[log].blobs, blobs)
+    if not runs:
+        return []
+    say(
+        f"mutants: making up to {config.logs.mutants} more tasks of what {len(runs)} passing runs left, for"
+        f" at most {SECONDS:.0f} s; each takes two runs of a check (--set logs.mutants=0 makes none)"
+    )
+    unseen = read_tasks(asked.held_out) if asked.held_out else []
+    texts = {text for task in unseen for text in task.files.values()}
+    tasks, report = mutant_tasks(runs, config.logs.mutants, blobs, sandbox, seed=config.seed, held_out=texts)
+    say(report)
+    known = {group.task_key for group in contents.groups}  # by an earlier training
+    tasks = [task for task in tasks if task.key not in known]
+    if tasks:
+        write_tasks(file, tasks)
+    return tasks
+
+
+def _cost(contents: LogContents, mutants: int, config: TrainConfig, store: LogStore) -> Iterator[str]:
     """What the fresh rollouts will take, by how long the runs in the log took."""
     from nano_rl.report.panel import duration
 
     tasks = sum(not group.forked for group in contents.groups)
     if not (config.group_size and tasks):
         return
-    at_once = min(config.prompts_per_step, tasks)
+    at_once = min(config.prompts_per_step, tasks + mutants)
     rollouts = config.steps * at_once * config.group_size
+    more = f" and {mutants} mutants" if mutants else ""
     yield (
-        f"environments: {tasks} logged tasks; at most {rollouts} fresh rollouts ({config.steps} steps of"
-        f" {at_once} tasks, {config.group_size} runs each, less what the log has of them)"
+        f"environments: {tasks} logged tasks{more}; at most {rollouts} fresh rollouts ({config.steps} steps"
+        f" of {at_once} tasks, {config.group_size} runs each, less what the log has of them)"
     )
     took = [run.ended - run.started for run in store.runs(limit=200) if run.ended is not None]
     if took:

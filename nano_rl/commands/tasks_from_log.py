@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from nano_coder.commands.options import open_log
-from nano_rl.commands.options import Log
+from nano_rl.commands.options import Log, Seed
 from nano_rl.tasks.make import refuse_unwritable, write_tasks
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
@@ -28,16 +28,22 @@ def command(
     out: Annotated[
         Path | None, Option("-o", "--out", help="File of the rows; else they go to standard output.")
     ] = None,
+    mutants: Annotated[
+        int, Option(min=0, help="Also so many tasks that change a line of what passing runs left.")
+    ] = 0,
+    seed: Seed = 0,
     as_json: JsonOption = False,
     log: Log = None,
 ) -> int:
     """Make a task of each RUN (an id, the beginning of one, or `last`).
 
     The task begins in the workspace that the run began in. --check is run in a fresh jail on those files plus
-    what an agent changed, with tests and configuration as they were. A run that passes gives the oracle.
+    what an agent changed, with tests and configuration as they were. A run that passes gives the oracle; of a
+    mutant, on which the check must fail, the oracle is the line put back.
     """
     from nano_coder.sandbox.backend import open_sandbox
     from nano_rl.tasks.from_log import distinct, task_from_run
+    from nano_rl.tasks.project_mutants import mutant_tasks
 
     if check is not None and not check.strip():
         raise UsageError("--check is empty; give a shell line, or leave it out to keep the run's own check")
@@ -48,13 +54,20 @@ def command(
     sandbox = open_sandbox()
     if out is not None:
         refuse_unwritable(out)
-    made = distinct([task_from_run(run, store.blobs, sandbox, check) for run in chosen])
+    every = [task_from_run(run, store.blobs, sandbox, check) for run in chosen]
+    made = distinct(every)
+    tasks = [logged.task for logged in made]
+    lines: list[str] = []
+    if mutants:
+        both = zip(chosen, every, strict=True)
+        passed = [run.model_copy(update={"task": of.task}) for run, of in both if of.reward == 1]
+        more, report = mutant_tasks(passed, mutants, store.blobs, sandbox, seed=seed)
+        tasks, lines = tasks + more, [report]
     if out is None:
-        for logged in made:
-            print(logged.task.model_dump_json(exclude_defaults=True))
+        for task in tasks:
+            print(task.model_dump_json(exclude_defaults=True))
     else:
-        write_tasks(out, [logged.task for logged in made])
-    lines = []
+        write_tasks(out, tasks)
     for logged in made:
         solved = _solved(logged)
         where = "" if logged.portable else "; its files stay in the blobs of this log"
@@ -70,7 +83,7 @@ def command(
             }
             for m in made
         ]  # fmt: skip
-        print(json.dumps({"tasks": rows, "file": str(out)}))
+        print(json.dumps({"tasks": rows, "mutants": len(tasks) - len(made), "file": str(out)}))
     else:
         print(printable("\n".join(lines)), file=sys.stderr if out is None else sys.stdout)
     return 0

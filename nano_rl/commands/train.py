@@ -195,7 +195,7 @@ def _train(
     from nano_rl.report.live import NoView, Watcher, open_view
     from nano_rl.train import train
 
-    sources = open_sources(asked, tasks, config, opened, runtime, stores, composed, quiet=quiet)
+    sources = open_sources(asked, tasks, config, opened, runtime, stores, composed, folder, quiet=quiet)
     held_out = HeldOut(tasks=unseen, folder=folder, seed=config.seed) if unseen else None
     if held_out:
         held_out.refuse_trained(sources.every_task)

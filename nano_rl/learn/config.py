@@ -306,6 +306,9 @@ class LogsConfig(Config):
     """logged runs of policies that are no ancestors of this one"""
     largest_group: int = Field(16, ge=2)
     """without fresh rollouts: largest number of logged runs of a task in one step"""
+    mutants: int = Field(32, ge=0)
+    """with fresh rollouts: further tasks, each the workspace that a passing logged run left with one line
+    changed so that the run's check fails; 0 for none"""
 
 
 class UpdateConfig(Config):

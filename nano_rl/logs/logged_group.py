@@ -60,16 +60,18 @@ class LoggedGroup:
 
     task_key: str
     """`Trajectory.group_key`"""
-    forked: bool
-    members: tuple[GroupMember, ...]
+    forked: bool = False
+    members: tuple[GroupMember, ...] = ()
     """[G]; empty if the task is only an environment for fresh rollouts"""
     runs: LoggedRuns
     example: tuple[int, str] | None = None
     """index of the log and id of a run with the task, if there are no members"""
+    mutant: Task | None = None
+    """the task, if it was made of a mutant: no run of it needs to be in a log"""
 
     @property
     def task(self) -> Task:
-        return self.runs.task(*self._first)
+        return self.mutant or self.runs.task(*self._first)
 
     @property
     def rewards_G(self) -> tuple[float, ...]:
@@ -91,7 +93,7 @@ class LoggedGroup:
 
     def environment(self) -> LoggedGroup:
         """The task without its runs, as an environment for fresh rollouts."""
-        return replace(self, members=(), example=self._first)
+        return self if self.mutant else replace(self, members=(), example=self._first)
 
     @property
     def _first(self) -> tuple[int, str]:

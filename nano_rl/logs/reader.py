@@ -47,6 +47,8 @@ class LogContents:
     rest: tuple[Trajectory, ...] = ()
     """runs that policy gradients may not use, made under this policy's profile; only loaded if the training
     imitates or compares"""
+    passed: tuple[tuple[int, str], ...] = ()
+    """index of the log and id of the newest passing run of each task that may be rolled out, newest first"""
     refused: Counter[str] = field(default_factory=Counter)
     """reason -> number of runs that policy gradients may not use"""
     seen: int = 0
@@ -127,12 +129,15 @@ def read_logs(
     found: list[_AdmittedRun] = []
     rest: list[Trajectory] = []
     examples: dict[str, _Example] = {}
+    passed: dict[str, _Example] = {}
     unknown, known, can_imitate = 0, set[str](), 0
     for number, store in enumerate(stores):
         verify = partial(_verified, store, verifiers[number]) if verify_now else None
         for about, code in _undamaged(store, target, verify, known, refused):
             if (example := _Example.of(about, number, opened.profile)) is not None:
                 examples[about.task.key] = max(example, examples.get(about.task.key, example))
+                if about.reward == 1:
+                    passed[about.task.key] = max(example, passed.get(about.task.key, example))
             version = lineage.policy_version(about)
             reason = code.value if code else _training_refusal(about, version, lineage, config)
             if reason is None:
@@ -158,6 +163,7 @@ def read_logs(
         groups=groups,
         policy_versions={member.id: versions[member.id] for group in groups for member in group.members},
         rest=tuple(rest),
+        passed=tuple((of.log, of.run) for of in sorted(passed.values(), reverse=True)),
         refused=refused,
         seen=len(known),
         unknown_age=unknown,

@@ -84,7 +84,7 @@ def _task(run: Trajectory, start: Snapshot, blobs: BlobStore, check: str | None)
     origin = run.task
     if check is None and origin.check is None and origin.hidden is None:
         raise UsageError(f"run {run.id} has no check of its own; give one with --check")
-    files = _texts(start, blobs)
+    files = texts_of(start, blobs)
     hidden = CommandChecks(command=check) if check is not None else origin.hidden
     graded = [origin.check, hidden.full_dump() if hidden else None]
     digest = content_hash([origin.prompt, run.snapshot, graded]).removeprefix("sha256:")[:16]
@@ -100,7 +100,7 @@ def _task(run: Trajectory, start: Snapshot, blobs: BlobStore, check: str | None)
     )
 
 
-def _texts(tree: Snapshot, blobs: BlobStore) -> dict[str, str] | None:
+def texts_of(tree: Snapshot, blobs: BlobStore) -> dict[str, str] | None:
     """Path -> text; None if the tree has links, executables, binary files, empty folders or too many
     bytes."""
     files: dict[str, str] = {}

@@ -6,7 +6,7 @@ A mutant changes exactly one line; the rest of the text is unchanged.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 OPERATORS: dict[type[ast.AST], tuple[str, tuple[str, ...]]] = {
@@ -62,7 +62,9 @@ class Mutant:
 
 
 @dataclass(frozen=True, slots=True)
-class _Splice:
+class Splice:
+    """A change of one line: the text between two columns is replaced."""
+
     kind: str
     line: int
     start: int
@@ -82,7 +84,7 @@ def _between(lines: list[str], left: ast.expr, right: ast.expr, token: str) -> t
     return right.lineno, start, start + len(token)
 
 
-def _operators(node: ast.AST, lines: list[str]) -> Iterator[_Splice]:
+def _operators(node: ast.AST, lines: list[str]) -> Iterator[Splice]:
     pairs: list[tuple[ast.AST, ast.expr, ast.expr, str]] = []
     if isinstance(node, ast.BinOp):
         pairs = [(node.op, node.left, node.right, "operator")]
@@ -95,40 +97,40 @@ def _operators(node: ast.AST, lines: list[str]) -> Iterator[_Splice]:
         token, others = OPERATORS.get(type(op), ("", ()))
         if token and (place := _between(lines, left, right, token)):
             for other in others:
-                yield _Splice(kind, *place, other)
+                yield Splice(kind, *place, other)
     if isinstance(node, ast.AugAssign):
         token, others = OPERATORS.get(type(node.op), ("", ()))
         if token and (place := _between(lines, node.target, node.value, token)):
             for other in others:
-                yield _Splice("operator", *place, other)
+                yield Splice("operator", *place, other)
 
 
-def _constants(node: ast.AST) -> Iterator[_Splice]:
+def _constants(node: ast.AST) -> Iterator[Splice]:
     if not isinstance(node, ast.Constant) or node.end_col_offset is None:
         return
     place = (node.lineno, node.col_offset, node.end_col_offset)
     if isinstance(node.value, bool):
-        yield _Splice("flag", *place, str(not node.value))
+        yield Splice("flag", *place, str(not node.value))
     elif isinstance(node.value, int):
-        yield _Splice("constant", *place, str(node.value + 1))
+        yield Splice("constant", *place, str(node.value + 1))
         if node.value > 0:
-            yield _Splice("constant", *place, str(node.value - 1))
+            yield Splice("constant", *place, str(node.value - 1))
 
 
-def _callables(node: ast.AST) -> Iterator[_Splice]:
+def _callables(node: ast.AST) -> Iterator[Splice]:
     if not isinstance(node, ast.Call):
         return
     target = node.func
     if isinstance(target, ast.Name):
         for other in NAMES.get(target.id, ()):
-            yield _Splice("name", target.lineno, target.col_offset, target.col_offset + len(target.id), other)
+            yield Splice("name", target.lineno, target.col_offset, target.col_offset + len(target.id), other)
     elif isinstance(target, ast.Attribute) and target.end_col_offset is not None:
         start = target.end_col_offset - len(target.attr)
         for other in METHODS.get(target.attr, ()):
-            yield _Splice("method", target.lineno, start, target.end_col_offset, other)
+            yield Splice("method", target.lineno, start, target.end_col_offset, other)
 
 
-def _variables(node: ast.AST, params: list[str]) -> Iterator[_Splice]:
+def _variables(node: ast.AST, params: list[str]) -> Iterator[Splice]:
     """Replace a parameter by another one."""
     if (
         isinstance(node, ast.Name)
@@ -137,35 +139,68 @@ def _variables(node: ast.AST, params: list[str]) -> Iterator[_Splice]:
         and len(params) > 1
     ):
         other = params[(params.index(node.id) + 1) % len(params)]
-        yield _Splice("variable", node.lineno, node.col_offset, node.col_offset + len(node.id), other)
+        yield Splice("variable", node.lineno, node.col_offset, node.col_offset + len(node.id), other)
 
 
-def _signs(node: ast.AST) -> Iterator[_Splice]:
+def _signs(node: ast.AST) -> Iterator[Splice]:
     """Remove a minus or a `not`."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not):
-        yield _Splice("step", node.lineno, node.col_offset, node.operand.col_offset, "")
+        yield Splice("step", node.lineno, node.col_offset, node.operand.col_offset, "")
 
 
 def mutants(source: str, name: str | None = None) -> list[Mutant]:
     """All mutants of the first, or the named, function in `source`, in source order."""
     tree = ast.parse(source)
     function = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and name in (None, n.name))
+    every = (mutant_of(source, splice) for splice in _splices(function, source.split("\n")))
+    return list({mutant.source: mutant for mutant in every if mutant is not None}.values())
+
+
+def splices_by_function(source: str) -> list[list[Splice]]:
+    """The changes to each function and method that allows any; none for a text that is no Python."""
+    try:
+        functions = list(_functions(ast.parse(source).body))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    lines = source.split("\n")
+    return [found for function in functions if (found := _splices(function, lines))]
+
+
+def mutant_of(source: str, splice: Splice) -> Mutant | None:
+    """The mutant with that change; None if it is the source again, or does not parse."""
+    lines = source.split("\n")
+    old = lines[splice.line - 1]
+    new = old[: splice.start] + splice.text + old[splice.end :]
+    text = "\n".join([*lines[: splice.line - 1], new, *lines[splice.line :]])
+    return Mutant(splice.kind, splice.line, old, new, text) if text != source and _parses(text) else None
+
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _functions(body: Iterable[ast.stmt]) -> Iterator[_Function]:
+    for node in body:
+        if isinstance(node, _Function):
+            yield node
+        elif isinstance(node, ast.ClassDef):
+            yield from _functions(node.body)
+
+
+def _splices(function: _Function, lines: list[str]) -> list[Splice]:
+    """The changes to the body of a function in source order."""
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
     params = [a.arg for a in function.args.args]
-    lines = source.split("\n")
-    splices = []
+    texts = (node for node in ast.walk(function) if isinstance(node, ast.JoinedStr))
+    formatted = {part for text in texts for part in ast.walk(text)}  # their columns are wrong before 3.12
+    splices: list[Splice] = []
     for statement in body:
         for node in ast.walk(statement):
-            splices += [*_operators(node, lines), *_constants(node), *_callables(node), *_signs(node)]
-            splices += _variables(node, params)
-    found: dict[str, Mutant] = {}
-    for splice in sorted(splices, key=lambda s: (s.line, s.start)):
-        old = lines[splice.line - 1]
-        new = old[: splice.start] + splice.text + old[splice.end :]
-        text = "\n".join([*lines[: splice.line - 1], new, *lines[splice.line :]])
-        if text != source and _parses(text):
-            found.setdefault(text, Mutant(splice.kind, splice.line, old, new, text))
-    return list(found.values())
+            if node not in formatted:
+                splices += [*_operators(node, lines), *_constants(node), *_callables(node), *_signs(node)]
+                splices += _variables(node, params)
+    # columns of the syntax tree count bytes
+    ascii_only = (splice for splice in splices if lines[splice.line - 1].isascii())
+    return sorted(ascii_only, key=lambda splice: (splice.line, splice.start))
 
 
 def _parses(source: str) -> bool:

@@ -214,10 +214,8 @@ def test_logs_that_hold_nothing_for_this_policy_say_what_they_hold(
     [
         (["--from-logs", "--log", "nowhere.db"], "--log nowhere.db: there is no such log"),
         (["--from-logs", "--log", "a.db", "--log", "a.db"], "--log a.db is given twice"),
-        (
-            ["--from-logs", "--fresh", "0", "--set", "logs.mix=0.5"],
-            "logs.mix is the share of logged runs beside fresh ones",
-        ),
+        (["--from-logs", "--fresh", "0", "--set", "logs.mix=0.5"], "logs.mix acts beside fresh rollouts"),
+        (["--from-logs", "--fresh", "0", "--set", "logs.mutants=3"], "leave --fresh 0 or logs.mutants out"),
         (["--from-logs", "--group-size", "4"], "--group-size is --fresh with --from-logs"),
         (["--from-logs", "--fresh", "1"], "a group of 1 has nothing to be compared with"),
         (["--tasks", "x", "--fresh", "4"], "--fresh adds rollouts to logged groups"),

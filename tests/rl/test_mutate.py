@@ -10,7 +10,7 @@ import pytest
 from nano_rl.suites.functions.admitted_program import MAX_HIDDEN
 from nano_rl.suites.functions.grammar import draw_admitted
 from nano_rl.suites.functions.program import compile_function, outcome
-from nano_rl.tasks.mutate import MISTAKES, mutants
+from nano_rl.tasks.mutate import MISTAKES, mutant_of, mutants, splices_by_function
 from nano_shared.types import Split
 
 
@@ -67,6 +67,24 @@ def test_a_mutant_changes_one_line_and_parses() -> None:
             assert (before[mutant.line - 1], after[mutant.line - 1]) == (mutant.old, mutant.new)
             assert mutant.kind in MISTAKES
             ast.parse(mutant.source)
+
+
+def test_every_function_and_method_of_a_module_is_mutated() -> None:
+    source = (
+        "N = 3\n\n\nclass Cart:\n    @property\n    def size(self):\n        return len(self.items) + 1\n\n"
+        "    async def later(self, n):\n        return n > 2\n\n\ndef plain():\n    pass\n\n\n"
+        "def text(n):\n    'é'\n    name = 'é' * (n + 1)\n    return f'{n + 1} of {name}' * 2\n"
+    )
+    found = [[mutant_of(source, splice) for splice in each] for each in splices_by_function(source)]
+    lines = [{mutant.new.strip() for mutant in of_function if mutant} for of_function in found]
+    assert len(lines) == 3  # plain() has none
+    assert lines[0] >= {"return len(self.items) - 1", "return sum(self.items) + 1"}
+    assert lines[1] >= {"return n >= 2", "return n > 3"}
+    # columns count bytes in a line that is not ASCII, and are wrong within f-strings before Python 3.12
+    assert lines[2] == {f"return f'{{n + 1}} of {{name}}' * {number}" for number in (1, 3)} | {
+        f"return f'{{n + 1}} of {{name}}' {sign} 2" for sign in "+-"
+    }
+    assert splices_by_function("def f(:\n") == []
 
 
 def test_hidden_cases_kill_nine_of_ten_telling_mutants() -> None:

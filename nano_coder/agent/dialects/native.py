@@ -321,7 +321,10 @@ LLAMA_3 = Native(
     name="llama-3",
     howto='{"name": "...", "parameters": {...}}',
     open="", close="", between="; ",
-    starts=re.compile(r'(?:(?m:^)|(?<=;))[ \t]*(?:<\|python_tag\|>\s*)?(?=\{\s*"(?:name|type|function|parameters)"\s*:)'),
+    starts=re.compile(
+        r"(?:(?m:^)|(?<=;))[ \t]*(?:<\|python_tag\|>\s*)?"
+        r'(?=\{\s*"(?:name|type|function|parameters)"\s*:)'
+    ),
     read=_json_frame("parameters"),
     write=_one_each(_object("parameters")),
 )  # fmt: skip
