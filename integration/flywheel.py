@@ -35,7 +35,7 @@ from nano_rl.config.training import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect, execute
 from nano_rl.gather.sources import Sources
 from nano_rl.imitation.demonstrations import admit, report
-from nano_rl.imitation.rows import imitation_sample
+from nano_rl.imitation.rows import imitation_samples
 from nano_rl.imitation.sft import train_sft
 from nano_rl.learn.config import Config, GuardConfig, OptimizerConfig
 from nano_rl.learn.model.learner import prepare
@@ -163,7 +163,9 @@ class Flywheel:
         opened = open_weights(str(tiny))
         template = local_policy(opened.loaded, opened.profile).template
         samples = [
-            imitation_sample(r, opened.profile, template, opened.loaded.tokenizer.eos_token_id) for r in runs
+            row
+            for run in runs
+            for row in imitation_samples(run, opened.profile, template, opened.loaded.tokenizer.eos_token_id)
         ]
         config = SftConfig(
             epochs=scale.sft_epochs,

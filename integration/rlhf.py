@@ -221,7 +221,7 @@ class Circle:
         rows = []
         for number, (task, text) in enumerate(shown):
             messages = (*first_messages(COMPACT_1, task, ()), Message(role=Role.ASSISTANT, content=text))
-            rows.append(reader.messages(f"shown {number}", messages, [False, False, True]))
+            rows += reader.messages(f"shown {number}", messages, [False, False, True])
         config = SftConfig(
             epochs=self.scale.sft_epochs, batch=32, max_tokens=8192, lora_rank=0, seed=self.seed,
             save_every=1000,

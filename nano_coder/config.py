@@ -93,7 +93,8 @@ class AgentConfig(BaseModel):
     max_run_tokens: int = Field(200_000, ge=1)
     """sampled tokens of a run"""
     max_completion_tokens: int | None = Field(None, ge=1)
-    """sampled tokens of one answer of the model, reasoning included; None is what its profile says"""
+    """sampled tokens of one answer of the model, reasoning included; None is the profile's: 8192 of an
+    API, 4096 for a model in its own template, else 256"""
     max_cost: float | None = Field(None, gt=0)
     """dollars of a run, by the price of a hosted model"""
     tool_seconds: float = Field(300.0, gt=0)

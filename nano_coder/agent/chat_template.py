@@ -28,11 +28,15 @@ class Encoder:
     def __init__(self, tokenizer: Any) -> None:
         """`tokenizer` is a `tokenizers.Tokenizer` or a fast tokenizer of transformers."""
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        eos = getattr(tokenizer, "eos_token", None)
         self._parsing = _copy(backend)
         self._plain = _copy(backend)
         self._plain.encode_special_tokens = True
         added = self._parsing.get_added_tokens_decoder()
         self.control_tokens: dict[int, str] = {i: t.content for i, t in added.items() if t.special}
+        first = self._parsing.encode("", add_special_tokens=True).ids[:1]
+        self.bos: list[int] = first if "".join(self.control_tokens.get(i, "") for i in first) != eos else []
+        """the token with which the tokenizer begins a text, if any"""
         self._control_ids = {text: i for i, text in self.control_tokens.items()}
         self._control = _alternatives(self._control_ids)
         self._spelling = _spelling(self._control_ids)
@@ -140,12 +144,21 @@ class ChatTemplate:
         mark, defuse = self.encoder.defuser([m.content for m in conversation.messages])
         messages = [Message(role=m.role, content=defuse(m.content)) for m in conversation.messages]
         if not conversation.tokens:
-            return tuple(self.encoder.rendered(self.render(messages), mark))
+            ids, bos = self.encoder.rendered(self.render(messages), mark), self.encoder.bos
+            return tuple(ids if ids[:1] == bos else [*bos, *ids])
         suffix = self._suffix(messages, conversation.rendered)
         last = self.encoder.control_tokens.get(conversation.tokens[-1])
         if last is not None:
             suffix = suffix.removeprefix(last)
         return tuple(self.encoder.rendered(suffix, mark))
+
+    def next_row(self, conversation: Conversation) -> tuple[int, tuple[int, ...]]:
+        """The row of the next turn, and `delta`. Raises as `delta`."""
+        return conversation.row, self.delta(conversation)
+
+    def written(self, context: Sequence[int], text: str, eos_id: int) -> tuple[int, ...]:
+        """The ids of an assistant's text after `context`, and its end-of-turn token."""
+        return (*self.encoder.text(text), eos_id)
 
     def count(self, text: str) -> int:
         """Number of tokens in a plain text."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from nano_coder.agent.native_template import function_schema
 from nano_coder.agent.profiles import PROFILES, serving_profile
 from nano_coder.agent.prompt import first_messages, offered_tools
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
 from nano_shared.profile import InterfaceProfile
-from nano_shared.types import Message, Role, Task, ToolSpec, Trajectory
+from nano_shared.types import Message, Role, Task, Trajectory
 
 ORIGINAL_OPENING = "opening"
 """where an imported run keeps its first messages, in `task.provenance.original`"""
@@ -43,11 +44,6 @@ def tools(run: Trajectory) -> list[dict[str, Any]] | None:
         return [function_schema(tool) for tool in offered_tools(profile, run.task)] if profile else None
     except UsageError:
         return None
-
-
-def function_schema(tool: ToolSpec) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": function}
 
 
 def profile_of(run: Trajectory) -> InterfaceProfile | None:

@@ -2,13 +2,17 @@
 
 Never edit a profile: checkpoints were trained with it, and a test checks its hash. Add a new one, registered
 in `nano.profiles`. `NAME+TOOL` is profile NAME with one more tool, for runs that were given it.
+`native-1-DIALECT` and `prompted-1-DIALECT` exist for each dialect: the model's own chat template, which shows
+the tools, or which does not, so that the system message describes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 from nano_coder.agent.chat_template import CHATML
+from nano_coder.agent.dialects import DIALECTS
 from nano_coder.tools import TOOLS
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import Extensions, is_file_reference
@@ -63,14 +67,20 @@ API_1 = InterfaceProfile(
     chat_template=None,
 )
 
-_COMPLETION_TOKENS = {"api": 8192}
-"""dialect -> the usual limit of one completion, reasoning included"""
-
-
-def completion_tokens(profile: InterfaceProfile) -> int:
-    """The usual limit of one completion under the profile."""
-    return _COMPLETION_TOKENS.get(profile.dialect, Sampling().max_tokens)
-
+_WORK = (
+    "You are a coding agent. You work in the current directory through the tools: look before you change"
+    " anything, make the smallest change that does the task, run the check if there is one, and call submit"
+    " when you are done."
+)
+_NATIVE = {
+    "native-1-": _WORK,
+    "prompted-1-": _WORK + "\n\nThe tools, as JSON:\n{{ tools }}\n\nTo call one, write ",
+}
+"""prefix of a name -> system message, the second followed by the dialect's `howto`"""
+API_COMPLETION_TOKENS = 8192
+"""tokens of one answer of an API, reasoning included"""
+NATIVE_COMPLETION_TOKENS = 4096
+"""sampled tokens of one completion under a native profile"""
 
 _SUCCESSORS = {COMPACT_1.name: "compact-2", HERMES_1.name: "hermes-2"}
 
@@ -84,7 +94,7 @@ class Profiles(Extensions[InterfaceProfile]):
 
     def find(self, name: str) -> InterfaceProfile:
         base, *more = name.split("+")
-        profile = super().find(base)
+        profile = native_profile(base) or super().find(base)
         if not is_file_reference(base) and profile.name != base:
             raise ConfigError(f"the profile {profile.name!r} is registered in nano.profiles as {base!r}")
         if not more:
@@ -95,7 +105,50 @@ class Profiles(Extensions[InterfaceProfile]):
 
     def __contains__(self, name: object) -> bool:
         base, *more = str(name).split("+")
-        return super().__contains__(base) and all(tool in TOOLS for tool in more)
+        known = super().__contains__(base) or native_dialect(base) in DIALECTS
+        return known and all(tool in TOOLS for tool in more)
+
+
+def native_dialect(name: str) -> str | None:
+    """The dialect of `native-1-DIALECT` and `prompted-1-DIALECT`; None for other names."""
+    return next((name.removeprefix(prefix) for prefix in _NATIVE if name.startswith(prefix)), None)
+
+
+@cache
+def native_profile(name: str) -> InterfaceProfile | None:
+    """The profile `native-1-DIALECT` or `prompted-1-DIALECT`; None for other names, and unknown dialects."""
+    dialect = native_dialect(name)
+    if dialect is None or dialect not in DIALECTS:
+        return None
+    system = _NATIVE[name.removesuffix(dialect)]
+    howto = getattr(DIALECTS[dialect], "howto", "what the description above says")
+    return InterfaceProfile(
+        name=name,
+        dialect=dialect,
+        tools=tuple(TOOLS[tool].spec for tool in _TOOL_NAMES),
+        system=system + "{% raw %}" + howto + "{% endraw %}" if "{{ tools }}" in system else system,
+        task=_TASK,
+        observation=ObservationFormat(head_tokens=2000, tail_tokens=2000),
+        chat_template=None,
+    )
+
+
+def describing(profile: InterfaceProfile) -> InterfaceProfile:
+    """The profile whose system message describes the tools, for those of a client, which the log keeps as
+    text."""
+    return (native_profile(f"prompted-1-{profile.dialect}") if is_native(profile) else None) or profile
+
+
+def is_native(profile: InterfaceProfile) -> bool:
+    """Whether it is one of `native-1-DIALECT` and `prompted-1-DIALECT`, with or without further tools."""
+    return native_dialect(profile.name.partition("+")[0]) is not None
+
+
+def completion_tokens(profile: InterfaceProfile) -> int:
+    """The usual limit of one completion under the profile."""
+    if profile.dialect == API_1.dialect:
+        return API_COMPLETION_TOKENS
+    return NATIVE_COMPLETION_TOKENS if is_native(profile) else Sampling().max_tokens
 
 
 PROFILES = Profiles()
@@ -107,7 +160,13 @@ def find_profile(name: str) -> InterfaceProfile:
         return PROFILES.find(name)
     if missing := missing_tools(name):
         raise UsageError(f"the interface profile {name!r} needs {missing}")
-    raise UsageError(f"unknown interface profile {name!r}; known: {', '.join(PROFILES)}")
+    if (dialect := native_dialect(name)) is not None:
+        known = ", ".join(DIALECTS)
+        raise UsageError(f"unknown dialect {dialect!r} of the interface profile {name!r}; known: {known}")
+    raise UsageError(
+        f"unknown interface profile {name!r}; known: {', '.join(PROFILES)}, native-1-DIALECT and"
+        " prompted-1-DIALECT"
+    )
 
 
 def missing_tools(name: str) -> str | None:

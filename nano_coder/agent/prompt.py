@@ -10,8 +10,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from nano_coder.agent.dialects import DIALECTS
 from nano_shared.errors import UsageError
+from nano_shared.policy import Conversation
 from nano_shared.profile import InterfaceProfile
-from nano_shared.types import Message, Role, Task, ToolSpec
+from nano_shared.types import Message, Role, Task, ToolSpec, Trajectory
 
 _MAX_FILES = 30
 _environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
@@ -39,6 +40,21 @@ def first_messages(profile: InterfaceProfile, task: Task, files: Sequence[str]) 
     )
     prompt = prompt.encode("utf-8", "backslashreplace").decode()  # no tokenizer accepts half a surrogate pair
     return Message(role=Role.SYSTEM, content=system), Message(role=Role.USER, content=prompt)
+
+
+def open_conversation(
+    profile: InterfaceProfile, task: Task, files: Sequence[str], started: float | None = None
+) -> Conversation:
+    """A conversation before its first turn. `started` is the run's start in unix seconds, whose date a chat
+    template may write; under a profile whose system message shows no tools the chat template gets them."""
+    by_template = profile.chat_template is None and "{{ tools }}" not in profile.system
+    tools = offered_tools(profile, task) if by_template else ()
+    return Conversation(first_messages(profile, task, files), tools=tools, started=started)
+
+
+def first_started(run: Trajectory) -> float:
+    """Start of the run in whose tokens a conversation begins, unix seconds; of a fork, its parent's."""
+    return min([run.started, *(turn.started for turn in run.turns[:1])])
 
 
 def system_text(profile: InterfaceProfile, tools: Sequence[ToolSpec]) -> str:

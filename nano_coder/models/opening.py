@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from nano_coder.agent.dialects import DIALECTS
+from nano_coder.agent.dialects.native import HERMES_JSON
 from nano_coder.agent.profiles import COMPACT_1, HERMES_1, find_profile
 from nano_coder.models.opener import MODELS, ModelOptions, find_opener
 from nano_coder.models.replayed import PromptRenderer
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_shared.checkpoint import MANIFEST, Manifest, checkpoints_dir, latest_checkpoint, read_checkpoint
-from nano_shared.errors import CheckpointError, UsageError
+from nano_shared.errors import CheckpointError, PolicyError, UsageError
 from nano_shared.policy import Policy
 from nano_shared.profile import InterfaceProfile
 from nano_shared.types import Trajectory
 
 if TYPE_CHECKING:
+    from nano_coder.agent.chat_template import ChatTemplate
     from nano_coder.models.local.policy import LocalPolicy
     from nano_coder.models.local.scheduler import SchedulerKind
     from nano_coder.models.weights import BaseBits, Dtype, LoadedModel
@@ -59,6 +63,8 @@ def open_policy(
         return OpenedPolicy(policy=remote, profile=find_profile(profile or usual), name=name)
     opened = open_weights(name, dtype=cast("Dtype", dtype), profile=profile, device=device)
     policy = local_policy(opened.loaded, opened.profile, version=opened.version, scheduler=scheduler)
+    for fact in getattr(policy.template, "facts", ()):
+        print(f"nano: {name}: its chat template has {fact}", file=sys.stderr)
     return OpenedPolicy(policy=policy, profile=opened.profile, name=name)
 
 
@@ -91,7 +97,8 @@ def open_weights(
     """
     found = locate(name)
     manifest = read_checkpoint(Path(found)) if (Path(found) / MANIFEST).is_file() else None
-    if manifest is None and (Path(found).is_dir() and not any(Path(found).glob("*.json"))):
+    holds = Path(found).is_dir() and [*Path(found).glob("*.json"), *Path(found).glob("*.gguf")]
+    if manifest is None and holds == []:
         raise CheckpointError(
             f"{found} is no checkpoint: it holds no {MANIFEST}; nano-coder models lists some"
         )
@@ -100,7 +107,7 @@ def open_weights(
             f"{name} is a reward model, which scores runs and writes none; give it to"
             f" --reward preference:{name}=1, and name a policy here"
         )
-    chosen = find_profile(profile or (manifest.profile if manifest else COMPACT_1.name))
+    chosen = find_profile(profile or (manifest.profile if manifest else own_profile(found)))
     if manifest is not None and profile is None and manifest.profile_hash != chosen.hash:
         raise CheckpointError(
             f"checkpoint {name} was trained under another {manifest.profile} than this nano has; "
@@ -108,11 +115,13 @@ def open_weights(
         )
     from nano_coder.models.weights import load_policy
 
-    return OpenedWeights(
-        loaded=load_policy(found, dtype=dtype, merge=merge, device=device, quantise=quantise),
-        profile=chosen,
-        manifest=manifest,
-    )
+    loaded = load_policy(found, dtype=dtype, merge=merge, device=device, quantise=quantise)
+    if not loaded.eos_ids:
+        raise UsageError(
+            f"{name} has no end-of-turn token: set eos_token in its tokenizer_config.json, or eos_token_id in"
+            " its generation_config.json"
+        )
+    return OpenedWeights(loaded=loaded, profile=chosen, manifest=manifest)
 
 
 def weights_id(name: str) -> str | None:
@@ -146,11 +155,10 @@ def local_policy(
 ) -> LocalPolicy:
     """A policy over weights in this process. It shares the module: weights that are trained are also sampled
     from."""
-    from nano_coder.agent.chat_template import ChatTemplate
     from nano_coder.models.local.engine import Engine
     from nano_coder.models.local.policy import LocalPolicy
 
-    template = ChatTemplate(profile.chat_template or loaded.chat_template, loaded.tokenizer)
+    template = bound_template(profile, loaded.tokenizer, loaded.chat_template)
     engine = Engine(
         loaded.model,
         eos_ids=loaded.eos_ids,
@@ -176,14 +184,59 @@ def open_renderer(run: Trajectory, model: str | None = None) -> PromptRenderer |
             raise UsageError(f"{model or run.policy} renders no prompts: it has no `delta`")
         return policy
     profile = find_profile(run.profile)
-    from nano_coder.agent.chat_template import ChatTemplate
     from nano_coder.models.weights import load_tokenizer
 
     try:
         tokenizer, template = load_tokenizer(locate(model or run.policy))
     except UsageError as problem:
         raise UsageError(f"run {run.id} was sampled by a model that is not at hand: {problem}") from None
-    return ChatTemplate(profile.chat_template or template, tokenizer)
+    return bound_template(profile, tokenizer, template)
+
+
+def bound_template(profile: InterfaceProfile, tokenizer: Any, own: str) -> ChatTemplate:
+    """The profile's chat template, else the model's `own`, with its tokenizer. Raises UsageError for none."""
+    from nano_coder.agent.chat_template import ChatTemplate
+    from nano_coder.agent.native_template import NativeTemplate
+    from nano_coder.models.weights import end_of_turn
+
+    if profile.chat_template:
+        return ChatTemplate(profile.chat_template, tokenizer)
+    if not own:
+        raise UsageError(NO_TEMPLATE.format("the model"))
+    dialect = DIALECTS.find(profile.dialect)
+    return NativeTemplate(own, tokenizer, dialect, end_of_turn(tokenizer, own))
+
+
+NO_TEMPLATE = (
+    "{} has no chat template; put one into its folder as chat_template.jinja, or name a profile that brings"
+    " one: --set profile=compact-1"
+)
+
+
+def own_profile(name: str) -> str:
+    """The profile of a model that no manifest names one for: that of its chat template and its dialect.
+
+    The base of the shipped policy, and a model whose template is the compact profile's, keep that profile.
+    Raises UsageError for a model that has no chat template, one whose template fails, or no end of turn.
+    """
+    from nano_coder.agent.native_template import dialect_of, shows_tools
+    from nano_coder.models.weights import BASE, dequantised, load_tokenizer
+
+    if name == BASE:
+        return COMPACT_1.name
+    tokenizer, template = load_tokenizer(name)
+    if template == COMPACT_1.chat_template:
+        return COMPACT_1.name
+    if not template:
+        raise UsageError(NO_TEMPLATE.format(dequantised(name)))
+    dialect = dialect_of(template)
+    shown = dialect is not None and shows_tools(tokenizer, template)
+    profile = f"{'native' if shown else 'prompted'}-1-{dialect or HERMES_JSON.name}"
+    try:
+        bound_template(find_profile(profile), tokenizer, template)
+    except PolicyError as problem:
+        raise UsageError(f"{name}: {problem}; --set profile=compact-1 brings a template of its own") from None
+    return profile
 
 
 def locate(name: str) -> str:

@@ -99,7 +99,7 @@ class ReplayedPolicy:
 
 def _anew(conversation: Conversation) -> Conversation:
     """A conversation with the same messages, none of them rendered: the start of a new row."""
-    return Conversation(conversation.messages)
+    return Conversation(conversation.messages, tools=conversation.tools, started=conversation.started)
 
 
 def _first_difference(logged: tuple[int, ...], rendered: tuple[int, ...]) -> int | None:

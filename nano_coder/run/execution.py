@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nano_coder import __version__
-from nano_coder.agent.dialects import DIALECTS, Api
 from nano_coder.agent.loop import Agent, spill_path
 from nano_coder.agent.profiles import COMPACT_1, continuing_profile, serving_profile
-from nano_coder.agent.prompt import first_messages, offered_tools
+from nano_coder.agent.prompt import first_started, offered_tools, open_conversation
 from nano_coder.agent.workspace import Workspace
 from nano_coder.grading import grade_trajectory
 from nano_coder.grading.graders import by_grader, find_grader
@@ -406,7 +405,7 @@ def _agent(trajectory: Trajectory, runtime: Runtime, jail: Jail, workspace: Work
         tools=offered_tools(runtime.profile, task),
         workspace=workspace,
         context=ToolContext(jail=jail, limits=task.limits),
-        conversation=_conversation(task, runtime, workspace.files()),
+        conversation=_conversation(trajectory, runtime, workspace.files()),
         sampling=runtime.sampling,
         seed=trajectory.seed,
         put_blob=runtime.store.put_blob,
@@ -414,12 +413,9 @@ def _agent(trajectory: Trajectory, runtime: Runtime, jail: Jail, workspace: Work
     )
 
 
-def _conversation(task: Task, runtime: Runtime, files: Sequence[str]) -> Conversation:
-    native = isinstance(DIALECTS.find(runtime.profile.dialect), Api)
-    conversation = Conversation(
-        first_messages(runtime.profile, task, files),
-        tools=offered_tools(runtime.profile, task) if native else (),
-    )
+def _conversation(trajectory: Trajectory, runtime: Runtime, files: Sequence[str]) -> Conversation:
+    started = first_started(trajectory)
+    conversation = open_conversation(runtime.profile, trajectory.task, files, started)
     conversation.on_text = runtime.on_text
     return conversation
 

@@ -10,7 +10,7 @@ from typing import Any
 from nano_coder.agent.loop import Agent, spill_path
 from nano_coder.agent.observation import shorten
 from nano_coder.agent.profiles import PROFILES, missing_tools
-from nano_coder.agent.prompt import first_messages, offered_tools
+from nano_coder.agent.prompt import first_started, offered_tools, open_conversation
 from nano_coder.agent.workspace import Workspace
 from nano_coder.grading.command_run import workspace_jail
 from nano_coder.models.replayed import Prompt, PromptRenderer, ReplayedPolicy
@@ -21,7 +21,6 @@ from nano_coder.tools import ToolContext
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, MemoryBlobs
 from nano_shared.errors import SandboxError, UsageError
-from nano_shared.policy import Conversation
 from nano_shared.profile import InterfaceProfile
 from nano_shared.redact import is_redacted
 from nano_shared.snapshot import EntryKind
@@ -291,7 +290,7 @@ def _agent(
         tools=offered_tools(profile, run.task),
         workspace=workspace,
         context=ToolContext(jail=jail, limits=run.task.limits),
-        conversation=Conversation(first_messages(profile, run.task, files)),
+        conversation=open_conversation(profile, run.task, files, first_started(run)),
         sampling=Sampling(),
         seed=run.seed,
         put_blob=blobs.put,

@@ -18,6 +18,8 @@ from nano_coder import __version__
 from nano_coder.agent.dialects import DIALECTS
 from nano_coder.agent.dialects.dialect import Parsed
 from nano_coder.agent.loop import turn_seed
+from nano_coder.agent.native_template import function_schema
+from nano_coder.agent.profiles import describing
 from nano_coder.agent.prompt import system_text
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.serve.request import ClientCall, ClientMessage, ModelAnswer, ModelRequest, OnText
@@ -195,7 +197,7 @@ class Conversations:
     def _begin(self, request: ModelRequest, session: str, parents: Sequence[str] = ()) -> _Held:
         model, ambiguous = self.model, bool(parents)
         first = next((m.text for m in request.messages if m.role is Role.USER), "")
-        tools = [_schema(tool) for tool in request.tools]
+        tools = [function_schema(tool) for tool in request.tools]
         opening = content_hash([[m.key for m in request.messages], tools])
         tools_hash = (AMBIGUOUS_TOOLS if ambiguous else CLIENT_TOOLS) + content_hash(tools)
         if self._episode is not None:
@@ -254,7 +256,7 @@ class Conversations:
         started, run = time.time(), held.run
         model = held.model
         messages = _rendered(new, request.tools, model.profile, opening=not run.turns)
-        conversation = Conversation()
+        conversation = Conversation(started=run.started)
         for turn in run.turns:
             for message in turn.messages:
                 conversation.append(message)
@@ -458,7 +460,7 @@ def _rendered(
     """The messages as the policy reads them: calls in its dialect, tools in the system message."""
     shown = [Message(role=m.role, content=_content(m, tools, profile)) for m in messages]
     if opening and tools:
-        system = system_text(profile, tools)
+        system = system_text(describing(profile), tools)
         if shown and shown[0].role is Role.SYSTEM:
             system = f"{system}\n\n{shown.pop(0).content}"
         shown.insert(0, Message(role=Role.SYSTEM, content=system))
@@ -496,11 +498,6 @@ def _call(call: ToolCall) -> ClientCall:
         name=call.name,
         arguments=json.dumps(call.arguments, ensure_ascii=False),
     )
-
-
-def _schema(tool: ToolSpec) -> dict[str, object]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": function}
 
 
 def _unstopped(completion: Completion) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.agent.loop import observation_messages
 from nano_coder.agent.profiles import PROFILES
-from nano_coder.agent.prompt import first_messages
+from nano_coder.agent.prompt import first_started, open_conversation
 from nano_coder.grading.command_check import laid_over, restored
 from nano_coder.grading.command_run import tree_hash
 from nano_coder.grading.grade import graded_files, graded_hash
@@ -126,25 +126,26 @@ class TokenCheck:
         return self.template.encoder.decode(ids[:-1] if ids[-1] in self.eos_ids else ids)
 
     def _rendering(self, run: Trajectory) -> RunFinding | None:
-        """Context ids must be what the template renders; the beginning of a rewritten row is not checked."""
+        """Context ids must be what the template renders; the beginning of a compacted row is not checked."""
         profile = PROFILES.get(run.profile)
         if profile is None:
             return _no(RefusalCode.OTHER_PROFILE, f"profile {run.profile} is not one of this nano")
-        files, conversation = self._files(run), Conversation()
+        files, conversation = self._files(run), Conversation(started=first_started(run))
         served = run.is_served
         if not served:
-            conversation = Conversation(first_messages(profile, run.task, files or ()))
+            conversation = open_conversation(profile, run.task, files or (), first_started(run))
         for turn in run.turns:
             for message in turn.messages:
                 conversation.append(message)
             tokens = tokens_of(turn)
             listed = served or turn.index > 0 or (files is not None and run.parent is None)
-            if listed and tokens.row == conversation.row:
+            if listed:
                 try:
-                    expected = self.template.delta(conversation)
+                    row, expected = self.template.next_row(conversation)
                 except PolicyError as problem:
                     return _no(RefusalCode.BROKEN_PREFIX, f"turn {turn.index}: {problem}")
-                if expected != tokens.context_ids:
+                # a row that the template did not begin holds a compacted history
+                if tokens.row in (row, conversation.row) and expected != tokens.context_ids:
                     return self._differs(turn, expected)
             conversation.record(turn.completion)
             for message in observation_messages(turn):

@@ -13,7 +13,7 @@ from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.agent.initial_messages import shown_files
 from nano_coder.agent.loop import text_in
 from nano_coder.agent.profiles import serving_profile
-from nano_coder.agent.prompt import first_messages
+from nano_coder.agent.prompt import first_started, open_conversation
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.rows.sample import TrainSample, to_samples
 from nano_rl.rewards import outcome
@@ -59,18 +59,20 @@ class RunEncoder:
         """
         if self.reads(run):
             return imitated_samples(run)
-        return [imitation_sample(run, self.profile, self.template, self.eos_id, blobs)]
+        return imitation_samples(run, self.profile, self.template, self.eos_id, blobs)
 
     def last_row(self, run: Trajectory, blobs: BlobStore | None = None) -> tuple[int, ...]:
         """The token ids of the last row of a run, with refused turns, for a reward model."""
         if self.reads(run):
             return to_samples(run, 1.0, imitation=True)[-1].ids
-        messages = run_messages(run, self.profile, blobs)
-        return self.messages(run.id, messages, [m.role is Role.ASSISTANT for m in messages]).ids
+        shown = run_conversation(run, self.profile, blobs)
+        trained = [m.role is Role.ASSISTANT for m in shown.messages]
+        return conversation_samples(run.id, shown, trained, self.template, self.eos_id)[-1].ids
 
-    def messages(self, name: str, messages: Sequence[Message], trained: Sequence[bool]) -> TrainSample:
-        """The sample of a text conversation (`messages_sample`)."""
-        return messages_sample(name, messages, trained, self.template, self.eos_id)
+    def messages(self, name: str, messages: Sequence[Message], trained: Sequence[bool]) -> list[TrainSample]:
+        """The samples of a text conversation (`conversation_samples`)."""
+        shown = Conversation(tuple(messages))
+        return conversation_samples(name, shown, trained, self.template, self.eos_id)
 
     def _shows(self, run: Trajectory) -> bool:
         """True if the first prompt, decoded by this vocabulary, contains the task's prompt."""
@@ -94,41 +96,50 @@ def _writes(profile: InterfaceProfile, run: Trajectory) -> bool:
         return False
 
 
-def imitation_sample(
+def imitation_samples(
     trajectory: Trajectory,
     profile: InterfaceProfile,
     template: ChatTemplate,
     eos_id: int,
     blobs: BlobStore | None = None,
-) -> TrainSample:
-    """A sample from the texts of a run: the mask is 1 on completions and their end-of-turn tokens.
+) -> list[TrainSample]:
+    """Samples from the texts of a run: the mask is 1 on completions and their end-of-turn tokens.
 
     The context is rendered turn by turn by the serving template, so that training sees what the runtime will
     show. Refused turns and redacted completions are context.
     """
-    messages = run_messages(trajectory, profile, blobs)
+    shown = run_conversation(trajectory, profile, blobs)
     turns = iter(trajectory.turns)
-    trained = [m.role is Role.ASSISTANT and _teaches(next(turns)) for m in messages]
-    return messages_sample(trajectory.id, messages, trained, template, eos_id)
+    trained = [m.role is Role.ASSISTANT and _teaches(next(turns)) for m in shown.messages]
+    return conversation_samples(trajectory.id, shown, trained, template, eos_id)
 
 
 def run_messages(
     trajectory: Trajectory, profile: InterfaceProfile, blobs: BlobStore | None = None
 ) -> list[Message]:
-    """The conversation of a run as its policy saw it under the profile that serves its task.
+    """The messages of `run_conversation`."""
+    return list(run_conversation(trajectory, profile, blobs).messages)
+
+
+def run_conversation(
+    trajectory: Trajectory, profile: InterfaceProfile, blobs: BlobStore | None = None
+) -> Conversation:
+    """The conversation of a run as its policy saw it under the profile that serves its task, without tokens.
 
     The task message lists the files of the directory in which the run began if `blobs` has it, else those of
     the task. Raises LogError if that directory belongs to the task and is damaged or missing.
     """
-    task, messages = trajectory.task, list[Message]()
+    task, started = trajectory.task, first_started(trajectory)
+    shown = Conversation(started=started)
     if not (trajectory.turns and trajectory.turns[0].messages):
         files = shown_files(trajectory, blobs) if blobs else sorted(task.files)
-        messages += first_messages(serving_profile(profile, task), task, files)
+        shown = open_conversation(serving_profile(profile, task), task, files, started)
     for turn in trajectory.turns:
-        messages += turn.messages
-        messages.append(Message(role=Role.ASSISTANT, content=text_in(turn, profile)))
-        messages += [Message(role=Role.TOOL, content=observation.text) for observation in turn.observations]
-    return messages
+        said = Message(role=Role.ASSISTANT, content=text_in(turn, profile))
+        seen = (Message(role=Role.TOOL, content=observation.text) for observation in turn.observations)
+        for message in (*turn.messages, said, *seen):
+            shown.append(message)
+    return shown
 
 
 NO_DIRECTORY = "its directory is not in the log's blob store"
@@ -139,38 +150,47 @@ def opens(run: Trajectory, blobs: BlobStore) -> bool:
     return run.task.snapshot is None or run.task.snapshot in blobs
 
 
-def messages_sample(
-    name: str, messages: Sequence[Message], trained: Sequence[bool], template: ChatTemplate, eos_id: int
-) -> TrainSample:
-    """Encode a text conversation as one sample: the mask is 1 on the trained assistant messages and their
-    end-of-turn tokens. Messages after the last trained one are left out.
+def conversation_samples(
+    name: str, shown: Conversation, trained: Sequence[bool], template: ChatTemplate, eos_id: int
+) -> list[TrainSample]:
+    """Encode a text conversation, one sample for each row: the mask is 1 on the trained assistant messages
+    and their end-of-turn tokens. Messages after the last trained one are left out, and rows without one.
 
     Raises ValueError if no message is trained, or a trained message is not the assistant's.
     """
-    if any(t and m.role is not Role.ASSISTANT for m, t in zip(messages, trained, strict=True)):
+    if any(t and m.role is not Role.ASSISTANT for m, t in zip(shown.messages, trained, strict=True)):
         raise ValueError(f"{name}: only assistant messages can be trained")
     if not any(trained):
         raise ValueError(f"{name}: no assistant message is left to train on")
     last = max(i for i, train in enumerate(trained) if train)
-    conversation = Conversation()
-    mask: list[int] = []
-    for message, train in zip(messages[: last + 1], trained, strict=False):
+    conversation = Conversation(tools=shown.tools, started=shown.started)
+    rows: list[tuple[list[int], list[int]]] = []
+    for message, train in zip(shown.messages[: last + 1], trained, strict=False):
         if message.role is not Role.ASSISTANT:
             conversation.append(message)
             continue
-        context = template.delta(conversation)
-        written = (*template.encoder.text(message.content), eos_id)
-        conversation.record(_completion(message.content, context, written))
+        row, context = template.next_row(conversation)
+        if row == len(rows):
+            rows.append(([], []))
+        before = conversation.tokens if row == conversation.row else []
+        written = template.written((*before, *context), message.content, eos_id)
+        conversation.record(_completion(message.content, row, context, written))
+        ids, mask = rows[-1]
+        ids += (*context, *written)
         mask += [0] * len(context) + [int(train)] * len(written)
+    return [_sample(name, ids, mask) for ids, mask in rows if any(mask)]
+
+
+def _sample(name: str, ids: list[int], mask: list[int]) -> TrainSample:
     zeros = (0,) * len(mask)
     return TrainSample(
-        run_id=name, ids=tuple(conversation.tokens), mask=tuple(mask), logprobs=tuple(map(float, zeros)),
+        run_id=name, ids=tuple(ids), mask=tuple(mask), logprobs=tuple(map(float, zeros)),
         versions=zeros, advantage=1.0, temperature=1.0,
     )  # fmt: skip
 
 
-def _completion(text: str, context: tuple[int, ...], written: tuple[int, ...]) -> Completion:
-    tokens = TurnTokens(context_ids=context, sampled_ids=written, logprobs=(0.0,) * len(written))
+def _completion(text: str, row: int, context: tuple[int, ...], written: tuple[int, ...]) -> Completion:
+    tokens = TurnTokens(row=row, context_ids=context, sampled_ids=written, logprobs=(0.0,) * len(written))
     return Completion(text=text, finish=Finish.STOP, tokens=tokens, sampling=Sampling(), policy_id="text")
 
 
@@ -251,7 +271,7 @@ def read_messages(path: Path, reader: RunEncoder) -> list[TrainSample]:
                 raise Refused(row.field, row.why)
             chat = validated(Chat, row)
             messages = [Message(role=m.role, content=m.content) for m in chat.messages]
-            samples.append(reader.messages(where, messages, [m.trained for m in chat.messages]))
+            samples += reader.messages(where, messages, [m.trained for m in chat.messages])
         except (Refused, PolicyError) as problem:
             raise UsageError(f"{where}: {problem}") from None
     if not samples:

@@ -145,7 +145,7 @@ def _rows(name: str, pair: PreferencePair, reader: RunEncoder, vocabulary: int) 
     names = (pair.chosen_run or f"{name} chosen", pair.rejected_run or f"{name} rejected")
     if pair.exact is None:
         sides = [
-            (_encoded(f"{name} {side}", pair.prompt, answer, reader, run),)
+            _encoded(f"{name} {side}", pair.prompt, answer, reader, run)
             for side, answer, run in zip(
                 ("chosen", "rejected"), (pair.chosen, pair.rejected), names, strict=True
             )
@@ -162,11 +162,12 @@ def _rows(name: str, pair: PreferencePair, reader: RunEncoder, vocabulary: int) 
 
 def _encoded(
     name: str, prompt: Sequence[Message], answer: Sequence[Message], reader: RunEncoder, run: str
-) -> TrainSample:
+) -> tuple[TrainSample, ...]:
     # assistant messages in the prompt are context
     trained = [False] * len(prompt) + [m.role is Role.ASSISTANT for m in answer]
     try:
-        return replace(reader.messages(name, (*prompt, *answer), trained), run_id=run)
+        rows = reader.messages(name, (*prompt, *answer), trained)
+        return tuple(replace(row, run_id=run) for row in rows)
     except PolicyError as problem:
         raise UsageError(f"{name}: {problem}") from None
 

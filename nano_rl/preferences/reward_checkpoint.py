@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from nano_coder import __version__ as runtime_version
-from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.agent.profiles import find_profile
-from nano_coder.models.opening import OpenedWeights
+from nano_coder.models.opening import OpenedWeights, bound_template
 from nano_coder.models.weights import place, quiet_transformers
 from nano_rl.imitation.rows import RunEncoder
 from nano_rl.learn.config import Config
@@ -142,9 +141,10 @@ def open_reward_model(name: str) -> SavedRewardModel | None:
     model = ScalarModel(classifier.to(place("auto")), bias=False)
     with torch.no_grad():
         model.head.weight.copy_(classifier.score.weight)
-    template = ChatTemplate((folder / "chat_template.jinja").read_text(encoding="utf-8"), tokenizer)
+    profile = find_profile(manifest.profile)
+    own = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     reader = RunEncoder(
-        profile=find_profile(manifest.profile), template=template, eos_id=tokenizer.eos_token_id
+        profile=profile, template=bound_template(profile, tokenizer, own), eos_id=tokenizer.eos_token_id
     )
     limit = int(classifier.config.max_position_embeddings)
     return SavedRewardModel(manifest.name, model.requires_grad_(False), reader, context_limit=limit)

@@ -18,10 +18,18 @@ class Conversation:
     decoded and encoded again.
     """
 
-    def __init__(self, messages: tuple[Message, ...] = (), *, tools: tuple[ToolSpec, ...] = ()) -> None:
-        """`tools` are those whose schemas the policy is sent, besides what the messages describe."""
+    def __init__(
+        self,
+        messages: tuple[Message, ...] = (),
+        *,
+        tools: tuple[ToolSpec, ...] = (),
+        started: float | None = None,
+    ) -> None:
+        """`tools` are those that the chat template shows, and `started` (unix seconds) is the date that it
+        writes; None is today."""
         self._messages: list[Message] = list(messages)
         self.tools = tools
+        self.started = started
         self.deadline: float | None = None
         """when the next completion must be there, on the monotonic clock"""
         self.on_text: Callable[[str], None] | None = None
@@ -29,6 +37,8 @@ class Conversation:
         self.tokens: list[int] = []
         self.rendered = 0
         self.row = 0
+        self.row_start = len(messages)
+        """number of messages before the first turn that was sampled in the current row"""
         self.waited = 0.0
         """seconds that its completions waited for other conversations of a batch"""
 
@@ -56,6 +66,8 @@ class Conversation:
         if tokens.row != self.row:
             self.tokens = []
             self.row = tokens.row
+        if not self.tokens:
+            self.row_start = len(self._messages)
         self.tokens.extend(tokens.context_ids)
         self.tokens.extend(tokens.sampled_ids)
 

@@ -86,7 +86,7 @@ def test_a_reward_model_scores_a_run_under_them(task: Task, within: Runtime, tmp
     model = scalar_model(opened.loaded.model, lora_rank=0, seed=0, bias=False)
     torch.nn.init.ones_(model.head.weight)
     reader = reader_of(opened)
-    shown = reader.messages(
+    (shown,) = reader.messages(
         "shown", [*policy.opening, Message(role=Role.ASSISTANT, content="@submit")], [False, False, True]
     )
     judge = SavedRewardModel("judge", model, reader, context_limit=4096)

@@ -122,7 +122,7 @@ def likes(model: str, good: str, bad: str) -> float:
     prompt = Message(role=Role.USER, content=QUESTION)
     scores = []
     for text in (good, bad):
-        row = reader.messages("row", [prompt, Message(role=Role.ASSISTANT, content=text)], [False, True])
+        (row,) = reader.messages("row", [prompt, Message(role=Role.ASSISTANT, content=text)], [False, True])
         (batch,) = make_batches([row], max_tokens=10_000)
         scores.append(token_logprobs(opened.loaded.model, batch).sum().item())
     return scores[0] - scores[1]
@@ -325,7 +325,7 @@ def test_messages_of_weight_0_are_shown_and_not_trained(tiny: Path) -> None:
             (Role.USER, "now"),
         ]
     ]  # fmt: skip
-    row = reader.messages("row", talk, [False, False, False, True, False])
+    (row,) = reader.messages("row", talk, [False, False, False, True, False])
     trained = [i for i, m in zip(row.ids, row.mask, strict=True) if m]
     assert trained == [*reader.template.encoder.text("please"), reader.eos_id]
     # the whole row is what the template writes of the same conversation, up to the last trained token

@@ -19,7 +19,7 @@ from nano_rl.config.training import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect, execute
 from nano_rl.gather.sources import Sources
 from nano_rl.imitation.demonstrations import admit
-from nano_rl.imitation.rows import imitation_sample
+from nano_rl.imitation.rows import imitation_samples
 from nano_rl.imitation.sft import train_sft
 from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.metrics import read_metrics
@@ -200,7 +200,9 @@ def test_imitation_lowers_the_loss_and_the_checkpoint_serves(
     opened = open_weights(str(tiny))
     template = local_policy(opened.loaded, opened.profile).template
     samples = [
-        imitation_sample(r, opened.profile, template, opened.loaded.tokenizer.eos_token_id) for r in oracles
+        row
+        for run in oracles
+        for row in imitation_samples(run, opened.profile, template, opened.loaded.tokenizer.eos_token_id)
     ]
     config = SftConfig(
         epochs=30, batch=6, lora_rank=8, optimizer=OptimizerConfig(learning_rate=2e-2, schedule="linear")

@@ -15,9 +15,13 @@ class Parsed:
     """A parsed completion: its calls, or what was wrong with it."""
 
     thought: str = ""
+    """text besides the calls and the reasoning"""
+    reasoning: str = ""
+    """text inside the model's reasoning tags or channel"""
     calls: tuple[ToolCall, ...] = ()
     error: str | None = None
     repairs: tuple[str, ...] = ()
+    """repairs that the parser made, by name"""
     prose: bool = False
     """True if the completion contains nothing that looks like a call"""
 

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from nano_coder.agent.dialects.api import Api
-from nano_coder.agent.initial_messages import function_schema
+from nano_coder.agent.native_template import function_schema
 from nano_coder.models.endpoint.exchange import RefusedRequest
 from nano_shared import ContextFull, Conversation, Message, Role, Sampling
 from nano_shared.types import ApiAnswer, ApiCall

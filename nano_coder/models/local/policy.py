@@ -82,8 +82,8 @@ class LocalPolicy:
         """
         from nano_coder.models.local.row import GenerationRequest
 
-        delta = self.template.delta(conversation)
-        row = (*conversation.tokens, *delta)
+        number, delta = self.template.next_row(conversation)
+        row = (*conversation.tokens, *delta) if number == conversation.row else delta
         room = self.context_limit - len(row)
         if room < 1:
             raise ContextFull(
@@ -98,7 +98,7 @@ class LocalPolicy:
             text=self._text(sampled),
             finish=sampled.finish,
             tokens=TurnTokens(
-                row=conversation.row,
+                row=number,
                 context_ids=delta,
                 sampled_ids=sampled.ids,
                 logprobs=sampled.logprobs,

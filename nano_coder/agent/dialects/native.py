@@ -1,0 +1,401 @@
+"""The dialects of open model families, one table: how each marks, separates and writes its tool calls.
+
+Parsing works on text: the ids of control tokens were decoded to their spelling before. Reasoning is split off
+first, so that a tag mentioned in it is no call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from nano_coder.agent.dialects.dialect import Parsed, find_tool
+from nano_coder.agent.dialects.hermes import HERMES
+from nano_coder.agent.dialects.lenient import (
+    arguments_of,
+    call_of,
+    python_call,
+    read_json,
+    read_python_calls,
+    typed,
+)
+from nano_coder.agent.dialects.stream import settled
+from nano_shared.types import ToolCall, ToolSpec
+
+Frame = tuple[list[ToolCall], int]
+"""the calls between two tags, and where they end in the text"""
+_THINK = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+_FENCED = re.compile(r"```(?:json|tool_call|tool_code|xml|python)?[ \t]*\n(.*?)```", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Native:
+    """One family's dialect. Text before the first `open` is the thought."""
+
+    name: str
+    howto: str
+    """how a call is written, for templates that do not say it"""
+    open: str
+    """written before each frame; without tags, empty"""
+    close: str
+    starts: re.Pattern[str]
+    """matches what comes before the body of a frame"""
+    read: Callable[[str, int, Sequence[ToolSpec], list[str]], Frame]
+    """reads one frame from the index after its start. Raises ValueError"""
+    write: Callable[[Sequence[ToolCall], Sequence[ToolSpec]], Iterator[str]]
+    """writes the bodies of the frames of several calls"""
+    section: tuple[str, str] = ("", "")
+    """tags around all frames"""
+    lead: str = "\n"
+    """written between thought and first call"""
+    between: str = "\n"
+    """written between frames"""
+    markers: tuple[str, ...] = ()
+    """texts with which a call may begin; empty where only a pattern tells"""
+    prompt_reasons: bool = True
+    """whether a prompt may end inside reasoning, so that a completion can close what it did not open"""
+
+    def parse(self, text: str, tools: Sequence[ToolSpec]) -> Parsed:
+        reasoning, rest = self.reasoning(text, tools)
+        first = self.starts.search(rest)
+        if first is None:
+            return self._fenced(reasoning, rest, tools)
+        thought = rest[: first.start()].removesuffix(self.lead)
+        repairs: list[str] = []
+        calls: list[ToolCall] = []
+        frame: re.Match[str] | None = first
+        end = first.end()
+        while frame is not None:
+            try:
+                found, end = self.read(rest, frame.end(), tools, repairs)
+            except ValueError as problem:
+                error = f"{problem}; write {self.howto}"
+                return Parsed(thought=thought, reasoning=reasoning, error=error)
+            calls += found
+            end = self._closed(rest, end, repairs)
+            frame = self.starts.search(rest, end)
+            if rest[end : frame.start() if frame else len(rest)].replace(self.section[1], "").strip(" \n;"):
+                repairs.append("text_after_call")
+        return Parsed(
+            thought=thought, reasoning=reasoning, calls=tuple(calls), repairs=tuple(dict.fromkeys(repairs))
+        )
+
+    def render(self, thought: str, calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) -> str:
+        if self.starts.search(thought) or any(tag in thought for pair in _THINK for tag in pair):
+            raise ValueError("a thought cannot hold what looks like a call or a reasoning tag")
+        if not calls:
+            return thought
+        frames = (f"{self.open}{body}{self.close}" for body in self.write(calls, tools))
+        text = self.section[0] + self.between.join(frames) + self.section[1]
+        return f"{thought}{self.lead}{text}" if thought else text
+
+    def describe(self, tools: Sequence[ToolSpec]) -> str:
+        return HERMES.describe(tools)
+
+    def call_id(self, name: str, number: int) -> str:
+        """The id of the `number`-th call of a conversation, in a form that the family's template takes."""
+        return f"functions.{name}:{number}" if self.name == "kimi" else f"call{number:05d}"
+
+    def reasoning(self, text: str, tools: Sequence[ToolSpec]) -> tuple[str, str]:
+        """The reasoning, and the text after it. A prompt may have opened the reasoning."""
+        for opened, closed in _THINK:
+            begins = text.lstrip().startswith(opened)
+            at = text.find(closed)
+            if at < 0 and begins:
+                return text.lstrip()[len(opened) :].strip("\n"), ""
+            if at >= 0 and (begins or (self.prompt_reasons and not self._inside_call(text, at, tools))):
+                return text[:at].lstrip().removeprefix(opened).strip("\n"), text[at + len(closed) :].lstrip(
+                    "\n"
+                )
+        return "", text
+
+    def visible(self, text: str, tools: Sequence[ToolSpec]) -> Parsed:
+        """Reasoning and thought of a text that may go on, as far as no continuation changes them."""
+        start = text.lstrip()
+        opened = next((pair for pair in _THINK if start.startswith(pair[0])), None)
+        if opened is not None and opened[1] not in start:
+            body = settled(start.removeprefix(opened[0]), [opened[1]])
+            return Parsed(reasoning=body.strip("\n"))
+        reasoning, rest = self.reasoning(text, tools) if opened else ("", text)
+        unsure = self.prompt_reasons and not opened
+        if unsure or not self.markers or any(pair[0].startswith(start) for pair in _THINK):
+            return Parsed(reasoning=reasoning)
+        if rest.lstrip()[:1] in ("", "{"):  # perhaps a call without its tags
+            return Parsed(reasoning=reasoning)
+        marks = [before + mark for before in ("", self.lead) for mark in self.markers]
+        return Parsed(reasoning=reasoning, thought=settled(rest, [*marks, "```", "\n```"]))
+
+    def _inside_call(self, text: str, at: int, tools: Sequence[ToolSpec]) -> bool:
+        """True if the place lies in an argument of a call."""
+        end = 0
+        while frame := self.starts.search(text, end, at):
+            try:
+                _, end = self.read(text, frame.end(), tools, [])
+            except ValueError:
+                return False
+            if end > at:
+                return True
+        return False
+
+    def _closed(self, text: str, end: int, repairs: list[str]) -> int:
+        """The index after the closing tag. A missing one is noted."""
+        tag = self.close.strip()
+        after = end + len(text[end:]) - len(text[end:].lstrip())
+        if tag and text.startswith(tag, after):
+            return after + len(tag)
+        if tag:
+            repairs.append("closed_tag")
+        return end
+
+    def _fenced(self, reasoning: str, text: str, tools: Sequence[ToolSpec]) -> Parsed:
+        """A call without its tags, alone or in a fenced block; else the text is prose."""
+        fenced = _FENCED.search(text)
+        names = {tool.name for tool in tools}
+        for body, repair, start in (
+            *([(fenced[1], "fenced_block", fenced.start())] if fenced else []),
+            (text, "missing_tags", 0),
+        ):
+            repairs = [repair]
+            try:
+                call = call_of(read_json(body, 0, repairs)[0], "arguments", repairs)
+            except ValueError:
+                continue
+            if call.name in names:
+                thought = text[:start].removesuffix("\n")
+                return Parsed(thought=thought, reasoning=reasoning, calls=(call,), repairs=tuple(repairs))
+        error = f"no tool call found; write {self.howto}"
+        return Parsed(thought=text, reasoning=reasoning, error=error, prose=bool(text.strip()))
+
+
+def _json_frame(key: str) -> Callable[[str, int, Sequence[ToolSpec], list[str]], Frame]:
+    """Reads an object, or a list of objects, with `name` and `key`."""
+
+    def read(text: str, start: int, tools: Sequence[ToolSpec], repairs: list[str]) -> Frame:
+        value, end = read_json(text, start, repairs)
+        values = value if isinstance(value, list) else [value]
+        return [call_of(value, key, repairs) for value in values], end
+
+    return read
+
+
+def _named_frame(name: str, separator: str, after: str = "") -> Callable[..., Frame]:
+    """Reads a name by pattern, a separator by pattern, and JSON arguments."""
+    head = re.compile(rf"\s*(?:{name})(?:{separator})")
+
+    def read(text: str, start: int, tools: Sequence[ToolSpec], repairs: list[str]) -> Frame:
+        found = head.match(text, start)
+        if found is None:
+            raise ValueError("the tool call does not name its function")
+        value, end = read_json(text, found.end(), repairs)
+        if after and (tail := re.compile(after).match(text, end)):
+            end = tail.end()
+        return [ToolCall(name=found["name"], arguments=arguments_of(value, repairs))], end
+
+    return read
+
+
+def _python_frame(text: str, start: int, tools: Sequence[ToolSpec], repairs: list[str]) -> Frame:
+    calls, end = read_python_calls(text, start, tools, repairs)
+    tag = re.compile(r"\s*<\|(?:python_end|tool_call_end)\|>").match(text, end)
+    return calls, tag.end() if tag else end
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _one_each(form: Callable[[int, ToolCall], str]) -> Callable[..., Iterator[str]]:
+    def write(calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) -> Iterator[str]:
+        return (form(number, call) for number, call in enumerate(calls))
+
+    return write
+
+
+def _all_in_one(form: Callable[[Sequence[ToolCall]], str]) -> Callable[..., Iterator[str]]:
+    def write(calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) -> Iterator[str]:
+        yield form(calls)
+
+    return write
+
+
+def _object(key: str) -> Callable[[int, ToolCall], str]:
+    return lambda _, call: _dumps({"name": call.name, key: call.arguments})
+
+
+def _list(calls: Sequence[ToolCall]) -> str:
+    return _dumps([{"name": call.name, "arguments": call.arguments} for call in calls])
+
+
+_XML_NAME = re.compile(r"\s*<function=([^>\n]+)>")
+_XML_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_GLM_NAME = re.compile(r"\s*([^\s<]+)")
+_GLM_PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+
+
+def _xml_frame(name: re.Pattern[str], pair: re.Pattern[str], end_tag: str) -> Callable[..., Frame]:
+    """Reads a name, then pairs of key and unquoted value."""
+
+    def read(text: str, start: int, tools: Sequence[ToolSpec], repairs: list[str]) -> Frame:
+        found = name.match(text, start)
+        if found is None:
+            raise ValueError("the tool call does not name its function")
+        spec, end = find_tool(found[1].strip(), tools), found.end()
+        arguments = {}
+        while one := pair.match(text, end):
+            arguments[one[1].strip()] = typed(one[2], one[1].strip(), spec)
+            end = one.end()
+        if end_tag:
+            after = re.compile(rf"\s*{end_tag}").match(text, end)
+            if after is None:
+                repairs.append("closed_tag")
+            else:
+                end = after.end()
+        return [ToolCall(name=found[1].strip(), arguments=arguments)], end
+
+    return read
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else _dumps(value)
+
+
+def _xml_call(_: int, call: ToolCall) -> str:
+    _refuse(call, "</parameter>")
+    pairs = (f"<parameter={k}>\n{_plain(v)}\n</parameter>\n" for k, v in call.arguments.items())
+    return f"<function={call.name}>\n{''.join(pairs)}</function>"
+
+
+def _glm_call(_: int, call: ToolCall) -> str:
+    _refuse(call, "</arg_value>")
+    pairs = (
+        f"<arg_key>{k}</arg_key>\n<arg_value>{_plain(v)}</arg_value>\n" for k, v in call.arguments.items()
+    )
+    return f"{call.name}\n{''.join(pairs)}"
+
+
+def _refuse(call: ToolCall, tag: str) -> None:
+    if any(tag in _plain(value) for value in call.arguments.values()):
+        raise ValueError(f"an argument that holds {tag} cannot be written")
+
+
+def _tag(*texts: str) -> re.Pattern[str]:
+    return re.compile("|".join(re.escape(text) for text in texts))
+
+
+_NAME = r"(?P<name>[^\s<\[{(]+)"
+_DEEPSEEK_BEGIN, _DEEPSEEK_SEP = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
+
+HERMES_JSON = Native(
+    name="hermes-json",
+    howto='<tool_call>{"name": "...", "arguments": {...}}</tool_call>',
+    open="<tool_call>\n", close="\n</tool_call>", starts=_tag("<tool_call>"), markers=("<tool_call>",),
+    read=_json_frame("arguments"),
+    write=_one_each(_object("arguments")),
+)  # fmt: skip
+QWEN_CODER = replace(
+    HERMES_JSON,
+    name="qwen-coder",
+    howto="<tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>",
+    read=_xml_frame(_XML_NAME, _XML_PARAMETER, "</function>"),
+    write=_one_each(_xml_call),
+)
+GLM = replace(
+    HERMES_JSON,
+    name="glm",
+    howto="<tool_call>NAME <arg_key>KEY</arg_key><arg_value>value</arg_value></tool_call>",
+    open="<tool_call>",
+    close="</tool_call>",
+    read=_xml_frame(_GLM_NAME, _GLM_PAIR, ""),
+    write=_one_each(_glm_call),
+)
+GLM_4 = Native(
+    name="glm-4",
+    howto="the function's name on a line, then its arguments as a JSON object",
+    open="", close="", starts=re.compile(r"(?m)^(?=[A-Za-z_][\w.-]*\n\s*\{)"),
+    read=_named_frame(_NAME, r"\n\s*(?=\{)"),
+    write=_one_each(lambda _, call: f"{call.name}\n{_dumps(call.arguments)}"),
+)  # fmt: skip
+LLAMA_3 = Native(
+    name="llama-3",
+    howto='{"name": "...", "parameters": {...}}',
+    open="", close="", between="; ",
+    starts=re.compile(
+        r"(?:(?m:^)|(?<=;))[ \t]*(?:<\|python_tag\|>\s*)?"
+        r'(?=\{\s*"(?:name|type|function|parameters)"\s*:)'
+    ),
+    read=_json_frame("parameters"),
+    write=_one_each(_object("parameters")),
+)  # fmt: skip
+PYTHONIC = Native(
+    name="pythonic",
+    howto='[NAME(KEY="value")]',
+    open="", close="",
+    starts=re.compile(r"(?m)^(?:<\|python_start\|>|<\|tool_call_start\|>)?(?=\[\s*[A-Za-z_][\w.]*\()"),
+    read=_python_frame,
+    write=_all_in_one(lambda calls: f"[{', '.join(map(python_call, calls))}]"),
+)  # fmt: skip
+GEMMA = Native(
+    name="gemma",
+    howto='```tool_code\nNAME(KEY="value")\n```',
+    open="```tool_code\n", close="\n```", starts=_tag("```tool_code\n"),
+    read=read_python_calls,
+    write=_one_each(lambda _, call: python_call(call)),
+    markers=("```tool_code\n",),
+)  # fmt: skip
+MISTRAL = Native(
+    name="mistral",
+    howto='[TOOL_CALLS] [{"name": "...", "arguments": {...}}]',
+    open="[TOOL_CALLS]", close="", starts=_tag("[TOOL_CALLS]"), lead="", markers=("[TOOL_CALLS]",),
+    read=_json_frame("arguments"),
+    write=_all_in_one(lambda calls: " " + _list(calls)),
+)  # fmt: skip
+MISTRAL_ARGS = replace(
+    MISTRAL,
+    name="mistral-args",
+    howto="[TOOL_CALLS]NAME[ARGS]{...}",
+    between="",
+    read=_named_frame(_NAME, r"(?:\[CALL_ID\][^\[]*)?\[ARGS\]"),
+    write=_one_each(lambda _, call: f"{call.name}[ARGS]{_dumps(call.arguments)}"),
+)
+PHI = replace(
+    MISTRAL,
+    name="phi",
+    howto='<|tool_call|>[{"name": "...", "arguments": {...}}]<|/tool_call|>',
+    open="<|tool_call|>", close="<|/tool_call|>", starts=_tag("<|tool_call|>"), markers=("<|tool_call|>",),
+    write=_all_in_one(_list),
+)  # fmt: skip
+DEEPSEEK = Native(
+    name="deepseek",
+    howto=f"{_DEEPSEEK_BEGIN}NAME{_DEEPSEEK_SEP}{{...}}<｜tool▁call▁end｜>",
+    section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    open=_DEEPSEEK_BEGIN, close="<｜tool▁call▁end｜>", lead="", between="",
+    starts=re.compile(f"(?:<｜tool▁calls▁begin｜>)?\\s*{_DEEPSEEK_BEGIN}"),
+    markers=("<｜tool▁calls▁begin｜>", _DEEPSEEK_BEGIN),
+    read=_named_frame(
+        rf"(?:function{_DEEPSEEK_SEP})?(?P<name>[^\s<{{]+)", rf"(?:{_DEEPSEEK_SEP}|\s*```json\s*)+", r"\s*```"
+    ),
+    write=_one_each(lambda _, call: f"{call.name}{_DEEPSEEK_SEP}{_dumps(call.arguments)}"),
+)  # fmt: skip
+DEEPSEEK_3 = replace(
+    DEEPSEEK,
+    name="deepseek-3",
+    howto=f"{_DEEPSEEK_BEGIN}function{_DEEPSEEK_SEP}NAME and the arguments in a ```json block",
+    between="\n",
+    write=_one_each(
+        lambda _, call: f"function{_DEEPSEEK_SEP}{call.name}\n```json\n{_dumps(call.arguments)}\n```"
+    ),
+)
+KIMI = Native(
+    name="kimi",
+    howto="<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>",
+    section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    open="<|tool_call_begin|>", close="<|tool_call_end|>", lead="", between="",
+    starts=re.compile(r"(?:<\|tool_calls_section_begin\|>)?\s*<\|tool_call_begin\|>"),
+    markers=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+    read=_named_frame(r"(?:functions\.)?(?P<name>[^\s<:]+)(?::\d+)?", r"\s*<\|tool_call_argument_begin\|>"),
+    write=_one_each(
+        lambda n, call: f"functions.{call.name}:{n}<|tool_call_argument_begin|>{_dumps(call.arguments)}"
+    ),
+)  # fmt: skip
