@@ -136,7 +136,7 @@ def make_models(folder: Path) -> dict[str, Path]:
     import sysconfig
 
     from nano_coder.models.weights import BASE, load_policy
-    from nano_rl.tiny import build_tiny
+    from nano_rl.tiny_model import build_tiny
 
     library = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:120]
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in library]

@@ -30,7 +30,7 @@ from nano_rl.learn.credit.advantage import credit_group
 from nano_rl.learn.model.learner import Learner, prepare
 from nano_rl.learn.rows.group import form_groups, group_metrics
 from nano_rl.learn.update import Updater
-from nano_shared.allocator import return_freed_memory
+from nano_shared.malloc import return_freed_memory
 from nano_shared.policy import Conversation
 from nano_shared.types import (
     Limits,

@@ -272,7 +272,7 @@ def one_trajectory() -> dict[str, set[str]]:
     from nano_rl.learn.model.learner import prepare
     from nano_rl.learn.update import Updater
     from nano_rl.tasks.make import make_tasks
-    from nano_rl.tiny import build_tiny
+    from nano_rl.tiny_model import build_tiny
     from nano_rl.train import train
     from nano_shared.store import LogStore
     from nano_shared.types import Sampling, Split

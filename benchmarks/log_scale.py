@@ -43,12 +43,12 @@ TEXTS = ("@read_file path=sums.py", "@edit_file path=sums.py line=2\n    return 
 
 def pool(folder: Path, count: int = 50) -> list[Trajectory]:
     """Runs whose tokens are a tiny model's, with the log-probs that it gives them."""
-    from nano_coder.agent.dialects import DIALECTS
+    from nano_coder.agent.dialects.registry import DIALECTS
     from nano_coder.agent.loop import observation_messages
     from nano_coder.agent.profiles import COMPACT_1
     from nano_coder.agent.prompt import first_messages
     from nano_coder.models.opening import local_policy, open_weights
-    from nano_rl.tiny import build_tiny
+    from nano_rl.tiny_model import build_tiny
     from nano_shared.policy import Conversation
     from nano_shared.types import (
         Completion,
@@ -147,7 +147,7 @@ COLUMNS = """
 import json, sys
 from nano_rl.logs.admission import TargetPolicy
 from nano_rl.logs.survey import LogSurvey
-from nano_shared.fact_rows import RunFilter
+from nano_shared.run_fact_rows import RunFilter
 from nano_shared.store import LogStore
 report = LogSurvey(
     store=LogStore.open(sys.argv[1]), chosen=RunFilter(), target=TargetPolicy(), fresh=12

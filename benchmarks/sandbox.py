@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nano_coder.sandbox import open_sandbox
+from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.namespaces import NsSandbox
 from nano_shared.types import Limits
 

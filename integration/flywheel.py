@@ -41,7 +41,7 @@ from nano_rl.learn.config import Config, GuardConfig, OptimizerConfig
 from nano_rl.learn.model.learner import prepare
 from nano_rl.tasks.make import draw_tasks, make_tasks
 from nano_rl.tasks.oracle import ORACLE, oracle_policy
-from nano_rl.tiny import build_tiny
+from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task, Trajectory

@@ -43,7 +43,7 @@ from nano_rl.logs.used_runs import USED, read_used
 from nano_rl.resume.states import STATES
 from nano_rl.rewards import Reward
 from nano_rl.tasks.make import make_tasks
-from nano_rl.tiny import build_tiny
+from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_shared.errors import NanoError
 from nano_shared.store import LogStore

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from nano_coder.agent.dialects import DIALECTS
+from nano_coder.agent.dialects.registry import DIALECTS
 from nano_coder.agent.profiles import serving_profile
 from nano_coder.agent.prompt import offered_tools
 from nano_coder.models.opening import open_policy, open_renderer
@@ -32,7 +32,7 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.gather.rollouts import collect
 from nano_rl.tasks.make import make_tasks
 from nano_rl.tasks.suite import find_suite
-from nano_rl.tiny import build_tiny
+from nano_rl.tiny_model import build_tiny
 from nano_shared.profile import InterfaceProfile
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task, ToolCall, Trajectory

@@ -56,7 +56,7 @@ from nano_rl.preferences.pairs import PairRows, pair_rows, read_pairs, write_pai
 from nano_rl.preferences.reward_checkpoint import open_reward_model, save_reward_model
 from nano_rl.preferences.reward_model import held_out, measure, train_reward_model
 from nano_rl.rewards import open_reward, parse_reward
-from nano_rl.tiny import build_tiny
+from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_shared.checkpoint import read_checkpoint
 from nano_shared.feedback import Feedback, FeedbackKind

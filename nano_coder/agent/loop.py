@@ -7,11 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from nano_coder.agent.dialects import DIALECTS, Api, Parsed
+from nano_coder.agent.dialects.api import Api
+from nano_coder.agent.dialects.dialect import Parsed
+from nano_coder.agent.dialects.registry import DIALECTS
 from nano_coder.agent.observation import limits_met, shorten
 from nano_coder.agent.workspace import Workspace
-from nano_coder.tools import TOOLS, ToolContext, ToolFailure, ToolResult
+from nano_coder.tools.registry import TOOLS
 from nano_coder.tools.submit import submit
+from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult
 from nano_shared.hashing import content_hash
 from nano_shared.policy import Conversation, Policy
 from nano_shared.profile import InterfaceProfile

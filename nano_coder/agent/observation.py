@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nano_coder.sandbox import ExecResult
+from nano_coder.sandbox.protocol import ExecResult
 from nano_shared.profile import ObservationFormat
 from nano_shared.types import Limits
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from functools import cache
 
 from nano_coder.agent.chat_template import CHATML
-from nano_coder.agent.dialects import DIALECTS
-from nano_coder.tools import TOOLS
+from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.tools.registry import TOOLS
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import Extensions, is_file_reference
 from nano_shared.profile import InterfaceProfile, ObservationFormat

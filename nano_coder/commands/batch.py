@@ -17,8 +17,8 @@ from typing import IO, Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
-from nano_coder.sandbox import ExecResult, Jail, Sandbox
 from nano_coder.sandbox.namespaces import NsSandbox
+from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_coder.sandbox.request import TERABYTE_MB, WEEK_S
 from nano_coder.sandbox.stateful_session import Session, SessionKind
 from nano_shared.errors import NanoError, SandboxError, UsageError

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
-from nano_coder.sandbox import open_sandbox
+from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.doctor import EscapeFinding, examine
 from nano_shared.command_line import JsonOption
 from nano_shared.console import Console

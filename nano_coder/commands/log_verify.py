@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from nano_coder.commands.options import Log, ToolOption, open_log
-from nano_coder.tools import TOOLS
+from nano_coder.tools.registry import TOOLS
 from nano_coder.verify.trainable import RunFinding, findings
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
-from nano_shared.fact_rows import RunFilter
-from nano_shared.facts import RunFacts
 from nano_shared.printable import printable
+from nano_shared.run_fact_rows import RunFilter
+from nano_shared.run_facts import RunFacts
 from nano_shared.store import LogStore
 
 if TYPE_CHECKING:

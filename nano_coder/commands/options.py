@@ -123,9 +123,9 @@ def open_runtime(
     from nano_coder.models.opening import open_policy
     from nano_coder.run.execution import Runtime
     from nano_coder.run.redacting_log import redacting_store
-    from nano_coder.sandbox import open_sandbox
+    from nano_coder.sandbox.backend import open_sandbox
     from nano_coder.sandbox.proxy import allowed_hosts
-    from nano_coder.tools import TOOLS
+    from nano_coder.tools.registry import TOOLS
     from nano_shared.types import Sampling
 
     sandbox = open_sandbox(config.sandbox, python=config.python or _project_python(directory))
@@ -151,7 +151,7 @@ def open_runtime(
 
 def as_logged(config: AgentConfig, run: Trajectory) -> AgentConfig:
     """The configuration to go on with a run of a hosted model: under the run's profile, unless one is set."""
-    from nano_coder.models.opener import find_opener
+    from nano_coder.models.registry import find_opener
 
     if config.profile is not None or find_opener(config.model or run.policy) is None:
         return config

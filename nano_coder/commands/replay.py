@@ -22,7 +22,7 @@ from rich.text import Text
 
 from nano_coder.commands.display import outcome
 from nano_coder.commands.options import Log, ToolOption, open_log
-from nano_coder.tools import TOOLS
+from nano_coder.tools.registry import TOOLS
 from nano_shared.command_line import JsonOption
 from nano_shared.console import Console
 from nano_shared.types import Turn
@@ -174,7 +174,7 @@ def _view(runs: Iterable[Trajectory], step: int | None, as_json: bool) -> int:
 
 def _execute(runs: Iterable[Trajectory], store: LogStore, sandbox: str | None, as_json: bool) -> int:
     from nano_coder.run.replay import execute
-    from nano_coder.sandbox import open_sandbox
+    from nano_coder.sandbox.backend import open_sandbox
 
     jail = open_sandbox(sandbox or "ns")
     results = []

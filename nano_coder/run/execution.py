@@ -16,15 +16,14 @@ from nano_coder.agent.loop import Agent, spill_path
 from nano_coder.agent.profiles import COMPACT_1, continuing_profile, serving_profile
 from nano_coder.agent.prompt import first_started, offered_tools, open_conversation
 from nano_coder.agent.workspace import Workspace
-from nano_coder.grading import grade_trajectory
 from nano_coder.grading.graders import by_grader, find_grader
+from nano_coder.grading.submission import grade_trajectory
 from nano_coder.run.foreign_agent import ForeignAgent, run_foreign_agent
 from nano_coder.run.git_history import GitHistory, open_with
 from nano_coder.run.reflection import can_reflect, with_reflection
-from nano_coder.sandbox import Jail, Sandbox
-from nano_coder.sandbox.protocol import LazyJail, connected
+from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, connected
 from nano_coder.sandbox.proxy import allowed_hosts, covers
-from nano_coder.tools import ToolContext
+from nano_coder.tools.tool import ToolContext
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import (

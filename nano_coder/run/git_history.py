@@ -16,8 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from nano_coder.sandbox import Jail, Sandbox
-from nano_coder.sandbox.protocol import SupportsMounts
+from nano_coder.sandbox.protocol import Jail, Sandbox, SupportsMounts
 from nano_shared.durable import NotReadable, read_regular
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.printable import printable

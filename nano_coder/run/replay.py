@@ -15,9 +15,8 @@ from nano_coder.agent.workspace import Workspace
 from nano_coder.grading.command_run import workspace_jail
 from nano_coder.models.replayed import Prompt, PromptRenderer, ReplayedPolicy
 from nano_coder.run.replay_differences import Cause, Drift, cause_of, excerpts, explained
-from nano_coder.sandbox import Jail, Sandbox
-from nano_coder.sandbox.protocol import LazyJail
-from nano_coder.tools import ToolContext
+from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox
+from nano_coder.tools.tool import ToolContext
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, MemoryBlobs
 from nano_shared.errors import SandboxError, UsageError

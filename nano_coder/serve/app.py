@@ -274,14 +274,12 @@ class Server:
         queue: asyncio.Queue[tuple[Any, ...] | None] = asyncio.Queue()
         here = threading.Event()
         here.set()
-        # with tools a text may turn out to be a call: it is shown when it is known what it is
-        live = not asked.tools
 
         def on_text(*given: Any) -> None:
             loop.call_soon_threadsafe(queue.put_nowait, given)
 
         def sample() -> ModelAnswer:
-            return self._sample(asked, session, on_text if live else None, here)
+            return self._sample(asked, session, on_text, here)
 
         job = loop.run_in_executor(self._pool, sample)
         job.add_done_callback(lambda _: queue.put_nowait(None))
@@ -290,8 +288,10 @@ class Server:
             try:
                 for line in first():
                     yield line
+                said = ""
                 while (given := await queue.get()) is not None:
                     if given[0]:
+                        said += given[0]
                         for line in text(*given):
                             yield line
                 try:
@@ -299,8 +299,8 @@ class Server:
                 except (NanoError, BadRequest) as problem:
                     yield f"event: error\n{_data(error(_sentence(problem), _status(problem)[1]))}"
                     return
-                if not live and answer.text:
-                    for line in text(answer.text, (), ()):
+                if (rest := answer.text[len(said) :]) and answer.text.startswith(said):
+                    for line in text(rest, (), ()):
                         yield line
                 for line in end(answer):
                     yield line

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from nano_coder import __version__
-from nano_coder.agent.dialects import DIALECTS
 from nano_coder.agent.dialects.dialect import Parsed
+from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.stream import StreamParser
 from nano_coder.agent.loop import turn_seed
 from nano_coder.agent.native_template import function_schema
 from nano_coder.agent.profiles import describing
@@ -264,7 +265,7 @@ class Conversations:
         for message in messages:
             conversation.append(message)
         before = tuple(conversation.tokens)
-        completion = self._complete(model.policy, conversation, request, held.owner, on_text)
+        completion = self._complete(model, conversation, request, held.owner, on_text)
         parsed = _parsed(completion, request.tools, model.profile)
         turn = Turn(
             index=len(run.turns),
@@ -308,9 +309,12 @@ class Conversations:
         return answer
 
     def _complete(
-        self, policy: Policy, conversation: Conversation, request: ModelRequest, owner: int,
+        self, model: ServedModel, conversation: Conversation, request: ModelRequest, owner: int,
         on_text: OnText | None,
     ) -> Completion:  # fmt: skip
+        policy = model.policy
+        if on_text and request.tools:
+            on_text = _besides_calls(on_text, request.tools, model.profile)
         if not isinstance(policy, LocalPolicy):
             completion = policy.complete(conversation, request.sampling)
             if on_text:
@@ -486,6 +490,12 @@ def _samples(found: Sequence[tuple[_Held, int]]) -> set[object]:
         )
         for held, turns in found
     }
+
+
+def _besides_calls(on_text: OnText, tools: Sequence[ToolSpec], profile: InterfaceProfile) -> OnText:
+    """`on_text` for what is no call: text that may become one is held back."""
+    parser = StreamParser(DIALECTS.find(profile.dialect), tools)
+    return lambda text, ids, logprobs: on_text(parser.feed(text).thought, ids, logprobs)
 
 
 def _read(text: str, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> bool:

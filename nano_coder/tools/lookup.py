@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import TypeAdapter
 
-from nano_coder.tools.records import Records
+from nano_coder.tools.record_file import Records
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 
 FACTS: Records[dict[str, str | int]] = Records("facts.json", TypeAdapter(dict[str, dict[str, str | int]]))

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
 
-from nano_coder.sandbox import ExecResult, Jail
+from nano_coder.sandbox.protocol import ExecResult, Jail
 from nano_shared.errors import ConfigError, NanoError, UsageError
 from nano_shared.extensions import is_ours
 from nano_shared.types import Limits, ToolSpec

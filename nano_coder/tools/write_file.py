@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nano_coder.sandbox import Jail
+from nano_coder.sandbox.protocol import Jail
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 
 

@@ -17,7 +17,7 @@ from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import RunFinding
 from nano_coder.verify.trainable import findings as judge
 from nano_shared.errors import NanoError, UsageError
-from nano_shared.facts import RunFacts
+from nano_shared.run_facts import RunFacts
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
 

@@ -12,13 +12,14 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from nano_coder.agent.dialects import DIALECTS, Api
+from nano_coder.agent.dialects.api import Api
+from nano_coder.agent.dialects.registry import DIALECTS
 from nano_coder.agent.profiles import PROFILES, missing_tools
 from nano_coder.grading.graders import GRADER
 from nano_coder.verify.refusal_codes import RefusalCode
-from nano_shared.facts import RunFacts, TurnFacts, facts_of
 from nano_shared.hashing import content_hash
 from nano_shared.profile import InterfaceProfile
+from nano_shared.run_facts import RunFacts, TurnFacts, facts_of
 from nano_shared.types import (
     AMBIGUOUS_TOOLS,
     CLIENT_TOOLS,

@@ -20,8 +20,8 @@ from nano_shared.redact.exports import ChosenRuns, moment
 
 if TYPE_CHECKING:
     from nano_shared.store import LogStore
-from nano_shared.fact_rows import RunFilter
-from nano_shared.facts import RunFacts
+from nano_shared.run_fact_rows import RunFilter
+from nano_shared.run_facts import RunFacts
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
 

@@ -99,8 +99,8 @@ def plan_of(
     import torch
 
     from nano_coder.models.local.engine import KV_BYTES, MAX_BATCH
-    from nano_coder.models.opener import find_opener
     from nano_coder.models.opening import default_model, model_config
+    from nano_coder.models.registry import find_opener
     from nano_coder.models.weights import build_empty, place
     from nano_rl.learn.model.plan import Workload, available_bytes, plan_memory, settings_that_fit
 

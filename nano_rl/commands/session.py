@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from nano_coder.agent.profiles import COMPACT_1, completion_tokens, with_tools
 from nano_coder.commands.options import open_log
 from nano_coder.config import AgentConfig, load_config, said_limits
-from nano_coder.models.opener import find_opener
 from nano_coder.models.opening import OpenedWeights, default_model, open_policy, open_weights
+from nano_coder.models.registry import find_opener
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.run.foreign_agent import open_agent
 from nano_coder.run.redacting_log import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.proxy import allowed_hosts
-from nano_coder.tools import TOOLS
+from nano_coder.tools.registry import TOOLS
 from nano_rl.rewards import Reward, open_reward, parse_reward
 from nano_rl.tasks.oracle import ORACLE
 from nano_shared.checkpoint import checkpoints_dir

@@ -12,13 +12,13 @@ from typer import Option
 
 from nano_coder.commands.options import Limit, Net, ToolOption, log_of_environment
 from nano_coder.config import parse_limits
-from nano_rl.commands.asked import FRESH, Asked, further_logs, open_sources
 from nano_rl.commands.options import (
     DeviceOption,
     ModelOption,
     NameOption,
     RewardOption,
 )
+from nano_rl.commands.training_arguments import FRESH, Asked, further_logs, open_sources
 from nano_rl.config.training import TrainConfig
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
@@ -119,7 +119,7 @@ def _resumed(
 ) -> tuple[Asked, Settings[TrainConfig], dict[str, Any]]:
     """The same, over what the training was last started with."""
     from nano_rl.commands.session import trainings_dir
-    from nano_rl.record.command import read_record
+    from nano_rl.record.training_record import read_record
 
     record = read_record(trainings_dir() / asked.name)
     if record is None:
@@ -236,7 +236,7 @@ def _record(
     import time
 
     from nano_coder import __version__ as runtime_version
-    from nano_rl.record.command import TOKENIZER, TrainingRecord
+    from nano_rl.record.training_record import TOKENIZER, TrainingRecord
 
     TrainingRecord(
         name=asked.name,

@@ -25,8 +25,8 @@ from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.logs.admission import RunVerifier, TargetPolicy, check_runs, refusal_of, uncomparable
 from nano_rl.tasks.oracle import ORACLE, oracle_policy
 from nano_shared.errors import UsageError
-from nano_shared.facts import RunFacts, facts_of
 from nano_shared.profile import InterfaceProfile
+from nano_shared.run_facts import RunFacts, facts_of
 from nano_shared.store import LogStore
 from nano_shared.types import Split, StopReason, Task, Trajectory
 

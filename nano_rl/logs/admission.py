@@ -23,8 +23,8 @@ from nano_coder.verify.trainable import blocking
 from nano_coder.verify.trainable import hashes as profile_hashes
 from nano_rl.learn.rows.group import is_dead
 from nano_rl.rewards import outcome
-from nano_shared.facts import RunFacts, TaskFacts
 from nano_shared.profile import InterfaceProfile
+from nano_shared.run_facts import RunFacts, TaskFacts
 from nano_shared.store import LogStore
 from nano_shared.types import CONTROL_GENERATOR, Split, Task, Trajectory, Trust
 

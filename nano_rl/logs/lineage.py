@@ -20,7 +20,7 @@ from nano_coder.models.opening import OpenedWeights, weights_id
 from nano_rl.logs.used_runs import USED, read_used
 from nano_shared.checkpoint import MANIFEST, Manifest, checkpoints_dir, read_checkpoint, resolve_checkpoint
 from nano_shared.errors import CheckpointError, UsageError
-from nano_shared.facts import RunFacts
+from nano_shared.run_facts import RunFacts
 from nano_shared.types import Trajectory
 
 _GENERATIONS = 1000

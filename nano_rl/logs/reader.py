@@ -26,8 +26,8 @@ from nano_rl.logs.admission import RunCheck, RunVerifier, TargetPolicy, check_ru
 from nano_rl.logs.lineage import Lineage
 from nano_rl.logs.logged_group import LoggedGroup, LoggedRuns
 from nano_shared.errors import UsageError
-from nano_shared.facts import RunFacts
 from nano_shared.profile import InterfaceProfile
+from nano_shared.run_facts import RunFacts
 from nano_shared.store import LogStore
 from nano_shared.types import CONTROL_GENERATOR, Split, Trajectory
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from nano_rl.record.command import Rollout
+from nano_rl.record.training_record import Rollout
 from nano_shared.errors import LogError
 from nano_shared.policy import DecodeIds
 from nano_shared.store import LogStore

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import PrivateAttr
 
 from nano_coder.run.execution import Runtime
-from nano_rl.rewards.changes import changes
+from nano_rl.rewards.changed_files import changes
 from nano_rl.rewards.judge import INJECTIONS, PROBE_TASK, PROBE_WRONG, TIE
 from nano_rl.rewards.judge_model import SYSTEM, JudgeFailure, JudgePart, choice, cut, quoted, words, work_of
 from nano_rl.rewards.part import SILENT, Score

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import Field, PrivateAttr
 
-from nano_coder.models.endpoint import EndpointError, EndpointPolicy
+from nano_coder.models.endpoint.exchange import EndpointError
+from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.opening import open_policy
 from nano_rl.rewards.part import Part
 from nano_shared.errors import BudgetExhausted, ConfigError, ContextFull, NanoError, PolicyError

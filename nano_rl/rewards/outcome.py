@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nano_shared.facts import VerdictFacts
+from nano_shared.run_facts import VerdictFacts
 from nano_shared.types import Verdict
 
 REWARD = "nano-reward 1"

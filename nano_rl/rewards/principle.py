@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from nano_rl.learn.config import Config
-from nano_rl.rewards.changes import FileChange
+from nano_rl.rewards.changed_files import FileChange
 from nano_rl.rewards.diff_size import changed_lines
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.settings import parse_config

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from nano_coder.tools.records import Records
+from nano_coder.tools.record_file import Records
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 
 OfficeRecord = TypeVar("OfficeRecord")

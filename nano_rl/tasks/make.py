@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from nano_rl.tasks.published_rows import read_row
+from nano_rl.tasks.benchmark_rows import read_row
 from nano_rl.tasks.suite import TaskSuite, View, find_suite
 from nano_shared.errors import UsageError
 from nano_shared.refusal import Refused

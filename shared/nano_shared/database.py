@@ -18,7 +18,7 @@ from nano_shared.durable import WAY_OUT, full_disk_explained
 from nano_shared.errors import LogError
 from nano_shared.schema import HEAD, VERSION_TABLE
 from nano_shared.scratch import nano_home
-from nano_shared.views import create_views, drop_views
+from nano_shared.sql_views import create_views, drop_views
 
 
 class WriteAhead:

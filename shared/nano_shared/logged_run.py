@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from nano_shared import journal, schema, selection
+from nano_shared import journal, run_queries, schema
 from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback
 from nano_shared.rows import feedback_from, verdict_from
@@ -44,7 +44,7 @@ class Merged:
 
 
 def load_logged(connection: sa.Connection, run_id: str) -> LoggedRun:
-    trajectory = selection.load(connection, run_id)
+    trajectory = run_queries.load(connection, run_id)
     return LoggedRun(
         trajectory=trajectory,
         verdicts=verdicts_of(connection, run_id),

@@ -17,17 +17,17 @@ import sqlalchemy as sa
 from filelock import FileLock, Timeout
 from sqlalchemy.exc import DBAPIError
 
-from nano_shared import journal, schema, selection
+from nano_shared import journal, run_queries, schema
 from nano_shared.blobs import BlobStore
 from nano_shared.database import Database, open_database
 from nano_shared.errors import LogError
-from nano_shared.fact_rows import RunFilter, stream_facts
-from nano_shared.facts import RunFacts
 from nano_shared.feedback import Feedback, Said
 from nano_shared.hashing import content_hash, new_run_id
 from nano_shared.logged_run import LoggedRun, Merged, feedback_of, load_logged, merge_run, verdicts_of
 from nano_shared.rows import said_from
-from nano_shared.selection import RunSummary
+from nano_shared.run_fact_rows import RunFilter, stream_facts
+from nano_shared.run_facts import RunFacts
+from nano_shared.run_queries import RunSummary
 from nano_shared.types import Split, StopReason, Task, Trajectory, Turn, Verdict
 
 
@@ -229,20 +229,20 @@ class LogStore:
 
     def resolve(self, run: str) -> str:
         """The id of a run given by id, by unique prefix, or as "last". Raises LogError."""
-        return self._database.read(lambda connection: selection.resolve(connection, run, self.url))
+        return self._database.read(lambda connection: run_queries.resolve(connection, run, self.url))
 
     def get(self, run: str) -> Trajectory:
         """A run by id, by unique prefix, or as "last", equal to what was appended. Raises LogError."""
 
         def work(connection: sa.Connection) -> Trajectory:
-            return selection.load(connection, selection.resolve(connection, run, self.url))
+            return run_queries.load(connection, run_queries.resolve(connection, run, self.url))
 
         return self._database.read(work)
 
     def task(self, run_id: str) -> Task:
         """The task of a run, without loading the run. `run_id` is a whole id. Raises LogError for an unknown
         run."""
-        return self._database.read(lambda connection: selection.load_task(connection, run_id))
+        return self._database.read(lambda connection: run_queries.load_task(connection, run_id))
 
     def trajectories(
         self,
@@ -258,13 +258,13 @@ class LogStore:
         `policy` is a policy as the user named it, or the id of weights that sampled a turn; `since` is in
         unix seconds.
         """
-        query = selection.select_ids(task_key, policy, since, split).limit(limit)
+        query = run_queries.select_ids(task_key, policy, since, split).limit(limit)
         ids = self._database.read(lambda connection: connection.scalars(query).all())
         for run_id in reversed(ids):
             yield self._load(str(run_id))
 
     def _load(self, run_id: str) -> Trajectory:
-        return self._database.read(lambda connection: selection.load(connection, run_id))
+        return self._database.read(lambda connection: run_queries.load(connection, run_id))
 
     def facts(self, chosen: RunFilter | None = None) -> Iterator[RunFacts]:
         """The facts that decide whether each run may train, by task key and oldest first, in constant memory.
@@ -275,7 +275,7 @@ class LogStore:
 
     def runs(self, limit: int | None = None, *, matching: str | None = None) -> list[RunSummary]:
         """The newest runs, newest last; `matching` searches prompts, completions and observations."""
-        query = selection.select_summaries(matching).limit(limit)
+        query = run_queries.select_summaries(matching).limit(limit)
         rows = self._database.read(lambda connection: connection.execute(query).mappings().all())
         return [RunSummary(**row) for row in reversed(rows)]
 
@@ -292,14 +292,14 @@ class LogStore:
 
     def headings(
         self, *, policy: str | None = None, since: float | None = None, by_task: bool = False
-    ) -> Iterator[selection.Heading]:
+    ) -> Iterator[run_queries.Heading]:
         """Run id, start and task key of each run, a page of them in memory at a time: oldest first, or
         task by task."""
-        after: selection.Heading | None = None
+        after: run_queries.Heading | None = None
         while True:
-            query = selection.select_headings(policy, since, by_task=by_task, after=after)
+            query = run_queries.select_headings(policy, since, by_task=by_task, after=after)
             rows = self._database.read(partial(_all, query))
-            page = [selection.Heading(*row) for row in rows]
+            page = [run_queries.Heading(*row) for row in rows]
             yield from page
             if not page:
                 return

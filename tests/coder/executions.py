@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from nano_coder.agent.dialects import DIALECTS
+from nano_coder.agent.dialects.registry import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
-from nano_coder.sandbox import ExecResult, open_sandbox
+from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import ExecResult
 from nano_shared.profile import InterfaceProfile
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, Task, ToolCall

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_coder.sandbox import Jail, Sandbox, open_sandbox
+from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import Jail, Sandbox
 from nano_coder.sandbox.workspace_archive import PendingFiles
 from nano_shared.types import Limits
 

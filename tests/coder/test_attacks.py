@@ -13,7 +13,7 @@ from nano_coder.grading.end_state import _same_cells
 from nano_coder.grading.grade import grade
 from nano_coder.grading.source_measure import measured
 from nano_coder.grading.used_names import used_names
-from nano_coder.sandbox import open_sandbox
+from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.hidden_checks import Case, Metric, Suite
 from nano_shared.types import Task, Verdict

@@ -23,9 +23,11 @@ from pathlib import Path
 import pytest
 from executions import stopped_after_output
 
-from nano_coder.sandbox import ExecResult, Jail, Sandbox, bubblewrap, open_sandbox
+from nano_coder.sandbox import bubblewrap
+from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.bubblewrap import BwrapJail, BwrapSandbox
 from nano_coder.sandbox.launcher import seccomp
+from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Limits
 
@@ -401,7 +403,7 @@ def test_closing_ends_a_run_in_another_thread(sandbox: Sandbox) -> None:
 def test_the_death_of_the_agent_ends_its_programs(sandbox: Sandbox, number: signal.Signals) -> None:
     marker = f"5184{number.value}{len(sandbox.name)}"
     code = f"""
-        from nano_coder.sandbox import open_sandbox
+        from nano_coder.sandbox.backend import open_sandbox
         from nano_shared.types import Limits
         jail = open_sandbox({sandbox.name!r}).open(None, Limits())
         jail.run(["sh", "-c", "setsid sleep {marker} & sleep {marker}"], timeout=500)
@@ -488,7 +490,8 @@ def test_a_bubblewrap_that_bounds_no_tmpfs_is_refused(
 # a kernel from before mount_setattr, which we need and bubblewrap does not
 OLD_KERNEL = """
     import errno, os, struct, sys
-    from nano_coder.sandbox import bubblewrap, open_sandbox
+    from nano_coder.sandbox.backend import open_sandbox
+    from nano_coder.sandbox import bubblewrap
     from nano_coder.sandbox.launcher import kernel
     from nano_shared.types import Limits
     step = lambda code, value, yes=0, no=0: struct.pack("=HBBI", code, yes, no, value)

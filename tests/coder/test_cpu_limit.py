@@ -13,7 +13,8 @@ from contextlib import closing
 import pytest
 
 from nano_coder.grading.one_process_suite import _cause
-from nano_coder.sandbox import ExecResult, Jail, open_sandbox
+from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import ExecResult, Jail
 from nano_shared.types import Limits
 
 CALM = ExecResult(

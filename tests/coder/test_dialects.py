@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_coder.agent.dialects import DIALECTS, Compact, Hermes
-from nano_coder.tools import TOOLS
+from nano_coder.agent.dialects.compact import Compact
+from nano_coder.agent.dialects.hermes import Hermes
+from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.tools.registry import TOOLS
 from nano_shared.types import ToolCall
 
 SPECS = tuple(tool.spec for tool in TOOLS.values())

@@ -16,11 +16,11 @@ import pytest
 from executions import a_runtime, a_task
 from strict_api import KEY, Call, Fail, Handler, Say, call, stream_bytes, strict_api
 
-from nano_coder.agent.dialects import DIALECTS
+from nano_coder.agent.dialects.registry import DIALECTS
 from nano_coder.agent.profiles import API_1, COMPACT_1, HERMES_1
 from nano_coder.config import Price
 from nano_coder.formats import messages
-from nano_coder.models.endpoint import EndpointPolicy
+from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.run.execution import grade_run, resume_run, run_task
 from nano_coder.verify.trainable import verify
 from nano_rl.imitation.rows import RunEncoder, run_messages

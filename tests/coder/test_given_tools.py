@@ -14,14 +14,14 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, resume_run, run_task
 from nano_coder.run.fork import fork_run
 from nano_coder.run.replay import execute, refeed
-from nano_coder.tools import TOOLS
+from nano_coder.tools.registry import TOOLS
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_coder.verify.trainable import verify
 from nano_shared.errors import UsageError
 from nano_shared.types import Trajectory, Turn
 
 SOURCE = """
-from nano_coder.tools import ToolContext, tool
+from nano_coder.tools.tool import ToolContext, tool
 
 @tool({options})
 def compass(context: ToolContext, place: str{more}) -> str:

@@ -18,8 +18,9 @@ from nano_coder.grading.command_check import grade_command
 from nano_coder.grading.grade import grade
 from nano_coder.grading.graders import GRADER
 from nano_coder.grading.protected_files import protected
-from nano_coder.sandbox import ExecResult, Jail, Sandbox, open_sandbox
+from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.namespaces import NsJail
+from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks, CommandChecks

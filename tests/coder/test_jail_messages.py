@@ -14,7 +14,7 @@ from executions import stopped_after_output
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_coder.sandbox import open_sandbox
+from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.launcher import message
 from nano_coder.sandbox.launcher.message import RequestOutcome
 from nano_coder.sandbox.namespaces import NsJail, NsSandbox

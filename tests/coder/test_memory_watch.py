@@ -9,7 +9,7 @@ from statistics import median
 
 import pytest
 
-from nano_coder.sandbox import open_sandbox
+from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.launcher import memory
 from nano_coder.sandbox.launcher.memory import SocketMemory
 from nano_coder.sandbox.protocol import Jail

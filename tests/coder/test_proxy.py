@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from nano_coder.sandbox import open_sandbox
+from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.namespaces import NsJail, NsSandbox
 from nano_coder.sandbox.proxy import Proxy, parse_allowed, resolve
 from nano_shared.errors import UsageError

@@ -551,3 +551,16 @@ def test_no_body_breaks_the_server(hostile: TestClient, body: dict[str, Any], pa
     assert answer.status_code in (200, 400), (answer.status_code, answer.text)
     if answer.status_code == 400:
         assert answer.json()["error"]["message"]
+
+
+def test_text_before_a_call_is_streamed_and_the_call_is_not_shown_as_text(
+    scripted: Callable[..., Served],
+) -> None:
+    server = scripted([f"Let me add.\n{CALL}", "No tool is needed."])
+    for text, calls in (("Let me add.", 1), ("No tool is needed.", 0)):
+        chunks = list(
+            server.openai().chat.completions.create(model="tiny", messages=[ASK], tools=TOOLS, stream=True)  # type: ignore[list-item]
+        )
+        deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+        assert "".join(delta.content or "" for delta in deltas).strip() == text
+        assert sum(len(delta.tool_calls or ()) for delta in deltas) == calls

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nano_coder.commands.batch import InOrder
-from nano_coder.sandbox import open_sandbox
+from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.namespaces import NsSandbox
 from nano_coder.sandbox.stateful_session import Session, SessionKind, parse_answer
 from nano_shared.errors import SandboxError, UsageError

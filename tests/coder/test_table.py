@@ -18,7 +18,7 @@ from nano_coder.grading.assertion_table import read_table
 from nano_coder.grading.grade import grade
 from nano_coder.grading.inside.value_codec import Crossing
 from nano_coder.grading.two_jail_suite import Job, run_suite
-from nano_coder.sandbox import open_sandbox
+from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.hidden_checks import Suite, SuiteChecks
 from nano_shared.types import Limits, Task, Verdict

@@ -15,8 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nano_coder.sandbox import Sandbox, open_sandbox
-from nano_coder.tools import TOOLS, ToolContext, ToolFailure, ToolResult
+from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import Sandbox
+from nano_coder.tools.registry import TOOLS
+from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult
 from nano_shared.types import Limits
 
 Use = Callable[..., ToolResult]

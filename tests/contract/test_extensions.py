@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from nano_coder.agent.dialects import DIALECTS
+from nano_coder.agent.dialects.registry import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1, PROFILES, find_profile, serving_profile, with_tools
 from nano_coder.models.opening import open_policy
-from nano_coder.sandbox import open_sandbox
-from nano_coder.tools import TOOLS
+from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.tools.registry import TOOLS
 from nano_rl.formats import find_format
 from nano_rl.learn.config import find_objective
 from nano_rl.rewards.registry import part_kind
@@ -27,7 +27,7 @@ from nano_shared.extensions import find_extension
 from nano_shared.types import Task
 
 Write = Callable[[str], Path]
-TOOL = "from nano_coder.tools import ToolContext, tool\n"
+TOOL = "from nano_coder.tools.tool import ToolContext, tool\n"
 WEATHER = (
     TOOL + "@tool()\ndef weather(context: ToolContext, city: str) -> str:\n    'Tell it.'\n    return city\n"
 )
@@ -256,7 +256,7 @@ def test_a_profile_whose_tool_is_missing_says_which() -> None:
     ("body", "said"), [("1 / 0", "raised ZeroDivisionError"), ("return 3", "returned a int")]
 )
 def test_a_tool_that_fails_is_an_observation(write: Write, body: str, said: str) -> None:
-    from nano_coder.tools import ToolContext, ToolFailure
+    from nano_coder.tools.tool import ToolContext, ToolFailure
 
     path = write(TOOL + f"@tool()\ndef t(context: ToolContext, x: int):\n    'Do.'\n    {body}\n")
     found = find_extension("nano.tools", f"{path}:t", check=None)

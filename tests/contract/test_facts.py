@@ -9,9 +9,9 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from log_values import a_run, a_turn, trajectories
 
-from nano_shared.fact_rows import RunFilter
-from nano_shared.facts import facts_of
 from nano_shared.feedback import Feedback, FeedbackKind
+from nano_shared.run_fact_rows import RunFilter
+from nano_shared.run_facts import facts_of
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Trajectory
 

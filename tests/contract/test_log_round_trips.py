@@ -82,9 +82,9 @@ def test_a_log_gains_each_run_once_and_later_judgements_beside_it(run: LoggedRun
 
 
 def test_pages_of_headings_cover_the_log_in_order(tmp_path: Path) -> None:
-    from nano_shared import selection
+    from nano_shared import run_queries
 
-    count = selection._PAGE + 3
+    count = run_queries._PAGE + 3
     with LogStore.open(tmp_path / "log.db") as store:
         runs = [LoggedRun(trajectory=a_run(f"r{i:04}", started=float(i // 7))) for i in range(count)]
         store.merge(lambda: runs)

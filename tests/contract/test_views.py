@@ -4,9 +4,9 @@ import pytest
 from log_values import a_run, a_turn, a_verdict
 
 from nano_shared.feedback import Feedback, FeedbackKind
+from nano_shared.sql_views import VIEWS
 from nano_shared.store import LogStore
 from nano_shared.types import StopReason, ToolCall
-from nano_shared.views import VIEWS
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nano_rl.tiny import build_tiny
+from nano_rl.tiny_model import build_tiny
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 MODULES = re.findall(r"\| `((nano_\w+)\.[\w.]+)` \| (.*) \|", PAGE)

@@ -21,7 +21,7 @@ from nano_rl.learn.model.learner import prepare
 from nano_rl.learn.rows.group import Group, form_groups
 from nano_rl.rewards import Reward
 from nano_rl.tasks.make import make_tasks
-from nano_rl.tiny import build_tiny
+from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task, Trajectory, Trust, Verdict

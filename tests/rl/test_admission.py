@@ -26,9 +26,9 @@ from nano_rl.logs.admission import JudgedRun, TargetPolicy, Use, by_task
 from nano_rl.logs.survey import AdmissionReport, EffectiveSample, FreshRollouts, Reservoir, share
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
-from nano_shared.facts import facts_of
 from nano_shared.feedback import Feedback, FeedbackKind
 from nano_shared.redact.exports import moment
+from nano_shared.run_facts import facts_of
 from nano_shared.schema import VERSION_TABLE
 from nano_shared.store import LogStore
 from nano_shared.types import (

@@ -16,7 +16,7 @@ from peft import LoraConfig, get_peft_model
 
 from nano_coder.models.opening import open_weights
 from nano_rl.cli import cli
-from nano_rl.tiny import build_tiny
+from nano_rl.tiny_model import build_tiny
 from nano_shared.command_line import run_command
 
 IDS = [5, 9, 40, 7]

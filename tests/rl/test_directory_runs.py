@@ -22,7 +22,7 @@ from nano_rl.preferences.log_pairs import log_pairs
 from nano_rl.preferences.reward_checkpoint import SavedRewardModel
 from nano_rl.preferences.reward_model import row_scores
 from nano_rl.preferences.reward_part import Preference
-from nano_rl.tiny import build_tiny
+from nano_rl.tiny_model import build_tiny
 from nano_shared import Completion, Sampling, Task, Trajectory, snapshot
 from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback, FeedbackKind

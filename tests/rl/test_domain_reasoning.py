@@ -6,7 +6,8 @@ import pytest
 
 from nano_coder.grading.grade import grade
 from nano_coder.grading.reasoning_gym_scorer import ask_scorer
-from nano_coder.sandbox import Sandbox, open_sandbox
+from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.suites import reasoning
 from nano_rl.tasks.make import make_tasks
 from nano_shared.errors import UsageError

@@ -25,7 +25,7 @@ from nano_rl.learn.metrics import METRICS, MetricsWriter, read_metrics
 from nano_rl.learn.model.learner import prepare
 from nano_rl.tasks.impossible import impossible
 from nano_rl.tasks.make import make_tasks
-from nano_rl.tiny import build_tiny
+from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_shared.errors import UsageError
 from nano_shared.types import Sampling, Split, Tampering, Verdict

@@ -14,7 +14,7 @@ from test_architectures import fixed_batch, likelihood, step
 from nano_rl.learn.model.learner import prepare
 from nano_rl.learn.model.logprob import plain_rows, token_logprobs
 from nano_rl.learn.model.scalar_model import scalar_model
-from nano_rl.tiny import build_tiny
+from nano_rl.tiny_model import build_tiny
 from nano_shared.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:tree_fallback")

@@ -24,10 +24,10 @@ from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.logs.used_runs import read_used
-from nano_rl.record.command import EventKind, read_events
+from nano_rl.record.training_record import EventKind, read_events
 from nano_rl.resume.interrupt import TrainingStopped
 from nano_rl.resume.states import States
-from nano_rl.tiny import build_tiny
+from nano_rl.tiny_model import build_tiny
 from nano_shared.errors import ConfigError, GuardTripped, RolloutsFailed, UsageError
 from nano_shared.scratch import PREFIX
 from nano_shared.settings import parse_config

@@ -22,14 +22,14 @@ from nano_rl.gather.success import HELD_OUT_FILE, success_metrics
 from nano_rl.learn.config import ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.metrics import METRICS, MetricsWriter
 from nano_rl.learn.rows.group import Group, form_groups
-from nano_rl.record.command import TOKENIZER, Rollout, TrainingRecord
+from nano_rl.record.training_record import TOKENIZER, Rollout, TrainingRecord
 from nano_rl.report.figures import main_plots
 from nano_rl.report.live import NoView, Watcher
 from nano_rl.report.panel import interval_of
 from nano_rl.report.plot import AT_MOST, READINGS, Plotter, series
 from nano_rl.report.training import by_family, by_level
 from nano_rl.report.transcript import TokenText, choose, load_decoder, pieces
-from nano_rl.tiny import build_tiny
+from nano_rl.tiny_model import build_tiny
 from nano_shared.errors import GuardTripped, UsageError
 from nano_shared.printable import printable
 from nano_shared.store import LogStore

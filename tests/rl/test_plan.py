@@ -20,7 +20,7 @@ from nano_rl.learn.config import ObjectiveConfig, UpdateConfig
 from nano_rl.learn.model.learner import prepare
 from nano_rl.learn.model.logprob import can_share
 from nano_rl.learn.model.plan import Workload, activation_bytes, plan_memory, settings_that_fit
-from nano_rl.tiny import build_tiny
+from nano_rl.tiny_model import build_tiny
 from nano_shared.errors import UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore:tree_fallback")

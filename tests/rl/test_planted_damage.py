@@ -21,7 +21,7 @@ from nano_rl.logs.admission import RunVerifier, TargetPolicy, Use
 from nano_rl.logs.survey import LogSurvey
 from nano_rl.tasks.impossible import impossible
 from nano_shared.errors import LogError
-from nano_shared.fact_rows import RunFilter
+from nano_shared.run_fact_rows import RunFilter
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, StopReason, ToolCall, Trajectory, Trust
 

@@ -23,7 +23,7 @@ from nano_rl.learn.rows.batch import make_batches
 from nano_rl.preferences.reward_checkpoint import open_reward_model
 from nano_rl.preferences.reward_part import Preference
 from nano_rl.rewards import parse_reward
-from nano_rl.tiny import build_tiny
+from nano_rl.tiny_model import build_tiny
 from nano_shared import (
     Completion,
     Finish,

@@ -28,7 +28,7 @@ from nano_rl.checkpoints.promotion import difference
 from nano_rl.checkpoints.promotion_history import promote, read_history, roll_back
 from nano_rl.cli import cli
 from nano_rl.tasks.make import make_tasks
-from nano_rl.tiny import build_tiny
+from nano_rl.tiny_model import build_tiny
 from nano_shared.checkpoint import (
     Manifest,
     TrainedOn,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nano_coder.agent.dialects import DIALECTS
+from nano_coder.agent.dialects.registry import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages
 from nano_coder.models.scripted import ScriptedPolicy
@@ -17,7 +17,7 @@ from nano_rl.cli import cli
 from nano_rl.commands.session import oracle_runtime, training_runtime
 from nano_rl.imitation.demonstrations import admit
 from nano_rl.tasks.make import write_tasks
-from nano_rl.tiny import build_tiny
+from nano_rl.tiny_model import build_tiny
 from nano_shared.command_line import run_command
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.redact import is_redacted

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nano_coder.agent.dialects import DIALECTS
+from nano_coder.agent.dialects.registry import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
@@ -16,7 +16,7 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.config.training import Scheduler
 from nano_rl.gather.rollouts import collect
 from nano_rl.tasks.make import make_tasks
-from nano_rl.tiny import build_tiny
+from nano_rl.tiny_model import build_tiny
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Provenance, Sampling, Split, StopReason, ToolCall, TurnTokens

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from oracles import follow
 
-from nano_coder.agent.dialects import DIALECTS
+from nano_coder.agent.dialects.registry import DIALECTS
 from nano_coder.agent.profiles import PROFILES
 from nano_coder.agent.prompt import offered_tools
 from nano_coder.grading.grade import grade
-from nano_coder.sandbox import Sandbox, open_sandbox
+from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.suites.functions.admitted_program import numbered
 from nano_rl.suites.functions.program import compile_function, outcome, program_hash
 from nano_rl.suites.functions.views import VIEWS, View, make_task

@@ -15,10 +15,17 @@ from nano_coder.agent.prompt import first_messages
 from nano_rl.cli import cli
 from nano_rl.config.training import TrainConfig
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_rl.record.command import ROLLOUTS, TOKENIZER, EventKind, read_events, read_record, read_rollouts
+from nano_rl.record.training_record import (
+    ROLLOUTS,
+    TOKENIZER,
+    EventKind,
+    read_events,
+    read_record,
+    read_rollouts,
+)
 from nano_rl.report.transcript import load_decoder
 from nano_rl.tasks.make import make_tasks
-from nano_rl.tiny import build_tiny
+from nano_rl.tiny_model import build_tiny
 from nano_shared.errors import NanoError, UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Split

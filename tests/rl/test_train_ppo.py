@@ -9,7 +9,7 @@ import pytest
 import torch
 from builders import verdict
 
-from nano_coder.agent.dialects import DIALECTS
+from nano_coder.agent.dialects.registry import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages
 from nano_coder.models.opening import open_weights
@@ -24,7 +24,7 @@ from nano_rl.learn.config import CriticConfig, GuardConfig, LogsConfig, Objectiv
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.learn.model.learner import prepare
 from nano_rl.learn.rows.group import form_groups
-from nano_rl.tiny import build_tiny
+from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_shared import Completion, Finish, Sampling, StopReason, Task, Trajectory, Turn, TurnTokens
 from nano_shared.policy import Conversation

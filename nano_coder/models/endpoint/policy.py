@@ -15,7 +15,7 @@ from nano_coder.models.endpoint.answer import AnswerParts, read_answer
 from nano_coder.models.endpoint.exchange import EndpointError, Exchange, PassingFailure, RefusedRequest
 from nano_coder.models.endpoint.prices import find_price
 from nano_coder.models.endpoint.request import accepted_by, request_body
-from nano_coder.models.opener import ModelOptions
+from nano_coder.models.registry import ModelOptions
 from nano_shared import Completion, Conversation, Finish, Sampling, content_hash
 from nano_shared.errors import ConfigError
 from nano_shared.printable import printable

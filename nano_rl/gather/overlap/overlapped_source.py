@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from nano_coder.models.opening import OpenedWeights
 from nano_coder.models.weights import BASE
 from nano_coder.run.execution import Runtime
-from nano_coder.tools import TOOLS
+from nano_coder.tools.registry import TOOLS
 from nano_rl.config.training import TrainConfig
 from nano_rl.gather.overlap.remote_rollouts import RemoteRollouts
 from nano_rl.gather.overlap.rollout_worker import ProbeRow, RolloutRequest, WorkerConfig
@@ -31,7 +31,7 @@ from nano_rl.gather.sources import Gathered, Gatherer, Sources
 from nano_rl.learn.mismatch import Probe, mean_and_max
 from nano_rl.rewards import Reward
 from nano_shared.errors import UsageError
-from nano_shared.facts import facts_of
+from nano_shared.run_facts import facts_of
 from nano_shared.types import Task, Trajectory
 
 NOT_FROM_LOGS = (

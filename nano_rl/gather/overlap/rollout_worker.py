@@ -115,7 +115,7 @@ class Worker:
         from nano_coder.run.execution import Runtime
         from nano_coder.run.redacting_log import redacting_store
         from nano_coder.sandbox.backend import open_sandbox
-        from nano_coder.tools import TOOLS
+        from nano_coder.tools.registry import TOOLS
         from nano_rl.learn.model.learner import prepare
         from nano_shared.errors import CheckpointError
         from nano_shared.store import LogStore

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nano_rl.learn.trees.prefix_tree import ATTENTION_NAME, TokenTree, TreeUnsupported, build_tree, register
-from nano_shared.allocator import unmap_freed_memory
 from nano_shared.errors import ConfigError
+from nano_shared.malloc import unmap_freed_memory
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from nano_rl.suites.functions.admitted_program import (
 )
 from nano_rl.suites.functions.grammar import belongs, draw_admitted
 from nano_rl.suites.functions.module import Module, assertions_of, draw_admitted_programs, is_short
-from nano_rl.suites.functions.phrases import EXTEND
 from nano_rl.suites.functions.program import Param, Program, ValueKind
+from nano_rl.suites.functions.prompt_phrases import EXTEND
 from nano_rl.tasks.suite import Made
 from nano_shared.hidden_checks import Case, CaseChecks
 from nano_shared.types import OracleAction, Split

@@ -29,8 +29,8 @@ from nano_rl.suites.functions.module import (
     runs,
     top_of,
 )
-from nano_rl.suites.functions.phrases import AMONG, DEEP, MANY, TRACE, WRITE_TEST
 from nano_rl.suites.functions.program import compile_function, failing_line, outcome
+from nano_rl.suites.functions.prompt_phrases import AMONG, DEEP, MANY, TRACE, WRITE_TEST
 from nano_rl.tasks.mutate import Mutant
 from nano_rl.tasks.suite import Made
 from nano_shared.hidden_checks import Case, MutantChecks

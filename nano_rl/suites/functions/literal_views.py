@@ -21,8 +21,8 @@ from nano_rl.suites.functions.admitted_program import (
 )
 from nano_rl.suites.functions.arithmetic import draw_arithmetic
 from nano_rl.suites.functions.grammar import belongs, draw_admitted
-from nano_rl.suites.functions.phrases import CHOOSE, COMPLETE, COPY, EMIT, PREDICT, REPLACE, SUMS
 from nano_rl.suites.functions.program import WORDS, Program, compile_function, outcome, program_hash
+from nano_rl.suites.functions.prompt_phrases import CHOOSE, COMPLETE, COPY, EMIT, PREDICT, REPLACE, SUMS
 from nano_rl.tasks.suite import Made
 from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks
 from nano_shared.types import Split

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
+from nano_rl.suites.functions.integer_streams import FILTERS, Stream, atom, draw_stream
 from nano_rl.suites.functions.program import Program, ValueKind
-from nano_rl.suites.functions.stream import FILTERS, Stream, atom, draw_stream
 
 
 def _loop(stream: Stream, start: str, step: str, result: str) -> tuple[str, ...]:

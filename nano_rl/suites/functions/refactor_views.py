@@ -19,8 +19,8 @@ from nano_rl.suites.functions.admitted_program import (
 )
 from nano_rl.suites.functions.grammar import belongs, draw_admitted
 from nano_rl.suites.functions.module import Module, assertions_of
-from nano_rl.suites.functions.phrases import REFACTOR
 from nano_rl.suites.functions.program import Program, compile_function, outcome
+from nano_rl.suites.functions.prompt_phrases import REFACTOR
 from nano_rl.tasks.suite import Made
 from nano_shared.hidden_checks import Metric
 from nano_shared.types import Split

@@ -21,8 +21,8 @@ from nano_rl.suites.functions.admitted_program import (
 )
 from nano_rl.suites.functions.grammar import draw_admitted
 from nano_rl.suites.functions.module import Module, assertions_of, draw_bug, ends, has_blocks
-from nano_rl.suites.functions.phrases import BODY, FIX, OPERATOR, REPAIR, WRITE
 from nano_rl.suites.functions.program import Program, compile_function, outcome
+from nano_rl.suites.functions.prompt_phrases import BODY, FIX, OPERATOR, REPAIR, WRITE
 from nano_rl.tasks.mutate import Mutant
 from nano_rl.tasks.suite import Made
 from nano_shared.hidden_checks import Case

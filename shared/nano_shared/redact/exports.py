@@ -21,7 +21,7 @@ from nano_shared.errors import UsageError
 from nano_shared.logged_run import LoggedRun
 from nano_shared.redact import Known, Redactor, scrub_trajectory
 from nano_shared.redact.trajectory import learn, scrub_value
-from nano_shared.selection import Heading
+from nano_shared.run_queries import Heading
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory, Value
 

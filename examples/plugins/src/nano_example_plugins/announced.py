@@ -3,7 +3,8 @@
 import sys
 from pathlib import Path
 
-from nano_coder.sandbox import Jail, open_sandbox
+from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import Jail
 from nano_shared.types import Limits
 
 

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from nano_coder.agent.dialects import Parsed
+from nano_coder.agent.dialects.dialect import Parsed
 from nano_coder.agent.profiles import HERMES_1
 from nano_shared.types import ToolCall, ToolSpec
 

@@ -1,6 +1,6 @@
 """A tool: a typed function that the agent may call."""
 
-from nano_coder.tools import ToolContext, ToolFailure, tool
+from nano_coder.tools.tool import ToolContext, ToolFailure, tool
 
 DEGREES = {"Bonn": 14, "Cairo": 31, "Lima": 19, "Oslo": 3, "Perth": 24, "Quito": 16}
 

@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from nano_shared import schema
-from nano_shared.facts import OPINIONS, RunFacts, TaskFacts, TurnFacts, VerdictFacts, draw_digest
+from nano_shared.run_facts import OPINIONS, RunFacts, TaskFacts, TurnFacts, VerdictFacts, draw_digest
 from nano_shared.types import REDACTED_ID, StopReason
 
 _BATCH = 200
