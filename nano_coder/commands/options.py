@@ -38,7 +38,7 @@ ToolOption = Annotated[
 Net = Annotated[
     str | None,
     Option(
-        "--net", metavar="none|allow=HOST,...",
+        "--net", metavar="none|allow=HOST,...", hidden=True,
         help="Hosts that runs may reach by HTTP(S), through a proxy; off unless given.",
     ),
 ]  # fmt: skip

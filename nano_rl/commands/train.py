@@ -72,7 +72,10 @@ def command(
     reward: RewardOption = None,
     log: Annotated[list[str] | None, Option(hidden=True)] = None,
     log_to: Annotated[
-        str, Option(metavar="NAME,...", help="Metrics beside metrics.jsonl: tensorboard, wandb, trackio.")
+        str,
+        Option(
+            metavar="NAME,...", hidden=True, help="Metrics beside metrics.jsonl: tensorboard, wandb, trackio."
+        ),
     ] = "",
     limit: Limit = None,
     net: Net = None,
@@ -83,7 +86,7 @@ def command(
     ] = None,
     agent_folders: Annotated[
         str,
-        Option(metavar="DIR,...", help="Folders that the jail of --agent sees: where it is installed."),
+        Option(metavar="DIR,...", hidden=True, help="Folders that the jail of --agent sees."),
     ] = "",
     as_json: JsonOption = False,
 ) -> int:
@@ -186,8 +189,8 @@ def _train(
     unseen = tuple(read_tasks(asked.held_out)) if asked.held_out else ()
     stores = further_logs(asked)
     target, folder = training_folder(asked.name)
-    refuse_unfit(asked.model, config, asked.device)
     sinks = open_sinks(log_to, name=asked.name, folder=folder, settings=config.model_dump(mode="json"))
+    refuse_unfit(asked.model, config, asked.device)
     opened, parent, runtime = training_runtime(
         asked.model, asked.logs[0] if asked.logs else None, dtype=config.dtype,
         temperature=config.temperature, limit=limit, tools=asked.tools, device=asked.device,

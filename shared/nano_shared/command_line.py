@@ -22,13 +22,20 @@ from nano_shared.printable import guard_streams, one_line
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 PRINT = "--print-config"
-COMMON = ("--log", "--json", "--limit", "--config", "--set", PRINT)
+COMMON = (
+    "--log", "--json", "--limit", "--config", "--set", PRINT, "--device", "--net", "--agent-folders",
+    "--log-to",
+)  # fmt: skip
 """options that many commands share: a command's help names them, the program's explains them"""
 _EPILOG = f"""Many commands share options, which their own help only names:
 
 --log URL         the log: a path or an SQLAlchemy URL
 --json            print JSON and nothing else
 --limit NAME=N    a limit of each run in place of its task's, as max_turns=30
+--device D        where a local model runs: auto, cpu, cuda, cuda:N
+--net allow=HOST  hosts that runs may reach by HTTP(S); off unless given
+--agent-folders D where the agent of --agent is installed; its jail sees these folders
+--log-to NAME,... metrics beside metrics.jsonl: tensorboard, wandb, trackio
 --config FILE     settings, as TOML
 --set NAME=VALUE  one setting over those of the file, as optimizer.schedule=linear
 {PRINT}    print all settings as TOML, and end"""

@@ -43,7 +43,9 @@ def build(folder: Path, family: str) -> Path:
     return folder
 
 
-@pytest.fixture(params=list(PROFILES))
+@pytest.fixture(
+    params=[name if name == "qwen-3" else pytest.param(name, marks=pytest.mark.slow) for name in PROFILES]
+)
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -45,6 +45,7 @@ BEYOND = {
     "temperature": "1.5",
     "git": "true",
     "dtype": "'bfloat16'",
+    "device": "'cuda:7'",
     "log": "'postgresql://elsewhere/log'",
     "max_turns": "100000",
     "max_seconds": "1e9",

@@ -290,7 +290,7 @@ def test_a_workspace_that_is_mended_counts_again(tmp_path: Path) -> None:
 def test_new_bytes_of_one_run_are_limited_and_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Quota, "__init__", lambda self: setattr(self, "left", 3 << 20))
+    monkeypatch.setattr(Quota, "__init__", lambda self, left=0: setattr(self, "left", 3 << 20))
     source = "import os\nopen('x', 'wb').write(os.urandom(1 << 20))"
     acts = tuple(act("python", code=source + f"  # {n}") for n in range(4))
     run, _ = _ruined("pass", tmp_path, first=acts)
