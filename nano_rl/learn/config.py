@@ -332,7 +332,7 @@ class UpdateConfig(Config):
     """seed of tasks, rollouts and adapters: the same seed repeats a training"""
     shuffle_rewards: bool = False
     """negative control: permute the rewards of a step, so that nothing can be learned"""
-    objective: ObjectiveConfig = ObjectiveConfig()
+    objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4)
     guards: GuardConfig = GuardConfig()
     updates_per_step: int = Field(1, ge=1)

@@ -328,3 +328,20 @@ def test_the_document_and_the_example_know_every_group() -> None:
     example = tomllib.loads((REPOSITORY / "examples/plugins/pyproject.toml").read_text())
     assert set(re.findall(r"\| `(nano\.[a-z_]+)`", DOCUMENT.read_text())) == set(ours)
     assert set(example["project"]["entry-points"]) == set(ours)
+
+
+def test_our_own_entry_points_can_be_loaded_each_first_of_all() -> None:
+    pytest.importorskip("torch")
+    ours = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["entry-points"]
+    found = {value for group in ours.values() for value in group.values()}
+    first = {value.partition(":")[0]: value for value in sorted(found)}
+    code = (
+        "import sys; from importlib.metadata import EntryPoint\n"
+        "for value in sys.argv[1:]: EntryPoint('name', value, 'group').load()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *sorted(found)], capture_output=True, text=True)
+    assert done.stderr == ""
+    # one that needs torch is loaded before what loads it
+    for value in (value for module, value in first.items() if ".objectives." in module):
+        done = subprocess.run([sys.executable, "-c", code, value], capture_output=True, text=True)
+        assert done.stderr == "", value
