@@ -33,16 +33,14 @@ def test_a_gpu_that_is_not_there_is_a_sentence() -> None:
 
 def test_everything_runs_on_another_device_and_gives_the_same_numbers() -> None:
     script = Path(__file__).with_name("on_fake_device.py")
-    done = subprocess.run(
-        [sys.executable, str(script), "llama", "gpt-oss", "lfm2"], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, str(script), "llama"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     # sampler, trainer, critic, DPO and reward model with all weights; three of them with an adapter
-    assert len(done.stdout.splitlines()) == 3 * 8
+    assert len(done.stdout.splitlines()) == 8
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "mixtral", "gpt2"])
+@pytest.mark.parametrize("family", ["gpt-oss", "lfm2", "qwen3", "gemma2", "mixtral", "gpt2"])
 def test_further_families_run_on_another_device(family: str) -> None:
     script = Path(__file__).with_name("on_fake_device.py")
     subprocess.run([sys.executable, str(script), family], check=True)

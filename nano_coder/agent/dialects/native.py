@@ -258,6 +258,8 @@ def _xml_frame(name: re.Pattern[str], pair: re.Pattern[str], end_tag: str) -> Ca
 
 
 def _plain(value: object) -> str:
+    if isinstance(value, str) and value.strip() == "null":
+        raise ValueError("without quotes the text 'null' cannot be told from null")
     return value if isinstance(value, str) else _dumps(value)
 
 
