@@ -63,7 +63,8 @@ def hostile(run: Trajectory) -> Trajectory:
     )  # fmt: skip
     return run.model_copy(
         update={
-            "id": run.id[:-1] + "z", "task": task, "turns": (turn,), "stop_detail": text("why"),
+            "id": run.id[:-1] + ("y" if run.id.endswith("z") else "z"), "task": task, "turns": (turn,),
+            "stop_detail": text("why"),
             "answer": text("answer"), "diff": text("diff"), "policy": text("policy"), "verdict": verdict,
         }
     )  # fmt: skip
