@@ -116,6 +116,8 @@ def load_policy(
 
     Raises UsageError if the name is unknown, the folder is not a model, or the device is not there.
     """
+    if name is not None and name != BASE and not (Path(name).expanduser().exists() or _is_hub_id(name)):
+        raise UsageError(f"unknown model {name!r}; {_known()}")
     placed = place(device)
     if dtype == "auto":
         dtype = _fitting(name, _SMALL, placed)

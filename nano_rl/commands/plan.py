@@ -96,18 +96,20 @@ def plan_of(
     model: str | None, config: TrainConfig, device: str | None, row_tokens: int = ROW_TOKENS
 ) -> Planned:
     """The plan of a training of a local model. Raises UsageError for a model that is not at hand."""
-    import torch
-
-    from nano_coder.models.local.engine import KV_BYTES, MAX_BATCH
     from nano_coder.models.opening import default_model, model_config
     from nano_coder.models.registry import find_opener
-    from nano_coder.models.weights import build_empty, place
-    from nano_rl.learn.model.plan import Workload, available_bytes, plan_memory, settings_that_fit
 
     agent = load_config({"model": model, "device": device}, Path())[0]
     name = agent.model or default_model()
     if find_opener(name):
         raise UsageError(f"{name} is trained where its weights are; name a local model with --model")
+
+    import torch
+
+    from nano_coder.models.local.engine import KV_BYTES, MAX_BATCH
+    from nano_coder.models.weights import build_empty, place
+    from nano_rl.learn.model.plan import Workload, available_bytes, plan_memory, settings_that_fit
+
     placed = place(agent.device)
     architecture, rank = model_config(name)
     if rank:
