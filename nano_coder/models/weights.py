@@ -116,8 +116,7 @@ def load_policy(
 
     Raises UsageError if the name is unknown, the folder is not a model, or the device is not there.
     """
-    if name is not None and name != BASE and not (Path(name).expanduser().exists() or _is_hub_id(name)):
-        raise UsageError(f"unknown model {name!r}; {_known()}")
+    _refuse_unknown(name)
     placed = place(device)
     if dtype == "auto":
         dtype = _fitting(name, _SMALL, placed)
@@ -127,6 +126,12 @@ def load_policy(
     if not quantise:
         loaded.model.to(placed)
     return loaded
+
+
+def _refuse_unknown(name: str | None) -> None:
+    """Before torch is imported, which takes seconds."""
+    if name is not None and name != BASE and not (Path(name).expanduser().exists() or _is_hub_id(name)):
+        raise UsageError(f"unknown model {name!r}; {_known()}")
 
 
 def _quantised(quantise: BaseBits | None, dtype: Dtype, device: torch.device) -> dict[str, Any]:
@@ -178,6 +183,8 @@ def _fitting(name: str | None, small: int, device: torch.device) -> Dtype:
 def training_dtype(name: str, device: str = "auto") -> Dtype:
     """The dtype for training: bfloat16 where it is several times faster, that is for all but tiny models on a
     device with bfloat16 instructions."""
+    if importlib.util.find_spec("torch") is None:
+        return "float32"  # nothing trains without it, and what is refused for another reason says that first
     return _fitting(name, _TINY, place(device))
 
 
@@ -208,6 +215,7 @@ def model_config(name: str | None) -> tuple[Any, int]:
 
     Raises UsageError if the name is unknown.
     """
+    _refuse_unknown(name)
     from transformers import AutoConfig
 
     folder = base_folder() if name is None or name == BASE else Path(name).expanduser()
