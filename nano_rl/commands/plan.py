@@ -103,6 +103,7 @@ def plan_of(
     name = agent.model or default_model()
     if find_opener(name):
         raise UsageError(f"{name} is trained where its weights are; name a local model with --model")
+    architecture, rank = model_config(name)
 
     import torch
 
@@ -111,7 +112,6 @@ def plan_of(
     from nano_rl.learn.model.plan import Workload, available_bytes, plan_memory, settings_that_fit
 
     placed = place(agent.device)
-    architecture, rank = model_config(name)
     if rank:
         config = config.model_copy(update={"lora_rank": rank})
     rows = min(MAX_BATCH, config.prompts_per_step * max(1, config.group_size))
