@@ -191,11 +191,12 @@ def test_a_snapshot_can_be_restored(sandbox: Sandbox, jail: Jail, project: Path)
 
 
 def test_a_time_out_keeps_what_was_written_and_kills_everything(jail: Jail) -> None:
-    line = "echo partial; setsid sleep 51829 & sleep 51829"
+    mine = str(50_000 + os.getpid() % 9_000)  # not that of another worker, which tests the other sandbox
+    line = f"echo partial; setsid sleep {mine} & sleep {mine}"
     result = stopped_after_output(lambda seconds: shell(jail, line, timeout=seconds))
     assert (result.timed_out, result.exit_code, result.signal) == (True, None, 9)
     assert result.stdout == b"partial\n"
-    assert running("51829") == []
+    assert running(mine) == []
 
 
 def test_a_run_ends_when_its_program_ends(jail: Jail) -> None:
