@@ -56,7 +56,7 @@ class ForeignAgent:
         if not self.command.strip():
             raise UsageError("--agent is empty; give the command that starts the agent")
         if missing := [folder for folder in self.mounts if not folder.is_dir()]:
-            raise UsageError(f"--agent-folder {missing[0]}: no such directory")
+            raise UsageError(f"--agent-folders {missing[0]}: no such directory")
 
     def line(self, task: Task) -> str:
         """The shell line, with the places that the folders have in the jail."""

@@ -27,7 +27,7 @@ Event = tuple[str, dict[str, Any]]
 ROLES = {"system": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 
 
-def read_messages(body: Body, longest: int, client: str) -> ModelRequest:
+def read_messages(body: Body, longest: int) -> ModelRequest:
     """Raises BadRequest for what is malformed, and for what this server cannot do."""
     messages = objects(body.get("messages"), "messages")
     if not messages:
@@ -45,7 +45,6 @@ def read_messages(body: Body, longest: int, client: str) -> ModelRequest:
         messages=tuple(read),
         tools=tuple(tool_of(tool, where=f"tools[{at}]") for at, tool in enumerate(tools)),
         sampling=sampling_of(body, longest, limits=("max_tokens",)),
-        client=client,
     )
 
 

@@ -32,7 +32,7 @@ _log = logging.getLogger("nano_coder.serve")
 LARGEST_BODY = 32 << 20
 """bytes of a request"""
 _SESSION_HEADER = "x-session-id"
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "testserver"})
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,23 +140,24 @@ class Server:
 
     async def chat(self, request: Request) -> Response:
         body = await self._body(request)
-        asked = chat.read_chat(body, self._longest, _client(request))
+        asked = chat.read_chat(body, self._longest)
         choices = chat.number(body, "n", int, 1, chat.MOST_CHOICES, 1)
+        id = f"chatcmpl-{secrets.token_hex(12)}"
         if body.get("stream"):
             if choices > 1:
                 raise BadRequest("n > 1 is not streamed; leave out `stream`", param="n")
-            chunks = chat.ChatChunks(body, self._model, self._decode(), f"chatcmpl-{secrets.token_hex(12)}")
+            chunks = chat.ChatChunks(body, self._model, self._decode(), id)
             return self._stream(
                 request, asked, first=lambda: [_data(chunks.first())],
                 text=lambda *given: [_data(chunks.text(*given))],
                 end=lambda answer: [*map(_data, chunks.end(answer)), "data: [DONE]\n\n"],
             )  # fmt: skip
         answers = await self._answers(request, [_choice(asked, index) for index in range(choices)])
-        return JSONResponse(chat.chat_answer(body, answers, self._model, self._decode()))
+        return JSONResponse(chat.chat_answer(body, answers, self._model, self._decode(), id))
 
     async def messages(self, request: Request) -> Response:
         body = await self._body(request)
-        asked = anthropic.read_messages(body, self._longest, _client(request))
+        asked = anthropic.read_messages(body, self._longest)
         id = f"msg_{secrets.token_hex(12)}"
         if body.get("stream"):
             return self._stream(request, asked, **_named(anthropic.MessageEvents(body, self._model, id)))
@@ -165,13 +166,13 @@ class Server:
 
     async def count_tokens(self, request: Request) -> Response:
         body = await self._body(request)
-        asked = anthropic.read_messages({"max_tokens": 1, **body}, self._longest, _client(request))
+        asked = anthropic.read_messages({"max_tokens": 1, **body}, self._longest)
         count = sum(self._policy.count(m.text) for m in asked.messages)
         return JSONResponse({"input_tokens": count})
 
     async def responses(self, request: Request) -> Response:
         body = await self._body(request)
-        asked = responses.read_response(body, self._longest, _client(request))
+        asked = responses.read_response(body, self._longest)
         id = f"resp_{secrets.token_hex(12)}"
         if body.get("stream"):
             return self._stream(request, asked, **_named(responses.ResponseEvents(body, self._model, id)))
@@ -283,6 +284,8 @@ class Server:
 
         job = loop.run_in_executor(self._pool, sample)
         job.add_done_callback(lambda _: queue.put_nowait(None))
+        # not in `events`, which never begins for a client that left at once
+        job.add_done_callback(lambda _: self._leave())
 
         async def events() -> AsyncIterator[str]:
             try:
@@ -309,7 +312,6 @@ class Server:
                 if not job.done():
                     await asyncio.wait([job])
                 job.cancelled() or job.exception()
-                self._leave()
 
         return StreamingResponse(
             events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
@@ -512,10 +514,6 @@ def _choice(asked: ModelRequest, index: int) -> ModelRequest:
     if index == 0 or seed is None:
         return asked
     return replace(asked, sampling=asked.sampling.model_copy(update={"seed": seed + index}))
-
-
-def _client(request: Request) -> str:
-    return printable(request.headers.get("user-agent", ""), 200)
 
 
 def _session(request: Request) -> str:

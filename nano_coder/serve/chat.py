@@ -1,4 +1,4 @@
-"""OpenAI's chat completions and completions: requests read, answers and chunks written.
+"""OpenAI's chat completions: requests read, answers and chunks written.
 
 Token fields have vLLM's names: `return_token_ids` in a request gives `prompt_token_ids` and, per choice,
 `token_ids`.
@@ -63,7 +63,7 @@ def sampling_of(body: Body, longest: int, *, limits: Sequence[str]) -> Sampling:
     )
 
 
-def read_chat(body: Body, longest: int, client: str) -> ModelRequest:
+def read_chat(body: Body, longest: int) -> ModelRequest:
     """Raises BadRequest for what is malformed, and for what this server cannot do."""
     messages = objects(body.get("messages"), "messages")
     if not messages:
@@ -75,7 +75,6 @@ def read_chat(body: Body, longest: int, client: str) -> ModelRequest:
         messages=tuple(_message(m, f"messages[{at}]") for at, m in enumerate(messages)),
         tools=_tools(body),
         sampling=sampling_of(body, longest, limits=("max_completion_tokens", "max_tokens")),
-        client=client,
     )
 
 
@@ -136,7 +135,7 @@ def _calls(calls: Sequence[ClientCall]) -> list[dict[str, Any]]:
 
 
 def chat_answer(
-    body: Body, answers: Sequence[ModelAnswer], model: str, decode: DecodeIds | None
+    body: Body, answers: Sequence[ModelAnswer], model: str, decode: DecodeIds | None, id: str
 ) -> dict[str, Any]:
     """The body of a chat completion that is not streamed."""
     choices = []
@@ -149,7 +148,12 @@ def chat_answer(
             "finish_reason": finish_reason(answer),
         }
         choices.append(choice | _token_fields(body, answer, decode))
-    told = _head(body, "chat.completion", answers[0], model)
+    sampler = answers[0].completion
+    told: dict[str, Any] = {
+        "id": id, "object": "chat.completion", "created": int(time.time()),
+        "model": str(body.get("model") or model),
+        "system_fingerprint": f"{sampler.policy_id}@{sampler.policy_version}",
+    }  # fmt: skip
     if body.get("return_token_ids") and answers[0].prompt_ids:
         told["prompt_token_ids"] = list(answers[0].prompt_ids)
     return {**told, "choices": choices, "usage": usage(answers)}
@@ -163,14 +167,6 @@ def _token_fields(body: Body, answer: ModelAnswer, decode: DecodeIds | None) -> 
     if tokens is not None and body.get("return_token_ids"):
         told["token_ids"] = list(tokens.sampled_ids)
     return told
-
-
-def _head(body: Body, kind: str, answer: ModelAnswer, model: str) -> dict[str, Any]:
-    return {
-        "id": f"chatcmpl-{answer.run}-{len(answer.run)}" if kind.startswith("chat") else f"cmpl-{answer.run}",
-        "object": kind, "created": int(time.time()), "model": str(body.get("model") or model),
-        "system_fingerprint": f"{answer.completion.policy_id}@{answer.completion.policy_version}",
-    }  # fmt: skip
 
 
 class ChatChunks:

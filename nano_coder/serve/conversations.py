@@ -51,6 +51,8 @@ from nano_shared.types import (
 MOST_HELD = 1024
 """conversations that can be continued; the one that was used longest ago is forgotten first"""
 REWARD_GRADER = "session reward 1"
+_PATIENCE_SECONDS = 60.0
+"""for turns that are being sampled when their agent ends; each ends with its next token"""
 GENERATOR = "nano-serve 1"
 
 
@@ -116,7 +118,8 @@ class Conversations:
         self.model = model
         """answers what begins now; requests in flight are answered by the one that they began with"""
         self._episode = episode
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        """notified when a turn was sampled"""
         self._held: OrderedDict[str, _Held] = OrderedDict()
         self._by_key: dict[tuple[str, str], list[tuple[_Held, int]]] = {}
         self._owners = 0
@@ -129,10 +132,10 @@ class Conversations:
         Raises ContextFull for messages that leave no room, and PolicyError if the backend fails; neither is
         logged.
         """
-        request = self._limited(request)
-        held, new = self._place(request, session)
+        request, keys = self._limited(request), request.keys()
+        held, new = self._place(request, keys, session)
         try:
-            return self._sample(held, new, request, on_text)
+            return self._sample(held, new, request, keys[-1], on_text)
         except PolicyError:
             if self._episode is not None:
                 self._episode.reached = StopReason.POLICY_ERROR
@@ -143,6 +146,7 @@ class Conversations:
                 held.touched = time.monotonic()
                 if not held.run.own_turns:
                     self._forget(held)
+                self._lock.notify_all()
 
     def _limited(self, request: ModelRequest) -> ModelRequest:
         """The request under the sampling of the episode. Raises LimitReached."""
@@ -165,9 +169,13 @@ class Conversations:
         )  # fmt: skip
         return replace(request, sampling=sampling)
 
-    def _place(self, request: ModelRequest, session: str) -> tuple[_Held, tuple[ClientMessage, ...]]:
-        """The conversation that the request continues or begins, marked as busy, and its new messages."""
-        keys = request.keys()
+    def _place(
+        self, request: ModelRequest, keys: Sequence[str], session: str
+    ) -> tuple[_Held, tuple[ClientMessage, ...]]:
+        """The conversation that the request continues or begins, marked as busy, and its new messages.
+
+        `keys` are those of the request.
+        """
         with self._lock:
             for length in range(len(keys) - 1, 0, -1):
                 known = self._by_key.get((session, keys[length - 1]), ())
@@ -234,9 +242,10 @@ class Conversations:
             run=run, model=self.model, session=session, owner=self._owners, keys=list(keys), busy=True
         )
         self._held[run.id] = held
-        idle = [other for other in self._held.values() if not other.busy]
-        for other in idle[: max(0, len(self._held) - MOST_HELD)]:
-            self._forget(other)
+        if (surplus := len(self._held) - MOST_HELD) > 0:
+            idle = [other for other in self._held.values() if not other.busy]
+            for other in idle[:surplus]:
+                self._forget(other)
         return held
 
     def _forget(self, held: _Held) -> None:
@@ -252,10 +261,11 @@ class Conversations:
             held.model.policy.release(held.owner)
 
     def _sample(
-        self, held: _Held, new: tuple[ClientMessage, ...], request: ModelRequest, on_text: OnText | None
-    ) -> ModelAnswer:
-        started, run = time.time(), held.run
-        model = held.model
+        self, held: _Held, new: tuple[ClientMessage, ...], request: ModelRequest, key: str,
+        on_text: OnText | None,
+    ) -> ModelAnswer:  # fmt: skip
+        """`key` is the conversation's up to the request's last message."""
+        started, run, model = time.time(), held.run, held.model
         messages = _rendered(new, request.tools, model.profile, opening=not run.turns)
         conversation = Conversation(started=run.started)
         for turn in run.turns:
@@ -278,11 +288,9 @@ class Conversations:
             started=started,
             ended=time.time(),
         )
-        if run.turns[run.inherited :]:
-            model.store.append_turn(run.id, turn)
-        else:
+        if not run.own_turns:
             model.store.begin(run)
-            model.store.append_turn(run.id, turn)
+        model.store.append_turn(run.id, turn)
         tokens = completion.tokens
         if tokens is not None and tokens.row != conversation.row:
             before = ()  # history was rewritten: a new row
@@ -293,18 +301,20 @@ class Conversations:
             calls=tuple(_call(call) for call in parsed.calls),
             completion=completion,
             prompt_ids=prompt_ids,
-            prompt_tokens=len(prompt_ids) if tokens else sum(model.policy.count(m.content) for m in messages),
+            prompt_tokens=len(prompt_ids)
+            if tokens
+            else sum(model.policy.count(m.content) for m in conversation.messages),
             sampled_tokens=len(tokens.sampled_ids) if tokens else model.policy.count(completion.text),
         )
-        key = content_hash([request.keys()[-1], answer.message.key])
+        answered = content_hash([key, answer.message.key])
         with self._lock:
             if self._episode is not None:
                 self._episode.tokens += answer.sampled_tokens
                 if self._episode.tokens >= run.task.limits.max_tokens:
                     self._episode.reached = StopReason.MAX_TOKENS
             held.run = run.model_copy(update={"turns": (*run.turns, turn)})
-            held.keys.append(key)
-            self._by_key.setdefault((held.session, key), []).append((held, len(held.keys)))
+            held.keys.append(answered)
+            self._by_key.setdefault((held.session, answered), []).append((held, len(held.keys)))
             self._held.move_to_end(run.id)
         return answer
 
@@ -363,11 +373,12 @@ class Conversations:
     def end_episode(
         self, snapshot: str, diff: str, stop: StopReason, detail: str | None
     ) -> Trajectory | None:
-        """End the conversations of the episode. Returns the longest, which left the workspace `snapshot`.
+        """End the conversations of the episode, once what is being sampled is logged.
 
-        None if the agent had no conversation.
+        Returns the longest, which left the workspace `snapshot`; None if the agent had no conversation.
         """
         with self._lock:
+            self._lock.wait_for(lambda: not any(held.busy for held in self._held.values()), _PATIENCE_SECONDS)
             found = sorted(self._held.values(), key=lambda held: -len(held.run.own_turns))
             found = [held for held in found if held.run.own_turns]
             for other in found[1:]:

@@ -62,8 +62,6 @@ class ModelRequest:
     messages: tuple[ClientMessage, ...]
     tools: tuple[ToolSpec, ...] = ()
     sampling: Sampling
-    client: str = ""
-    """User-Agent"""
 
     def keys(self) -> list[str]:
         """[len(messages)] hashes of the tools and of the messages up to each one."""

@@ -27,7 +27,7 @@ from nano_shared.types import Finish, Role
 _ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 
 
-def read_response(body: Body, longest: int, client: str) -> ModelRequest:
+def read_response(body: Body, longest: int) -> ModelRequest:
     """Raises BadRequest for what is malformed, and for what this server cannot do."""
     if body.get("previous_response_id"):
         raise BadRequest(
@@ -53,7 +53,6 @@ def read_response(body: Body, longest: int, client: str) -> ModelRequest:
         messages=tuple(read),
         tools=tuple(tool_of(tool, where=f"tools[{at}]") for at, tool in enumerate(tools)),
         sampling=sampling_of(body, longest, limits=("max_output_tokens",)),
-        client=client,
     )
 
 

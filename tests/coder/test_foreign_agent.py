@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ from nano_rl.gather.rollouts import collect
 from nano_rl.learn.rows.group import form_groups
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import CommandChecks
+from nano_shared.policy import Conversation
 from nano_shared.store import LogStore
-from nano_shared.types import Limits, Sampling, StopReason, Task
+from nano_shared.types import Completion, Limits, Sampling, StopReason, Task
 
 AGENT = """
 import json, os, subprocess, sys, urllib.request
@@ -100,6 +102,18 @@ def test_limits_end_the_run_and_are_named(runtime: Callable[..., Runtime]) -> No
     assert (run.stop, len(run.turns)) == (StopReason.MAX_TURNS, 2)
     slow = runtime(ScriptedPolicy([calls("sleep 60")] * 9), limits={"max_seconds": 3.0})
     assert run_task(task(), slow, seed=0).stop is StopReason.MAX_SECONDS
+
+
+class Slow(ScriptedPolicy):
+    def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
+        time.sleep(6)
+        return super().complete(conversation, sampling)
+
+
+def test_what_was_being_sampled_when_the_time_was_up_is_logged(runtime: Callable[..., Runtime]) -> None:
+    made = runtime(Slow([calls("true")]), limits={"max_seconds": 3.0})
+    run = run_task(task(), made, seed=0)
+    assert (run.stop, len(run.turns), made.store.get(run.id)) == (StopReason.MAX_SECONDS, 1, run)
 
 
 def test_a_policy_that_fails_is_no_zero(runtime: Callable[..., Runtime]) -> None:

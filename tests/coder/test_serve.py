@@ -539,7 +539,8 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     store = LogStore.open(tmp_path_factory.mktemp("hostile") / "log.db")
     policy = ScriptedPolicy(["x"] * 100_000, tokens=True)
     model = ServedModel(policy=policy, profile=HERMES_1, store=store, name="m")
-    with TestClient(serve_app(Conversations(model)), raise_server_exceptions=False) as client:
+    app = serve_app(Conversations(model))
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
         yield client
 
 
