@@ -53,7 +53,7 @@ def command(
     from nano_shared.store import LogStore
 
     store = LogStore.open(config.log)
-    end_interrupted(store)
+    end_interrupted(store, idle)
 
     def opened(name: str | None) -> ServedModel:
         found = open_policy(

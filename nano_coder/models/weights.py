@@ -129,8 +129,13 @@ def load_policy(
 
 
 def _refuse_unknown(name: str | None) -> None:
-    """Before torch is imported, which takes seconds."""
-    if name is not None and name != BASE and not (Path(name).expanduser().exists() or _is_hub_id(name)):
+    """Raises UsageError for a name that is no model's, and for the base where it is not installed.
+
+    Needs no torch.
+    """
+    if name is None or name == BASE:
+        _base_gguf()
+    elif not (Path(name).expanduser().exists() or _is_hub_id(name)):
         raise UsageError(f"unknown model {name!r}; {_known()}")
 
 
@@ -163,9 +168,8 @@ def _load(name: str | None, dtype: Dtype, merge: bool, more: dict[str, Any]) -> 
         return _full(folder, dtype, "full", folder_id(folder), more)
     if folder.exists():
         raise UsageError(f"{name!r} holds neither config.json nor adapter_config.json; {_known()}")
-    if _is_hub_id(name):
-        return _hub(name, dtype, more)
-    raise UsageError(f"unknown model {name!r}; {_known()}")
+    _refuse_unknown(name)
+    return _hub(name, dtype, more)
 
 
 def _fitting(name: str | None, small: int, device: torch.device) -> Dtype:

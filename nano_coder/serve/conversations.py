@@ -435,13 +435,18 @@ class Conversations:
         )
 
 
-def end_interrupted(store: LogStore) -> int:
-    """End the runs that a killed server left open. Returns their number."""
+def end_interrupted(store: LogStore, idle_seconds: float) -> int:
+    """End the runs that a killed server left open. Returns their number.
+
+    A run that went on within `idle_seconds` may be that of another server on the same log.
+    """
     ended = 0
     for summary in store.runs():
         if summary.stop is not None or not summary.task_key.startswith("served-"):
             continue
         run = store.get(summary.id)
+        if time.time() - (run.turns[-1].ended if run.turns else run.started) < idle_seconds:
+            continue
         try:
             store.finish(
                 run.id, stop=StopReason.FINISHED, answer=run.turns[-1].completion.text if run.turns else None,

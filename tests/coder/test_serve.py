@@ -23,12 +23,12 @@ from nano_coder.agent.profiles import HERMES_1
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.serve.app import ServerLimits, serve_app
-from nano_coder.serve.conversations import Conversations, ServedModel
+from nano_coder.serve.conversations import Conversations, ServedModel, end_interrupted
 from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import verify
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
-from nano_shared.types import Finish, Trajectory
+from nano_shared.types import Finish, StopReason, Trajectory
 
 ASK = {"role": "user", "content": "Say hello."}
 TOOLS: Any = [
@@ -565,3 +565,11 @@ def test_text_before_a_call_is_streamed_and_the_call_is_not_shown_as_text(
         deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
         assert "".join(delta.content or "" for delta in deltas).strip() == text
         assert sum(len(delta.tool_calls or ()) for delta in deltas) == calls
+
+
+def test_a_server_that_starts_ends_what_a_killed_one_left_and_nothing_of_a_live_one(tiny: Served) -> None:
+    tiny.openai().chat.completions.create(model="tiny", messages=[ASK], max_tokens=6)  # type: ignore[list-item]
+    assert end_interrupted(tiny.store, 600.0) == 0
+    assert tiny.runs()[0].stop is None
+    assert end_interrupted(tiny.store, 0.0) == 1
+    assert tiny.runs()[0].stop is StopReason.FINISHED
