@@ -25,6 +25,7 @@ from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.serve import anthropic, chat, responses
 from nano_coder.serve.conversations import Conversations, ServedModel, UnknownSession
 from nano_coder.serve.request import BadRequest, ModelAnswer, ModelRequest
+from nano_coder.verify.trainable import hashes
 from nano_shared.errors import BudgetExhausted, NanoError, PolicyError
 from nano_shared.printable import printable
 
@@ -122,12 +123,13 @@ class Server:
         return Response(generate_latest(self._metrics.registry), media_type="text/plain; version=0.0.4")
 
     async def models(self, request: Request) -> Response:
-        policy = self._policy
+        policy, profile = self._policy, self._conversations.model.profile
         card = {
             "id": self._model, "object": "model", "created": self._started, "owned_by": "nano",
             "max_model_len": policy.context_limit, "meta": {"context_length": policy.context_limit},
             "root": policy.id, "weight_version": policy.version,
-            "profile": self._conversations.model.profile.name,
+            "profile": profile.name, "profile_hash": hashes(profile)[0],
+            "template_hash": policy.template_hash,
         }  # fmt: skip
         wanted = request.path_params.get("model")
         if wanted is not None:

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from nano_coder.agent.chat_template import ChatTemplate
+from nano_coder.agent.dialects.api import Api
 from nano_coder.agent.loop import observation_messages
 from nano_coder.agent.profiles import PROFILES
 from nano_coder.agent.prompt import first_started, open_conversation
@@ -78,6 +79,9 @@ class TokenCheck:
 
     def findings(self, run: Trajectory) -> list[RunFinding]:
         """What is wrong, worst first; empty if everything is right."""
+        if any(turn.parser == Api.name for turn in run.turns):
+            what = "its calls came beside the text: no profile of a policy writes what its ids spell"
+            return [_no(RefusalCode.ANOTHER_PROFILE, what)]
         found = (self._spelling(run), self._rendering(run), self._verdict(run))
         return [finding for finding in found if finding is not None]
 

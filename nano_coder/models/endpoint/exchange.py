@@ -87,7 +87,9 @@ class Exchange:
         self._client = httpx.Client(headers=headers, timeout=httpx.Timeout(stall_seconds, connect=10.0))
         self.close = weakref.finalize(self, self._client.close)
 
-    def events(self, body: Mapping[str, Any], deadline: float) -> Iterator[dict[str, Any]]:
+    def events(
+        self, body: Mapping[str, Any], deadline: float, headers: Mapping[str, str] | None = None
+    ) -> Iterator[dict[str, Any]]:
         """POST the body. Yields the events of a stream, or the whole answer of a server that does not stream.
 
         Raises RefusedRequest for an answer that says no, PassingFailure for one that may pass, EndpointError
@@ -96,7 +98,8 @@ class Exchange:
         chunks: queue.SimpleQueue[httpx.Response | _CHUNK] = queue.SimpleQueue()
         given_up = threading.Event()
         # httpx bounds single reads; a thread that is abandoned bounds the sum, name resolution included
-        threading.Thread(target=self._read, args=(body, chunks, given_up), daemon=True).start()
+        sending = (body, headers or {}, chunks, given_up)
+        threading.Thread(target=self._read, args=sending, daemon=True).start()
         try:
             yield from self._events(chunks, min(deadline, time.monotonic() + self._longest), deadline)
         finally:
@@ -157,11 +160,12 @@ class Exchange:
     def _read(
         self,
         body: Mapping[str, Any],
+        headers: Mapping[str, str],
         chunks: queue.SimpleQueue[httpx.Response | _CHUNK],
         given_up: threading.Event,
     ) -> None:
         try:
-            with self._client.stream("POST", self.url, json=body) as response:
+            with self._client.stream("POST", self.url, json=body, headers=headers) as response:
                 chunks.put(response)
                 for chunk in response.iter_bytes():
                     chunks.put(chunk)

@@ -1,0 +1,208 @@
+"""Tokens across servers: runs of an endpoint that gives ids and log-probs, and a server before another one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+from strict_api import Handler, Say, Script, strict_api
+from test_serve import Served, serve, tiny  # noqa: F401 (fixtures)
+
+from nano_coder.models.endpoint.model_card import ModelCard, card_of, read_cards
+from nano_coder.models.endpoint.policy import EndpointPolicy
+from nano_coder.models.opening import open_policy, open_weights
+from nano_coder.run.execution import Runtime, grade_run, run_task
+from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.verify.tokens import TokenCheck
+from nano_coder.verify.trainable import verify
+from nano_rl.logs.admission import RunVerifier, TargetPolicy, refusal_of
+from nano_shared import Conversation, Message, Role, Sampling
+from nano_shared.run_fact_rows import RunFilter
+from nano_shared.run_facts import facts_of
+from nano_shared.store import LogStore
+from nano_shared.types import Task, Trajectory
+
+
+def run_against(
+    server: Served, folder: Path, *, seed: int = 0, **options: Any
+) -> tuple[Trajectory, LogStore]:
+    """A run of nano's own loop, whose policy is behind the server."""
+    opened = open_policy("openai:tiny", base_url=f"{server.root}/v1", **options)
+    store = LogStore.open(folder / "client.db")
+    task = Task(key="t", prompt="Write 'hi' into hello.txt", check="grep -qx hi hello.txt")
+    task = task.model_copy(update={"limits": task.limits.model_copy(update={"max_turns": 3})})
+    runtime = Runtime(
+        policy=opened.policy, profile=opened.profile, policy_name=opened.name, sandbox=open_sandbox(),
+        store=store, sampling=Sampling(max_tokens=40),
+    )  # fmt: skip
+    return grade_run(run_task(task, runtime, seed=seed), runtime), store
+
+
+def test_a_run_against_our_server_is_as_exact_as_one_of_our_own(
+    tiny: Served,  # noqa: F811
+    tiny_folder: Path,
+    tmp_path: Path,
+) -> None:
+    run, store = run_against(tiny, tmp_path)
+    assert len(run.turns) == 3
+    assert run.has_tokens
+    local = open_weights(str(tiny_folder))
+    completion = run.turns[-1].completion
+    assert (run.profile, completion.policy_id) == (local.profile.name, local.loaded.id)
+    assert not [finding for finding in verify(run) if finding.blocks]
+    policy: Any = tiny.policy
+    check = TokenCheck(template=policy.template, eos_ids=policy.engine.eos_ids, blobs=store.blobs)
+    assert check.findings(run) == []
+    target = TargetPolicy(profile=local.profile, template_hash=policy.template_hash)
+    assert refusal_of(facts_of(run), target) is None
+    scored = RunVerifier(local, store).verify(run, score=True)
+    assert scored.refusal is None
+    assert len(scored.tokens) == run.num_sampled_tokens
+    assert max(abs(token.recorded - token.recomputed) for token in scored.tokens) < 1e-4
+    tiny.check_tokens()
+    (served,) = tiny.runs()
+    assert [turn.completion.tokens for turn in served.turns] == [turn.completion.tokens for turn in run.turns]
+
+
+def test_native_calls_are_captured_and_their_use_is_named(tiny: Served, tmp_path: Path) -> None:  # noqa: F811
+    run, store = run_against(tiny, tmp_path, profile="api-1")
+    assert run.has_tokens
+    local = TargetPolicy(profile=tiny.conversations.model.profile)
+    assert refusal_of(facts_of(run), local) == "another profile"
+    policy: Any = tiny.policy
+    check = TokenCheck(template=policy.template, eos_ids=policy.engine.eos_ids, blobs=store.blobs)
+    assert [finding.kind for finding in check.findings(run)] == ["another profile"]
+
+
+def listing(*cards: dict[str, Any]) -> Callable[[BaseHTTPRequestHandler], None]:
+    def answer(self: BaseHTTPRequestHandler) -> None:
+        self.send(200, json.dumps({"object": "list", "data": list(cards)}).encode(), {})  # type: ignore[attr-defined]
+
+    return answer
+
+
+VLLM = {"id": "little", "object": "model", "owned_by": "vllm", "max_model_len": 512, "root": "/nowhere"}
+
+
+def test_only_a_server_that_says_so_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with strict_api(Script([Say("hello")])) as server:
+        assert read_cards(server.base_url, "k") == [], "it has no list of models"
+        for card, gives in ((VLLM, True), ({**VLLM, "owned_by": "llamacpp"}, False)):
+            monkeypatch.setattr(Handler, "do_GET", listing(card), raising=False)
+            found = card_of("little", read_cards(server.base_url, "k"))
+            assert (found.gives_tokens, found.context_limit, found.profile) == (gives, 512, None)
+        for nonsense in ({"id": 3}, {"id": "little", "owned_by": ["vllm"], "max_model_len": "x"}, {}):
+            monkeypatch.setattr(Handler, "do_GET", listing(nonsense), raising=False)
+            assert not card_of("little", read_cards(server.base_url, "k")).gives_tokens
+
+
+def body(**tokens: Any) -> Any:
+    """One answer that is not streamed, with these fields of tokens."""
+    logprobs = tokens.pop("logprobs", [-0.5, -0.25])
+    content = None if logprobs is None else {"content": [{"logprob": each} for each in logprobs]}
+    choice = {
+        "index": 0, "message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop",
+        "token_ids": tokens.get("ids", [7, 8]), "logprobs": content,
+    }  # fmt: skip
+    usage = {"prompt_tokens": 3, "completion_tokens": tokens.get("counted", 2)}
+    answer = {"choices": [choice], "prompt_token_ids": tokens.get("prompt", [1, 2, 3]), "usage": usage}
+    return lambda handler: handler.send(200, json.dumps(answer).encode(), {})
+
+
+def complete(step: Any, **more: Any) -> Any:
+    script = Script([step], takes=("return_token_ids", "logprobs", "top_k", "repetition_penalty"))
+    card = ModelCard(id="little", gives_tokens=True)
+    with strict_api(script) as server:
+        policy = EndpointPolicy("little", server.base_url, "sk-right", card=card, retry_seconds=1)
+        conversation = Conversation((Message(role=Role.USER, content="go"),))
+        return policy.complete(conversation, Sampling(**more)), script
+
+
+def test_ids_and_logprobs_of_a_server_are_the_turns() -> None:
+    completion, script = complete(body())
+    assert (completion.tokens.context_ids, completion.tokens.sampled_ids) == ((1, 2, 3), (7, 8))
+    assert completion.tokens.logprobs == (-0.5, -0.25)
+    asked = script.seen[0]
+    assert (asked["return_token_ids"], asked["logprobs"], asked["top_p"], asked["temperature"]) == (
+        True, True, 1.0, 1.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tokens", "why"),
+    [
+        ({"ids": [7, 8, 9]}, "3 sampled ids and 2 log-probs"),
+        ({"logprobs": None}, "2 sampled ids and 0 log-probs"),
+        ({"counted": 5}, "2 sampled ids and counted 5"),
+        ({"ids": []}, "no token ids"),
+        ({"prompt": None}, "no token ids"),
+        ({"ids": [7, -1]}, "no token ids"),
+        ({"ids": [7, True]}, "no token ids"),
+        ({"prompt": [1, 2**40]}, "no token ids"),
+        ({"logprobs": [-0.5, 0.5]}, "not finite numbers up to 0"),
+        ({"logprobs": [-0.5, float("nan")]}, "not finite numbers up to 0"),
+        ({"logprobs": [-0.5, None]}, "not finite numbers up to 0"),
+    ],
+)
+def test_wrong_tokens_are_refused_by_name_and_the_text_stays(tokens: dict[str, Any], why: str) -> None:
+    completion, _ = complete(body(**tokens))
+    assert (completion.text, completion.tokens) == ("hello", None)
+    assert why in completion.api.no_tokens
+
+
+def test_logprobs_of_another_temperature_are_refused_by_name() -> None:
+    completion, _ = complete(body(), temperature=0.5)
+    assert completion.tokens is None
+    assert "temperature" in completion.api.no_tokens
+
+
+def test_a_server_that_refuses_the_parameter_is_asked_without_it_from_then_on() -> None:
+    script = Script([Say("hello")], takes=("top_k", "repetition_penalty", "logprobs"))
+    with strict_api(script) as server:
+        card = ModelCard(id="little", gives_tokens=True)
+        policy = EndpointPolicy("little", server.base_url, "sk-right", card=card)
+        for _ in range(2):
+            conversation = Conversation((Message(role=Role.USER, content="go"),))
+            assert policy.complete(conversation, Sampling()).tokens is None
+        assert (script.tried, len(script.seen)) == (3, 2)
+
+
+def test_history_that_a_server_rewrites_begins_a_row() -> None:
+    answers = iter([[1, 2, 3], [1, 2, 3, 7, 8, 4], [9, 9]])
+    script = Script(
+        [lambda handler: body(prompt=next(answers))(handler)],
+        takes=("return_token_ids", "logprobs", "top_k", "repetition_penalty"),
+    )
+    with strict_api(script) as server:
+        card = ModelCard(id="little", gives_tokens=True)
+        policy = EndpointPolicy("little", server.base_url, "sk-right", card=card)
+        conversation = Conversation()
+        found = []
+        for _ in range(3):
+            conversation.append(Message(role=Role.USER, content="go"))
+            completion = policy.complete(conversation, Sampling())
+            conversation.record(completion)
+            found.append((completion.tokens.row, completion.tokens.context_ids))  # type: ignore[union-attr]
+    assert found == [(0, (1, 2, 3)), (0, (4,)), (1, (9, 9))]
+
+
+def test_why_a_turn_has_no_tokens_is_in_the_log(tmp_path: Path) -> None:
+    with strict_api(Script([body(counted=5)], takes=("return_token_ids", "logprobs", "top_k", "repetition_penalty"))) as server:  # fmt: skip # noqa: E501
+        card = ModelCard(id="little", gives_tokens=True)
+        policy = EndpointPolicy("little", server.base_url, "sk-right", card=card)
+        store = LogStore.open(tmp_path / "log.db")
+        from nano_coder.agent.profiles import HERMES_1
+
+        task = Task(key="t", prompt="go")
+        task = task.model_copy(update={"limits": task.limits.model_copy(update={"max_turns": 1})})
+        runtime = Runtime(policy=policy, profile=HERMES_1, sandbox=open_sandbox(), store=store)
+        run = run_task(task, replace(runtime, policy_name="openai:little"), seed=0)
+    (facts,) = store.facts(RunFilter(run=run.id))
+    assert facts == facts_of(store.get(run.id))
+    (told,) = [finding.text for finding in verify(run) if finding.kind == "text-only"]
+    assert "counted 5" in told
