@@ -1,4 +1,4 @@
-"""Tokens across servers: runs of an endpoint that gives ids and log-probs, and a server before another one."""
+"""Tokens across servers: an endpoint that gives ids and log-probs, and a server in front of another."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from strict_api import Handler, Say, Script, strict_api
+from strict_api import KEY, Handler, Say, strict_api
 from test_serve import Served, serve, tiny  # noqa: F401 (fixtures)
 
+from nano_coder.agent.profiles import HERMES_1
 from nano_coder.models.endpoint.model_card import ModelCard, card_of, read_cards
 from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.opening import open_policy, open_weights
@@ -90,7 +91,7 @@ VLLM = {"id": "little", "object": "model", "owned_by": "vllm", "max_model_len": 
 
 
 def test_only_a_server_that_says_so_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    with strict_api(Script([Say("hello")])) as server:
+    with strict_api(Say("hello")) as (server, _):
         assert read_cards(server.base_url, "k") == [], "it has no list of models"
         for card, gives in ((VLLM, True), ({**VLLM, "owned_by": "llamacpp"}, False)):
             monkeypatch.setattr(Handler, "do_GET", listing(card), raising=False)
@@ -99,6 +100,10 @@ def test_only_a_server_that_says_so_is_asked(monkeypatch: pytest.MonkeyPatch) ->
         for nonsense in ({"id": 3}, {"id": "little", "owned_by": ["vllm"], "max_model_len": "x"}, {}):
             monkeypatch.setattr(Handler, "do_GET", listing(nonsense), raising=False)
             assert not card_of("little", read_cards(server.base_url, "k")).gives_tokens
+
+
+TAKES = ("return_token_ids", "logprobs", "top_k", "repetition_penalty")
+CARD = ModelCard(id="little", gives_tokens=True)
 
 
 def body(**tokens: Any) -> Any:
@@ -115,10 +120,8 @@ def body(**tokens: Any) -> Any:
 
 
 def complete(step: Any, **more: Any) -> Any:
-    script = Script([step], takes=("return_token_ids", "logprobs", "top_k", "repetition_penalty"))
-    card = ModelCard(id="little", gives_tokens=True)
-    with strict_api(script) as server:
-        policy = EndpointPolicy("little", server.base_url, "sk-right", card=card, retry_seconds=1)
+    with strict_api(step, takes=TAKES) as (server, script):
+        policy = EndpointPolicy("little", server.base_url, KEY, card=CARD, retry_seconds=1)
         conversation = Conversation((Message(role=Role.USER, content="go"),))
         return policy.complete(conversation, Sampling(**more)), script
 
@@ -162,10 +165,8 @@ def test_logprobs_of_another_temperature_are_refused_by_name() -> None:
 
 
 def test_a_server_that_refuses_the_parameter_is_asked_without_it_from_then_on() -> None:
-    script = Script([Say("hello")], takes=("top_k", "repetition_penalty", "logprobs"))
-    with strict_api(script) as server:
-        card = ModelCard(id="little", gives_tokens=True)
-        policy = EndpointPolicy("little", server.base_url, "sk-right", card=card)
+    with strict_api(Say("hello"), takes=TAKES[1:]) as (server, script):
+        policy = EndpointPolicy("little", server.base_url, KEY, card=CARD)
         for _ in range(2):
             conversation = Conversation((Message(role=Role.USER, content="go"),))
             assert policy.complete(conversation, Sampling()).tokens is None
@@ -174,13 +175,8 @@ def test_a_server_that_refuses_the_parameter_is_asked_without_it_from_then_on() 
 
 def test_history_that_a_server_rewrites_begins_a_row() -> None:
     answers = iter([[1, 2, 3], [1, 2, 3, 7, 8, 4], [9, 9]])
-    script = Script(
-        [lambda handler: body(prompt=next(answers))(handler)],
-        takes=("return_token_ids", "logprobs", "top_k", "repetition_penalty"),
-    )
-    with strict_api(script) as server:
-        card = ModelCard(id="little", gives_tokens=True)
-        policy = EndpointPolicy("little", server.base_url, "sk-right", card=card)
+    with strict_api(lambda handler: body(prompt=next(answers))(handler), takes=TAKES) as (server, _):
+        policy = EndpointPolicy("little", server.base_url, KEY, card=CARD)
         conversation = Conversation()
         found = []
         for _ in range(3):
@@ -192,12 +188,9 @@ def test_history_that_a_server_rewrites_begins_a_row() -> None:
 
 
 def test_why_a_turn_has_no_tokens_is_in_the_log(tmp_path: Path) -> None:
-    with strict_api(Script([body(counted=5)], takes=("return_token_ids", "logprobs", "top_k", "repetition_penalty"))) as server:  # fmt: skip # noqa: E501
-        card = ModelCard(id="little", gives_tokens=True)
-        policy = EndpointPolicy("little", server.base_url, "sk-right", card=card)
+    with strict_api(body(counted=5), takes=TAKES) as (server, _):
+        policy = EndpointPolicy("little", server.base_url, KEY, card=CARD)
         store = LogStore.open(tmp_path / "log.db")
-        from nano_coder.agent.profiles import HERMES_1
-
         task = Task(key="t", prompt="go")
         task = task.model_copy(update={"limits": task.limits.model_copy(update={"max_turns": 1})})
         runtime = Runtime(policy=policy, profile=HERMES_1, sandbox=open_sandbox(), store=store)
