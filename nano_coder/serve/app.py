@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
@@ -26,7 +26,7 @@ from nano_coder.serve import anthropic, chat, responses
 from nano_coder.serve.conversations import Conversations, ServedModel, UnknownSession
 from nano_coder.serve.request import BadRequest, ModelAnswer, ModelRequest
 from nano_coder.verify.trainable import hashes
-from nano_shared.errors import BudgetExhausted, NanoError, PolicyError
+from nano_shared.errors import BudgetExhausted, NanoError, PolicyError, UsageError
 from nano_shared.printable import printable
 
 _log = logging.getLogger("nano_coder.serve")
@@ -184,7 +184,8 @@ class Server:
     async def session(self, request: Request) -> Response:
         session = request.path_params["session"]
         try:
-            return JSONResponse({"session": session, "runs": self._conversations.runs(session)})
+            runs = await asyncio.to_thread(self._conversations.runs, session)
+            return JSONResponse({"session": session, "runs": runs})
         except UnknownSession:
             raise BadRequest(f"no conversation in session {session!r:.100}", status=404) from None
 
@@ -198,10 +199,13 @@ class Server:
             isinstance(v, int | float) for v in components.values()
         ):
             raise BadRequest("components must be numbers by name", param="components")
+        give, replace = self._conversations.reward, body.get("replace") is True
         try:
-            runs = await asyncio.to_thread(self._conversations.reward, session, value, dict(components))
+            runs = await asyncio.to_thread(give, session, value, dict(components), replace=replace)
         except UnknownSession:
             raise BadRequest(f"no conversation in session {session!r:.100}", status=404) from None
+        except UsageError as problem:
+            raise BadRequest(str(problem), status=409, param="replace") from None
         return JSONResponse({"session": session, "runs": runs, "reward": value})
 
     # ---------------------------------------------------------------------------------- answering
@@ -225,7 +229,9 @@ class Server:
         self._metrics.running.set(running)
         self._metrics.waiting.set(self._in_flight - running)
 
-    def _sample(self, asked: ModelRequest, session: str, on_text: Any, here: threading.Event) -> ModelAnswer:
+    def _sample(
+        self, asked: ModelRequest, caller: _Caller, on_text: Any, here: threading.Event
+    ) -> ModelAnswer:
         if not here.is_set():
             raise _Gone
         began = time.monotonic()
@@ -240,7 +246,7 @@ class Server:
                 on_text(text, ids, logprobs)
             return here.is_set()
 
-        answer = self._conversations.answer(asked, session, emit)
+        answer = self._conversations.answer(asked, caller.session, emit, caller.agent)
         self._metrics.prompt.inc(answer.prompt_tokens)
         self._metrics.sampled.inc(answer.sampled_tokens)
         self._metrics.success.inc()
@@ -254,9 +260,9 @@ class Server:
         self._enter()
         watching = asyncio.ensure_future(_gone(request, here))
         try:
-            loop, session = asyncio.get_running_loop(), _session(request)
+            loop, caller = asyncio.get_running_loop(), _caller(request)
             jobs = [
-                loop.run_in_executor(self._pool, self._sample, each, session, None, here) for each in asked
+                loop.run_in_executor(self._pool, self._sample, each, caller, None, here) for each in asked
             ]
             return list(await asyncio.gather(*jobs))
         finally:
@@ -272,7 +278,7 @@ class Server:
     ) -> Response:  # fmt: skip
         """Server-sent events: those of `first`, of `text` while tokens come, and of `end`."""
         self._enter()
-        session, error = _session(request), _error_body(request)
+        caller, error = _caller(request), _error_body(request)
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[tuple[Any, ...] | None] = asyncio.Queue()
         here = threading.Event()
@@ -282,7 +288,7 @@ class Server:
             loop.call_soon_threadsafe(queue.put_nowait, given)
 
         def sample() -> ModelAnswer:
-            return self._sample(asked, session, on_text, here)
+            return self._sample(asked, caller, on_text, here)
 
         job = loop.run_in_executor(self._pool, sample)
         job.add_done_callback(lambda _: queue.put_nowait(None))
@@ -518,8 +524,14 @@ def _choice(asked: ModelRequest, index: int) -> ModelRequest:
     return replace(asked, sampling=asked.sampling.model_copy(update={"seed": seed + index}))
 
 
-def _session(request: Request) -> str:
-    return str(request.path_params.get("session") or request.headers.get(_SESSION_HEADER, ""))[:200]
+class _Caller(NamedTuple):
+    session: str
+    agent: str
+
+
+def _caller(request: Request) -> _Caller:
+    session = request.path_params.get("session") or request.headers.get(_SESSION_HEADER, "")
+    return _Caller(str(session)[:200], request.headers.get("user-agent", "")[:200])
 
 
 def _host(request: Request) -> str:

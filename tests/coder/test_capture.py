@@ -14,19 +14,25 @@ from strict_api import KEY, Handler, Say, strict_api
 from test_serve import Served, serve, tiny  # noqa: F401 (fixtures)
 
 from nano_coder.agent.profiles import HERMES_1
+from nano_coder.cli import cli
 from nano_coder.models.endpoint.model_card import ModelCard, card_of, read_cards
 from nano_coder.models.endpoint.policy import EndpointPolicy
-from nano_coder.models.opening import open_policy, open_weights
+from nano_coder.models.opening import local_policy, open_policy, open_weights
+from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.serve.conversations import Conversations, ServedModel, UnknownSession
+from nano_coder.serve.request import ClientMessage, ModelRequest
 from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import verify
 from nano_rl.logs.admission import RunVerifier, TargetPolicy, refusal_of
 from nano_shared import Conversation, Message, Role, Sampling
+from nano_shared.command_line import run_command
+from nano_shared.errors import UsageError
 from nano_shared.run_fact_rows import RunFilter
 from nano_shared.run_facts import facts_of
 from nano_shared.store import LogStore
-from nano_shared.types import Task, Trajectory
+from nano_shared.types import StopReason, Task, Trajectory
 
 
 def run_against(
@@ -78,6 +84,118 @@ def test_native_calls_are_captured_and_their_use_is_named(tiny: Served, tmp_path
     policy: Any = tiny.policy
     check = TokenCheck(template=policy.template, eos_ids=policy.engine.eos_ids, blobs=store.blobs)
     assert [finding.kind for finding in check.findings(run)] == ["another profile"]
+
+
+# --------------------------------------------------------------------------------- after a restart
+
+
+class Restarted:
+    """Conversations over one log, by one server after another."""
+
+    def __init__(self, folder: Path, tiny_folder: Path) -> None:
+        opened = open_weights(str(tiny_folder))
+        self.store = LogStore.open(folder / "log.db")
+        policy = local_policy(opened.loaded, opened.profile, scheduler="free")
+        self.model = ServedModel(policy=policy, profile=opened.profile, store=self.store, name="tiny")
+        self.messages: tuple[ClientMessage, ...] = ()
+        self.start()
+
+    def start(self) -> None:
+        self.server = Conversations(self.model)
+
+    def say(self, text: str, session: str = "s") -> Trajectory:
+        """Go on with the conversation; the run that holds the answer."""
+        self.messages += (ClientMessage(role=Role.USER, text=text),)
+        request = ModelRequest(messages=self.messages, sampling=Sampling(max_tokens=6))
+        answer = self.server.answer(request, session, client="agent/1")
+        self.messages += (answer.message,)
+        return self.store.get(answer.run)
+
+
+@pytest.fixture
+def restarted(tmp_path: Path, tiny_folder: Path, one_thread: None) -> Restarted:
+    return Restarted(tmp_path, tiny_folder)
+
+
+def row(run: Trajectory) -> list[int]:
+    tokens = [turn.completion.tokens for turn in run.turns]
+    return [i for each in tokens if each for i in (*each.context_ids, *each.sampled_ids)]
+
+
+def test_a_conversation_goes_on_after_a_server_was_killed(restarted: Restarted) -> None:
+    first = restarted.say("one")
+    restarted.start()
+    again = restarted.say("two")
+    assert (again.id, len(again.turns)) == (first.id, 2)
+    assert row(again)[: len(row(first))] == row(first)
+    assert restarted.store.sql("SELECT session, client FROM requests").rows == [("s", "agent/1")] * 2
+    assert restarted.server.reward("s", 1.0) == [first.id]
+    assert not [finding for finding in verify(restarted.store.get(first.id)) if finding.blocks]
+
+
+def test_one_that_ended_is_forked_as_sampled_after_a_restart(restarted: Restarted) -> None:
+    restarted.say("one")
+    first = restarted.say("two")
+    restarted.server.end_all()
+    for text in ("three", "four"):
+        restarted.start()
+        fork = restarted.say(text)
+    assert (fork.parent, fork.parent_step, len(fork.turns)) == (first.id, 2, 4)
+    assert row(fork)[: len(row(first))] == row(first)
+    assert restarted.store.conversations(fork.id)[:2] == restarted.store.conversations(first.id)
+
+
+def test_another_session_and_another_template_find_nothing(restarted: Restarted) -> None:
+    first = restarted.say("one")
+    restarted.start()
+    other = restarted.say("two", session="other")
+    assert (other.parent, len(other.turns)) == (None, 1)
+    restarted.messages = restarted.messages[:2]
+    restarted.model = replace(restarted.model, profile=HERMES_1)
+    restarted.start()
+    assert restarted.say("two").id != first.id
+
+
+def test_equal_answers_of_two_runs_are_ambiguous_after_a_restart_too(tmp_path: Path) -> None:
+    store = LogStore.open(tmp_path / "log.db")
+    model = ServedModel(
+        policy=ScriptedPolicy(["yes", "yes ", "well"]), profile=HERMES_1, store=store, name="m"
+    )
+    ask = ClientMessage(role=Role.USER, text="sure?")
+    server = Conversations(model)
+    for _ in range(2):
+        said = server.answer(ModelRequest(messages=(ask,), sampling=Sampling())).message
+    after = ModelRequest(messages=(ask, said, ask), sampling=Sampling())
+    run = store.get(Conversations(model).answer(after).run)
+    assert "ambiguous parent" in [finding.kind for finding in verify(run)]
+
+
+def main(arguments: list[str]) -> int:
+    with pytest.raises(SystemExit) as end:
+        run_command(cli, arguments)
+    return int(end.value.code or 0)
+
+
+def test_a_reward_finds_the_session_after_a_restart_and_is_not_given_twice(
+    restarted: Restarted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = restarted.say("one")
+    restarted.start()
+    with pytest.raises(UnknownSession):
+        restarted.server.reward("t", 1.0)
+    feedback = ("feedback", "s", "--log", restarted.store.url, "--reward")
+    assert main([*feedback, "0.5"]) == 0
+    run = restarted.store.get(first.id)
+    assert (run.reward, run.stop) == (0.5, StopReason.FINISHED)
+    assert main([*feedback, "1"]) == 2
+    assert "--replace" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="a verdict already"):
+        restarted.server.reward("s", 1.0)
+    assert main([*feedback, "1", "--replace"]) == 0
+    assert restarted.store.get(first.id).reward == 1.0
+    assert main([*feedback, "nan"]) == 2
+    assert main([*feedback, "1", "--good"]) == 2
+    assert main(["feedback", first.id[:12], "--log", restarted.store.url, "--reward", "1"]) == 2
 
 
 def listing(*cards: dict[str, Any]) -> Callable[[BaseHTTPRequestHandler], None]:
