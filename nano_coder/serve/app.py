@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import json
 import logging
+import math
 import secrets
 import threading
 import time
@@ -21,12 +22,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from nano_coder.models.endpoint.exchange import EndpointError
+from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.serve import anthropic, chat, responses
+from nano_coder.serve import anthropic, chat, responses, upstream
 from nano_coder.serve.conversations import Conversations, ServedModel, UnknownSession
 from nano_coder.serve.request import BadRequest, ModelAnswer, ModelRequest
 from nano_coder.verify.trainable import hashes
-from nano_shared.errors import BudgetExhausted, NanoError, PolicyError, UsageError
+from nano_shared.errors import BudgetExhausted, ConfigError, NanoError, PolicyError, UsageError
 from nano_shared.printable import printable
 
 _log = logging.getLogger("nano_coder.serve")
@@ -130,6 +133,7 @@ class Server:
             "root": policy.id, "weight_version": policy.version,
             "profile": profile.name, "profile_hash": hashes(profile)[0],
             "template_hash": policy.template_hash,
+            "gives_tokens": not isinstance(policy, EndpointPolicy) or policy.card.gives_tokens,
         }  # fmt: skip
         wanted = request.path_params.get("model")
         if wanted is not None:
@@ -142,14 +146,16 @@ class Server:
 
     async def chat(self, request: Request) -> Response:
         body = await self._body(request)
-        asked = chat.read_chat(body, self._longest)
+        behind = self._conversations.model.upstream
+        asked = chat.read_chat({**body, "response_format": None} if behind else body, self._longest)
+        asked = replace(asked, more=upstream.passed_on(body)) if behind else asked
         choices = chat.number(body, "n", int, 1, chat.MOST_CHOICES, 1)
         id = f"chatcmpl-{secrets.token_hex(12)}"
         if body.get("stream"):
             if choices > 1:
                 raise BadRequest("n > 1 is not streamed; leave out `stream`", param="n")
             chunks = chat.ChatChunks(body, self._model, self._decode(), id)
-            return self._stream(
+            return await self._stream(
                 request, asked, first=lambda: [_data(chunks.first())],
                 text=lambda *given: [_data(chunks.text(*given))],
                 end=lambda answer: [*map(_data, chunks.end(answer)), "data: [DONE]\n\n"],
@@ -162,7 +168,9 @@ class Server:
         asked = anthropic.read_messages(body, self._longest)
         id = f"msg_{secrets.token_hex(12)}"
         if body.get("stream"):
-            return self._stream(request, asked, **_named(anthropic.MessageEvents(body, self._model, id)))
+            return await self._stream(
+                request, asked, **_named(anthropic.MessageEvents(body, self._model, id))
+            )
         (answer,) = await self._answers(request, [asked])
         return JSONResponse(anthropic.message_answer(body, answer, self._model, id))
 
@@ -177,7 +185,9 @@ class Server:
         asked = responses.read_response(body, self._longest)
         id = f"resp_{secrets.token_hex(12)}"
         if body.get("stream"):
-            return self._stream(request, asked, **_named(responses.ResponseEvents(body, self._model, id)))
+            return await self._stream(
+                request, asked, **_named(responses.ResponseEvents(body, self._model, id))
+            )
         (answer,) = await self._answers(request, [asked])
         return JSONResponse(responses.response_answer(body, answer, self._model, id))
 
@@ -239,7 +249,7 @@ class Server:
 
         def emit(text: str, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> bool:
             nonlocal told
-            if not told:
+            if ids and not told:
                 told = True
                 self._metrics.first.observe(time.monotonic() - began)
             if on_text is not None:
@@ -270,7 +280,7 @@ class Server:
             watching.cancel()
             self._leave()
 
-    def _stream(
+    async def _stream(
         self, request: Request, asked: ModelRequest, *,
         first: Callable[[], Sequence[str]],
         text: Callable[..., Sequence[str]],
@@ -284,16 +294,30 @@ class Server:
         here = threading.Event()
         here.set()
 
+        begun = asyncio.Event()
+
+        def put(given: tuple[Any, ...] | None) -> None:
+            queue.put_nowait(given)
+            if given is None or given[0]:
+                begun.set()
+
         def on_text(*given: Any) -> None:
-            loop.call_soon_threadsafe(queue.put_nowait, given)
+            loop.call_soon_threadsafe(put, given)
 
         def sample() -> ModelAnswer:
             return self._sample(asked, caller, on_text, here)
 
         job = loop.run_in_executor(self._pool, sample)
-        job.add_done_callback(lambda _: queue.put_nowait(None))
+        job.add_done_callback(lambda _: put(None))
         # not in `events`, which never begins for a client that left at once
         job.add_done_callback(lambda _: self._leave())
+
+        if self._conversations.model.upstream:  # whose refusal is the answer's status
+            watching = asyncio.ensure_future(_gone(request, here))
+            await begun.wait()
+            watching.cancel()
+            if job.done():
+                job.result()
 
         async def events() -> AsyncIterator[str]:
             try:
@@ -446,7 +470,9 @@ def _endpoint(server: Server, handler: Any) -> Any:
             response: Response = await handler(request)
         except (NanoError, BadRequest) as problem:
             status, kind = _status(problem)
-            headers = {"Retry-After": "1"} if status in (429, 503) else None
+            after = getattr(problem, "after", None)
+            wait = 1 if after is None and status in (429, 503) else after
+            headers = None if wait is None else {"Retry-After": f"{math.ceil(wait)}"}
             body = _error_body(request)(
                 _sentence(problem), kind, getattr(problem, "param", None), getattr(problem, "code", None)
             )
@@ -477,16 +503,21 @@ def _sentence(problem: Exception) -> str:
     return printable(str(problem), 1000)
 
 
+_KINDS = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
+}  # fmt: skip
+"""HTTP status -> OpenAI's type of an error"""
+
+
 def _status(problem: Exception) -> tuple[int, str]:
     """HTTP status and OpenAI's type of an error."""
     if isinstance(problem, BadRequest):
-        kinds = {
-            401: "authentication_error",
-            403: "permission_error",
-            404: "not_found_error",
-            429: "rate_limit_error",
-        }
-        return problem.status, kinds.get(problem.status, "invalid_request_error")
+        return problem.status, _KINDS.get(problem.status, "invalid_request_error")
+    if isinstance(problem, EndpointError):
+        status = upstream.status(problem)
+        return status, _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
+    if isinstance(problem, ConfigError):  # the key for the server behind
+        return 502, "api_error"
     if isinstance(problem, BudgetExhausted):
         return 400, "invalid_request_error"
     return (503 if isinstance(problem, PolicyError) else 500), "api_error"

@@ -91,6 +91,7 @@ def _message(message: Body, where: str) -> ClientMessage:
         role=role_of(message, ROLES, where),
         text=text_of(message.get("content"), where=where),
         calls=tuple(_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)),
+        call_id=str(message["tool_call_id"]) if message.get("tool_call_id") else None,
     )
 
 

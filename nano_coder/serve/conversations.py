@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from nano_coder import __version__
+from nano_coder.agent.dialects.api import API
 from nano_coder.agent.dialects.dialect import Parsed
 from nano_coder.agent.dialects.registry import DIALECTS
 from nano_coder.agent.dialects.stream import StreamParser
@@ -23,7 +24,9 @@ from nano_coder.agent.loop import turn_seed
 from nano_coder.agent.native_template import function_schema
 from nano_coder.agent.profiles import describing
 from nano_coder.agent.prompt import system_text
+from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.serve import upstream
 from nano_coder.serve.given_reward import end_conversation, give_reward
 from nano_coder.serve.request import ClientCall, ClientMessage, ModelAnswer, ModelRequest, OnText
 from nano_coder.serve.text_stream import TextStream
@@ -32,6 +35,7 @@ from nano_shared.hashing import content_hash
 from nano_shared.journal import ClientRequest
 from nano_shared.policy import Conversation, Policy
 from nano_shared.profile import InterfaceProfile
+from nano_shared.redact import MARKER
 from nano_shared.redact.trajectory import is_redacted
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import (
@@ -67,6 +71,12 @@ class ServedModel:
     store: LogStore
     name: str
     """the policy as the user named it"""
+
+    @property
+    def upstream(self) -> EndpointPolicy | None:
+        """The server behind, to which calls and tools go as the API has them."""
+        found = self.policy
+        return found if isinstance(found, EndpointPolicy) and self.profile.dialect == API.name else None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -201,7 +211,7 @@ class Conversations:
         model, run = self.model, self.model.store.get(run_id)
         keys = model.store.conversations(run_id)
         mine = (model.policy.template_hash, model.profile.hash)
-        if (run.template_hash, run.profile_hash) != mine or len(keys) != len(run.turns) or is_redacted(run):
+        if (run.template_hash, run.profile_hash) != mine or len(keys) != len(run.turns) or not _told(run):
             return
         last = run.turns[-1].completion
         with self._lock:
@@ -312,8 +322,11 @@ class Conversations:
     ) -> ModelAnswer:  # fmt: skip
         """`key` is the conversation's up to the request's last message."""
         started, run, model = time.time(), held.run, held.model
-        messages = _rendered(new, request.tools, model.profile, opening=not run.turns)
-        conversation = Conversation(started=run.started)
+        if model.upstream:
+            messages = upstream.messages(new, run.turns[-1].completion.api if run.turns else None)
+        else:
+            messages = _rendered(new, request.tools, model.profile, opening=not run.turns)
+        conversation = Conversation(tools=request.tools if model.upstream else (), started=run.started)
         for turn in run.turns:
             for message in turn.messages:
                 conversation.append(message)
@@ -322,7 +335,11 @@ class Conversations:
             conversation.append(message)
         before = tuple(conversation.tokens)
         completion = self._complete(model, conversation, request, held.owner, on_text)
-        parsed = _parsed(completion, request.tools, model.profile)
+        if model.upstream:
+            parsed, calls = upstream.parsed(completion, request.tools), upstream.calls(completion)
+        else:
+            parsed = _parsed(completion, request.tools, model.profile)
+            calls = tuple(map(_call, parsed.calls))
         turn = Turn(
             index=len(run.turns),
             messages=messages,
@@ -342,14 +359,12 @@ class Conversations:
         prompt_ids = (*before, *tokens.context_ids) if tokens else ()
         answer = ModelAnswer(
             run=run.id,
-            text=parsed.thought if parsed.calls else _unstopped(completion),
-            calls=tuple(_call(call) for call in parsed.calls),
+            text=parsed.thought if calls else _unstopped(completion),
+            calls=calls,
             completion=completion,
             prompt_ids=prompt_ids,
-            prompt_tokens=len(prompt_ids)
-            if tokens
-            else sum(model.policy.count(m.content) for m in conversation.messages),
-            sampled_tokens=len(tokens.sampled_ids) if tokens else model.policy.count(completion.text),
+            prompt_tokens=len(prompt_ids) if tokens else _prompt_size(conversation, completion, model.policy),
+            sampled_tokens=len(tokens.sampled_ids) if tokens else _size(completion, model.policy),
         )
         answered = content_hash([key, answer.message.key])
         asked = ClientRequest(held.session, held.client, answered)
@@ -370,6 +385,9 @@ class Conversations:
         on_text: OnText | None,
     ) -> Completion:  # fmt: skip
         policy = model.policy
+        if model.upstream:
+            relay = upstream.Relay(on_text or _read)
+            return model.upstream.answer(conversation, request.sampling, request.more, relay)
         if on_text and request.tools:
             on_text = _besides_calls(on_text, request.tools, model.profile)
         if not isinstance(policy, LocalPolicy):
@@ -542,6 +560,23 @@ def _besides_calls(on_text: OnText, tools: Sequence[ToolSpec], profile: Interfac
     """`on_text` for what is no call: text that may become one is held back."""
     parser = StreamParser(DIALECTS.find(profile.dialect), tools)
     return lambda text, ids, logprobs: on_text(parser.feed(text).thought, ids, logprobs)
+
+
+def _prompt_size(conversation: Conversation, completion: Completion, policy: Policy) -> int:
+    if completion.api:
+        return completion.api.usage.prompt
+    return sum(policy.count(m.content) for m in conversation.messages)
+
+
+def _size(completion: Completion, policy: Policy) -> int:
+    return completion.api.usage.completion if completion.api else policy.count(completion.text)
+
+
+def _told(run: Trajectory) -> bool:
+    """Whether nothing of what the model read and wrote was hidden in the log."""
+    said = [m.content for turn in run.turns for m in turn.messages]
+    hidden = any(MARKER.search(text) for text in (*said, *(turn.completion.text for turn in run.turns)))
+    return not (hidden or is_redacted(run))
 
 
 def _read(text: str, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> bool:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nano_coder.models.endpoint.exchange import PassingFailure, not_a_completion
+from nano_coder.models.endpoint.exchange import Cancelled, PassingFailure, not_a_completion
 from nano_shared.policy import Conversation
 from nano_shared.types import REDACTED_ID, ApiCall, TurnTokens, Usage
 
+CANCELLED = "cancelled"
+"""`finish` of an answer that nobody waited for"""
 _ABOVE_ZERO = 1e-6
 """largest log-prob that rounding may produce"""
 
@@ -50,12 +52,38 @@ class AnswerParts:
         return tuple(calls)
 
 
-def read_answer(events: Iterable[dict[str, Any]], url: str, on_text: Callable[[str], None]) -> AnswerParts:
-    """Put an answer together. Raises PassingFailure for one that was cut off before its end, PolicyError for
-    what is no completion."""
+OnAnswer = Callable[[str, Sequence[int], Sequence[float]], bool]
+"""new text of an answer with its ids and log-probs, or nothing while none comes -> whether to go on"""
+
+
+def read_answer(
+    events: Iterable[dict[str, Any]],
+    url: str,
+    on_text: Callable[[str], None],
+    on_answer: OnAnswer | None = None,
+) -> AnswerParts:
+    """Put an answer together; what `on_answer` ends is cancelled. Raises PassingFailure for one that was cut
+    off before its end, PolicyError for what is no completion."""
     answer = AnswerParts()
+    try:
+        _read(answer, events, url, on_text, on_answer)
+    except Cancelled:
+        answer.finish = CANCELLED
+    if answer.finish is None:
+        raise PassingFailure("the answer was cut off before its end", "busy")
+    return answer
+
+
+def _read(
+    answer: AnswerParts,
+    events: Iterable[dict[str, Any]],
+    url: str,
+    on_text: Callable[[str], None],
+    on_answer: OnAnswer | None,
+) -> None:
     seen = False
     for event in events:
+        text, tokens = len(answer.text), len(answer.sampled_ids)
         try:
             if isinstance(event.get("usage"), dict):
                 answer.usage = _usage(event["usage"])
@@ -73,9 +101,9 @@ def read_answer(events: Iterable[dict[str, Any]], url: str, on_text: Callable[[s
                 raise LookupError("choices")
         except (LookupError, TypeError, AttributeError, ValueError):
             raise not_a_completion(url, json.dumps(event, ensure_ascii=False)) from None
-    if answer.finish is None:
-        raise PassingFailure("the answer was cut off before its end", "busy")
-    return answer
+        new = answer.text[text:], answer.sampled_ids[tokens:], answer.logprobs[tokens:]
+        if on_answer is not None and not on_answer(*new):
+            raise Cancelled
 
 
 def turn_tokens(answer: AnswerParts, conversation: Conversation) -> TurnTokens | str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,11 +16,11 @@ import tenacity
 
 from nano_coder.agent.profiles import API_1
 from nano_coder.config import Price, load_config
-from nano_coder.models.endpoint.answer import AnswerParts, read_answer, turn_tokens
+from nano_coder.models.endpoint.answer import CANCELLED, AnswerParts, OnAnswer, read_answer, turn_tokens
 from nano_coder.models.endpoint.exchange import EndpointError, Exchange, PassingFailure, RefusedRequest
 from nano_coder.models.endpoint.model_card import ModelCard, card_of, read_cards
 from nano_coder.models.endpoint.prices import find_price
-from nano_coder.models.endpoint.request import accepted_by, request_body
+from nano_coder.models.endpoint.request import accepted_by, add_parameters, request_body, shaping
 from nano_coder.models.registry import ModelOptions
 from nano_shared import Completion, Conversation, Finish, Sampling, content_hash
 from nano_shared.errors import ConfigError
@@ -125,15 +127,33 @@ class EndpointPolicy:
             reraise=True,
         )
         began = time.monotonic()
-        try:
+        with self._failing():
             answer, body = retrying(self._ask, conversation, sampling, deadline, tell)
+        return self._completion(answer, body, conversation, sampling)
+
+    def answer(
+        self, conversation: Conversation, sampling: Sampling, more: Mapping[str, Any], on_answer: OnAnswer
+    ) -> Completion:
+        """As `complete`, asked for once: for a server in front of this one, whose clients ask again.
+
+        `more` are further parameters of the request, where None leaves one out. `on_answer` gets what comes,
+        and cancels the answer by returning False.
+        """
+        with self._failing():
+            answer, body = self._ask(conversation, sampling, float("inf"), _silent, more, on_answer)
+        return self._completion(answer, body, conversation, sampling)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
         except PassingFailure as problem:
             lost = problem.kind == "unreachable"
             way_out = "; is the server running, and is --base-url right?" if lost else ""
-            raise EndpointError(f"no answer from {self.url}: {problem}{way_out}", problem.kind) from None
+            told = f"no answer from {self.url}: {problem}{way_out}"
+            raise EndpointError(told, problem.kind, status=problem.status, after=problem.after) from None
         except RefusedRequest as refusal:
             raise self._refused(refusal) from None
-        return self._completion(answer, body, conversation, sampling)
 
     def count(self, text: str) -> int:
         """An estimate, rounded up: one token for each four characters."""
@@ -144,17 +164,26 @@ class EndpointPolicy:
         self._exchange.close()
 
     def _ask(
-        self, conversation: Conversation, sampling: Sampling, deadline: float, tell: Callable[[str], None]
+        self,
+        conversation: Conversation,
+        sampling: Sampling,
+        deadline: float,
+        tell: Callable[[str], None],
+        more: Mapping[str, Any] | None = None,
+        on_answer: OnAnswer | None = None,
     ) -> tuple[AnswerParts, dict[str, Any]]:
         """One answer, and the request that it answers, which leaves out what the server refuses."""
         temperature = not self._own_temperature
         body = request_body(
             self.model, conversation, sampling, self._accepted, temperature=temperature, card=self.card
         )
+        add_parameters(body, more or {}, self.card)
+        wanted = partial(on_answer, "", (), ()) if on_answer else None
         headers = {"X-Session-Id": self._session(conversation)} if self.card.ours else {}
         while True:
             try:
-                return read_answer(self._exchange.events(body, deadline, headers), self.url, tell), body
+                events = self._exchange.events(body, deadline, headers, wanted)
+                return read_answer(events, self.url, tell, on_answer), body
             except RefusedRequest as refusal:
                 learnt = self._accepted.learn(refusal, body) if refusal.status in (400, 413, 422) else None
                 if learnt is None:
@@ -186,12 +215,17 @@ class EndpointPolicy:
     ) -> Completion:
         longest = sampling.max_tokens * _MOST_CHARS_PER_TOKEN
         cut = answer.finish == "length" or len(answer.text) > longest
+        finish = Finish.LENGTH if cut else Finish.STOP
+        if answer.finish == CANCELLED:
+            finish = Finish.CANCELLED
         asked = ("temperature", "top_p", "top_k", "seed", "stop")
         set_ = {"temperature": True, "top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0,
                 "seed": sampling.seed is not None, "stop": bool(sampling.stop)}  # fmt: skip
         left_out = tuple(name for name in asked if set_[name] and name not in body)
         sampled = sampling.model_copy(update={"temperature": body.get("temperature", 1.0)})
         tokens = turn_tokens(answer, conversation) if "return_token_ids" in body else None
+        if tokens and (shaped := shaping(body)):
+            tokens = f"{', '.join(shaped)} shaped the distribution, which its log-probs may not show"
         if tokens and not self.card.ours and sampled.temperature not in (0.0, 1.0):
             tokens = "its log-probs may be those of temperature 1, and it sampled at another"
         if tokens and len(answer.text) > longest:
@@ -200,7 +234,7 @@ class EndpointPolicy:
         known = bool(weights) and version.isdecimal()
         return Completion(
             text=answer.text[:longest],
-            finish=Finish.LENGTH if cut else Finish.STOP,
+            finish=finish,
             tokens=tokens if isinstance(tokens, TurnTokens) else None,
             sampling=sampled,
             policy_id=weights if known else self.card.policy_id or self.id,
@@ -231,7 +265,9 @@ class EndpointPolicy:
         }
         way_out = ways_out.get(refusal.status, "see the server's log")
         told = f"{self.url} answered {refusal.status}: {refusal.excerpt}; {way_out}"
-        return ConfigError(told) if refusal.status in (401, 403) else EndpointError(told, "refused")
+        if refusal.status in (401, 403):
+            return ConfigError(told)
+        return EndpointError(told, "refused", status=refusal.status)
 
 
 def _silent(text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -135,6 +135,26 @@ def request_body(
         **({accepted.length: most} if accepted.length else {}),
         **taken,
     }
+
+
+def add_parameters(body: dict[str, Any], more: Mapping[str, Any], card: ModelCard) -> None:
+    """Add parameters to a request; None leaves one out, but for those that tokens need."""
+    for name, value in more.items():
+        if value is not None:
+            body[name] = value
+        elif not (card.gives_tokens and name in _WITH_TOKENS):
+            body.pop(name, None)
+
+
+_NEUTRAL: dict[str, Any] = {
+    "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "min_p": 0, "logit_bias": {},
+    "response_format": {"type": "text"},
+}  # fmt: skip
+
+
+def shaping(body: Mapping[str, Any]) -> list[str]:
+    """Parameters of a request under which a server does not sample from the policy's own distribution."""
+    return [name for name, neutral in _NEUTRAL.items() if body.get(name) not in (None, neutral)]
 
 
 def _messages(conversation: Conversation, card: ModelCard) -> list[dict[str, Any]]:
