@@ -124,10 +124,10 @@ def run_foreign_agent(agent: ForeignAgent, begun: Trajectory, start: str, runtim
 
 
 def _without_turns(begun: Trajectory, stop: StopReason, detail: str, runtime: Runtime) -> Trajectory:
-    end = {"stop": stop, "stop_detail": detail, "ended": time.time()}
+    ended = time.time()
     runtime.store.begin(begun)
-    runtime.store.finish(begun.id, **end)
-    return begun.model_copy(update=end)
+    runtime.store.finish(begun.id, stop=stop, stop_detail=detail, ended=ended)
+    return begun.model_copy(update={"stop": stop, "stop_detail": detail, "ended": ended})
 
 
 def _inside(folder: Path) -> str:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from strict_api import KEY, Handler, Say, strict_api
+from strict_api import KEY, Call, Fail, Handler, Say, call, strict_api
 from test_serve import Served, serve, tiny  # noqa: F401 (fixtures)
 
-from nano_coder.agent.profiles import HERMES_1
+from nano_coder.agent.profiles import API_1, HERMES_1
 from nano_coder.cli import cli
 from nano_coder.models.endpoint.model_card import ModelCard, card_of, read_cards
 from nano_coder.models.endpoint.policy import EndpointPolicy
@@ -76,14 +80,22 @@ def test_a_run_against_our_server_is_as_exact_as_one_of_our_own(
     assert [turn.completion.tokens for turn in served.turns] == [turn.completion.tokens for turn in run.turns]
 
 
-def test_native_calls_are_captured_and_their_use_is_named(tiny: Served, tmp_path: Path) -> None:  # noqa: F811
+def test_native_calls_are_trained_by_the_template_that_the_server_renders(
+    tiny: Served,  # noqa: F811
+    tiny_folder: Path,
+    tmp_path: Path,
+) -> None:
     run, store = run_against(tiny, tmp_path, profile="api-1")
     assert run.has_tokens
-    local = TargetPolicy(profile=tiny.conversations.model.profile)
-    assert refusal_of(facts_of(run), local) == "another profile"
-    policy: Any = tiny.policy
-    check = TokenCheck(template=policy.template, eos_ids=policy.engine.eos_ids, blobs=store.blobs)
-    assert [finding.kind for finding in check.findings(run)] == ["another profile"]
+    local, policy = open_weights(str(tiny_folder)), tiny.policy
+    target = TargetPolicy(profile=local.profile, template_hash=policy.template_hash)
+    assert refusal_of(facts_of(run), target) is None
+    assert RunVerifier(local, store).refusal(run) is None
+    other = TargetPolicy(profile=local.profile, template_hash="sha256:other")
+    assert refusal_of(facts_of(run), other) == "another chat template"
+    turn = run.turns[0]
+    forged = turn.model_copy(update={"completion": turn.completion.model_copy(update={"text": "not this"})})
+    assert RunVerifier(local, store).refusal(run.model_copy(update={"turns": (forged,)})) is not None
 
 
 # --------------------------------------------------------------------------------- after a restart
@@ -317,3 +329,177 @@ def test_why_a_turn_has_no_tokens_is_in_the_log(tmp_path: Path) -> None:
     assert facts == facts_of(store.get(run.id))
     (told,) = [finding.text for finding in verify(run) if finding.kind == "text-only"]
     assert "counted 5" in told
+
+
+# ------------------------------------------------------------------------- in front of another server
+
+
+@pytest.fixture
+def before(serve: Callable[..., Served]) -> Callable[..., Served]:  # noqa: F811
+    """A server in front of that URL."""
+
+    def start(url: str, model: str = "little", key: str = KEY) -> Served:
+        card = card_of(model, read_cards(url, key))
+        return serve(EndpointPolicy(model, url, key, card=card), API_1)
+
+    return start
+
+
+ADD: Any = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {
+    "type": "object", "properties": {"a": {"type": "number"}}}}}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_and_calls_are_passed_on_and_logged(before: Callable[..., Served], stream: bool) -> None:
+    says = (Say("Adding.", calls=(Call("add", '{"a": 1}'), Call("add", '{"a":2}'))), Say("3"))
+    with strict_api(*says) as (behind, script):
+        server = before(behind.base_url)
+        client = server.openai("/sessions/x/v1")
+        messages: list[Any] = [{"role": "user", "content": "1 + 2?"}]
+        asked: Any = {"model": "any", "tools": [ADD], "tool_choice": "auto", "verbosity": "low"}
+        if stream:
+            with client.chat.completions.stream(messages=messages, **asked) as events:
+                list(events)
+                answer = events.get_final_completion().choices[0]
+        else:
+            answer = client.chat.completions.create(messages=messages, **asked).choices[0]
+        assert (answer.message.content, answer.finish_reason) == ("Adding.", "tool_calls")
+        calls = answer.message.tool_calls
+        assert [call.function.arguments for call in calls] == ['{"a": 1}', '{"a":2}']
+        given = [{"id": c.id, "type": "function", "function": c.function.model_dump(include={"name", "arguments"})} for c in calls]  # fmt: skip # noqa: E501
+        messages.append({"role": "assistant", "content": "Adding.", "tool_calls": given})
+        messages += [{"role": "tool", "tool_call_id": call.id, "content": call.id} for call in calls]
+        assert client.chat.completions.create(messages=messages, **asked).choices[0].message.content == "3"
+    first, second = script.seen
+    unsaid = {"temperature", "max_completion_tokens", "max_tokens"} & set(first)
+    assert (first["verbosity"], first["tool_choice"], unsaid) == ("low", "auto", set())
+    assert [m["role"] for m in second["messages"]] == ["user", "assistant", "tool", "tool"]
+    (run,) = server.runs()
+    assert (len(run.turns), run.has_tokens, run.policy) == (2, False, "tiny")
+    assert [call.arguments for call in run.turns[0].calls] == [{"a": 1}, {"a": 2}]
+    assert "text-only" in [finding.kind for finding in verify(run)]
+    assert server.store.session_runs("x") == [run.id]
+
+
+def test_other_apis_reach_a_server_that_has_chat_alone(before: Callable[..., Served]) -> None:
+    says = (Say("Adding.", calls=(call("add", a=1),)), Say("ok"), Say("hm"))
+    with strict_api(*says) as (behind, script):
+        server = before(behind.base_url)
+        tool: Any = {"name": "add", "input_schema": ADD["function"]["parameters"]}
+        messages: list[Any] = [{"role": "user", "content": "go"}]
+        client = server.anthropic()
+        said: Any = client.messages.create(model="m", messages=messages, tools=[tool], max_tokens=50)
+        assert [block.type for block in said.content] == ["text", "tool_use"]
+        result = {"type": "tool_result", "tool_use_id": said.content[1].id, "content": "1"}
+        messages += [
+            {"role": "assistant", "content": [block.model_dump() for block in said.content]},
+            {"role": "user", "content": [result]},
+        ]
+        again: Any = client.messages.create(model="m", messages=messages, tools=[tool], max_tokens=50)
+        assert again.content[0].text == "ok"
+        with server.openai().responses.stream(model="m", input="hi") as events:
+            last: Any = list(events)[-1]
+        assert last.response.output_text == "hm"
+        assert len(script.seen) == 3
+    assert [len(run.turns) for run in server.runs()] == [2, 1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fail", "status", "after"),
+    [
+        (Fail(429, (("Retry-After", "7"),)), 429, "7"),
+        (Fail(503), 503, "1"),
+        (Fail(500), 500, None),
+        (Fail(404), 404, None),
+        (Fail(400), 400, None),
+    ],
+)
+def test_a_refusal_has_the_shape_of_the_api_and_its_status(
+    before: Callable[..., Served], fail: Fail, status: int, after: str | None, stream: bool
+) -> None:
+    with strict_api(fail) as (behind, script):
+        server = before(behind.base_url)
+        body = {"messages": [{"role": "user", "content": "go"}], "stream": stream, "max_tokens": 5}
+        tried = script.tried
+        for path in ("/v1/chat/completions", "/v1/messages"):
+            answer = httpx.post(server.root + path, json=body)
+            assert (answer.status_code, answer.headers.get("retry-after")) == (status, after)
+            assert answer.json()["error"]["message"]
+        assert script.tried - tried == 2, "a client asks again, and not the server"
+    assert server.runs() == []
+
+
+def test_a_server_behind_that_is_gone_or_refuses_our_key_is_named(before: Callable[..., Served]) -> None:
+    body = {"messages": [{"role": "user", "content": "go"}], "stream": True}
+    with strict_api(Say("x")) as (behind, _):
+        url = behind.base_url
+        answer = httpx.post(f"{before(url, key='wrong').root}/v1/chat/completions", json=body)
+        assert (answer.status_code, "API key" in answer.text) == (502, True)
+    answer = httpx.post(f"{before(url).root}/v1/chat/completions", json=body)
+    assert (answer.status_code, "is the server running" in answer.text) == (502, True)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_client_that_leaves_ends_the_answer_behind(before: Callable[..., Served], silent: bool) -> None:
+    cut = threading.Event()
+
+    def endless(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/event-stream")
+        handler.end_headers()
+        event = {"choices": [{"index": 0, "delta": {"content": "go "}, "finish_reason": None}]}
+        line = b": wait\n\n" if silent else b"data: " + json.dumps(event).encode() + b"\n\n"
+        try:
+            while True:
+                handler.wfile.write(line)
+                handler.wfile.flush()
+                time.sleep(0.02)
+        except OSError:
+            cut.set()
+        handler.close_connection = True
+
+    with strict_api(endless) as (behind, _):
+        server = before(behind.base_url)
+        body = {"messages": [{"role": "user", "content": "go"}], "stream": True}
+        asked = httpx.stream("POST", f"{server.root}/v1/chat/completions", json=body, timeout=1)
+        with contextlib.suppress(httpx.ReadTimeout), asked as answer:
+            next(answer.iter_text())
+        assert cut.wait(10)
+    server.close()
+    (run,) = server.runs()
+    assert run.turns[0].completion.finish == "cancelled"
+    assert bool(run.turns[0].completion.text) is not silent
+
+
+def test_tokens_of_a_server_behind_are_logged_and_told(
+    tiny: Served,  # noqa: F811
+    tiny_folder: Path,
+    tmp_path: Path,
+) -> None:
+    url = f"{tiny.root}/v1"
+    policy = EndpointPolicy("tiny", url, card=card_of("tiny", read_cards(url, None)))
+    store = LogStore.open(tmp_path / "front.db")
+    front = Served(ServedModel(policy=policy, profile=API_1, store=store, name="openai:tiny"))
+    try:
+        client = front.openai("/sessions/s/v1")
+        messages: list[Any] = [{"role": "user", "content": "Say hello."}]
+        more: Any = {"extra_body": {"return_token_ids": True}, "stream": True, "tools": [ADD]}
+        for seed in (1, 2):
+            asked: Any = {"model": "m", "messages": messages, "max_tokens": 9, "seed": seed}
+            chunks: list[Any] = list(client.chat.completions.create(**asked, **more))
+            text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Again."}]
+        httpx.post(f"{front.root}/sessions/s/reward", json={"reward": 1})
+        (run,) = front.runs()
+    finally:
+        front.close()
+    ids = [i for c in chunks if c.choices for i in getattr(c.choices[0], "token_ids", None) or ()]
+    assert tuple(ids) == run.turns[-1].completion.tokens.sampled_ids  # type: ignore[union-attr]
+    assert len(run.turns) == 2
+    (behind,) = tiny.runs()
+    assert [turn.completion.tokens for turn in run.turns] == [turn.completion.tokens for turn in behind.turns]
+    local = open_weights(str(tiny_folder))
+    target = TargetPolicy(profile=local.profile, template_hash=behind.template_hash)
+    assert refusal_of(facts_of(run), target) is None
+    assert RunVerifier(local, front.store).refusal(run) is None
