@@ -334,7 +334,7 @@ class Conversations:
         for message in messages:
             conversation.append(message)
         before = tuple(conversation.tokens)
-        completion = self._complete(model, conversation, request, held.owner, on_text)
+        completion = self._complete(held, conversation, request, on_text)
         if model.upstream:
             parsed, calls = upstream.parsed(completion, request.tools), upstream.calls(completion)
         else:
@@ -381,13 +381,14 @@ class Conversations:
         return answer
 
     def _complete(
-        self, model: ServedModel, conversation: Conversation, request: ModelRequest, owner: int,
-        on_text: OnText | None,
-    ) -> Completion:  # fmt: skip
-        policy = model.policy
+        self, held: _Held, conversation: Conversation, request: ModelRequest, on_text: OnText | None
+    ) -> Completion:
+        model, policy = held.model, held.model.policy
         if model.upstream:
             relay = upstream.Relay(on_text or _read)
-            return model.upstream.answer(conversation, request.sampling, request.more, relay)
+            return model.upstream.answer(
+                conversation, request.sampling, more=request.more, session=held.session, on_answer=relay
+            )
         if on_text and request.tools:
             on_text = _besides_calls(on_text, request.tools, model.profile)
         if not isinstance(policy, LocalPolicy):
@@ -401,7 +402,9 @@ class Conversations:
         stream = TextStream(policy.decode, policy.engine.eos_ids, request.sampling.stop, on_text or _read)
         slot = self._episode.slot if self._episode else None
         with policy.lent(slot):
-            completion = policy.complete(conversation, request.sampling, owner=owner, on_token=stream.take)
+            completion = policy.complete(
+                conversation, request.sampling, owner=held.owner, on_token=stream.take
+            )
         stream.finish()
         return completion
 

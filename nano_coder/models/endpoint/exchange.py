@@ -214,6 +214,8 @@ def _waited(
     chunks: queue.SimpleQueue[httpx.Response | _CHUNK], seconds: float, wanted: Wanted | None
 ) -> httpx.Response | _CHUNK:
     """The next chunk. Raises queue.Empty after so many seconds, Cancelled if it is not wanted any more."""
+    if wanted is not None and not wanted():
+        raise Cancelled
     until = time.monotonic() + seconds
     while wanted is not None and (left := until - time.monotonic()) > _LOOK_SECONDS:
         with suppress(queue.Empty):

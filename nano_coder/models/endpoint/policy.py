@@ -132,13 +132,20 @@ class EndpointPolicy:
         return self._completion(answer, body, conversation, sampling)
 
     def answer(
-        self, conversation: Conversation, sampling: Sampling, more: Mapping[str, Any], on_answer: OnAnswer
+        self,
+        conversation: Conversation,
+        sampling: Sampling,
+        *,
+        more: Mapping[str, Any],
+        session: str,
+        on_answer: OnAnswer,
     ) -> Completion:
         """As `complete`, asked for once: for a server in front of this one, whose clients ask again.
 
-        `more` are further parameters of the request, where None leaves one out. `on_answer` gets what comes,
-        and cancels the answer by returning False.
+        `more` are further parameters of the request, where None leaves one out; `session` is the client's.
+        `on_answer` gets what comes, and cancels the answer by returning False.
         """
+        self._sessions[conversation] = session
         with self._failing():
             answer, body = self._ask(conversation, sampling, float("inf"), _silent, more, on_answer)
         return self._completion(answer, body, conversation, sampling)
@@ -179,7 +186,7 @@ class EndpointPolicy:
         )
         add_parameters(body, more or {}, self.card)
         wanted = partial(on_answer, "", (), ()) if on_answer else None
-        headers = {"X-Session-Id": self._session(conversation)} if self.card.ours else {}
+        headers = self._headers(conversation)
         while True:
             try:
                 events = self._exchange.events(body, deadline, headers, wanted)
@@ -192,9 +199,10 @@ class EndpointPolicy:
                     why = f"asked again {learnt}, since {refusal.message[:200]}"
                     print(printable(f"{self.id}: {why}"), file=sys.stderr)
 
-    def _session(self, conversation: Conversation) -> str:
-        """The conversation's own session with our server: equal texts of two are not taken for one."""
-        return self._sessions.setdefault(conversation, f"client-{uuid.uuid4().hex[:16]}")
+    def _headers(self, conversation: Conversation) -> dict[str, str]:
+        """Its own session with our server for each conversation: equal texts of two are not taken for one."""
+        session = self._sessions.setdefault(conversation, f"client-{uuid.uuid4().hex[:16]}")
+        return {"X-Session-Id": session} if self.card.ours and session else {}
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
         failure = state.outcome.exception() if state.outcome else None
