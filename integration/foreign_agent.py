@@ -9,8 +9,8 @@ For each seed and arm the policy is trained on 60 tasks and measured on held-out
 families, before and after, with the same seeds of sampling: `fresh` is `train --agent`, `log` is `rollout
 --agent` and then `train --from-logs` on what its server captured, without a rollout more. A seed that
 FOLDER/results.json holds is not run again, and a training that was stopped goes on. The last line of each arm
-is its gain and interval over seeds; the exit code is 1 where one reaches 0. `--tiny` is one small step, to see
-that everything is there.
+is its gain and interval over seeds; the exit code is 1 where one reaches 0. `--tiny` is one small step, to
+see that everything is there.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def one_arm(options: argparse.Namespace, arm: str, seed: str) -> dict[str, Any]:
             made = (*SUITE, "--level", options.level, "-n", count, "--seed", seed, "--split", split)
             nano(home, "nano-rl", "tasks", "make", *made, "--out", file)
             tasks = [json.loads(line) for line in file.read_text().splitlines()]
-            limited = [task | {"limits": {"max_turns": options.max_turns}} for task in tasks]
+            own = {"max_turns": options.max_turns}
+            limited = [task | {"limits": task.get("limits", {}) | own} for task in tasks]
             write(folder, {file.name: "".join(json.dumps(task) + "\n" for task in limited)})
     agent = (
         "--agent", options.agent.format(folder=options.agent_folder),
