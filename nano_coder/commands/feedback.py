@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -66,6 +67,10 @@ def command(
         str | None, Option(metavar="START:END", help="Characters of the step's text, from 0, END left out.")
     ] = None,
     outcome: Annotated[Outcome | None, Option(help="What became of the work later.")] = None,
+    reward: Annotated[
+        float | None, Option(metavar="X", help="Its reward to train on; RUN may be a session of the server.")
+    ] = None,
+    replace: Annotated[bool, Option("--replace", help="With --reward: of a run that has a verdict.")] = False,
     author: Annotated[str | None, Option(metavar="NAME", help="Who says so.")] = None,
     as_list: Annotated[bool, Option("--list", help="Show what was said, of RUN or of all runs.")] = False,
     log: Log = None,
@@ -78,6 +83,7 @@ def command(
     nano-coder feedback last --step 2 --span 0:14 --bad
     nano-coder feedback 01h2x --prefer 01h2w
     nano-coder feedback 01h2x --outcome reverted
+    nano-coder feedback NAME --reward 1
     nano-coder feedback --list --json > feedback.jsonl
     """
     if good and bad:
@@ -87,14 +93,21 @@ def command(
         edit=_read() if edit == "-" else edit, span=_span(span), outcome=outcome, author=author,
     )  # fmt: skip
     if as_list:
-        if not given.empty or given != _NOTHING:
+        if given != _NOTHING or reward is not None:
             raise UsageError("--list only reads; leave out what is to be said, or leave out --list")
         return _list(run, log, as_json=as_json)
     if run is None:
         raise UsageError("name the run that this is said of: nano-coder feedback RUN; `last` is the newest")
+    if reward is not None:
+        if given != _NOTHING:
+            raise UsageError("--reward goes alone; say the rest in a second command")
+        return _reward(run, reward, replace, log, as_json=as_json)
+    if replace:
+        raise UsageError("--replace goes with --reward")
     if given.empty:
         raise UsageError(
-            "nothing is said; give --good, --bad, --note, --prefer, --edit or --outcome, or --list to read"
+            "nothing is said; give --good, --bad, --note, --prefer, --edit, --outcome or --reward, or --list"
+            " to read"
         )
     with open_log(log) as store:
         trajectory = store.get(run)
@@ -106,6 +119,21 @@ def command(
 _NOTHING = Given(
     step=None, thumb=None, note=None, prefer=None, edit=None, span=None, outcome=None, author=None
 )
+
+
+def _reward(name: str, reward: float, replace: bool, log: str | None, *, as_json: bool) -> int:
+    """Reward the runs of the session of that name, or the run."""
+    from nano_coder.serve.given_reward import give_reward
+
+    if not math.isfinite(reward):
+        raise UsageError(f"--reward {reward} is no finite number")
+    with open_log(log) as store:
+        runs = store.session_runs(name) or [store.resolve(name)]
+        given = give_reward(redacting_store(store), runs, reward, replace=replace)
+    print(
+        json.dumps({"runs": given, "reward": reward}) if as_json else f"reward {reward:g}: {' '.join(given)}"
+    )
+    return 0
 
 
 def _read() -> str:

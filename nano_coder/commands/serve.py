@@ -13,6 +13,7 @@ from nano_coder.config import AgentConfig
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.settings_options import Settings
 
+API_PROFILE = "api-1"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -27,6 +28,10 @@ def command(
         list[str] | None,
         Option(metavar="KEY", help="API key that clients must send; repeatable.", envvar="NANO_SERVE_KEY"),
     ] = None,
+    upstream: Annotated[
+        str | None,
+        Option(metavar="URL", help="Serve the --model of this server of OpenAI's API."),
+    ] = None,
     concurrent: Annotated[int, Option(min=1, help="Requests answered at a time; more wait.")] = 64,
     idle: Annotated[float, Option(min=1, help="Seconds after which a conversation's run is ended.")] = 600.0,
 ) -> int:
@@ -38,6 +43,8 @@ def command(
     config, _ = configured(settings)
     if host not in _LOOPBACK and not key:
         raise UsageError(f"--host {host} is reached from other machines: give clients a --key")
+    if upstream is not None:
+        config = _before(upstream, config)
     try:
         import uvicorn
 
@@ -84,6 +91,22 @@ def command(
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", h11_max_incomplete_event_size=64 << 10))
     server.run(sockets=[listening])
     return 0
+
+
+def _before(url: str, config: AgentConfig) -> AgentConfig:
+    """The configuration of a server before that one. Raises UsageError if its model must be named."""
+    from nano_coder.models.endpoint.model_card import read_cards
+
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"--upstream {url!r} is no URL; give http://HOST:PORT/v1")
+    name = (config.model or "").removeprefix("openai:")
+    if not name:
+        names = [card.id for card in read_cards(url, config.api_key)]
+        if len(names) != 1:
+            some = f"serves {', '.join(names[:8])}" if names else "lists no models"
+            raise UsageError(f"{url} {some}: name one with --model NAME")
+        name = names[0]
+    return config.model_copy(update={"base_url": url, "model": f"openai:{name}", "profile": API_PROFILE})
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from nano_coder.sandbox.protocol import ExecResult, Sandbox, SupportsListening, 
 from nano_coder.sandbox.proxy import PORT
 from nano_shared import snapshot
 from nano_shared.errors import ConfigError, SandboxError, UsageError
+from nano_shared.printable import printable
 from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.types import StopReason, Task, Trajectory
 
@@ -78,8 +80,8 @@ class ForeignAgent:
 def run_foreign_agent(agent: ForeignAgent, begun: Trajectory, start: str, runtime: Runtime) -> Trajectory:
     """Let the agent work on the task of `begun`, from the workspace `start`. Its requests are the turns.
 
-    The longest of its conversations is the run; others are logged without a verdict. Raises UsageError for an
-    agent that asked nothing.
+    The longest of its conversations is the run; others are logged without a verdict. An agent that asked
+    nothing leaves a run without turns, which ended in a failure of ours.
     """
     try:
         from nano_coder.serve.app import episode_app
@@ -110,14 +112,22 @@ def run_foreign_agent(agent: ForeignAgent, begun: Trajectory, start: str, runtim
         run = conversations.end_episode(workspace.snapshot, workspace.diff(), stop, detail)
     except SandboxError as problem:
         run = conversations.end_episode(start, "", StopReason.SANDBOX_ERROR, str(problem))
-        if run is None:
-            raise
+        return run or _without_turns(begun, StopReason.SANDBOX_ERROR, str(problem), runtime)
     finally:
         jail.close()
-    if run is None:
-        said = (ended.stderr or ended.stdout).decode(errors="replace").strip()[-400:]
-        raise UsageError(f"the agent asked the model nothing (exit code {ended.exit_code}): {said}")
-    return run
+    if run is not None:
+        return run
+    said = printable((ended.stderr or ended.stdout).decode(errors="replace").strip()[-400:])
+    detail = f"the agent had no answer of the model (exit code {ended.exit_code}): {said}"
+    stop = StopReason.POLICY_ERROR if stop is StopReason.POLICY_ERROR else StopReason.SANDBOX_ERROR
+    return _without_turns(begun, stop, detail, runtime)
+
+
+def _without_turns(begun: Trajectory, stop: StopReason, detail: str, runtime: Runtime) -> Trajectory:
+    ended = time.time()
+    runtime.store.begin(begun)
+    runtime.store.finish(begun.id, stop=stop, stop_detail=detail, ended=ended)
+    return begun.model_copy(update={"stop": stop, "stop_detail": detail, "ended": ended})
 
 
 def _inside(folder: Path) -> str:
@@ -146,16 +156,12 @@ def _why(ended: ExecResult, reached: StopReason | None) -> tuple[StopReason, str
     return StopReason.FINISHED, f"the agent ended with {code}"
 
 
-class _Loop:
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
     """An event loop in a thread of its own, for the servers of all episodes."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, name="episodes", daemon=True).start()
-
-
-_loops: list[_Loop] = []
-_starting = threading.Lock()
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="episodes", daemon=True).start()
+    return loop
 
 
 @contextmanager
@@ -163,11 +169,8 @@ def _answering(listener: socket, app: Any) -> Iterator[None]:
     """Serve the application on a socket, in another thread."""
     import uvicorn
 
-    with _starting:
-        if not _loops:
-            _loops.append(_Loop())
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
-    served = asyncio.run_coroutine_threadsafe(server.serve(sockets=[listener]), _loops[0].loop)
+    served = asyncio.run_coroutine_threadsafe(server.serve(sockets=[listener]), _loop())
     try:
         while not server.started and not served.done():
             time.sleep(0.005)

@@ -65,9 +65,8 @@ def _message(message: Body, where: str) -> Iterator[ClientMessage]:
             if texts:
                 yield ClientMessage(role=Role.USER, text=text_of(texts, where=where))
                 texts = []
-            yield ClientMessage(
-                role=Role.TOOL, text=text_of(part.get("content"), where=f"{where}.content[{at}]")
-            )
+            text = text_of(part.get("content"), where=f"{where}.content[{at}]")
+            yield ClientMessage(role=Role.TOOL, text=text, call_id=str(part.get("tool_use_id")))
         elif kind not in ("thinking", "redacted_thinking"):
             texts.append(part)
     if texts or calls:

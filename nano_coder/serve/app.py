@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import json
 import logging
+import math
 import secrets
 import threading
 import time
@@ -13,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
@@ -21,11 +22,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from nano_coder.models.endpoint.exchange import EndpointError
+from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.serve import anthropic, chat, responses
+from nano_coder.serve import anthropic, chat, responses, upstream
 from nano_coder.serve.conversations import Conversations, ServedModel, UnknownSession
 from nano_coder.serve.request import BadRequest, ModelAnswer, ModelRequest
-from nano_shared.errors import BudgetExhausted, NanoError, PolicyError
+from nano_coder.verify.trainable import hashes
+from nano_shared.errors import BudgetExhausted, ConfigError, NanoError, PolicyError, UsageError
 from nano_shared.printable import printable
 
 _log = logging.getLogger("nano_coder.serve")
@@ -122,12 +126,14 @@ class Server:
         return Response(generate_latest(self._metrics.registry), media_type="text/plain; version=0.0.4")
 
     async def models(self, request: Request) -> Response:
-        policy = self._policy
+        policy, profile = self._policy, self._conversations.model.profile
         card = {
             "id": self._model, "object": "model", "created": self._started, "owned_by": "nano",
             "max_model_len": policy.context_limit, "meta": {"context_length": policy.context_limit},
             "root": policy.id, "weight_version": policy.version,
-            "profile": self._conversations.model.profile.name,
+            "profile": profile.name, "profile_hash": hashes(profile)[0],
+            "template_hash": policy.template_hash,
+            "gives_tokens": not isinstance(policy, EndpointPolicy) or policy.card.gives_tokens,
         }  # fmt: skip
         wanted = request.path_params.get("model")
         if wanted is not None:
@@ -140,14 +146,16 @@ class Server:
 
     async def chat(self, request: Request) -> Response:
         body = await self._body(request)
-        asked = chat.read_chat(body, self._longest)
+        behind = self._conversations.model.upstream
+        asked = chat.read_chat({**body, "response_format": None} if behind else body, self._longest)
+        asked = replace(asked, more=upstream.passed_on(body)) if behind else asked
         choices = chat.number(body, "n", int, 1, chat.MOST_CHOICES, 1)
         id = f"chatcmpl-{secrets.token_hex(12)}"
         if body.get("stream"):
             if choices > 1:
                 raise BadRequest("n > 1 is not streamed; leave out `stream`", param="n")
             chunks = chat.ChatChunks(body, self._model, self._decode(), id)
-            return self._stream(
+            return await self._stream(
                 request, asked, first=lambda: [_data(chunks.first())],
                 text=lambda *given: [_data(chunks.text(*given))],
                 end=lambda answer: [*map(_data, chunks.end(answer)), "data: [DONE]\n\n"],
@@ -160,7 +168,9 @@ class Server:
         asked = anthropic.read_messages(body, self._longest)
         id = f"msg_{secrets.token_hex(12)}"
         if body.get("stream"):
-            return self._stream(request, asked, **_named(anthropic.MessageEvents(body, self._model, id)))
+            return await self._stream(
+                request, asked, **_named(anthropic.MessageEvents(body, self._model, id))
+            )
         (answer,) = await self._answers(request, [asked])
         return JSONResponse(anthropic.message_answer(body, answer, self._model, id))
 
@@ -175,14 +185,17 @@ class Server:
         asked = responses.read_response(body, self._longest)
         id = f"resp_{secrets.token_hex(12)}"
         if body.get("stream"):
-            return self._stream(request, asked, **_named(responses.ResponseEvents(body, self._model, id)))
+            return await self._stream(
+                request, asked, **_named(responses.ResponseEvents(body, self._model, id))
+            )
         (answer,) = await self._answers(request, [asked])
         return JSONResponse(responses.response_answer(body, answer, self._model, id))
 
     async def session(self, request: Request) -> Response:
         session = request.path_params["session"]
         try:
-            return JSONResponse({"session": session, "runs": self._conversations.runs(session)})
+            runs = await asyncio.to_thread(self._conversations.runs, session)
+            return JSONResponse({"session": session, "runs": runs})
         except UnknownSession:
             raise BadRequest(f"no conversation in session {session!r:.100}", status=404) from None
 
@@ -196,10 +209,13 @@ class Server:
             isinstance(v, int | float) for v in components.values()
         ):
             raise BadRequest("components must be numbers by name", param="components")
+        give, replace = self._conversations.reward, body.get("replace") is True
         try:
-            runs = await asyncio.to_thread(self._conversations.reward, session, value, dict(components))
+            runs = await asyncio.to_thread(give, session, value, dict(components), replace=replace)
         except UnknownSession:
             raise BadRequest(f"no conversation in session {session!r:.100}", status=404) from None
+        except UsageError as problem:
+            raise BadRequest(str(problem), status=409, param="replace") from None
         return JSONResponse({"session": session, "runs": runs, "reward": value})
 
     # ---------------------------------------------------------------------------------- answering
@@ -223,7 +239,9 @@ class Server:
         self._metrics.running.set(running)
         self._metrics.waiting.set(self._in_flight - running)
 
-    def _sample(self, asked: ModelRequest, session: str, on_text: Any, here: threading.Event) -> ModelAnswer:
+    def _sample(
+        self, asked: ModelRequest, caller: _Caller, on_text: Any, here: threading.Event
+    ) -> ModelAnswer:
         if not here.is_set():
             raise _Gone
         began = time.monotonic()
@@ -231,14 +249,14 @@ class Server:
 
         def emit(text: str, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> bool:
             nonlocal told
-            if not told:
+            if ids and not told:
                 told = True
                 self._metrics.first.observe(time.monotonic() - began)
             if on_text is not None:
                 on_text(text, ids, logprobs)
             return here.is_set()
 
-        answer = self._conversations.answer(asked, session, emit)
+        answer = self._conversations.answer(asked, caller.session, emit, caller.agent)
         self._metrics.prompt.inc(answer.prompt_tokens)
         self._metrics.sampled.inc(answer.sampled_tokens)
         self._metrics.success.inc()
@@ -252,9 +270,9 @@ class Server:
         self._enter()
         watching = asyncio.ensure_future(_gone(request, here))
         try:
-            loop, session = asyncio.get_running_loop(), _session(request)
+            loop, caller = asyncio.get_running_loop(), _caller(request)
             jobs = [
-                loop.run_in_executor(self._pool, self._sample, each, session, None, here) for each in asked
+                loop.run_in_executor(self._pool, self._sample, each, caller, None, here) for each in asked
             ]
             return list(await asyncio.gather(*jobs))
         finally:
@@ -262,7 +280,7 @@ class Server:
             watching.cancel()
             self._leave()
 
-    def _stream(
+    async def _stream(
         self, request: Request, asked: ModelRequest, *,
         first: Callable[[], Sequence[str]],
         text: Callable[..., Sequence[str]],
@@ -270,22 +288,36 @@ class Server:
     ) -> Response:  # fmt: skip
         """Server-sent events: those of `first`, of `text` while tokens come, and of `end`."""
         self._enter()
-        session, error = _session(request), _error_body(request)
+        caller, error = _caller(request), _error_body(request)
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[tuple[Any, ...] | None] = asyncio.Queue()
         here = threading.Event()
         here.set()
 
+        begun = asyncio.Event()
+
+        def put(given: tuple[Any, ...] | None) -> None:
+            queue.put_nowait(given)
+            if given is None or given[0]:
+                begun.set()
+
         def on_text(*given: Any) -> None:
-            loop.call_soon_threadsafe(queue.put_nowait, given)
+            loop.call_soon_threadsafe(put, given)
 
         def sample() -> ModelAnswer:
-            return self._sample(asked, session, on_text, here)
+            return self._sample(asked, caller, on_text, here)
 
         job = loop.run_in_executor(self._pool, sample)
-        job.add_done_callback(lambda _: queue.put_nowait(None))
+        job.add_done_callback(lambda _: put(None))
         # not in `events`, which never begins for a client that left at once
         job.add_done_callback(lambda _: self._leave())
+
+        if self._conversations.model.upstream:  # whose refusal is the answer's status
+            watching = asyncio.ensure_future(_gone(request, here))
+            await begun.wait()
+            watching.cancel()
+            if job.done():
+                job.result()
 
         async def events() -> AsyncIterator[str]:
             try:
@@ -438,7 +470,9 @@ def _endpoint(server: Server, handler: Any) -> Any:
             response: Response = await handler(request)
         except (NanoError, BadRequest) as problem:
             status, kind = _status(problem)
-            headers = {"Retry-After": "1"} if status in (429, 503) else None
+            after = getattr(problem, "after", None)
+            wait = 1 if after is None and status in (429, 503) else after
+            headers = None if wait is None else {"Retry-After": f"{math.ceil(wait)}"}
             body = _error_body(request)(
                 _sentence(problem), kind, getattr(problem, "param", None), getattr(problem, "code", None)
             )
@@ -469,16 +503,21 @@ def _sentence(problem: Exception) -> str:
     return printable(str(problem), 1000)
 
 
+_KINDS = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
+}  # fmt: skip
+"""HTTP status -> OpenAI's type of an error"""
+
+
 def _status(problem: Exception) -> tuple[int, str]:
     """HTTP status and OpenAI's type of an error."""
     if isinstance(problem, BadRequest):
-        kinds = {
-            401: "authentication_error",
-            403: "permission_error",
-            404: "not_found_error",
-            429: "rate_limit_error",
-        }
-        return problem.status, kinds.get(problem.status, "invalid_request_error")
+        return problem.status, _KINDS.get(problem.status, "invalid_request_error")
+    if isinstance(problem, EndpointError):
+        status = upstream.status(problem)
+        return status, _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
+    if isinstance(problem, ConfigError):  # the key for the server behind
+        return 502, "api_error"
     if isinstance(problem, BudgetExhausted):
         return 400, "invalid_request_error"
     return (503 if isinstance(problem, PolicyError) else 500), "api_error"
@@ -516,8 +555,14 @@ def _choice(asked: ModelRequest, index: int) -> ModelRequest:
     return replace(asked, sampling=asked.sampling.model_copy(update={"seed": seed + index}))
 
 
-def _session(request: Request) -> str:
-    return str(request.path_params.get("session") or request.headers.get(_SESSION_HEADER, ""))[:200]
+class _Caller(NamedTuple):
+    session: str
+    agent: str
+
+
+def _caller(request: Request) -> _Caller:
+    session = request.path_params.get("session") or request.headers.get(_SESSION_HEADER, "")
+    return _Caller(str(session)[:200], request.headers.get("user-agent", "")[:200])
 
 
 def _host(request: Request) -> str:

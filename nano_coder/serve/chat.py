@@ -91,6 +91,7 @@ def _message(message: Body, where: str) -> ClientMessage:
         role=role_of(message, ROLES, where),
         text=text_of(message.get("content"), where=where),
         calls=tuple(_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)),
+        call_id=str(message["tool_call_id"]) if message.get("tool_call_id") else None,
     )
 
 
@@ -148,15 +149,18 @@ def chat_answer(
             "finish_reason": finish_reason(answer),
         }
         choices.append(choice | _token_fields(body, answer, decode))
-    sampler = answers[0].completion
     told: dict[str, Any] = {
         "id": id, "object": "chat.completion", "created": int(time.time()),
         "model": str(body.get("model") or model),
-        "system_fingerprint": f"{sampler.policy_id}@{sampler.policy_version}",
+        "system_fingerprint": _fingerprint(answers[0]),
     }  # fmt: skip
     if body.get("return_token_ids") and answers[0].prompt_ids:
         told["prompt_token_ids"] = list(answers[0].prompt_ids)
     return {**told, "choices": choices, "usage": usage(answers)}
+
+
+def _fingerprint(answer: ModelAnswer) -> str:
+    return f"{answer.completion.policy_id}@{answer.completion.policy_version}"
 
 
 def _token_fields(body: Body, answer: ModelAnswer, decode: DecodeIds | None) -> dict[str, Any]:
@@ -198,6 +202,7 @@ class ChatChunks:
             (tokens.sampled_ids[self._told_ids :], tokens.logprobs[self._told_ids :]) if tokens else ((), ())
         )
         last = self._chunk({}, ids=rest[0], logprobs=rest[1], finish=finish_reason(answer))
+        last["system_fingerprint"] = _fingerprint(answer)
         if self._body.get("return_token_ids") and answer.prompt_ids:
             last["prompt_token_ids"] = list(answer.prompt_ids)
         yield last

@@ -11,10 +11,12 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from nano_coder import __version__
+from nano_coder.agent.dialects.api import API
 from nano_coder.agent.dialects.dialect import Parsed
 from nano_coder.agent.dialects.registry import DIALECTS
 from nano_coder.agent.dialects.stream import StreamParser
@@ -22,13 +24,19 @@ from nano_coder.agent.loop import turn_seed
 from nano_coder.agent.native_template import function_schema
 from nano_coder.agent.profiles import describing
 from nano_coder.agent.prompt import system_text
+from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.serve import upstream
+from nano_coder.serve.given_reward import end_conversation, give_reward
 from nano_coder.serve.request import ClientCall, ClientMessage, ModelAnswer, ModelRequest, OnText
 from nano_coder.serve.text_stream import TextStream
 from nano_shared.errors import BudgetExhausted, LogError, PolicyError
 from nano_shared.hashing import content_hash
+from nano_shared.journal import ClientRequest
 from nano_shared.policy import Conversation, Policy
 from nano_shared.profile import InterfaceProfile
+from nano_shared.redact import MARKER
+from nano_shared.redact.trajectory import is_redacted
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import (
     AMBIGUOUS_TOOLS,
@@ -43,17 +51,15 @@ from nano_shared.types import (
     ToolCall,
     ToolSpec,
     Trajectory,
-    Trust,
     Turn,
-    Verdict,
 )
 
 MOST_HELD = 1024
 """conversations that can be continued; the one that was used longest ago is forgotten first"""
-REWARD_GRADER = "session reward 1"
 _PATIENCE_SECONDS = 60.0
 """for turns that are being sampled when their agent ends; each ends with its next token"""
 GENERATOR = "nano-serve 1"
+_TASK_PREFIX = "served-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +71,12 @@ class ServedModel:
     store: LogStore
     name: str
     """the policy as the user named it"""
+
+    @property
+    def upstream(self) -> EndpointPolicy | None:
+        """The server behind, to which calls and tools go as the API has them."""
+        found = self.policy
+        return found if isinstance(found, EndpointPolicy) and self.profile.dialect == API.name else None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,6 +108,8 @@ class _Held:
     model: ServedModel
     """that answers it to its end"""
     session: str
+    client: str = ""
+    """user agent of the last request"""
     owner: int
     """for which the policy keeps KV"""
     keys: list[str] = field(default_factory=list)
@@ -123,17 +137,22 @@ class Conversations:
         self._held: OrderedDict[str, _Held] = OrderedDict()
         self._by_key: dict[tuple[str, str], list[tuple[_Held, int]]] = {}
         self._owners = 0
+        self._began = time.time()
 
     # ---------------------------------------------------------------------------------- answering
 
-    def answer(self, request: ModelRequest, session: str = "", on_text: OnText | None = None) -> ModelAnswer:
-        """Sample the next turn of a conversation, and log it.
+    def answer(
+        self, request: ModelRequest, session: str = "", on_text: OnText | None = None, client: str = ""
+    ) -> ModelAnswer:
+        """Sample the next turn of a conversation, and log it, with the user agent of its client.
 
         Raises ContextFull for messages that leave no room, and PolicyError if the backend fails; neither is
         logged.
         """
         request, keys = self._limited(request), request.keys()
+        self._recall(request, keys, session)
         held, new = self._place(request, keys, session)
+        held.client = client
         try:
             return self._sample(held, new, request, keys[-1], on_text)
         except PolicyError:
@@ -168,6 +187,43 @@ class Conversations:
             }
         )  # fmt: skip
         return replace(request, sampling=sampling)
+
+    def _recall(self, request: ModelRequest, keys: Sequence[str], session: str) -> None:
+        """Hold those of the log's conversations that the request may continue, where none is held: they are
+        of an earlier server, or were forgotten."""
+        answered = [at for at, m in enumerate(request.messages[:-1]) if m.role is Role.ASSISTANT]
+        with self._lock:
+            held = [at for at in answered if (session, keys[at]) in self._by_key]
+        missing = [keys[at] for at in answered if not held or at > held[-1]]
+        if self._episode is not None or not missing:
+            return
+        found = self.model.store.answers(session, missing)
+        longest = max((missing.index(key) for _, _, key in found), default=-1)
+        for run, _, key in found:
+            if key == missing[longest]:
+                self._hold_again(run, session)
+
+    def _hold_again(self, run_id: str, session: str) -> None:
+        """Hold a conversation of the log, if this model reads what it read and nothing of it was hidden.
+
+        It goes on as itself if it is open, and these weights and no other live server answered it last.
+        """
+        model, run = self.model, self.model.store.get(run_id)
+        keys = model.store.conversations(run_id)
+        mine = (model.policy.template_hash, model.profile.hash)
+        if (run.template_hash, run.profile_hash) != mine or len(keys) != len(run.turns) or not _told(run):
+            return
+        last = run.turns[-1].completion
+        with self._lock:
+            if run_id in self._held:
+                return
+            held = self._hold(run, session, keys)
+            held.busy = False
+            held.ended = run.stop is not None or run.turns[-1].ended > self._began or (
+                (last.policy_id, last.policy_version) != (model.policy.id, model.policy.version)
+            )  # fmt: skip
+            for turns, key in enumerate(keys[run.inherited :], run.inherited + 1):
+                self._by_key.setdefault((session, key), []).append((held, turns))
 
     def _place(
         self, request: ModelRequest, keys: Sequence[str], session: str
@@ -214,7 +270,7 @@ class Conversations:
             id = new_run_id() if base.id in self._held else base.id
             return self._hold(base.model_copy(update={"id": id, "tools_hash": tools_hash}), session, [])
         task = Task(
-            key=f"served-{opening.removeprefix('sha256:')[:16]}",
+            key=f"{_TASK_PREFIX}{opening.removeprefix('sha256:')[:16]}",
             prompt=first if first.strip() else "(no message of a user)",
             tools=(),
             provenance=Provenance(
@@ -266,8 +322,11 @@ class Conversations:
     ) -> ModelAnswer:  # fmt: skip
         """`key` is the conversation's up to the request's last message."""
         started, run, model = time.time(), held.run, held.model
-        messages = _rendered(new, request.tools, model.profile, opening=not run.turns)
-        conversation = Conversation(started=run.started)
+        if model.upstream:
+            messages = upstream.messages(new, run.turns[-1].completion.api if run.turns else None)
+        else:
+            messages = _rendered(new, request.tools, model.profile, opening=not run.turns)
+        conversation = Conversation(tools=request.tools if model.upstream else (), started=run.started)
         for turn in run.turns:
             for message in turn.messages:
                 conversation.append(message)
@@ -275,8 +334,12 @@ class Conversations:
         for message in messages:
             conversation.append(message)
         before = tuple(conversation.tokens)
-        completion = self._complete(model, conversation, request, held.owner, on_text)
-        parsed = _parsed(completion, request.tools, model.profile)
+        completion = self._complete(held, conversation, request, on_text)
+        if model.upstream:
+            parsed, calls = upstream.parsed(completion, request.tools), upstream.calls(completion)
+        else:
+            parsed = _parsed(completion, request.tools, model.profile)
+            calls = tuple(map(_call, parsed.calls))
         turn = Turn(
             index=len(run.turns),
             messages=messages,
@@ -290,23 +353,22 @@ class Conversations:
         )
         if not run.own_turns:
             model.store.begin(run)
-        model.store.append_turn(run.id, turn)
         tokens = completion.tokens
         if tokens is not None and tokens.row != conversation.row:
             before = ()  # history was rewritten: a new row
         prompt_ids = (*before, *tokens.context_ids) if tokens else ()
         answer = ModelAnswer(
             run=run.id,
-            text=parsed.thought if parsed.calls else _unstopped(completion),
-            calls=tuple(_call(call) for call in parsed.calls),
+            text=parsed.thought if calls else _unstopped(completion),
+            calls=calls,
             completion=completion,
             prompt_ids=prompt_ids,
-            prompt_tokens=len(prompt_ids)
-            if tokens
-            else sum(model.policy.count(m.content) for m in conversation.messages),
-            sampled_tokens=len(tokens.sampled_ids) if tokens else model.policy.count(completion.text),
+            prompt_tokens=len(prompt_ids) if tokens else _prompt_size(conversation, completion, model.policy),
+            sampled_tokens=len(tokens.sampled_ids) if tokens else _size(completion, model.policy),
         )
         answered = content_hash([key, answer.message.key])
+        asked = ClientRequest(held.session, held.client, answered)
+        model.store.append_turn(run.id, turn, None if self._episode else asked)
         with self._lock:
             if self._episode is not None:
                 self._episode.tokens += answer.sampled_tokens
@@ -319,10 +381,14 @@ class Conversations:
         return answer
 
     def _complete(
-        self, model: ServedModel, conversation: Conversation, request: ModelRequest, owner: int,
-        on_text: OnText | None,
-    ) -> Completion:  # fmt: skip
-        policy = model.policy
+        self, held: _Held, conversation: Conversation, request: ModelRequest, on_text: OnText | None
+    ) -> Completion:
+        model, policy = held.model, held.model.policy
+        if model.upstream:
+            relay = upstream.Relay(on_text or _read)
+            return model.upstream.answer(
+                conversation, request.sampling, more=request.more, session=held.session, on_answer=relay
+            )
         if on_text and request.tools:
             on_text = _besides_calls(on_text, request.tools, model.profile)
         if not isinstance(policy, LocalPolicy):
@@ -336,39 +402,34 @@ class Conversations:
         stream = TextStream(policy.decode, policy.engine.eos_ids, request.sampling.stop, on_text or _read)
         slot = self._episode.slot if self._episode else None
         with policy.lent(slot):
-            completion = policy.complete(conversation, request.sampling, owner=owner, on_token=stream.take)
+            completion = policy.complete(
+                conversation, request.sampling, owner=held.owner, on_token=stream.take
+            )
         stream.finish()
         return completion
 
     # ------------------------------------------------------------------------------------ sessions
 
     def runs(self, session: str) -> list[str]:
-        """Ids of the runs of a session, oldest first. Raises UnknownSession."""
-        with self._lock:
-            found = [held.run.id for held in self._held.values() if held.session == session]
-        if not found:
+        """Ids of the runs of a session, oldest first, also of an earlier server. Raises UnknownSession."""
+        if not (found := self.model.store.session_runs(session)):
             raise UnknownSession(session)
-        return sorted(found)
+        return found
 
-    def reward(self, session: str, reward: float, components: dict[str, float] | None = None) -> list[str]:
-        """End the runs of a session, and give each this reward. Returns their ids. Raises UnknownSession."""
+    def reward(
+        self, session: str, reward: float, components: Mapping[str, float] | None = None, *,
+        replace: bool = False,
+    ) -> list[str]:  # fmt: skip
+        """End the runs of a session, and give this reward to those that have none. Returns their ids.
+
+        Raises UnknownSession, and UsageError where each has a verdict and `replace` does not say otherwise.
+        """
+        runs = self.runs(session)
         with self._lock:
-            found = [held for held in self._held.values() if held.session == session and held.run.turns]
-            if not found:
-                raise UnknownSession(session)
-            for held in found:
-                self._end(held)
-        for held in found:
-            last = held.run.turns[-1].completion.text
-            verdict = Verdict(
-                reward=reward,
-                components=dict(components or {"reward": reward}),
-                trust=Trust.USER_CHECK,
-                grader=REWARD_GRADER,
-                graded_hash=content_hash(["answer", last]),
-            )
-            held.model.store.add_verdict(held.run.id, verdict)
-        return [held.run.id for held in found]
+            for held in self._held.values():
+                if held.session == session:
+                    self._end(held)
+        return give_reward(self.model.store, runs, reward, components, replace=replace)
 
     def end_episode(
         self, snapshot: str, diff: str, stop: StopReason, detail: str | None
@@ -441,20 +502,10 @@ def end_interrupted(store: LogStore, idle_seconds: float) -> int:
     A run that went on within `idle_seconds` may be that of another server on the same log.
     """
     ended = 0
-    for summary in store.runs():
-        if summary.stop is not None or not summary.task_key.startswith("served-"):
-            continue
-        run = store.get(summary.id)
-        if time.time() - (run.turns[-1].ended if run.turns else run.started) < idle_seconds:
-            continue
-        try:
-            store.finish(
-                run.id, stop=StopReason.FINISHED, answer=run.turns[-1].completion.text if run.turns else None,
-                ended=run.turns[-1].ended if run.turns else run.started,
-            )  # fmt: skip
-        except LogError:
-            continue
-        ended += 1
+    for run in store.left_open(_TASK_PREFIX, time.time() - idle_seconds):
+        with suppress(LogError):  # another server was first
+            end_conversation(store, store.get(run))
+            ended += 1
     return ended
 
 
@@ -512,6 +563,23 @@ def _besides_calls(on_text: OnText, tools: Sequence[ToolSpec], profile: Interfac
     """`on_text` for what is no call: text that may become one is held back."""
     parser = StreamParser(DIALECTS.find(profile.dialect), tools)
     return lambda text, ids, logprobs: on_text(parser.feed(text).thought, ids, logprobs)
+
+
+def _prompt_size(conversation: Conversation, completion: Completion, policy: Policy) -> int:
+    if completion.api:
+        return completion.api.usage.prompt
+    return sum(policy.count(m.content) for m in conversation.messages)
+
+
+def _size(completion: Completion, policy: Policy) -> int:
+    return completion.api.usage.completion if completion.api else policy.count(completion.text)
+
+
+def _told(run: Trajectory) -> bool:
+    """Whether nothing of what the model read and wrote was hidden in the log."""
+    said = [m.content for turn in run.turns for m in turn.messages]
+    hidden = any(MARKER.search(text) for text in (*said, *(turn.completion.text for turn in run.turns)))
+    return not (hidden or is_redacted(run))
 
 
 def _read(text: str, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> bool:

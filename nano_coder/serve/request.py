@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nano_shared.hashing import content_hash
@@ -50,6 +50,8 @@ class ClientMessage:
     role: Role
     text: str
     calls: tuple[ClientCall, ...] = ()
+    call_id: str | None = None
+    """of the call that a tool's message answers"""
 
     @property
     def key(self) -> object:
@@ -62,6 +64,8 @@ class ModelRequest:
     messages: tuple[ClientMessage, ...]
     tools: tuple[ToolSpec, ...] = ()
     sampling: Sampling
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """for the server behind, if there is one: further parameters; None leaves one out"""
 
     def keys(self) -> list[str]:
         """[len(messages)] hashes of the tools and of the messages up to each one."""

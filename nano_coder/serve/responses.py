@@ -69,7 +69,8 @@ def _add(read: list[ClientMessage], item: Body, where: str) -> None:
             )
             _join(read, ClientMessage(role=Role.ASSISTANT, text="", calls=(call,)))
         case "function_call_output" | "custom_tool_call_output":
-            read.append(ClientMessage(role=Role.TOOL, text=text_of(item.get("output"), where=where)))
+            text = text_of(item.get("output"), where=where)
+            read.append(ClientMessage(role=Role.TOOL, text=text, call_id=str(item.get("call_id"))))
         case _:
             pass  # reasoning, and items of tools that only OpenAI runs
 

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from nano_coder.agent.chat_template import ChatTemplate
+from nano_coder.agent.dialects.api import Api
 from nano_coder.agent.loop import observation_messages
 from nano_coder.agent.profiles import PROFILES
 from nano_coder.agent.prompt import first_started, open_conversation
@@ -78,7 +79,8 @@ class TokenCheck:
 
     def findings(self, run: Trajectory) -> list[RunFinding]:
         """What is wrong, worst first; empty if everything is right."""
-        found = (self._spelling(run), self._rendering(run), self._verdict(run))
+        of_api = any(turn.parser == Api.name for turn in run.turns)  # whose server rendered the messages
+        found = (self._spelling(run), None if of_api else self._rendering(run), self._verdict(run))
         return [finding for finding in found if finding is not None]
 
     def refusal(self, run: Trajectory) -> RefusalCode | None:
@@ -88,7 +90,12 @@ class TokenCheck:
         """Sampled ids must spell the text, and end as `finish` says."""
         for turn in run.turns:
             tokens, name = tokens_of(turn), f"turn {turn.index}"
-            if self._decode(tokens) != turn.completion.text:
+            spelt = self._decode(tokens)
+            if turn.parser == Api.name:  # calls are beside the text, which was trimmed
+                named = (call.name for call in turn.calls)
+                if not all(part in spelt for part in (turn.completion.text.strip(), *named)):
+                    return _no(RefusalCode.OTHER_IDS, f"{name}: its ids do not spell its text and its calls")
+            elif spelt != turn.completion.text:
                 return self._misspelt(turn)
             ended = tokens.sampled_ids[-1] in self.eos_ids
             stopped = ended or any(text in turn.completion.text for text in turn.completion.sampling.stop)

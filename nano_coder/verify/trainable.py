@@ -101,11 +101,12 @@ def _tokens(run: RunFacts) -> Iterator[RunFinding]:
     if gap is not None:
         yield _no(RefusalCode.MISSING_TURN, f"turn {gap} is not there, and turn {run.turns[gap].index} is")
         return
-    bare = [turn.index for turn in run.turns if turn.row is None]
-    if bare:
+    bare = next((turn for turn in run.turns if turn.row is None), None)
+    if bare is not None:
+        why = f": {bare.no_tokens}" if bare.no_tokens else ""
         yield _no(
             RefusalCode.TEXT_ONLY,
-            f"text-only: no token ids and log-probs for turn {bare[0]} (it can still imitate)",
+            f"text-only: no token ids and log-probs for turn {bare.index}{why} (it can still imitate)",
         )
         return
     if any(turn.redacted for turn in run.turns):

@@ -14,7 +14,7 @@ from enum import StrEnum
 from itertools import groupby
 from typing import Any
 
-from nano_coder.agent.profiles import serving_profile
+from nano_coder.agent.profiles import API_1, serving_profile
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.verify.logprobs import Scored, gap_of, rescored
 from nano_coder.verify.refusal_codes import RefusalCode
@@ -122,7 +122,9 @@ def refusal_of(run: RunFacts, target: TargetPolicy) -> RefusalCode | None:
         return RefusalCode.TEST_SPLIT
     if RefusalCode.OTHER_PROFILE in found:
         return RefusalCode.OTHER_PROFILE
-    if target.profile is not None and _profile_hash(target.profile, run.task) != run.profile_hash:
+    other = target.profile is not None and _profile_hash(target.profile, run.task) != run.profile_hash
+    # what an API's server rendered is known by its template and tokens: no profile is the policy's own
+    if other and not (run.profile == API_1.name and run.has_tokens):
         return RefusalCode.ANOTHER_PROFILE
     if RefusalCode.TEXT_ONLY in found:
         return RefusalCode.TEXT_ONLY

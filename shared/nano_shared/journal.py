@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
@@ -15,6 +15,18 @@ from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback
 from nano_shared.rows import feedback_row, run_row, task_row, tool_call_rows, turn_row, verdict_row
 from nano_shared.types import StopReason, Task, Trajectory, Turn, Verdict
+
+
+class ClientRequest(NamedTuple):
+    """What is logged of a client's request beside the turn that answers it."""
+
+    session: str
+    """empty for a client that named none"""
+    client: str
+    """user agent"""
+    conversation: str
+    """hash of all messages up to the answer, by which a later request finds the turn"""
+
 
 HINT = "see `nano-coder log list`"
 
@@ -63,11 +75,16 @@ def insert_turns(
         connection.execute(_ADD_CALL, calls)
 
 
-def append_turn(connection: sa.Connection, run_id: str, turn: Turn) -> None:
+def append_turn(
+    connection: sa.Connection, run_id: str, turn: Turn, request: ClientRequest | None = None
+) -> None:
     """Add the next turn. Raises LogError for an unknown or ended run, and for a turn out of order."""
     refuse_ended(connection, run_id)  # before counting: it locks the run where the database locks rows
     logged_turns = connection.scalar(_TURN_COUNT, {"run": run_id}) or 0
     insert_turns(connection, run_id, (turn,), logged_turns=logged_turns)
+    if request is not None:
+        row = {"run_id": run_id, "turn": turn.index, **request._asdict()}
+        connection.execute(schema.requests.insert(), row)
 
 
 def insert_verdict(connection: sa.Connection, run_id: str, verdict: Verdict) -> None:

@@ -118,6 +118,7 @@ def _turns(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Turn
             sa.type_coerce(turns.c.sampled_ids, raw).label("sampled_ids"),
             sa.type_coerce(turns.c.logprobs, raw).label("logprobs"),
             turns.c.sampling, turns.c.text, turns.c.started, turns.c.ended,
+            sa.case((turns.c.token_row.is_(None), turns.c.api)).label("api"),
         )
         .where(turns.c.run_id.in_(ids))
         .order_by(turns.c.run_id, turns.c.turn)
@@ -153,7 +154,7 @@ def _hides(connection: sa.Connection, column: sa.ColumnElement[bytes]) -> sa.Col
 
 def _turn_facts(row: Any, calls: _Calls) -> TurnFacts:
     (_, turn, policy_id, version, finish, token_row, context, count, context_bytes, hidden, ids, logprobs,
-     sampling, text, started, ended) = row  # fmt: skip
+     sampling, text, started, ended, api) = row  # fmt: skip
     bare = token_row is None or ids is None
     ids, logprobs, context_bytes = ids or b"", logprobs or b"", context_bytes or 0
     whole = len(ids) % _ID_BYTES == len(logprobs) % _LOGPROB_BYTES == context_bytes % _ID_BYTES == 0
@@ -176,6 +177,7 @@ def _turn_facts(row: Any, calls: _Calls) -> TurnFacts:
         text=text,
         calls=calls,
         draw=draw_digest(drawn, policy_id, sampling.get("seed"), started, ended),
+        no_tokens=(api or {}).get("no_tokens"),
     )
 
 

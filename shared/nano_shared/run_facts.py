@@ -56,6 +56,8 @@ class TurnFacts:
     calls: tuple[tuple[str, dict[str, Any]], ...]
     draw: bytes
     """digest of what was sampled and when: equal for copies of a turn, different for any two samples"""
+    no_tokens: str | None = None
+    """why a server's answer has no tokens, as far as is known"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +179,7 @@ def _turn_facts(turn: Turn) -> TurnFacts:
         text=completion.text,
         calls=tuple((call.name, call.arguments) for call in turn.calls),
         draw=draw_digest(drawn, completion.policy_id, sampling.seed, turn.started, turn.ended),
+        no_tokens=completion.api.no_tokens if completion.api and not tokens else None,
     )
 
 

@@ -39,6 +39,8 @@ class RunSummary(Value):
 
 _AMBIGUOUS_SHOWN = 3
 _PAGE = 500
+_MOST_ANSWERS = 64
+"""of equal conversations: all that matters is whether they were sampled alike"""
 _newest_first = (schema.runs.c.started.desc(), schema.runs.c.id.desc())
 # times and counts are as in the view; text needs the type that undoes its escapes
 _texts = {"id", "task_key", "prompt", "policy", "policy_id", "stop"}
@@ -152,6 +154,37 @@ def select_headings(
         typed = [sa.literal(value, column.type) for value, column in zip(values, place, strict=True)]
         query = query.where(sa.tuple_(*place) > sa.tuple_(*typed))
     return query
+
+
+def select_session(session: str) -> sa.Select[tuple[str]]:
+    runs, requests = schema.runs, schema.requests
+    of_session = sa.select(requests.c.run_id).where(requests.c.session == session)
+    return sa.select(runs.c.id).where(runs.c.id.in_(of_session)).order_by(runs.c.started, runs.c.id)
+
+
+def select_answers(session: str, conversations: Sequence[str]) -> sa.Select[tuple[str, int, str]]:
+    runs, requests = schema.runs, schema.requests
+    return (
+        sa.select(requests.c.run_id, requests.c.turn, requests.c.conversation)
+        .join(runs)
+        .where(requests.c.conversation.in_(conversations), requests.c.session == session)
+        .order_by(*_newest_first)
+        .limit(_MOST_ANSWERS)
+    )
+
+
+def select_left_open(task_prefix: str, before: float) -> sa.Select[tuple[str]]:
+    runs, tasks, turns = schema.runs, schema.tasks, schema.turns
+    last = sa.select(sa.func.max(turns.c.ended)).where(turns.c.run_id == runs.c.id).scalar_subquery()
+    return (
+        sa.select(runs.c.id)
+        .join(tasks)
+        .where(
+            runs.c.stop.is_(None),
+            tasks.c.key.startswith(task_prefix, autoescape=True),
+            sa.func.coalesce(last, runs.c.started) < before,
+        )
+    )
 
 
 def select_summaries(matching: str | None) -> sa.Select[tuple[object, ...]]:

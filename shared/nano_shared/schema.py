@@ -97,7 +97,7 @@ def _plain(text: str) -> bool:
     return True
 
 
-HEAD = "0006"
+HEAD = "0007"
 """newest migration; revisions are zero-padded numbers, so that they compare as text"""
 VERSION_TABLE = "log_version"
 
@@ -215,6 +215,18 @@ verdicts = Table(
     Column("graded_hash", ExactText, nullable=False),
     Column("check_run", Json),
     Index("log_verdicts_run", "run_id", "id"),
+)
+
+requests = Table(
+    "log_requests",
+    metadata,
+    Column("run_id", ExactText, ForeignKey("log_runs.id"), primary_key=True),
+    Column("turn", Integer, primary_key=True),
+    Column("session", ExactText, nullable=False),  # empty for a client that named none
+    Column("client", ExactText, nullable=False),  # user agent
+    Column("conversation", ExactText, nullable=False),  # hash of all messages up to the answer
+    Index("log_requests_session", "session"),
+    Index("log_requests_conversation", "conversation"),
 )
 
 feedback = Table(

@@ -120,6 +120,19 @@ TURNS = SqlView(
     "log_turns t",
 )
 
+REQUESTS = SqlView(
+    "requests",
+    "One row for each request of a client of `nano-coder serve`.",
+    {
+        "run_id": ("q.run_id", "run"),
+        "turn": ("q.turn", "the turn that answers it, from 0"),
+        "session": ("q.session", "name of its session; empty where it named none"),
+        "client": ("q.client", "user agent"),
+        "conversation": ("q.conversation", "hash of all messages up to the answer"),
+    },
+    "log_requests q",
+)
+
 TOOL_CALLS = SqlView(
     "tool_calls",
     "One row for each action and what really happened.",
@@ -187,7 +200,7 @@ FEEDBACK = SqlView(
     "log_feedback f",
 )
 
-VIEWS = (RUNS, TURNS, TOOL_CALLS, VERDICTS, FEEDBACK)
+VIEWS = (RUNS, TURNS, REQUESTS, TOOL_CALLS, VERDICTS, FEEDBACK)
 
 
 def drop_views(connection: Connection) -> None:

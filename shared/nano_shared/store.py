@@ -23,6 +23,7 @@ from nano_shared.database import Database, open_database
 from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback, Said
 from nano_shared.hashing import content_hash, new_run_id
+from nano_shared.journal import ClientRequest
 from nano_shared.logged_run import LoggedRun, Merged, feedback_of, load_logged, merge_run, verdicts_of
 from nano_shared.rows import said_from
 from nano_shared.run_fact_rows import RunFilter, stream_facts
@@ -136,9 +137,12 @@ class LogStore:
 
         self._database.write(work)
 
-    def append_turn(self, run_id: str, turn: Turn) -> None:
-        """Add the next turn. Raises LogError for an unknown or ended run, and for a turn out of order."""
-        self._database.write(lambda connection: journal.append_turn(connection, run_id, turn))
+    def append_turn(self, run_id: str, turn: Turn, request: ClientRequest | None = None) -> None:
+        """Add the next turn, and the client's request that it answers.
+
+        Raises LogError for an unknown or ended run, and for a turn out of order.
+        """
+        self._database.write(lambda connection: journal.append_turn(connection, run_id, turn, request))
 
     def finish(
         self,
@@ -278,6 +282,32 @@ class LogStore:
         query = run_queries.select_summaries(matching).limit(limit)
         rows = self._database.read(lambda connection: connection.execute(query).mappings().all())
         return [RunSummary(**row) for row in reversed(rows)]
+
+    def session_runs(self, session: str) -> list[str]:
+        """Ids of the runs that a session's requests made, oldest first."""
+        query = run_queries.select_session(session)
+        return [str(row[0]) for row in self._database.read(partial(_all, query))]
+
+    def answers(self, session: str, conversations: Sequence[str]) -> list[tuple[str, int, str]]:
+        """Run, turn and hash of the answers that left one of these conversations in a session, newest first;
+        at most 64."""
+        query = run_queries.select_answers(session, conversations)
+        return [tuple(row) for row in self._database.read(partial(_all, query))]
+
+    def left_open(self, task_prefix: str, before: float) -> list[str]:
+        """Ids of the runs of tasks with that prefix that never ended, and did nothing after `before`."""
+        query = run_queries.select_left_open(task_prefix, before)
+        return [str(row[0]) for row in self._database.read(partial(_all, query))]
+
+    def conversations(self, run_id: str) -> list[str]:
+        """The hash that each turn of a client's run left, those of its parents included."""
+        query = sa.select(schema.runs.c.parent, schema.runs.c.parent_step).where(schema.runs.c.id == run_id)
+        rows = self._database.read(partial(_all, query))
+        parent, step = rows[0] if rows else (None, None)
+        table = schema.requests
+        own = sa.select(table.c.conversation).where(table.c.run_id == run_id).order_by(table.c.turn)
+        found = [str(row[0]) for row in self._database.read(partial(_all, own))]
+        return [*(self.conversations(str(parent))[: step or 0] if parent else ()), *found]
 
     def verdicts(self, run_id: str) -> tuple[Verdict, ...]:
         """Every verdict of a run, newest last."""

@@ -251,6 +251,8 @@ class ApiAnswer(Value):
     usage: Usage = Usage()
     left_out: tuple[str, ...] = ()
     """sampling parameters that were not sent: the server's own values applied"""
+    no_tokens: str | None = None
+    """why there are no tokens, although the server was asked for them"""
 
 
 class Completion(Value):

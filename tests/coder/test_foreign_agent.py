@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from nano_coder.run.foreign_agent import ForeignAgent, open_agent
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import verify
-from nano_rl.gather.rollouts import collect
+from nano_rl.gather.rollouts import collect, failed, none_graded
 from nano_rl.learn.rows.group import form_groups
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import CommandChecks
@@ -154,10 +155,28 @@ def test_the_policy_samples_as_the_rollout_says(
     assert [[turn.completion.text for turn in run.turns] for run in again] == texts
 
 
-def test_an_agent_that_does_not_start_is_one_sentence(runtime: Callable[..., Runtime]) -> None:
+def test_an_agent_that_does_not_start_is_a_failure_of_ours(runtime: Callable[..., Runtime]) -> None:
     made = runtime(ScriptedPolicy(["x"]), agent=ForeignAgent(command="no-such-agent {prompt}"))
-    with pytest.raises(UsageError, match=r"asked the model nothing \(exit code 127\).*not found"):
-        run_task(task(), made, seed=0)
+    (run,) = collect([task()], made, seed=0)
+    assert (run.stop, run.reward, run.turns) == (StopReason.SANDBOX_ERROR, None, ())
+    assert "exit code 127" in str(run.stop_detail)
+    assert "not found" in str(run.stop_detail)
+    assert made.store.get(run.id) == run
+    assert failed(run)
+    assert "not found" in str(none_graded([run]))
+
+
+def test_an_agent_that_fails_once_leaves_the_other_runs_alone(
+    runtime: Callable[..., Runtime], agent: ForeignAgent
+) -> None:
+    once = replace(agent, command=f"if [ -e broken ]; then exit 3; fi; {agent.command}")
+    made = runtime(ScriptedPolicy([calls("echo hi > hello.txt"), "Done."]), agent=once)
+    broken = task(files={"broken": ""}).model_copy(update={"key": "broken"})
+    first, second = collect([broken, task()], made, seed=0, concurrency=1)
+    assert (first.reward, failed(first), second.reward) == (None, True, 1.0)
+
+
+def test_a_folder_that_is_not_there_is_one_sentence() -> None:
     with pytest.raises(UsageError, match="no such directory"):
         open_agent("x", ["/no/such/folder"])
     with pytest.raises(UsageError, match="--agent is empty"):

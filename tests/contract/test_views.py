@@ -23,7 +23,14 @@ def test_every_column_is_documented(store, view):
 
 
 def test_the_views_are_those_of_the_design():
-    assert [view.name for view in VIEWS] == ["runs", "turns", "tool_calls", "verdicts", "feedback"]
+    assert [view.name for view in VIEWS] == [
+        "runs",
+        "turns",
+        "requests",
+        "tool_calls",
+        "verdicts",
+        "feedback",
+    ]
 
 
 def test_a_run_shows_its_newest_verdict_and_its_sums(store):

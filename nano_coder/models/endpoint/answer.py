@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nano_coder.models.endpoint.exchange import PassingFailure, not_a_completion
-from nano_shared.types import ApiCall, Usage
+from nano_coder.models.endpoint.exchange import Cancelled, PassingFailure, not_a_completion
+from nano_shared.policy import Conversation
+from nano_shared.types import REDACTED_ID, ApiCall, TurnTokens, Usage
+
+CANCELLED = "cancelled"
+"""`finish` of an answer that nobody waited for"""
+_ABOVE_ZERO = 1e-6
+"""largest log-prob that rounding may produce"""
 
 
 @dataclass(slots=True)
@@ -28,6 +35,12 @@ class AnswerParts:
     usage: Usage | None = None
     calls: dict[object, _CallParts] = field(default_factory=dict)
     """by the index or id that the server gave"""
+    fingerprint: str = ""
+    """the server's name for the weights"""
+    prompt_ids: list[Any] = field(default_factory=list)
+    """as the server gave them, like `sampled_ids` and `logprobs`"""
+    sampled_ids: list[Any] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
 
     def api_calls(self, turn: int) -> tuple[ApiCall, ...]:
         """The calls in their order; one without an id of its own gets one from the turn."""
@@ -39,27 +52,91 @@ class AnswerParts:
         return tuple(calls)
 
 
-def read_answer(events: Iterable[dict[str, Any]], url: str, on_text: Callable[[str], None]) -> AnswerParts:
-    """Put an answer together. Raises PassingFailure for one that was cut off before its end, PolicyError for
-    what is no completion."""
+OnAnswer = Callable[[str, Sequence[int], Sequence[float]], bool]
+"""new text of an answer with its ids and log-probs, or nothing while none comes -> whether to go on"""
+
+
+def read_answer(
+    events: Iterable[dict[str, Any]],
+    url: str,
+    on_text: Callable[[str], None],
+    on_answer: OnAnswer | None = None,
+) -> AnswerParts:
+    """Put an answer together; what `on_answer` ends is cancelled. Raises PassingFailure for one that was cut
+    off before its end, PolicyError for what is no completion."""
     answer = AnswerParts()
+    try:
+        _read(answer, events, url, on_text, on_answer)
+    except Cancelled:
+        answer.finish = CANCELLED
+    if answer.finish is None:
+        raise PassingFailure("the answer was cut off before its end", "busy")
+    return answer
+
+
+def _read(
+    answer: AnswerParts,
+    events: Iterable[dict[str, Any]],
+    url: str,
+    on_text: Callable[[str], None],
+    on_answer: OnAnswer | None,
+) -> None:
     seen = False
     for event in events:
+        text, tokens = len(answer.text), len(answer.sampled_ids)
         try:
             if isinstance(event.get("usage"), dict):
                 answer.usage = _usage(event["usage"])
+            answer.fingerprint = str(event.get("system_fingerprint") or answer.fingerprint)
+            answer.prompt_ids = _list(event.get("prompt_token_ids")) or answer.prompt_ids
             for choice in event["choices"][:1]:
                 seen = True
                 whole = "message" in choice
                 _add(answer, choice["message"] if whole else choice.get("delta") or {}, on_text)
+                answer.sampled_ids += _list(choice.get("token_ids"))
+                listed = _list((choice.get("logprobs") or {}).get("content"))
+                answer.logprobs += [token.get("logprob") for token in listed]
                 answer.finish = choice.get("finish_reason") or answer.finish or ("stop" if whole else None)
             if not (event["choices"] or seen or answer.usage):
                 raise LookupError("choices")
         except (LookupError, TypeError, AttributeError, ValueError):
             raise not_a_completion(url, json.dumps(event, ensure_ascii=False)) from None
-    if answer.finish is None:
-        raise PassingFailure("the answer was cut off before its end", "busy")
-    return answer
+        new = answer.text[text:], answer.sampled_ids[tokens:], answer.logprobs[tokens:]
+        if on_answer is not None and not on_answer(*new):
+            raise Cancelled
+
+
+def turn_tokens(answer: AnswerParts, conversation: Conversation) -> TurnTokens | str:
+    """The tokens of an answer as the next turn of a conversation, or why they cannot be logged.
+
+    A prompt that does not begin with what the conversation holds begins a new row.
+    """
+    prompt, sampled, logprobs = answer.prompt_ids, answer.sampled_ids, answer.logprobs
+    if not (prompt and sampled):
+        return "the server gave no token ids"
+    if len(sampled) != len(logprobs):
+        return f"the server gave {len(sampled)} sampled ids and {len(logprobs)} log-probs"
+    counted = answer.usage.completion if answer.usage else 0
+    if counted not in (0, len(sampled)):
+        return f"the server gave {len(sampled)} sampled ids and counted {counted}"
+    if not all(type(i) is int and 0 <= i < REDACTED_ID for i in (*prompt, *sampled)):
+        return "the server gave ids that are no token ids"
+    if not all(type(p) in (int, float) and math.isfinite(p) and p <= _ABOVE_ZERO for p in logprobs):
+        return "the server gave log-probs that are not finite numbers up to 0"
+    before = conversation.tokens
+    goes_on = len(prompt) > len(before) and prompt[: len(before)] == before
+    return TurnTokens(
+        row=conversation.row if goes_on else conversation.row + 1,
+        context_ids=tuple(prompt[len(before) :] if goes_on else prompt),
+        sampled_ids=tuple(sampled),
+        logprobs=tuple(logprobs),
+    )
+
+
+def _list(value: Any) -> list[Any]:
+    if value is not None and not isinstance(value, list):
+        raise TypeError("no list")
+    return value or []
 
 
 def _add(answer: AnswerParts, part: dict[str, Any], on_text: Callable[[str], None]) -> None:

@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -21,6 +21,9 @@ MOST_BYTES = 16 << 20
 """largest answer, bytes"""
 _RETRIED_STATUS = frozenset({408, 409, 425, 429})
 _CHUNK = bytes | Exception | None
+_LOOK_SECONDS = 0.1
+"""between two looks at whether an answer is still wanted"""
+Wanted = Callable[[], bool]
 
 
 Failing = Literal["unreachable", "busy", "late", "refused", "garbled"]
@@ -29,19 +32,27 @@ Failing = Literal["unreachable", "busy", "late", "refused", "garbled"]
 class EndpointError(PolicyError):
     """An endpoint gave no usable answer; `kind` says why."""
 
-    def __init__(self, detail: str, kind: Failing) -> None:
+    def __init__(
+        self, detail: str, kind: Failing, *, status: int | None = None, after: float | None = None
+    ) -> None:
+        """`status` of the answer that refused, and the seconds that it asks to wait, if there are any."""
         super().__init__(detail)
-        self.kind = kind
+        self.kind, self.status, self.after = kind, status, after
+
+
+class Cancelled(Exception):
+    """Nobody waits for the answer any more."""
 
 
 class PassingFailure(Exception):
     """A failure that may pass: the call is worth repeating."""
 
-    def __init__(self, detail: str, kind: Failing, *, after: float | None = None) -> None:
-        """`after`: seconds that the server asks to wait."""
+    def __init__(
+        self, detail: str, kind: Failing, *, status: int | None = None, after: float | None = None
+    ) -> None:
+        """As of EndpointError."""
         super().__init__(detail)
-        self.kind = kind
-        self.after = after
+        self.kind, self.status, self.after = kind, status, after
 
 
 class RefusedRequest(Exception):
@@ -87,28 +98,41 @@ class Exchange:
         self._client = httpx.Client(headers=headers, timeout=httpx.Timeout(stall_seconds, connect=10.0))
         self.close = weakref.finalize(self, self._client.close)
 
-    def events(self, body: Mapping[str, Any], deadline: float) -> Iterator[dict[str, Any]]:
+    def events(
+        self,
+        body: Mapping[str, Any],
+        deadline: float,
+        headers: Mapping[str, str] | None = None,
+        wanted: Wanted | None = None,
+    ) -> Iterator[dict[str, Any]]:
         """POST the body. Yields the events of a stream, or the whole answer of a server that does not stream.
 
         Raises RefusedRequest for an answer that says no, PassingFailure for one that may pass, EndpointError
-        for one that is no completion, BudgetExhausted where the deadline (monotonic) cuts an answer.
+        for one that is no completion, BudgetExhausted where the deadline (monotonic) cuts an answer, and
+        Cancelled where it is not `wanted` any more.
         """
         chunks: queue.SimpleQueue[httpx.Response | _CHUNK] = queue.SimpleQueue()
         given_up = threading.Event()
         # httpx bounds single reads; a thread that is abandoned bounds the sum, name resolution included
-        threading.Thread(target=self._read, args=(body, chunks, given_up), daemon=True).start()
+        sending = (body, headers or {}, chunks, given_up)
+        threading.Thread(target=self._read, args=sending, daemon=True).start()
         try:
-            yield from self._events(chunks, min(deadline, time.monotonic() + self._longest), deadline)
+            until = min(deadline, time.monotonic() + self._longest)
+            yield from self._events(chunks, until, deadline, wanted)
         finally:
             given_up.set()
 
     def _events(
-        self, chunks: queue.SimpleQueue[httpx.Response | _CHUNK], until: float, deadline: float
+        self,
+        chunks: queue.SimpleQueue[httpx.Response | _CHUNK],
+        until: float,
+        deadline: float,
+        wanted: Wanted | None,
     ) -> Iterator[dict[str, Any]]:
-        first = self._next(chunks, until, deadline, flowing=False)
+        first = self._next(chunks, until, deadline, wanted, flowing=False)
         assert isinstance(first, httpx.Response)
         self.reached = True
-        rest = self._chunks(chunks, until, deadline)
+        rest = self._chunks(chunks, until, deadline, wanted)
         if not first.is_success:
             raise _refused(RefusedRequest(first.status_code, b"".join(rest)), first.headers)
         if "text/event-stream" in first.headers.get("content-type", ""):
@@ -117,11 +141,15 @@ class Exchange:
             yield _whole(b"".join(rest), self.url)
 
     def _chunks(
-        self, chunks: queue.SimpleQueue[httpx.Response | _CHUNK], until: float, deadline: float
+        self,
+        chunks: queue.SimpleQueue[httpx.Response | _CHUNK],
+        until: float,
+        deadline: float,
+        wanted: Wanted | None,
     ) -> Iterator[bytes]:
         size = 0
         start = b""
-        while (chunk := self._next(chunks, until, deadline, flowing=size > 0)) is not None:
+        while (chunk := self._next(chunks, until, deadline, wanted, flowing=size > 0)) is not None:
             assert isinstance(chunk, bytes)
             size += len(chunk)
             start += chunk[: 400 - len(start)]
@@ -138,12 +166,13 @@ class Exchange:
         chunks: queue.SimpleQueue[httpx.Response | _CHUNK],
         until: float,
         deadline: float,
+        wanted: Wanted | None,
         *,
         flowing: bool,
     ) -> httpx.Response | bytes | None:
         left = until - time.monotonic()
         try:
-            chunk = chunks.get(timeout=max(0.0, min(left, self._stall)))
+            chunk = _waited(chunks, max(0.0, min(left, self._stall)), wanted)
         except queue.Empty:
             if left > self._stall:
                 raise PassingFailure(f"not a byte for {self._stall:g} s", "late") from None
@@ -157,11 +186,12 @@ class Exchange:
     def _read(
         self,
         body: Mapping[str, Any],
+        headers: Mapping[str, str],
         chunks: queue.SimpleQueue[httpx.Response | _CHUNK],
         given_up: threading.Event,
     ) -> None:
         try:
-            with self._client.stream("POST", self.url, json=body) as response:
+            with self._client.stream("POST", self.url, json=body, headers=headers) as response:
                 chunks.put(response)
                 for chunk in response.iter_bytes():
                     chunks.put(chunk)
@@ -180,13 +210,29 @@ class Exchange:
             chunks.put(EndpointError(told, "unreachable"))
 
 
+def _waited(
+    chunks: queue.SimpleQueue[httpx.Response | _CHUNK], seconds: float, wanted: Wanted | None
+) -> httpx.Response | _CHUNK:
+    """The next chunk. Raises queue.Empty after so many seconds, Cancelled if it is not wanted any more."""
+    if wanted is not None and not wanted():
+        raise Cancelled
+    until = time.monotonic() + seconds
+    while wanted is not None and (left := until - time.monotonic()) > _LOOK_SECONDS:
+        with suppress(queue.Empty):
+            return chunks.get(timeout=min(left, _LOOK_SECONDS))
+        if not wanted():
+            raise Cancelled
+    return chunks.get(timeout=max(0.0, until - time.monotonic()))
+
+
 def _refused(refusal: RefusedRequest, headers: Mapping[str, str]) -> Exception:
     """The exception for a status that says no. A used-up quota does not come back by waiting."""
     passing = refusal.status >= 500 or refusal.status in _RETRIED_STATUS
     if not passing or "insufficient_quota" in (refusal.error.get("code"), refusal.error.get("type")):
         return refusal
     said = f"answered {refusal.status}: {refusal.excerpt}"
-    return PassingFailure(said, "busy", after=_retry_after(headers.get("retry-after")))
+    after = _retry_after(headers.get("retry-after"))
+    return PassingFailure(said, "busy", status=refusal.status, after=after)
 
 
 def _retry_after(text: str | None) -> float | None:

@@ -1,25 +1,31 @@
-"""The endpoint policy: completes through a server with OpenAI's chat completions API; text only."""
+"""The endpoint policy: completes through a server with OpenAI's chat completions API."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import tenacity
 
+from nano_coder.agent.profiles import API_1
 from nano_coder.config import Price, load_config
-from nano_coder.models.endpoint.answer import AnswerParts, read_answer
+from nano_coder.models.endpoint.answer import CANCELLED, AnswerParts, OnAnswer, read_answer, turn_tokens
 from nano_coder.models.endpoint.exchange import EndpointError, Exchange, PassingFailure, RefusedRequest
+from nano_coder.models.endpoint.model_card import ModelCard, card_of, read_cards
 from nano_coder.models.endpoint.prices import find_price
-from nano_coder.models.endpoint.request import accepted_by, request_body
+from nano_coder.models.endpoint.request import accepted_by, add_parameters, request_body, shaping
 from nano_coder.models.registry import ModelOptions
 from nano_shared import Completion, Conversation, Finish, Sampling, content_hash
 from nano_shared.errors import ConfigError
 from nano_shared.printable import printable
-from nano_shared.types import ApiAnswer, Usage
+from nano_shared.types import ApiAnswer, TurnTokens, Usage
 
 OPENAI = "https://api.openai.com/v1"
 _KEYS = "NANO_API_KEY or OPENAI_API_KEY in the environment, or api_key in your configuration"
@@ -35,7 +41,10 @@ _GARBLED_ATTEMPTS = 3
 
 
 def open_endpoint(name: str, options: ModelOptions) -> EndpointPolicy:
-    """`openai:NAME`. Raises ConfigError for OpenAI's own API without a key."""
+    """`openai:NAME`. A server of one's own is asked what it says of the model.
+
+    Raises ConfigError for OpenAI's own API without a key.
+    """
     config, _ = load_config({"base_url": options.base_url, "api_key": options.api_key}, Path())
     if not (config.base_url or config.api_key):
         raise ConfigError(
@@ -52,19 +61,17 @@ def open_endpoint(name: str, options: ModelOptions) -> EndpointPolicy:
         retry_seconds=config.retry_seconds,
         price=find_price(name, config.prices),
         own_temperature=options.own_temperature,
+        card=card_of(name, read_cards(config.base_url, config.api_key)) if config.base_url else None,
     )
 
 
 class EndpointPolicy:
     """Completes through `POST {base_url}/chat/completions`. Thread-safe.
 
-    Completions carry no tokens: such runs can be used for imitation, not for policy gradients. What may pass
-    is tried again: no connection, cut and garbled answers, silence, and statuses 408, 409, 425, 429 and 5xx.
+    Completions carry tokens where the server's card says that it gives them; others can be imitated, and
+    cannot be used for policy gradients. What may pass is tried again: no connection, cut and garbled answers,
+    silence, and statuses 408, 409, 425, 429 and 5xx.
     """
-
-    version = 0
-    profile = "api-1"
-    """of runs that name none"""
 
     def __init__(
         self,
@@ -79,14 +86,21 @@ class EndpointPolicy:
         first_wait: float = 1.0,
         price: Price | None = None,
         own_temperature: bool = False,
+        card: ModelCard | None = None,
     ) -> None:
         """`stall_seconds`: silence before a call is repeated; `answer_seconds`: longest time of one answer;
         `retry_seconds`: over which a failing call is repeated; `first_wait`: seconds, doubled each time;
-        `own_temperature`: the server's own, instead of the sampling's."""
+        `own_temperature`: the server's own, instead of the sampling's; `card`: what the server says of the
+        model."""
+        self.card = card or ModelCard()
         self.id = f"openai:{model}"
+        self.version = self.card.version
+        self.profile = self.card.profile or API_1.name
+        """of runs that name none"""
         self.model = model
-        self.context_limit = context_limit
-        self.template_hash = content_hash(f"endpoint: {model}")
+        self.context_limit = self.card.context_limit or context_limit
+        self.template_hash = self.card.template_hash or content_hash(f"endpoint: {model}")
+        self._sessions: WeakKeyDictionary[Conversation, str] = WeakKeyDictionary()
         self.price = price
         self.url = f"{base_url.rstrip('/')}/chat/completions"
         self._exchange = Exchange(
@@ -113,15 +127,40 @@ class EndpointPolicy:
             reraise=True,
         )
         began = time.monotonic()
-        try:
+        with self._failing():
             answer, body = retrying(self._ask, conversation, sampling, deadline, tell)
+        return self._completion(answer, body, conversation, sampling)
+
+    def answer(
+        self,
+        conversation: Conversation,
+        sampling: Sampling,
+        *,
+        more: Mapping[str, Any],
+        session: str,
+        on_answer: OnAnswer,
+    ) -> Completion:
+        """As `complete`, asked for once: for a server in front of this one, whose clients ask again.
+
+        `more` are further parameters of the request, where None leaves one out; `session` is the client's.
+        `on_answer` gets what comes, and cancels the answer by returning False.
+        """
+        self._sessions[conversation] = session
+        with self._failing():
+            answer, body = self._ask(conversation, sampling, float("inf"), _silent, more, on_answer)
+        return self._completion(answer, body, conversation, sampling)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
         except PassingFailure as problem:
             lost = problem.kind == "unreachable"
             way_out = "; is the server running, and is --base-url right?" if lost else ""
-            raise EndpointError(f"no answer from {self.url}: {problem}{way_out}", problem.kind) from None
+            told = f"no answer from {self.url}: {problem}{way_out}"
+            raise EndpointError(told, problem.kind, status=problem.status, after=problem.after) from None
         except RefusedRequest as refusal:
             raise self._refused(refusal) from None
-        return self._completion(answer, body, conversation, sampling)
 
     def count(self, text: str) -> int:
         """An estimate, rounded up: one token for each four characters."""
@@ -132,14 +171,26 @@ class EndpointPolicy:
         self._exchange.close()
 
     def _ask(
-        self, conversation: Conversation, sampling: Sampling, deadline: float, tell: Callable[[str], None]
+        self,
+        conversation: Conversation,
+        sampling: Sampling,
+        deadline: float,
+        tell: Callable[[str], None],
+        more: Mapping[str, Any] | None = None,
+        on_answer: OnAnswer | None = None,
     ) -> tuple[AnswerParts, dict[str, Any]]:
         """One answer, and the request that it answers, which leaves out what the server refuses."""
         temperature = not self._own_temperature
-        body = request_body(self.model, conversation, sampling, self._accepted, temperature=temperature)
+        body = request_body(
+            self.model, conversation, sampling, self._accepted, temperature=temperature, card=self.card
+        )
+        add_parameters(body, more or {}, self.card)
+        wanted = partial(on_answer, "", (), ()) if on_answer else None
+        headers = self._headers(conversation)
         while True:
             try:
-                return read_answer(self._exchange.events(body, deadline), self.url, tell), body
+                events = self._exchange.events(body, deadline, headers, wanted)
+                return read_answer(events, self.url, tell, on_answer), body
             except RefusedRequest as refusal:
                 learnt = self._accepted.learn(refusal, body) if refusal.status in (400, 413, 422) else None
                 if learnt is None:
@@ -147,6 +198,11 @@ class EndpointPolicy:
                 if learnt:
                     why = f"asked again {learnt}, since {refusal.message[:200]}"
                     print(printable(f"{self.id}: {why}"), file=sys.stderr)
+
+    def _headers(self, conversation: Conversation) -> dict[str, str]:
+        """Its own session with our server for each conversation: equal texts of two are not taken for one."""
+        session = self._sessions.setdefault(conversation, f"client-{uuid.uuid4().hex[:16]}")
+        return {"X-Session-Id": session} if self.card.ours and session else {}
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
         failure = state.outcome.exception() if state.outcome else None
@@ -167,20 +223,36 @@ class EndpointPolicy:
     ) -> Completion:
         longest = sampling.max_tokens * _MOST_CHARS_PER_TOKEN
         cut = answer.finish == "length" or len(answer.text) > longest
+        finish = Finish.LENGTH if cut else Finish.STOP
+        if answer.finish == CANCELLED:
+            finish = Finish.CANCELLED
         asked = ("temperature", "top_p", "top_k", "seed", "stop")
         set_ = {"temperature": True, "top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0,
                 "seed": sampling.seed is not None, "stop": bool(sampling.stop)}  # fmt: skip
         left_out = tuple(name for name in asked if set_[name] and name not in body)
+        sampled = sampling.model_copy(update={"temperature": body.get("temperature", 1.0)})
+        tokens = turn_tokens(answer, conversation) if "return_token_ids" in body else None
+        if tokens and (shaped := shaping(body)):
+            tokens = f"{', '.join(shaped)} shaped the distribution, which its log-probs may not show"
+        if tokens and not self.card.ours and sampled.temperature not in (0.0, 1.0):
+            tokens = "its log-probs may be those of temperature 1, and it sampled at another"
+        if tokens and len(answer.text) > longest:
+            tokens = "its text was cut: it is too long for the tokens that were asked for"
+        weights, _, version = answer.fingerprint.rpartition("@") if self.card.ours else ("", "", "")
+        known = bool(weights) and version.isdecimal()
         return Completion(
             text=answer.text[:longest],
-            finish=Finish.LENGTH if cut else Finish.STOP,
-            sampling=sampling.model_copy(update={"temperature": body.get("temperature", 1.0)}),
-            policy_id=self.id,
+            finish=finish,
+            tokens=tokens if isinstance(tokens, TurnTokens) else None,
+            sampling=sampled,
+            policy_id=weights if known else self.card.policy_id or self.id,
+            policy_version=int(version) if known else self.card.version,
             api=ApiAnswer(
                 calls=answer.api_calls(len(conversation.messages)),
                 reasoning=answer.reasoning,
                 usage=self._usage(answer, conversation),
                 left_out=left_out,
+                no_tokens=tokens if isinstance(tokens, str) else None,
             ),
         )
 
@@ -201,7 +273,9 @@ class EndpointPolicy:
         }
         way_out = ways_out.get(refusal.status, "see the server's log")
         told = f"{self.url} answered {refusal.status}: {refusal.excerpt}; {way_out}"
-        return ConfigError(told) if refusal.status in (401, 403) else EndpointError(told, "refused")
+        if refusal.status in (401, 403):
+            return ConfigError(told)
+        return EndpointError(told, "refused", status=refusal.status)
 
 
 def _silent(text: str) -> None:

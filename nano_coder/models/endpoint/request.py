@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -13,12 +13,19 @@ from typing import Any
 from nano_coder.agent.dialects.api import Api
 from nano_coder.agent.native_template import function_schema
 from nano_coder.models.endpoint.exchange import RefusedRequest
+from nano_coder.models.endpoint.model_card import ModelCard
 from nano_shared import ContextFull, Conversation, Message, Role, Sampling
 from nano_shared.types import ApiAnswer, ApiCall
 
 _LENGTHS = ("max_completion_tokens", "max_tokens")
 """names of the limit of an answer: the API's own, and that of servers which still know the old one alone"""
-_OPTIONAL = ("temperature", "top_p", "top_k", "seed", "stop", "stream_options", "stream")
+_OPTIONAL = ("temperature", "top_p", "top_k", "seed", "stop", "stream_options", "stream", "return_token_ids",
+             "logprobs", "repetition_penalty")  # fmt: skip
+_WITH_TOKENS = {
+    "return_token_ids": True, "logprobs": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0,
+    "repetition_penalty": 1.0,
+}  # fmt: skip
+"""asked for with tokens: a server's own defaults may not be those that the log takes for granted"""
 _FULL = re.compile(
     r"context.{0,20}(length|window|size|limit)|context_length_exceeded|exceed_context|prompt is too long"
     r"|too many (input |prompt )?tokens",
@@ -98,7 +105,13 @@ def _mentioned(said: str, body: dict[str, Any]) -> Iterator[str]:
 
 
 def request_body(
-    model: str, conversation: Conversation, sampling: Sampling, accepted: Accepted, *, temperature: bool
+    model: str,
+    conversation: Conversation,
+    sampling: Sampling,
+    accepted: Accepted,
+    *,
+    temperature: bool,
+    card: ModelCard,
 ) -> dict[str, Any]:
     """The request, without parameters that are not set or that the server refused."""
     most = min(sampling.max_tokens, accepted.most or sampling.max_tokens)
@@ -111,15 +124,44 @@ def request_body(
         "seed": sampling.seed,
         "stop": list(sampling.stop) or None,
     }
+    if card.gives_tokens:
+        optional |= _WITH_TOKENS | {n: v for n, v in optional.items() if v is not None}
     taken = {n: v for n, v in optional.items() if v is not None and n not in accepted.refused}
     tools = [function_schema(tool) for tool in conversation.tools]
     return {
         "model": model,
-        "messages": list(_joined(map(wire_message, conversation.messages))),
+        "messages": _messages(conversation, card),
         **({"tools": tools} if tools else {}),
         **({accepted.length: most} if accepted.length else {}),
         **taken,
     }
+
+
+def add_parameters(body: dict[str, Any], more: Mapping[str, Any], card: ModelCard) -> None:
+    """Add parameters to a request; None leaves one out, but for those that tokens need."""
+    for name, value in more.items():
+        if value is not None:
+            body[name] = value
+        elif not (card.gives_tokens and name in _WITH_TOKENS):
+            body.pop(name, None)
+
+
+_NEUTRAL: dict[str, Any] = {
+    "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "min_p": 0, "logit_bias": {},
+    "response_format": {"type": "text"},
+}  # fmt: skip
+
+
+def shaping(body: Mapping[str, Any]) -> list[str]:
+    """Parameters of a request under which a server does not sample from the policy's own distribution."""
+    return [name for name, neutral in _NEUTRAL.items() if body.get(name) not in (None, neutral)]
+
+
+def _messages(conversation: Conversation, card: ModelCard) -> list[dict[str, Any]]:
+    if not card.profile:
+        return list(_joined(map(wire_message, conversation.messages)))
+    # the policy's own template renders them: roles as they are
+    return [{**wire_message(message), "role": message.role.value} for message in conversation.messages]
 
 
 def wire_message(message: Message) -> dict[str, Any]:

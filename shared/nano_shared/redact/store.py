@@ -12,6 +12,7 @@ from nano_shared import journal, schema
 from nano_shared.database import Database
 from nano_shared.errors import LogError, UsageError
 from nano_shared.feedback import Feedback, Said
+from nano_shared.journal import ClientRequest
 from nano_shared.policy import DecodeIds
 from nano_shared.redact.patterns import Known
 from nano_shared.redact.redactor import Redactor, scrub_bytes
@@ -119,14 +120,14 @@ class RedactingStore(LogStore):
             )
         super().begin(scrub_value(trajectory, self.redactor, run.known))
 
-    def append_turn(self, run_id: str, turn: Turn) -> None:
+    def append_turn(self, run_id: str, turn: Turn, request: ClientRequest | None = None) -> None:
         run = self._of(run_id)
         learn(turn, self.redactor, run.known)
         for observation in turn.observations:
             if observation.blob is not None:
                 self._learn_output(observation.blob, run)
         run.turns.append(turn)
-        super().append_turn(run_id, scrub_value(self._masked(run), self.redactor, run.known))
+        super().append_turn(run_id, scrub_value(self._masked(run), self.redactor, run.known), request)
 
     def finish(self, run_id: str, **end: Any) -> None:
         run = self._of(run_id)

@@ -1,0 +1,116 @@
+"""What a server says of a model at `GET /models`: its context, and what makes its tokens worth logging."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from nano_coder.agent.profiles import PROFILES, describing
+from nano_shared.checkpoint import MANIFEST, Manifest, read_checkpoint
+from nano_shared.errors import NanoError
+
+OWNER = "nano"
+"""`owned_by` of our own server's models"""
+_GIVING = (OWNER, "vllm")
+"""owners whose servers know `return_token_ids`"""
+_MOST_BYTES = 4 << 20
+_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """The default is that of a server that says nothing."""
+
+    id: str = ""
+    ours: bool = False
+    """whether `nano-coder serve` answers: roles as they are, sessions, log-probs at the temperature"""
+    gives_tokens: bool = False
+    """whether ids and log-probs may be asked for"""
+    context_limit: int | None = None
+    profile: str | None = None
+    """a profile of this nano, under which the server's prompts are those of the policy itself"""
+    template_hash: str | None = None
+    policy_id: str | None = None
+    version: int = 0
+
+
+def read_cards(base_url: str, api_key: str | None) -> list[ModelCard]:
+    """The models of a server; none if it does not list them within five seconds."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        answer = json.loads(_get(f"{base_url.rstrip('/')}/models", headers))
+        listed = answer["data"]
+        return [_card(card) for card in listed if isinstance(card, dict) and isinstance(card.get("id"), str)]
+    except (httpx.HTTPError, httpx.InvalidURL, LookupError, TypeError, ValueError, RecursionError):
+        return []
+
+
+def card_of(model: str, cards: list[ModelCard]) -> ModelCard:
+    """The card of that model; our own server's only one answers to any name."""
+    only = cards[0] if len(cards) == 1 and cards[0].ours else ModelCard()
+    return next((card for card in cards if card.id == model), only)
+
+
+def _get(url: str, headers: Mapping[str, str]) -> bytes:
+    until, data = time.monotonic() + _SECONDS, b""
+    with httpx.stream("GET", url, headers=headers, timeout=_SECONDS) as response:
+        response.raise_for_status()
+        for part in response.iter_bytes():
+            data += part
+            if len(data) > _MOST_BYTES or time.monotonic() > until:
+                raise ValueError("no list of models")
+    return data
+
+
+def _card(card: Mapping[str, Any]) -> ModelCard:
+    length, version = card.get("max_model_len"), card.get("weight_version")
+    limit = length if isinstance(length, int) and length > 0 else None
+    owner, root = card.get("owned_by"), card.get("root")
+    told = ModelCard(id=card["id"], gives_tokens=owner in _GIVING, context_limit=limit)
+    if owner != OWNER:
+        return _of_checkpoint(root, told) if told.gives_tokens and isinstance(root, str) else told
+    return ModelCard(
+        id=told.id, ours=True, gives_tokens=card.get("gives_tokens") is not False, context_limit=limit,
+        profile=_known(card.get("profile"), card.get("profile_hash")),
+        template_hash=_text(card.get("template_hash")), policy_id=_text(root),
+        version=version if isinstance(version, int) and version >= 0 else 0,
+    )  # fmt: skip
+
+
+def _of_checkpoint(root: str, told: ModelCard) -> ModelCard:
+    """The card with what the manifest says, where another server's model is a checkpoint of this machine."""
+    from nano_coder.models.weights import policy_id
+
+    try:
+        manifest: Manifest | None = read_checkpoint(Path(root)) if (Path(root) / MANIFEST).is_file() else None
+        if manifest is None:
+            return told
+        weights = policy_id(root)
+    except (NanoError, OSError, ValueError):
+        return told
+    return ModelCard(
+        id=told.id, gives_tokens=True, context_limit=told.context_limit,
+        profile=_known(manifest.profile, manifest.profile_hash), template_hash=manifest.template_hash,
+        policy_id=weights, version=manifest.policy_version,
+    )  # fmt: skip
+
+
+def _known(name: Any, profile_hash: Any) -> str | None:
+    """The profile for a client of that name, if this nano has the same one; None for one of APIs.
+
+    A native profile's tools are described in the system message: a server does not show them otherwise.
+    """
+    if not isinstance(name, str) or name not in PROFILES:
+        return None
+    profile = PROFILES.find(name)
+    return describing(profile).name if profile.hash == profile_hash and profile.dialect != "api" else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None

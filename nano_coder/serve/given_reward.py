@@ -1,0 +1,66 @@
+"""Rewards that users give to logged runs: by a session of the server, or by `nano-coder feedback`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from nano_shared.errors import UsageError
+from nano_shared.hashing import content_hash
+from nano_shared.store import LogStore
+from nano_shared.types import StopReason, Trajectory, Trust, Verdict
+
+GRADER = "session reward 1"
+
+
+def give_reward(
+    store: LogStore,
+    runs: Sequence[str],
+    reward: float,
+    components: Mapping[str, float] | None = None,
+    *,
+    replace: bool = False,
+) -> list[str]:
+    """Give this reward to those of the runs that have no verdict; with `replace` to all. Returns their ids.
+
+    Open runs of a server's client end. Raises UsageError where each has a verdict, and for a run of nano's
+    own that never ended.
+    """
+    chosen = [run for run in map(store.get, runs) if replace or run.verdict is None]
+    if not chosen:
+        raise UsageError(
+            f'{_named(runs)} a verdict already; --replace, or "replace": true, gives this one too'
+        )
+    for run in chosen:
+        if run.stop is None and not run.is_served:
+            raise UsageError(f"run {run.id} never ended; nano-coder resume {run.id} goes on with it first")
+    for run in chosen:
+        if run.stop is None:
+            end_conversation(store, run)
+        store.add_verdict(run.id, _verdict(run, reward, components))
+    return [run.id for run in chosen]
+
+
+def end_conversation(store: LogStore, run: Trajectory) -> None:
+    """End an open run of a server's client, with its last answer. Raises LogError if it has ended."""
+    last = run.turns[-1] if run.turns else None
+    store.finish(
+        run.id,
+        stop=StopReason.FINISHED,
+        answer=last.completion.text if last else None,
+        ended=last.ended if last else run.started,
+    )
+
+
+def _named(runs: Sequence[str]) -> str:
+    return f"run {runs[0]} has" if len(runs) == 1 else f"each of these {len(runs)} runs has"
+
+
+def _verdict(run: Trajectory, reward: float, components: Mapping[str, float] | None) -> Verdict:
+    answer = run.turns[-1].completion.text if run.turns else None
+    return Verdict(
+        reward=reward,
+        components=dict(components or {"reward": reward}),
+        trust=Trust.USER_CHECK,
+        grader=GRADER,
+        graded_hash=content_hash(["answer", answer]),
+    )
