@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from nano_coder import __version__ as runtime_version
@@ -20,9 +21,10 @@ from nano_rl.gather.sources import Gatherer, Sources
 from nano_rl.gather.success import HeldOut, success_metrics
 from nano_rl.imitation.demonstrations import imitation_term
 from nano_rl.learn.guards import check_update
-from nano_rl.learn.metrics import METRICS, MetricsWriter
+from nano_rl.learn.metrics import METRICS, MetricsWriter, dashboard_names
 from nano_rl.learn.mismatch import Probe
 from nano_rl.learn.model.critic import open_critic
+from nano_rl.learn.model.flops import FlopCounter, measured_flops, memory_metrics
 from nano_rl.learn.model.learner import Learner, Reference
 from nano_rl.learn.model.logprob import refuse_untrainable
 from nano_rl.learn.offline import OnStep
@@ -30,7 +32,7 @@ from nano_rl.learn.rows.group import Group, group_metrics
 from nano_rl.learn.update import Updater
 from nano_rl.logs.used_runs import USED, UsedRuns
 from nano_rl.preferences.dpo import preference_term
-from nano_rl.record.phase_times import Phases
+from nano_rl.record.phase_times import SHORTEST, Phases
 from nano_rl.record.training_record import EventKind, note
 from nano_rl.resume.identity import Identity
 from nano_rl.resume.interrupt import TrainingStopped, interruptible
@@ -102,7 +104,7 @@ def train(
         stepper = _Stepper(
             model=model, opened=opened, runtime=runtime, sources=sources, updater=updater, config=config,
             reward=reward, gatherer=gatherer,
-            progress=progress, states=states, phases=phases, on_run=on_run, on_groups=on_groups,
+            progress=progress, states=states, phases=phases, on_run=on_run, on_groups=on_groups, flops=FlopCounter(model),
         )  # fmt: skip
         with gatherer, MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
             while learner.step < config.steps and not interrupt.asked:
@@ -148,6 +150,7 @@ class _Stepper:
     phases: Phases
     on_run: OnRun | None
     on_groups: OnGroups | None
+    flops: FlopCounter
 
     def measure(self, held_out: HeldOut | None, step: int) -> dict[str, float]:
         """Success on held-out tasks after `step` updates; empty unless a measurement is due."""
@@ -186,7 +189,7 @@ class _Stepper:
         values |= {"step": float(step), **hack_metrics(runs, controls)}
         with phases("save"):
             self.states.join()
-        with phases("train"):
+        with phases("train"), self.flops():
             self.progress.judge(values, off_policy_steps=gathered.off_policy_steps or 0)
             # preferably a row that is trained on
             with_signal = [c.group for c in gathered.credited if c.has_signal]
@@ -199,7 +202,20 @@ class _Stepper:
             values |= _checked(values, probe, self.model, self.opened, config, version + 1)
             values |= self.gatherer.record(gathered.credited)
         values |= phases.metrics([*runs, *controls], trained_tokens=values.get("tokens", 0.0))
+        values |= self._utilisation(values) | dashboard_names(values)
         return groups, values
+
+    def _utilisation(self, values: Mapping[str, float]) -> dict[str, float]:
+        """`perf/mfu/actor` of the training part of a step, and memory."""
+        weight = next(self.model.parameters())
+        tokens, seconds = values.get("tokens", 0.0), values.get("seconds_train", 0.0)
+        metrics = memory_metrics(weight.device)
+        if tokens and seconds >= SHORTEST:
+            dtype = torch.bfloat16 if self.config.dtype == "bfloat16" else torch.float32
+            peak = self.config.peak_tflops and 1e12 * self.config.peak_tflops
+            done = self.flops.total(tokens * self.config.updates_per_step)
+            metrics["perf/mfu/actor"] = done / seconds / (peak or measured_flops(weight.device, dtype))
+        return metrics
 
 
 def identify(opened: OpenedWeights, runtime: Runtime, sources: Sources, config: TrainConfig) -> Identity:

@@ -163,7 +163,6 @@ def _config(
         if "dtype" not in settings.values:
             from nano_coder.config import load_config
             from nano_coder.models.opening import dtype_to_train
-
             from nano_rl.commands.session import model_to_train
 
             device = load_config({"device": asked.device}, Path())[0].device
