@@ -104,7 +104,8 @@ def train(
         stepper = _Stepper(
             model=model, opened=opened, runtime=runtime, sources=sources, updater=updater, config=config,
             reward=reward, gatherer=gatherer,
-            progress=progress, states=states, phases=phases, on_run=on_run, on_groups=on_groups, flops=FlopCounter(model),
+            progress=progress, states=states, phases=phases, on_run=on_run, on_groups=on_groups,
+            flops=FlopCounter(model),
         )  # fmt: skip
         with gatherer, MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
             while learner.step < config.steps and not interrupt.asked:

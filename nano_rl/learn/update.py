@@ -327,7 +327,8 @@ def _order(count: int, config: UpdateConfig, step: int) -> list[int]:
 
 
 def _over_updates(rows: Sequence[dict[str, float]], *, passes: int) -> dict[str, float]:
-    """The metrics of a step: means over its updates, extrema of `_max` and `_min`, and token counts of one pass."""
+    """The metrics of a step: means over its updates, extrema of `_max` and `_min`, token counts of one
+    pass."""
     merged: dict[str, float] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row[name] for row in rows if name in row]
