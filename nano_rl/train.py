@@ -27,6 +27,7 @@ from nano_rl.learn.model.critic import open_critic
 from nano_rl.learn.model.flops import FlopCounter, measured_flops, memory_metrics
 from nano_rl.learn.model.learner import Learner, Reference
 from nano_rl.learn.model.logprob import refuse_untrainable
+from nano_rl.learn.objectives.controls import Controls
 from nano_rl.learn.offline import OnStep
 from nano_rl.learn.rows.group import Group, group_metrics
 from nano_rl.learn.update import Updater
@@ -81,6 +82,11 @@ def train(
     critic = open_critic(model, config)
     if critic is not None:
         learner.attach("critic", critic)
+    controls = Controls(config.objective, config.temperature, overlap=config.overlap)
+    if controls:
+        learner.attach("controls", controls)
+        if reference is not None:
+            learner.attach("reference", reference)
     identity = identify(opened, runtime, sources, config)
     with States(folder / STATES, keep=config.keep_states).claimed() as states, interruptible() as interrupt:
         saved = saved_progress(states, identity, resume=config.resume)
@@ -105,7 +111,7 @@ def train(
             model=model, opened=opened, runtime=runtime, sources=sources, updater=updater, config=config,
             reward=reward, gatherer=gatherer,
             progress=progress, states=states, phases=phases, on_run=on_run, on_groups=on_groups,
-            flops=FlopCounter(model),
+            flops=FlopCounter(model), controls=controls,
         )  # fmt: skip
         with gatherer, MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
             while learner.step < config.steps and not interrupt.asked:
@@ -152,6 +158,7 @@ class _Stepper:
     on_run: OnRun | None
     on_groups: OnGroups | None
     flops: FlopCounter
+    controls: Controls
 
     def measure(self, held_out: HeldOut | None, step: int) -> dict[str, float]:
         """Success on held-out tasks after `step` updates; empty unless a measurement is due."""
@@ -159,7 +166,8 @@ class _Stepper:
         if held_out is None or not held_out.due(step, config.steps):
             return {}
         version = self.opened.version + step
-        return held_out.measure(_live(self.runtime, self.model, self.opened, config, version), step)
+        live = _live(self.runtime, self.model, self.opened, config, version, config.temperature)
+        return held_out.measure(live, step)
 
     def take(self, step: int) -> tuple[list[Group], dict[str, float]] | None:
         """Gather, learn, check. Returns the groups and metrics of the step; None if the logs are used up.
@@ -168,8 +176,8 @@ class _Stepper:
         the policy's; the weights are unchanged then.
         """
         config, reward, phases = self.config, self.reward, self.phases
-        version = self.opened.version + step
-        live = _live(self.runtime, self.model, self.opened, config, version)
+        version, temperature = self.opened.version + step, self.controls.now.temperature
+        live = _live(self.runtime, self.model, self.opened, config, version, temperature)
         with phases("rollout"):
             gathered = self.gatherer.gather(live, step, version, self.on_run)
             groups = gathered.groups
@@ -195,16 +203,27 @@ class _Stepper:
             # preferably a row that is trained on
             with_signal = [c.group for c in gathered.credited if c.has_signal]
             probe = Probe.of([*with_signal, *groups], self.model)
-            values |= self.updater.learn(
+            values |= self._controlled().learn(
                 gathered.credited, values, version=version, history=self.progress.history,
                 logged=gathered.logged, baselines=self.gatherer.baselines, probe=probe,
                 behaviour_weights=gathered.behaviour_weights,
             )  # fmt: skip
             values |= _checked(values, probe, self.model, self.opened, config, version + 1)
             values |= self.gatherer.record(gathered.credited)
+            values |= self.controls.after(values, step + 1)
         values |= phases.metrics([*runs, *controls], trained_tokens=values.get("tokens", 0.0))
         values |= self._utilisation(values) | dashboard_names(values)
         return groups, values
+
+    def _controlled(self) -> Updater:
+        """The updater with the objective of this step, after its reference was refreshed if that is due."""
+        updater, objective = self.updater, self.config.objective
+        if not self.controls:
+            return updater
+        if self.controls.now.refresh and updater.reference is not None:
+            updater.reference.refresh()
+        changed = {"objective": self.controls.applied(objective)}
+        return replace(updater, config=self.config.model_copy(update=changed))
 
     def _utilisation(self, values: Mapping[str, float]) -> dict[str, float]:
         """`perf/mfu/actor` of the training part of a step, and memory."""
@@ -254,12 +273,17 @@ def _gatherer(
 
 
 def _live(
-    runtime: Runtime, model: nn.Module, opened: OpenedWeights, config: TrainConfig, version: int
+    runtime: Runtime,
+    model: nn.Module,
+    opened: OpenedWeights,
+    config: TrainConfig,
+    version: int,
+    temperature: float,
 ) -> Runtime:
     """The runtime with the current weights as policy, sampling from the whole vocabulary."""
     loaded = replace(opened.loaded, model=model)
     policy = local_policy(loaded, opened.profile, version=version, scheduler=config.scheduler)
-    pinned = {"temperature": config.temperature, "top_p": 1.0, "top_k": 0}
+    pinned = {"temperature": temperature, "top_p": 1.0, "top_k": 0}
     return replace(runtime, policy=policy, sampling=runtime.sampling.model_copy(update=pinned))
 
 

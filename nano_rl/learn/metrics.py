@@ -27,6 +27,7 @@ DASHBOARD = {
     "frac_zero_std": "frac_reward_zero_std",
     "frac_truncated": "completions/clipped_ratio",
     "kl_reference": "kl",
+    "beta": "actor/kl_coef",
     "clip_low": "clip_ratio/low_mean",
     "clip_high": "clip_ratio/high_mean",
     "mismatch": "sampling/sampling_logp_difference/mean",
