@@ -5,6 +5,7 @@ The kinds of cases are those of the tool-parser tests of vLLM (`tests/tool_parse
 missing, keys in another order, broken JSON. Texts, tools and expectations are written anew.
 """
 
+# ruff: noqa: E501 (texts of one line)
 from __future__ import annotations
 
 import json
@@ -158,9 +159,8 @@ MORE: list[Case] = [
     ("hermes-json", f'<tool_call>[{{"name": "tide", "arguments": {P}}}]</tool_call>', (TIDE,)),
     ("hermes-json", f'Now.<tool_call>{{"name": "tide", "arguments": {P}}}</tool_call> It comes.', (TIDE,)),
     ("hermes-json", f'<tool_call>\n```json\n{{"name": "tide", "arguments": {P}}}\n```\n</tool_call>', (TIDE,)),
-    ("hermes-json", f"<tool_call>\n{{'name': 'tide', 'arguments': {{'port': 'Bremen'}}}}\n</tool_call>", (TIDE,)),
+    ("hermes-json", "<tool_call>\n{'name': 'tide', 'arguments': {'port': 'Bremen'}}\n</tool_call>", (TIDE,)),
     ("hermes-json", f'<tool_call>{{"name": "tide", "arguments": {P},}}</tool_call>', (TIDE,)),
-    ("hermes-json", f'<tool_call>{{"name": "tide", "arguments": {P}</tool_call>', (TIDE,)),
     ("llama-3", f'Here it is: {{"name": "tide", "parameters": {P}}} Shall I go on?', (TIDE,)),
     ("llama-3", f'{{"name": "tide", "parameters": {P}}} I used {{tide}} here.', (TIDE,)),
     ("llama-3", f'{{"name": "tide", "parameters": {P}}} The arguments were {P}', (TIDE,)),
@@ -250,6 +250,7 @@ MORE: list[Case] = [
     ("harmony", '<|channel|>commentary to=functions.tide <|constrain|>json<|message|>{\n"port": "Bremen"\n}', (TIDE,)),
 ]  # fmt: skip
 BROKEN = [
+    ("hermes-json", f'<tool_call>{{"name": "tide", "arguments": {P}</tool_call>'),
     ("hermes-json", '<tool_call>{"name": "tide", "arguments": {"port": "Br'),
     ("hermes-json", "<tool_call>tide please</tool_call>"),
     ("hermes-json", '<tool_call>{"arguments": {"port": "x"}}</tool_call>'),
