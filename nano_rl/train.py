@@ -12,6 +12,7 @@ from torch import nn
 
 from nano_coder import __version__ as runtime_version
 from nano_coder.models.opening import OpenedWeights, local_policy
+from nano_coder.models.weights import build_empty
 from nano_coder.run.execution import Runtime
 from nano_rl.config.training import TrainConfig
 from nano_rl.gather.impossible_rollouts import controls_due, hack_metrics, roll_controls
@@ -20,6 +21,7 @@ from nano_rl.gather.rollouts import OnRun, failed, none_graded
 from nano_rl.gather.sources import Gatherer, Sources
 from nano_rl.gather.success import HeldOut, success_metrics
 from nano_rl.imitation.demonstrations import imitation_term
+from nano_rl.learn.credit.advantage import CreditedGroup
 from nano_rl.learn.guards import check_update
 from nano_rl.learn.metrics import METRICS, MetricsWriter, dashboard_names
 from nano_rl.learn.mismatch import Probe
@@ -27,9 +29,10 @@ from nano_rl.learn.model.critic import open_critic
 from nano_rl.learn.model.flops import FlopCounter, measured_flops, memory_metrics
 from nano_rl.learn.model.learner import Learner, Reference
 from nano_rl.learn.model.logprob import refuse_untrainable
+from nano_rl.learn.model.plan import available_bytes, row_bytes
 from nano_rl.learn.objectives.controls import Controls
 from nano_rl.learn.offline import OnStep
-from nano_rl.learn.rows.group import Group, group_metrics
+from nano_rl.learn.rows.group import Group, group_metrics, row_tokens
 from nano_rl.learn.update import Updater
 from nano_rl.logs.used_runs import USED, UsedRuns
 from nano_rl.preferences.dpo import preference_term
@@ -198,6 +201,7 @@ class _Stepper:
         values |= {"step": float(step), **hack_metrics(runs, controls)}
         with phases("save"):
             self.states.join()
+        self._refuse_long_row(gathered.credited)
         with phases("train"), self.flops():
             self.progress.judge(values, off_policy_steps=gathered.off_policy_steps or 0)
             # preferably a row that is trained on
@@ -224,6 +228,30 @@ class _Stepper:
             updater.reference.refresh()
         changed = {"objective": self.controls.applied(objective)}
         return replace(updater, config=self.config.model_copy(update=changed))
+
+    def _refuse_long_row(self, credited: Sequence[CreditedGroup]) -> None:
+        """Raises UsageError for a row longer than `max_tokens`, which is a micro-batch of its own, that does
+        not fit into what memory is free."""
+        config, device = self.config, next(self.model.parameters()).device
+        runs = [run for c in credited if c.has_signal for run in c.group.trajectories]
+        longest = max((row_tokens(run) for run in runs), default=0)
+        if longest <= config.max_tokens:
+            return
+        causal: Any = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            skeleton = build_empty(causal.config, next(causal.parameters()).dtype)
+        kept = config.model_copy(update={"gradient_checkpointing": True})
+        need, least, room = (
+            row_bytes(skeleton, config, longest), row_bytes(skeleton, kept, longest), available_bytes(device)
+        )  # fmt: skip
+        if need <= room:
+            return
+        helps = f"gradient_checkpointing = true takes {least / 2**30:.1f} GiB" if least <= room else ""
+        raise UsageError(
+            f"a row of {longest} tokens takes {need / 2**30:.1f} GiB to learn from, and {room / 2**30:.1f}"
+            f" GiB are free on {device}: {helps or 'no setting makes it fit'}; --limit max_run_tokens=N keeps"
+            " rollouts shorter (the last step is saved; another setting needs another --name)"
+        )
 
     def _utilisation(self, values: Mapping[str, float]) -> dict[str, float]:
         """`perf/mfu/actor` of the training part of a step, and memory."""

@@ -220,7 +220,7 @@ def model_config(name: str | None) -> tuple[Any, int]:
     refuse_unknown(name)
     from transformers import AutoConfig
 
-    folder = base_folder() if name is None or name == BASE else Path(name).expanduser()
+    folder = base_folder() if name is None or name == BASE else dequantised(name)
     if (folder / "adapter_config.json").is_file():
         base, _ = model_config(_base_of(folder))
         return base, int(_adapter_settings(folder).get("r") or 0)

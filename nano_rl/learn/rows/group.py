@@ -163,6 +163,15 @@ def _completion_metrics(runs: Sequence[Trajectory]) -> dict[str, float]:
     return metrics | ({"completions/mean_terminated_length": fmean(whole)} if whole else {})
 
 
+def row_tokens(run: Trajectory) -> int:
+    """Tokens of the longest row of a run."""
+    rows: Counter[int] = Counter()
+    for turn in run.turns:
+        if tokens := turn.completion.tokens:
+            rows[tokens.row] += len(tokens.context_ids) + len(tokens.sampled_ids)
+    return max(rows.values(), default=0)
+
+
 def _cut_off(trajectory: Trajectory) -> bool:
     """True if a limit ended the run or its last completion."""
     if trajectory.stop is not None and (trajectory.stop.budget or trajectory.stop.ours):
