@@ -37,7 +37,7 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.config.training import TrainConfig
 from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import GuardConfig, OptimizerConfig
-from nano_rl.learn.metrics import METRICS, read_metrics
+from nano_rl.learn.metrics import MEASURED, METRICS, read_metrics
 from nano_rl.learn.model.learner import prepare
 from nano_rl.logs.used_runs import USED, read_used
 from nano_rl.resume.states import STATES
@@ -124,10 +124,7 @@ class Bench:
             "steps": [line["step"] for line in used],
             "tasks": [[g["task"] for g in line["groups"]] for line in used],
             "tokens": tokens,
-            "metrics": [
-                {k: v for k, v in row.items() if not k.startswith(("seconds", "tokens_per_second"))}
-                for row in rows
-            ],
+            "metrics": [{k: v for k, v in row.items() if not k.startswith(MEASURED)} for row in rows],
         }
 
     def runs_logged(self, name: str) -> int:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from nano_coder import __version__ as runtime_version
 from nano_coder.models.opening import OpenedWeights, local_policy
+from nano_coder.models.weights import build_empty
 from nano_coder.run.execution import Runtime
 from nano_rl.config.training import TrainConfig
 from nano_rl.gather.impossible_rollouts import controls_due, hack_metrics, roll_controls
@@ -19,18 +21,22 @@ from nano_rl.gather.rollouts import OnRun, failed, none_graded
 from nano_rl.gather.sources import Gatherer, Sources
 from nano_rl.gather.success import HeldOut, success_metrics
 from nano_rl.imitation.demonstrations import imitation_term
+from nano_rl.learn.credit.advantage import CreditedGroup
 from nano_rl.learn.guards import check_update
-from nano_rl.learn.metrics import METRICS, MetricsWriter
+from nano_rl.learn.metrics import METRICS, MetricsWriter, dashboard_names
 from nano_rl.learn.mismatch import Probe
 from nano_rl.learn.model.critic import open_critic
+from nano_rl.learn.model.flops import FlopCounter, measured_flops, memory_metrics
 from nano_rl.learn.model.learner import Learner, Reference
 from nano_rl.learn.model.logprob import refuse_untrainable
+from nano_rl.learn.model.plan import available_bytes, row_bytes
+from nano_rl.learn.objectives.controls import Controls
 from nano_rl.learn.offline import OnStep
-from nano_rl.learn.rows.group import Group, group_metrics
+from nano_rl.learn.rows.group import Group, group_metrics, row_tokens
 from nano_rl.learn.update import Updater
 from nano_rl.logs.used_runs import USED, UsedRuns
 from nano_rl.preferences.dpo import preference_term
-from nano_rl.record.phase_times import Phases
+from nano_rl.record.phase_times import SHORTEST, Phases
 from nano_rl.record.training_record import EventKind, note
 from nano_rl.resume.identity import Identity
 from nano_rl.resume.interrupt import TrainingStopped, interruptible
@@ -79,6 +85,11 @@ def train(
     critic = open_critic(model, config)
     if critic is not None:
         learner.attach("critic", critic)
+    controls = Controls(config.objective, config.temperature, overlap=config.overlap)
+    if controls:
+        learner.attach("controls", controls)
+        if reference is not None:
+            learner.attach("reference", reference)
     identity = identify(opened, runtime, sources, config)
     with States(folder / STATES, keep=config.keep_states).claimed() as states, interruptible() as interrupt:
         saved = saved_progress(states, identity, resume=config.resume)
@@ -103,6 +114,7 @@ def train(
             model=model, opened=opened, runtime=runtime, sources=sources, updater=updater, config=config,
             reward=reward, gatherer=gatherer,
             progress=progress, states=states, phases=phases, on_run=on_run, on_groups=on_groups,
+            flops=FlopCounter(model), controls=controls,
         )  # fmt: skip
         with gatherer, MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
             while learner.step < config.steps and not interrupt.asked:
@@ -148,6 +160,8 @@ class _Stepper:
     phases: Phases
     on_run: OnRun | None
     on_groups: OnGroups | None
+    flops: FlopCounter
+    controls: Controls
 
     def measure(self, held_out: HeldOut | None, step: int) -> dict[str, float]:
         """Success on held-out tasks after `step` updates; empty unless a measurement is due."""
@@ -155,7 +169,8 @@ class _Stepper:
         if held_out is None or not held_out.due(step, config.steps):
             return {}
         version = self.opened.version + step
-        return held_out.measure(_live(self.runtime, self.model, self.opened, config, version), step)
+        live = _live(self.runtime, self.model, self.opened, config, version, config.temperature)
+        return held_out.measure(live, step)
 
     def take(self, step: int) -> tuple[list[Group], dict[str, float]] | None:
         """Gather, learn, check. Returns the groups and metrics of the step; None if the logs are used up.
@@ -164,8 +179,8 @@ class _Stepper:
         the policy's; the weights are unchanged then.
         """
         config, reward, phases = self.config, self.reward, self.phases
-        version = self.opened.version + step
-        live = _live(self.runtime, self.model, self.opened, config, version)
+        version, temperature = self.opened.version + step, self.controls.now.temperature
+        live = _live(self.runtime, self.model, self.opened, config, version, temperature)
         with phases("rollout"):
             gathered = self.gatherer.gather(live, step, version, self.on_run)
             groups = gathered.groups
@@ -186,20 +201,69 @@ class _Stepper:
         values |= {"step": float(step), **hack_metrics(runs, controls)}
         with phases("save"):
             self.states.join()
-        with phases("train"):
+        self._refuse_long_row(gathered.credited)
+        with phases("train"), self.flops():
             self.progress.judge(values, off_policy_steps=gathered.off_policy_steps or 0)
             # preferably a row that is trained on
             with_signal = [c.group for c in gathered.credited if c.has_signal]
             probe = Probe.of([*with_signal, *groups], self.model)
-            values |= self.updater.learn(
+            values |= self._controlled().learn(
                 gathered.credited, values, version=version, history=self.progress.history,
                 logged=gathered.logged, baselines=self.gatherer.baselines, probe=probe,
                 behaviour_weights=gathered.behaviour_weights,
             )  # fmt: skip
             values |= _checked(values, probe, self.model, self.opened, config, version + 1)
             values |= self.gatherer.record(gathered.credited)
+            values |= self.controls.after(values, step + 1)
         values |= phases.metrics([*runs, *controls], trained_tokens=values.get("tokens", 0.0))
+        values |= self._utilisation(values) | dashboard_names(values)
         return groups, values
+
+    def _controlled(self) -> Updater:
+        """The updater with the objective of this step, after its reference was refreshed if that is due."""
+        updater, objective = self.updater, self.config.objective
+        if not self.controls:
+            return updater
+        if self.controls.now.refresh and updater.reference is not None:
+            updater.reference.refresh()
+        changed = {"objective": self.controls.applied(objective)}
+        return replace(updater, config=self.config.model_copy(update=changed))
+
+    def _refuse_long_row(self, credited: Sequence[CreditedGroup]) -> None:
+        """Raises UsageError for a row longer than `max_tokens`, which is a micro-batch of its own, that does
+        not fit into what memory is free."""
+        config, device = self.config, next(self.model.parameters()).device
+        runs = [run for c in credited if c.has_signal for run in c.group.trajectories]
+        longest = max((row_tokens(run) for run in runs), default=0)
+        if longest <= config.max_tokens:
+            return
+        causal: Any = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            skeleton = build_empty(causal.config, next(causal.parameters()).dtype)
+        kept = config.model_copy(update={"gradient_checkpointing": True})
+        need, least, room = (
+            row_bytes(skeleton, config, longest), row_bytes(skeleton, kept, longest), available_bytes(device)
+        )  # fmt: skip
+        if need <= room:
+            return
+        helps = f"gradient_checkpointing = true takes {least / 2**30:.1f} GiB" if least <= room else ""
+        raise UsageError(
+            f"a row of {longest} tokens takes {need / 2**30:.1f} GiB to learn from, and {room / 2**30:.1f}"
+            f" GiB are free on {device}: {helps or 'no setting makes it fit'}; --limit max_run_tokens=N keeps"
+            " rollouts shorter (the last step is saved; another setting needs another --name)"
+        )
+
+    def _utilisation(self, values: Mapping[str, float]) -> dict[str, float]:
+        """`perf/mfu/actor` of the training part of a step, and memory."""
+        weight = next(self.model.parameters())
+        tokens, seconds = values.get("tokens", 0.0), values.get("seconds_train", 0.0)
+        metrics = memory_metrics(weight.device)
+        if tokens and seconds >= SHORTEST:
+            dtype = torch.bfloat16 if self.config.dtype == "bfloat16" else torch.float32
+            peak = self.config.peak_tflops and 1e12 * self.config.peak_tflops
+            done = self.flops.total(tokens * self.config.updates_per_step)
+            metrics["perf/mfu/actor"] = done / seconds / (peak or measured_flops(weight.device, dtype))
+        return metrics
 
 
 def identify(opened: OpenedWeights, runtime: Runtime, sources: Sources, config: TrainConfig) -> Identity:
@@ -237,12 +301,17 @@ def _gatherer(
 
 
 def _live(
-    runtime: Runtime, model: nn.Module, opened: OpenedWeights, config: TrainConfig, version: int
+    runtime: Runtime,
+    model: nn.Module,
+    opened: OpenedWeights,
+    config: TrainConfig,
+    version: int,
+    temperature: float,
 ) -> Runtime:
     """The runtime with the current weights as policy, sampling from the whole vocabulary."""
     loaded = replace(opened.loaded, model=model)
     policy = local_policy(loaded, opened.profile, version=version, scheduler=config.scheduler)
-    pinned = {"temperature": config.temperature, "top_p": 1.0, "top_k": 0}
+    pinned = {"temperature": temperature, "top_p": 1.0, "top_k": 0}
     return replace(runtime, policy=policy, sampling=runtime.sampling.model_copy(update=pinned))
 
 

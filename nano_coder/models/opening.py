@@ -139,11 +139,25 @@ def model_config(name: str) -> tuple[Any, int]:
     return weights.model_config(locate(name))
 
 
-def dtype_to_train(name: str | None, device: str = "auto") -> Dtype:
-    """The default dtype for training a model; None: the promoted checkpoint or the shipped policy."""
+def name_to_train(name: str | None) -> str:
+    """The name of a local model to train; None: the promoted checkpoint or the shipped policy.
+
+    Imports no torch. Raises UsageError for a hosted model, and for a name that is no model's.
+    """
+    from nano_coder.models.weights import refuse_unknown
+
+    name = name or default_model()
+    if find_opener(name):
+        raise UsageError(f"{name} is trained where its weights are; name a local model with --model")
+    refuse_unknown(locate(name))
+    return name
+
+
+def dtype_to_train(name: str, device: str = "auto") -> Dtype:
+    """The default dtype for training a local model."""
     from nano_coder.models.weights import training_dtype
 
-    return training_dtype(locate(name or default_model()), device)
+    return training_dtype(locate(name), device)
 
 
 def local_policy(

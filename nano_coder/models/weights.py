@@ -116,7 +116,7 @@ def load_policy(
 
     Raises UsageError if the name is unknown, the folder is not a model, or the device is not there.
     """
-    _refuse_unknown(name)
+    refuse_unknown(name)
     placed = place(device)
     if dtype == "auto":
         dtype = _fitting(name, _SMALL, placed)
@@ -128,7 +128,7 @@ def load_policy(
     return loaded
 
 
-def _refuse_unknown(name: str | None) -> None:
+def refuse_unknown(name: str | None) -> None:
     """Raises UsageError for a name that is no model's, and for the base where it is not installed.
 
     Needs no torch.
@@ -168,7 +168,7 @@ def _load(name: str | None, dtype: Dtype, merge: bool, more: dict[str, Any]) -> 
         return _full(folder, dtype, "full", folder_id(folder), more)
     if folder.exists():
         raise UsageError(f"{name!r} holds neither config.json nor adapter_config.json; {_known()}")
-    _refuse_unknown(name)
+    refuse_unknown(name)
     return _hub(name, dtype, more)
 
 
@@ -187,8 +187,6 @@ def _fitting(name: str | None, small: int, device: torch.device) -> Dtype:
 def training_dtype(name: str, device: str = "auto") -> Dtype:
     """The dtype for training: bfloat16 where it is several times faster, that is for all but tiny models on a
     device with bfloat16 instructions."""
-    if importlib.util.find_spec("torch") is None:
-        return "float32"  # nothing trains without it, and what is refused for another reason says that first
     return _fitting(name, _TINY, place(device))
 
 
@@ -219,10 +217,10 @@ def model_config(name: str | None) -> tuple[Any, int]:
 
     Raises UsageError if the name is unknown.
     """
-    _refuse_unknown(name)
+    refuse_unknown(name)
     from transformers import AutoConfig
 
-    folder = base_folder() if name is None or name == BASE else Path(name).expanduser()
+    folder = base_folder() if name is None or name == BASE else dequantised(name)
     if (folder / "adapter_config.json").is_file():
         base, _ = model_config(_base_of(folder))
         return base, int(_adapter_settings(folder).get("r") or 0)

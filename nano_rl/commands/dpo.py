@@ -26,16 +26,16 @@ def command(
 ) -> int:
     """Train on preference pairs and write checkpoint NAME: --pairs FILE, or --from-logs."""
     config = settings.config()
-    from nano_coder.models.opening import default_model
+    from nano_rl.commands.session import model_to_train, training_folder, weights_to_train
+
+    parent = model_to_train(model)  # before torch is imported, which takes seconds
     from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.commands.pairs import open_pairs, trained_runs, trained_tasks
     from nano_rl.commands.progress import bar, print_trained
-    from nano_rl.commands.session import training_folder, weights_to_train
     from nano_rl.learn.model.learner import prepare
     from nano_rl.preferences.dpo import train_dpo
 
     target, folder = training_folder(name)
-    parent = model or default_model()
     opened = weights_to_train(parent, config.dtype, device, config.quantise)
     rows = open_pairs(opened, pairs, from_logs, log, seed=config.seed)
     trained = prepare(

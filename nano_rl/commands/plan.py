@@ -96,13 +96,10 @@ def plan_of(
     model: str | None, config: TrainConfig, device: str | None, row_tokens: int = ROW_TOKENS
 ) -> Planned:
     """The plan of a training of a local model. Raises UsageError for a model that is not at hand."""
-    from nano_coder.models.opening import default_model, model_config
-    from nano_coder.models.registry import find_opener
+    from nano_coder.models.opening import model_config, name_to_train
 
     agent = load_config({"model": model, "device": device}, Path())[0]
-    name = agent.model or default_model()
-    if find_opener(name):
-        raise UsageError(f"{name} is trained where its weights are; name a local model with --model")
+    name = name_to_train(agent.model)
     architecture, rank = model_config(name)
 
     import torch

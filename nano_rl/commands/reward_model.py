@@ -33,21 +33,21 @@ def command(
 ) -> int:
     """Train a reward model on the backbone of --model; --reward preference:NAME=1 then uses it."""
     config = settings.config()
+    from nano_rl.commands.session import model_to_train, training_folder, weights_to_train
+
+    parent = model_to_train(model)  # before torch is imported, which takes seconds
     from nano_rl.preferences.reward_checkpoint import CALIBRATION
     from nano_rl.report.page import calibration_page
     from nano_rl.report.plot import Plotter
 
     plotter = Plotter()  # it refuses before the training, not after
-    from nano_coder.models.opening import default_model
     from nano_rl.commands.pairs import open_pairs, trained_runs, trained_tasks
     from nano_rl.commands.progress import bar
-    from nano_rl.commands.session import training_folder, weights_to_train
     from nano_rl.learn.model.scalar_model import scalar_model
     from nano_rl.preferences.reward_checkpoint import save_reward_model
     from nano_rl.preferences.reward_model import held_out, measure, train_reward_model
 
     target, folder = training_folder(name)
-    parent = model or default_model()
     opened = weights_to_train(parent, config.dtype, device)
     rows = open_pairs(opened, pairs, from_logs, log, seed=config.seed)
     train, kept = held_out(rows, config.held_out, config.seed)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nano_coder.agent.profiles import COMPACT_1, completion_tokens, with_tools
 from nano_coder.commands.options import open_log
 from nano_coder.config import AgentConfig, load_config, said_limits
-from nano_coder.models.opening import OpenedWeights, default_model, open_policy, open_weights
-from nano_coder.models.registry import find_opener
+from nano_coder.models.opening import OpenedWeights, name_to_train, open_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.run.foreign_agent import open_agent
@@ -86,6 +85,11 @@ def policy_runtime(
     )
 
 
+def model_to_train(model: str | None) -> str:
+    """The name of the local model that --model or the configuration names (`name_to_train`)."""
+    return name_to_train(load_config({"model": model}, Path())[0].model)
+
+
 def weights_to_train(
     name: str, dtype: str, device: str | None, quantise: Quantise | None = None
 ) -> OpenedWeights:
@@ -119,9 +123,7 @@ def training_runtime(
     more = [TOOLS.give(tool).spec.name for tool in config.tools]
     sandbox = open_sandbox(config.sandbox, python=config.python)
     store = LogStore.open(config.log)
-    name = config.model or default_model()
-    if find_opener(name):
-        raise UsageError(f"{name} is trained where its weights are; name a local model with --model")
+    name = name_to_train(config.model)
     opened = open_weights(
         name, dtype="bfloat16" if dtype == "bfloat16" else "float32", profile=config.profile, merge=False,
         device=config.device, quantise=quantise,

@@ -42,15 +42,15 @@ def command(
     config = settings.config()
     if not (tasks or from_logs or messages):
         raise UsageError("name what to imitate: --tasks FILE, --from-logs or --messages FILE")
-    from nano_coder.models.opening import default_model
+    from nano_rl.commands.session import model_to_train, training_folder, weights_to_train
+
+    parent = model_to_train(model)  # before torch is imported, which takes seconds
     from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.commands.progress import bar, print_trained
-    from nano_rl.commands.session import training_folder, weights_to_train
     from nano_rl.imitation.sft import train_sft
     from nano_rl.learn.model.learner import prepare
 
     target, folder = training_folder(name)
-    parent = model or default_model()
     opened = weights_to_train(parent, config.dtype, device, config.quantise)
     lessons = _lessons(opened, tasks, from_logs, messages, log)
     trained = prepare(

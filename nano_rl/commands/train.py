@@ -106,6 +106,9 @@ def command(
         asked, settings, limits = _resumed(asked, settings, limits)
     config = _config(settings, reward, asked.group_size if asked.from_logs else None, asked)
     asked.check(settings.flags)
+    from nano_rl.commands.session import model_to_train
+
+    model_to_train(asked.model)  # before torch is imported, which takes seconds
     if idle := config.idle(given):
         print(idle, file=sys.stderr)
     if config.overlap and asked.from_logs:
@@ -160,9 +163,10 @@ def _config(
         if "dtype" not in settings.values:
             from nano_coder.config import load_config
             from nano_coder.models.opening import dtype_to_train
+            from nano_rl.commands.session import model_to_train
 
-            agent = load_config({"device": asked.device}, Path())[0]
-            more["dtype"] = dtype_to_train(asked.model or agent.model, agent.device)
+            device = load_config({"device": asked.device}, Path())[0].device
+            more["dtype"] = dtype_to_train(model_to_train(asked.model), device)
         if "learning_rate" not in settings.values.get("optimizer", {}):
             more["optimizer"] = {"learning_rate": _FROM_LOGS_RATE}
         # what is wrong with the size of groups is wrong with --fresh

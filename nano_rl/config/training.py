@@ -57,6 +57,9 @@ class TrainConfig(UpdateConfig):
     policy version old, which importance weights correct, and the weights lie in memory twice"""
     heartbeat_seconds: float = Field(60.0, ge=2)
     """with `overlap`: silence after which the rollout process is taken for dead and replaced"""
+    peak_tflops: float | None = Field(None, gt=0)
+    """of the device in the dtype of the weights, for the metric `perf/mfu/actor`; None: those of a large
+    matrix product, which is timed once"""
     reward: RewardConfig | None = None
     """None takes the grader's own rewards"""
     controls: float = Field(0.0, ge=0, le=0.5)

@@ -14,6 +14,8 @@ from nano_shared.extensions import find_extension, takes
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nano_rl.learn.objectives.controls import Control
+
 
 class Config(BaseModel):
     """Base of all configs: frozen, with no unknown names and no infinite or NaN numbers."""
@@ -50,6 +52,8 @@ class Objective:
     """settings that may not differ from the defaults"""
     unused: tuple[str, ...] = ()
     """settings that the objective does not use"""
+    controls: tuple[Control, ...] = ()
+    """what changes from step to step"""
 
 
 def find_objective(name: str) -> Objective:

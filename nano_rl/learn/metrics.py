@@ -22,6 +22,27 @@ PART = "part/"
 """prefix of the mean score of a reward part, over the rollouts that it scored"""
 MetricsRow = dict[str, float | None]
 """the metrics of one step; None for NaN and infinity"""
+DASHBOARD = {
+    "reward_mean": "reward",
+    "frac_zero_std": "frac_reward_zero_std",
+    "frac_truncated": "completions/clipped_ratio",
+    "kl_reference": "kl",
+    "beta": "actor/kl_coef",
+    "clip_low": "clip_ratio/low_mean",
+    "clip_high": "clip_ratio/high_mean",
+    "mismatch": "sampling/sampling_logp_difference/mean",
+    "mismatch_max": "sampling/sampling_logp_difference/max",
+    "weight": "rollout_corr/rollout_is_mean",
+    "weight_min": "rollout_corr/rollout_is_min",
+    "weight_max": "rollout_corr/rollout_is_max",
+    "ess": "rollout_corr/rollout_is_eff_sample_size",
+    "advantage_mean": "critic/advantages/mean",
+    "advantage_min": "critic/advantages/min",
+    "advantage_max": "critic/advantages/max",
+}
+"""a metric -> its name in TRL, or in verl where TRL has none; a row holds both"""
+MEASURED = ("seconds", "tokens_per_second", "step_time", "perf/")
+"""beginnings of the names of metrics that the machine decides: equal trainings differ in these alone"""
 METRICS = "metrics.jsonl"
 """file name in the folder of a training"""
 
@@ -56,6 +77,14 @@ class RowWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def dashboard_names(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that other trainers name otherwise, under those names."""
+    parts = {
+        f"rewards/{name.removeprefix(PART)}/mean": v for name, v in metrics.items() if name.startswith(PART)
+    }
+    return {other: metrics[name] for name, other in DASHBOARD.items() if name in metrics} | parts
 
 
 class MetricsWriter(RowWriter):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from random import Random
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ from nano_rl.learn.mismatch import LogprobMonitor, Probe, mismatch_ahead
 from nano_rl.learn.model.critic import Critic, CriticRow, explained_variance
 from nano_rl.learn.model.learner import Guard, Learner, LossPart, Reference
 from nano_rl.learn.model.logprob import TokenScores, can_share, loss_and_scores, token_logprobs
-from nano_rl.learn.objectives.loss import policy_loss, token_weights
+from nano_rl.learn.objectives.loss import EXTREMA, policy_loss, token_weights
 from nano_rl.learn.rows.batch import Batch, make_batches
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.rows.sample import TrainSample
@@ -327,12 +327,13 @@ def _order(count: int, config: UpdateConfig, step: int) -> list[int]:
 
 
 def _over_updates(rows: Sequence[dict[str, float]], *, passes: int) -> dict[str, float]:
-    """The metrics of a step: means over its updates, maxima of `_max`, and token counts of one pass."""
+    """The metrics of a step: means over its updates, extrema of `_max` and `_min`, token counts of one
+    pass."""
     merged: dict[str, float] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row[name] for row in rows if name in row]
-        if name.endswith("_max"):
-            merged[name] = max(values)
+        if bound := EXTREMA.get(name[-4:]):
+            merged[name] = reduce(bound, values)
         elif name in ("tokens", "sft_tokens", "preference_pairs"):
             merged[name] = sum(values) / passes
         else:

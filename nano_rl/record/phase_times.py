@@ -39,6 +39,7 @@ class Phases:
         """`seconds_<phase>` of each phase, and for the runs started since the last call (with `ahead`, since
         the call before it):
 
+        - `step_time`: seconds since the last call;
         - `seconds_generate`: wall clock in which an agent waited for tokens and no tool ran;
         - `seconds_sandbox`: wall clock in which a tool ran;
         - `seconds_grade`: the rest of the rollout phase: grading, rewards and the log;
@@ -60,7 +61,9 @@ class Phases:
             within = seconds["seconds_sandbox"] + seconds["seconds_generate"]
             seconds["seconds_grade"] = max(0.0, seconds.get("seconds_rollout", 0.0) - within)
         self._seconds.clear()
-        self._began.append(time.time())
+        now = time.time()
+        seconds["step_time"] = now - self._began[-1]
+        self._began.append(now)
         rates = {
             "rollout": (sampled, seconds.get("seconds_rollout", 0.0)),
             "generate": (sampled, seconds.get("seconds_generate", 0.0)),

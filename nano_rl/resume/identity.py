@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue
 
 from nano_shared.types import Value
 
-FREE = ("steps", "save_every", "keep_states", "max_tokens", "heartbeat_seconds")
+FREE = ("steps", "save_every", "keep_states", "max_tokens", "heartbeat_seconds", "peak_tflops")
 """settings that do not affect the steps done so far, so that `resume` may change them"""
 _NEVER = ("resume",)
 """settings that are not compared"""

@@ -723,3 +723,25 @@ def test_an_editable_install_is_imported_from_the_workspace(
         assert "No module named 'shop'" in done.stderr
     else:
         assert (done.stdout, done.stderr) == (f"it is {project}/{found}/__init__.py\n", "")
+
+
+@pytest.mark.parametrize(
+    "command", ["train --from-logs", "sft --from-logs", "dpo --from-logs", "reward-model --from-logs", "plan"]
+)
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [("openai:m", "openai:m is trained where its weights are"), ("./nowhere", "unknown model './nowhere'")],
+)
+def test_a_model_that_cannot_be_trained_here_is_refused_before_torch_is_imported(
+    command: str, model: str, said: str, tmp_path: Path
+) -> None:
+    code = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
+    name = () if command == "plan" else ("--name", "x")
+    argv = ["nano-rl", *command.split(), *name, "--model", model]
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}sys.argv = {argv!r}\nfrom nano_rl.cli import main; main()"],
+        cwd=tmp_path, env={**os.environ, "NANO_HOME": str(tmp_path)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {said}")
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()]

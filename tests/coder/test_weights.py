@@ -17,7 +17,15 @@ import pytest
 import nano_coder.commands
 import nano_rl.commands
 from nano_coder.agent.chat_template import CHATML
-from nano_coder.models.weights import BASE, _say_slow, base_folder, load_policy, training_dtype
+from nano_coder.models.weights import (
+    BASE,
+    _base_gguf,
+    _say_slow,
+    base_folder,
+    load_policy,
+    model_config,
+    training_dtype,
+)
 from nano_shared import UsageError
 from nano_shared.scratch import nano_home
 
@@ -178,6 +186,9 @@ def test_the_base_is_converted_once_and_loads(home: Path, capfd: pytest.CaptureF
         base_folder().with_suffix(".lock").name,
     ]
     assert "quantization_config" not in json.loads((base_folder() / "config.json").read_text())
+    file = home / f"{BASE}.gguf"  # what `plan` and `train` ask of a file
+    file.symlink_to(_base_gguf())
+    assert model_config(str(file))[0].num_hidden_layers == 30
     capfd.readouterr()
     ids = loaded.tokenizer("The capital of France is", return_tensors="pt").input_ids
     assert loaded.tokenizer.decode(loaded.model(input_ids=ids).logits[0, -1].argmax()) == " Paris"  # type: ignore[operator]

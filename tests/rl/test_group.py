@@ -79,6 +79,8 @@ def test_metrics_count_rollouts_and_leave_out_what_was_not_scored() -> None:
     assert metrics == {
         "groups": 2.0, "rollouts": 3.0, "frac_zero_std": 0.5, "frac_singleton": 0.5,
         "frac_unscored": pytest.approx(1 / 3), "frac_truncated": 0.0, "reward_mean": 0.5,
-        "reward_min": 0.0, "reward_max": 1.0,
+        "reward_min": 0.0, "reward_max": 1.0, "reward_std": pytest.approx(0.5**0.5),
+        **{f"completions/{name}_length": 3.0 for name in ("mean", "min", "max", "p95", "mean_terminated")},
+        "tools/call_frequency": 0.0, "tools/failure_frequency": 0.0,
     }  # fmt: skip
     assert "reward_mean" not in group_metrics(form_groups(runs[2:]))

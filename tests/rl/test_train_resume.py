@@ -18,7 +18,7 @@ from nano_coder.models.opening import open_weights
 from nano_rl import train as loop_module
 from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import GuardConfig, OptimizerConfig
-from nano_rl.learn.metrics import read_metrics
+from nano_rl.learn.metrics import MEASURED, read_metrics
 from nano_rl.logs.used_runs import read_used
 from nano_rl.resume.progress import save_best
 from nano_rl.resume.states import States
@@ -62,7 +62,7 @@ def test_ac_38_a_training_killed_in_any_step_ends_as_if_it_had_not_been(tiny: Pa
     assert tasks[0] == tasks[1]
     rows = [
         [
-            {k: v for k, v in row.items() if not k.startswith(("seconds", "tokens_per_second"))}
+            {k: v for k, v in row.items() if not k.startswith(MEASURED)}
             for row in read_metrics(loop.folder / "metrics.jsonl")
         ]
         for loop in (whole, broken)

@@ -67,7 +67,7 @@ def test_it_is_refused_before_a_model_is_opened(tmp_path: Path, monkeypatch: pyt
         "--name",
         "x",
         "--model",
-        "no-such-model",
+        "no/such-model",
         "--tasks",
         str(tasks),
         "--log-to",

@@ -13,6 +13,7 @@ from nano_shared.types import ToolCall, ToolSpec
 
 _HEADER = re.compile(r"(?:<\|start\|>assistant)?((?:(?!<\|message\|>).)*?)<\|message\|>", re.DOTALL)
 _END = re.compile(r"<\|end\|>|<\|call\|>|<\|return\|>|(?=<\|start\|>)|\Z")
+_NOTHING = re.compile(r"\s*(?:<\||\Z)")
 _TO = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _NEXT = "<|start|>assistant"
@@ -35,7 +36,7 @@ class Harmony:
             at = header.end()
             if target:
                 try:
-                    value, at = read_json(text, at, repairs)
+                    value, at = (None, at) if _NOTHING.match(text, at) else read_json(text, at, repairs)
                     calls.append(ToolCall(name=target[1], arguments=arguments_of(value, repairs)))
                 except ValueError as problem:
                     error = f"{problem}; write {self.howto}"

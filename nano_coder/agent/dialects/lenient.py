@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,14 +20,31 @@ def read_json(text: str, start: int, repairs: list[str]) -> tuple[Any, int]:
     while start < len(text) and text[start].isspace():
         start += 1
     try:
-        return json.JSONDecoder().raw_decode(text, start)
+        return _decoder().raw_decode(text, start)
     except (json.JSONDecodeError, RecursionError) as problem:
         try:  # raw newlines and tabs in strings
-            value, end = json.JSONDecoder(strict=False).raw_decode(text, start)
+            value, end = _decoder(strict=False).raw_decode(text, start)
         except (json.JSONDecodeError, RecursionError):
-            raise ValueError(f"the tool call is not JSON ({problem})") from None
+            try:  # single quotes, commas before a bracket
+                end = _closing(text, start)
+                value = _literal(ast.parse(text[start:end], mode="eval").body)
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
+                raise ValueError(f"the tool call is not JSON ({problem})") from None
+            repairs.append("python_literal")
+            return value, end
         repairs.append("raw_control_characters")
         return value, end
+
+
+def _decoder(*, strict: bool = True) -> json.JSONDecoder:
+    return json.JSONDecoder(strict=strict, parse_float=_finite, parse_constant=_finite)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no JSON number")
+    return value
 
 
 def call_of(value: Any, key: str, repairs: list[str]) -> ToolCall:
@@ -58,13 +76,14 @@ def arguments_of(value: Any, repairs: list[str]) -> dict[str, Any]:
 def typed(text: str, name: str, spec: ToolSpec | None) -> Any:
     """The value of an argument that was written without quotes: text where the schema allows a string."""
     schema = (spec.parameters.get("properties", {}) if spec else {}).get(name, {})
-    types = {str(option.get("type")) for option in schema.get("anyOf", [schema])}
+    kinds = [option.get("type") for option in schema.get("anyOf", [schema])]
+    types = {str(kind) for one in kinds for kind in (one if isinstance(one, list) else [one])}
     if "string" in types and not (types & {"null"} and text.strip() == "null"):
         return text
     try:
         return json.loads(text)
     except (json.JSONDecodeError, RecursionError):
-        return text
+        return {"True": True, "False": False, "None": None}.get(text.strip(), text)
 
 
 def read_python_calls(
@@ -168,6 +187,8 @@ def _literal(node: ast.AST) -> Any:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         raise ValueError("an argument of the tool call is no literal") from None
-    if not isinstance(value, str | int | float | bool | None):
+    if not isinstance(value, str | int | float | bool | None) or (
+        isinstance(value, float) and not math.isfinite(value)
+    ):
         raise ValueError("an argument of the tool call is no JSON value")
     return value

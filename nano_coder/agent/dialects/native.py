@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -42,6 +43,8 @@ class Native:
     close: str
     starts: re.Pattern[str]
     """matches what comes before the body of a frame"""
+    inline: re.Pattern[str] | None = None
+    """matches what comes before a frame without its tags, if the last group is the name of a tool"""
     read: Callable[[str, int, Sequence[ToolSpec], list[str]], Frame]
     """reads one frame from the index after its start. Raises ValueError"""
     write: Callable[[Sequence[ToolCall], Sequence[ToolSpec]], Iterator[str]]
@@ -59,7 +62,7 @@ class Native:
 
     def parse(self, text: str, tools: Sequence[ToolSpec]) -> Parsed:
         reasoning, rest = self.reasoning(text, tools)
-        first = self.starts.search(rest)
+        first = self._next(rest, tools)
         if first is None:
             return self._fenced(reasoning, rest, tools)
         thought = rest[: first.start()].removesuffix(self.lead)
@@ -68,14 +71,16 @@ class Native:
         frame: re.Match[str] | None = first
         end = first.end()
         while frame is not None:
+            if frame.re is self.inline:
+                repairs.append("inline_call")
             try:
                 found, end = self.read(rest, frame.end(), tools, repairs)
             except ValueError as problem:
                 error = f"{problem}; write {self.howto}"
                 return Parsed(thought=thought, reasoning=reasoning, error=error)
             calls += found
-            end = self._closed(rest, end, repairs)
-            frame = self.starts.search(rest, end)
+            end = self._closed(rest, end, repairs, tagged=frame.re is not self.inline)
+            frame = self._next(rest, tools, end)
             if rest[end : frame.start() if frame else len(rest)].replace(self.section[1], "").strip(" \n;"):
                 repairs.append("text_after_call")
         return Parsed(
@@ -83,7 +88,7 @@ class Native:
         )
 
     def render(self, thought: str, calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) -> str:
-        if self.starts.search(thought) or any(tag in thought for pair in _THINK for tag in pair):
+        if self._next(thought, tools) or any(tag in thought for pair in _THINK for tag in pair):
             raise ValueError("a thought cannot hold what looks like a call or a reasoning tag")
         if not calls:
             return thought
@@ -122,15 +127,29 @@ class Native:
         unsure = self.prompt_reasons and not opened
         if unsure or not self.markers or any(pair[0].startswith(start) for pair in _THINK):
             return Parsed(reasoning=reasoning)
-        if rest.lstrip()[:1] in ("", "{"):  # perhaps a call without its tags
+        if rest.lstrip()[:1] in ("", "{", "["):  # perhaps a call without its tags
             return Parsed(reasoning=reasoning)
         marks = [before + mark for before in ("", self.lead) for mark in self.markers]
         return Parsed(reasoning=reasoning, thought=settled(rest, [*marks, "```", "\n```"]))
 
+    def _next(
+        self, text: str, tools: Sequence[ToolSpec], start: int = 0, end: int = sys.maxsize
+    ) -> re.Match[str] | None:
+        """The beginning of the next frame."""
+        found = self.starts.search(text, start, end)
+        if self.inline is None:
+            return found
+        for other in self.inline.finditer(text, start, end):
+            if found is not None and found.start() <= other.start():
+                break
+            if find_tool(other[other.lastgroup or 0], tools):
+                return other
+        return found
+
     def _inside_call(self, text: str, at: int, tools: Sequence[ToolSpec]) -> bool:
         """True if the place lies in an argument of a call."""
         end = 0
-        while frame := self.starts.search(text, end, at):
+        while frame := self._next(text, tools, end, at):
             try:
                 _, end = self.read(text, frame.end(), tools, [])
             except ValueError:
@@ -139,13 +158,13 @@ class Native:
                 return True
         return False
 
-    def _closed(self, text: str, end: int, repairs: list[str]) -> int:
-        """The index after the closing tag. A missing one is noted."""
+    def _closed(self, text: str, end: int, repairs: list[str], *, tagged: bool) -> int:
+        """The index after the closing tag. A missing one is noted where the frame was opened."""
         tag = self.close.strip()
         after = end + len(text[end:]) - len(text[end:].lstrip())
         if tag and text.startswith(tag, after):
             return after + len(tag)
-        if tag:
+        if tag and tagged:
             repairs.append("closed_tag")
         return end
 
@@ -159,12 +178,14 @@ class Native:
         ):
             repairs = [repair]
             try:
-                call = call_of(read_json(body, 0, repairs)[0], "arguments", repairs)
+                calls, _ = _read_objects(body, 0, tools, repairs)
             except ValueError:
                 continue
-            if call.name in names:
+            if calls and all(call.name in names for call in calls):
                 thought = text[:start].removesuffix("\n")
-                return Parsed(thought=thought, reasoning=reasoning, calls=(call,), repairs=tuple(repairs))
+                return Parsed(
+                    thought=thought, reasoning=reasoning, calls=tuple(calls), repairs=tuple(repairs)
+                )
         error = f"no tool call found; write {self.howto}"
         return Parsed(thought=text, reasoning=reasoning, error=error, prose=bool(text.strip()))
 
@@ -173,11 +194,40 @@ def _json_frame(key: str) -> Callable[[str, int, Sequence[ToolSpec], list[str]],
     """Reads an object, or a list of objects, with `name` and `key`."""
 
     def read(text: str, start: int, tools: Sequence[ToolSpec], repairs: list[str]) -> Frame:
+        if fence := _FENCE.match(text, start):
+            repairs.append("fenced_block")
+            start = fence.end()
         value, end = read_json(text, start, repairs)
         values = value if isinstance(value, list) else [value]
+        if fence and (closed := _FENCE_END.match(text, end)):
+            end = closed.end()
         return [call_of(value, key, repairs) for value in values], end
 
     return read
+
+
+_FENCE = re.compile(r"\s*```(?:json)?[ \t]*\n")
+_FENCE_END = re.compile(r"\s*```")
+_read_objects = _json_frame("arguments")
+
+
+def _mistral_frame(text: str, start: int, tools: Sequence[ToolSpec], repairs: list[str]) -> Frame:
+    """Reads either of Mistral's forms: JSON objects, or a name and its arguments."""
+    after = _SPACE.match(text, start)
+    if text[after.end() : after.end() + 1] in ("[", "{"):  # type: ignore[union-attr]
+        return _read_objects(text, start, tools, repairs)
+    try:
+        return _read_named(text, start, tools, repairs)
+    except ValueError:
+        late = _LATE_LIST.search(text, start)
+        if late is None:
+            raise
+        repairs.append("text_before_call")
+        return _read_objects(text, late.end(), tools, repairs)
+
+
+_SPACE = re.compile(r"\s*")
+_LATE_LIST = re.compile(r"(?=\[\s*\{)")
 
 
 def _named_frame(name: str, separator: str, after: str = "") -> Callable[..., Frame]:
@@ -194,6 +244,18 @@ def _named_frame(name: str, separator: str, after: str = "") -> Callable[..., Fr
         return [ToolCall(name=found["name"], arguments=arguments_of(value, repairs))], end
 
     return read
+
+
+def _python_lines(text: str, start: int, tools: Sequence[ToolSpec], repairs: list[str]) -> Frame:
+    """Reads calls up to the end of a fenced block."""
+    calls, end = read_python_calls(text, start, tools, repairs)
+    while _ANOTHER_CALL.match(text, end):
+        more, end = read_python_calls(text, end, tools, repairs)
+        calls += more
+    return calls, end
+
+
+_ANOTHER_CALL = re.compile(r"\s*\n[ \t]*[A-Za-z_][\w.]*\(")
 
 
 def _python_frame(text: str, start: int, tools: Sequence[ToolSpec], repairs: list[str]) -> Frame:
@@ -229,9 +291,12 @@ def _list(calls: Sequence[ToolCall]) -> str:
 
 
 _XML_NAME = re.compile(r"\s*<function=([^>\n]+)>")
-_XML_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_XML_PARAMETER = re.compile(
+    r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?(</parameter>|(?=</function>|</tool_call>))", re.DOTALL
+)
+_XML_NEXT = re.compile(r"\n?<parameter=([^>\n]+)>")
 _GLM_NAME = re.compile(r"\s*([^\s<]+)")
-_GLM_PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_GLM_PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)(</arg_value>)", re.DOTALL)
 
 
 def _xml_frame(name: re.Pattern[str], pair: re.Pattern[str], end_tag: str) -> Callable[..., Frame]:
@@ -239,13 +304,21 @@ def _xml_frame(name: re.Pattern[str], pair: re.Pattern[str], end_tag: str) -> Ca
 
     def read(text: str, start: int, tools: Sequence[ToolSpec], repairs: list[str]) -> Frame:
         found = name.match(text, start)
+        if found is None and text[start:].lstrip().startswith("{"):
+            repairs.append("json_call")
+            return _read_objects(text, start, tools, repairs)
         if found is None:
             raise ValueError("the tool call does not name its function")
         spec, end = find_tool(found[1].strip(), tools), found.end()
         arguments = {}
         while one := pair.match(text, end):
-            arguments[one[1].strip()] = typed(one[2], one[1].strip(), spec)
-            end = one.end()
+            value, end = one[2], one.end()
+            unclosed = _XML_NEXT.search(value)
+            if unclosed and spec and unclosed[1] in spec.parameters.get("properties", {}):
+                value, end = value[: unclosed.start()], one.start(2) + unclosed.start()
+            if unclosed or not one[3]:
+                repairs.append("closed_tag")
+            arguments[one[1].strip()] = typed(value, one[1].strip(), spec)
         if end_tag:
             after = re.compile(rf"\s*{end_tag}").match(text, end)
             if after is None:
@@ -287,6 +360,7 @@ def _tag(*texts: str) -> re.Pattern[str]:
 
 
 _NAME = r"(?P<name>[^\s<\[{(]+)"
+_read_named = _named_frame(_NAME, r"\s*(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*(?=\{)")
 _DEEPSEEK_BEGIN, _DEEPSEEK_SEP = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 
 HERMES_JSON = Native(
@@ -302,6 +376,8 @@ QWEN_CODER = replace(
     howto="<tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>",
     read=_xml_frame(_XML_NAME, _XML_PARAMETER, "</function>"),
     write=_one_each(_xml_call),
+    inline=re.compile(r"(?=<function=(?P<name>[^>\n]+)>)"),
+    markers=("<tool_call>", "<function="),
 )
 GLM = replace(
     HERMES_JSON,
@@ -327,6 +403,7 @@ LLAMA_3 = Native(
         r"(?:(?m:^)|(?<=;))[ \t]*(?:<\|python_tag\|>\s*)?"
         r'(?=\{\s*"(?:name|type|function|parameters)"\s*:)'
     ),
+    inline=re.compile(r'(?=\{\s*"name"\s*:\s*"(?P<name>[^"\n]+)"\s*,\s*"(?:parameters|arguments)"\s*:)'),
     read=_json_frame("parameters"),
     write=_one_each(_object("parameters")),
 )  # fmt: skip
@@ -335,6 +412,11 @@ PYTHONIC = Native(
     howto='[NAME(KEY="value")]',
     open="", close="",
     starts=re.compile(r"(?m)^(?:<\|python_start\|>|<\|tool_call_start\|>)?(?=\[\s*[A-Za-z_][\w.]*\()"),
+    inline=re.compile(
+        r"<\|(?:python|tool_call)_start\|>(?=\[\s*(?P<tagged>[A-Za-z_][\w.]*)\()"
+        r"|(?=\[\s*(?P<listed>[A-Za-z_][\w.]*)\(\s*(?:\)|[A-Za-z_]\w*\s*=))"
+        r"|(?m:^)(?=(?P<bare>[A-Za-z_][\w.]*)\(\s*(?:\)|[A-Za-z_]\w*\s*=))"
+    ),
     read=_python_frame,
     write=_all_in_one(lambda calls: f"[{', '.join(map(python_call, calls))}]"),
 )  # fmt: skip
@@ -342,7 +424,8 @@ GEMMA = Native(
     name="gemma",
     howto='```tool_code\nNAME(KEY="value")\n```',
     open="```tool_code\n", close="\n```", starts=_tag("```tool_code\n"),
-    read=read_python_calls,
+    inline=re.compile(r"```(?:python|py)?[ \t]*\n(?=(?P<name>[A-Za-z_]\w*)\()"),
+    read=_python_lines,
     write=_one_each(lambda _, call: python_call(call)),
     markers=("```tool_code\n",),
 )  # fmt: skip
@@ -350,7 +433,7 @@ MISTRAL = Native(
     name="mistral",
     howto='[TOOL_CALLS] [{"name": "...", "arguments": {...}}]',
     open="[TOOL_CALLS]", close="", starts=_tag("[TOOL_CALLS]"), lead="", markers=("[TOOL_CALLS]",),
-    read=_json_frame("arguments"),
+    read=_mistral_frame,
     write=_all_in_one(lambda calls: " " + _list(calls)),
 )  # fmt: skip
 MISTRAL_ARGS = replace(
@@ -358,14 +441,14 @@ MISTRAL_ARGS = replace(
     name="mistral-args",
     howto="[TOOL_CALLS]NAME[ARGS]{...}",
     between="",
-    read=_named_frame(_NAME, r"(?:\[CALL_ID\][^\[]*)?\[ARGS\]"),
     write=_one_each(lambda _, call: f"{call.name}[ARGS]{_dumps(call.arguments)}"),
 )
 PHI = replace(
     MISTRAL,
     name="phi",
     howto='<|tool_call|>[{"name": "...", "arguments": {...}}]<|/tool_call|>',
-    open="<|tool_call|>", close="<|/tool_call|>", starts=_tag("<|tool_call|>"), markers=("<|tool_call|>",),
+    open="<|tool_call|>", close="<|/tool_call|>", markers=("<|tool_call|>", "functools"), read=_read_objects,
+    starts=re.compile(r"<\|tool_call\|>|functools(?=\s*\[)"),
     write=_all_in_one(_list),
 )  # fmt: skip
 DEEPSEEK = Native(
@@ -373,7 +456,9 @@ DEEPSEEK = Native(
     howto=f"{_DEEPSEEK_BEGIN}NAME{_DEEPSEEK_SEP}{{...}}<｜tool▁call▁end｜>",
     section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     open=_DEEPSEEK_BEGIN, close="<｜tool▁call▁end｜>", lead="", between="",
-    starts=re.compile(f"(?:<｜tool▁calls▁begin｜>)?\\s*{_DEEPSEEK_BEGIN}"),
+    starts=re.compile(
+        f"(?:<｜tool▁calls▁begin｜>\\s*)?{_DEEPSEEK_BEGIN}|<｜tool▁calls▁begin｜>(?=\\w+{_DEEPSEEK_SEP})"
+    ),
     markers=("<｜tool▁calls▁begin｜>", _DEEPSEEK_BEGIN),
     read=_named_frame(
         rf"(?:function{_DEEPSEEK_SEP})?(?P<name>[^\s<{{]+)", rf"(?:{_DEEPSEEK_SEP}|\s*```json\s*)+", r"\s*```"
@@ -394,8 +479,8 @@ KIMI = Native(
     howto="<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>",
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     open="<|tool_call_begin|>", close="<|tool_call_end|>", lead="", between="",
-    starts=re.compile(r"(?:<\|tool_calls_section_begin\|>)?\s*<\|tool_call_begin\|>"),
-    markers=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+    starts=re.compile(r"(?:<\|tool_calls?_section_begin\|>\s*)?<\|tool_call_begin\|>"),
+    markers=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>", "<|tool_call_begin|>"),
     read=_named_frame(r"(?:functions\.)?(?P<name>[^\s<:]+)(?::\d+)?", r"\s*<\|tool_call_argument_begin\|>"),
     write=_one_each(
         lambda n, call: f"functions.{call.name}:{n}<|tool_call_argument_begin|>{_dumps(call.arguments)}"

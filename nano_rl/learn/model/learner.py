@@ -134,7 +134,8 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
 
 
 class Reference:
-    """The reference model of the KL: a copy of the trained weights at the start of the training.
+    """The reference model of the KL: a copy of the trained weights, at the start of the training or when it
+    was refreshed last.
 
     The reference of an adapter that was trained before is that adapter, not the base model under it. Create
     it before the first update; a resumed training loads the starting weights first, then its state.
@@ -142,7 +143,19 @@ class Reference:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._start = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take the current weights as the reference."""
+        trained = self._model.named_parameters()
+        self._start = {name: p.detach().clone() for name, p in trained if p.requires_grad}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self._start
+
+    def load_state_dict(self, state_dict: dict[str, Tensor]) -> None:
+        for name, value in state_dict.items():
+            self._start[name].copy_(value)
 
     @torch.no_grad()
     def score(self, batches: Sequence[Batch]) -> list[Batch]:

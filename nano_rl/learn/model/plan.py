@@ -98,6 +98,15 @@ def plan_memory(
     )
 
 
+def row_bytes(skeleton: nn.Module, config: UpdateConfig, tokens: int) -> int:
+    """Memory that learning from one row takes beside weights, gradients and optimizer. `skeleton` is the
+    model on the meta device."""
+    work = Workload(rows=1, row_tokens=tokens, kv_bytes=0)
+    kept = activation_bytes(skeleton, tokens, work, config)
+    element = skeleton.get_output_embeddings().weight.dtype  # type: ignore[operator]
+    return round((1 + _PASSING) * kept) + _logits(skeleton, tokens, element)
+
+
 def kv_token_bytes(causal: Any, dtype: torch.dtype) -> int:
     """Bytes of keys and values of one token."""
     config = causal.config

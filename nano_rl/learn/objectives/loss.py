@@ -16,6 +16,7 @@ not counted. The KL and entropy terms have no importance weight. Each surrogate 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -186,7 +187,8 @@ def policy_loss(
     """The scalar loss of a micro-batch and its metrics; both are summed over the micro-batches of a step.
 
     `logprobs_BT` are the current log-probs with gradient. The loss of a batch without trained tokens is 0.0.
-    Metrics are sums over trained tokens, to be averaged by `mean_metrics`; those ending in `_max` are maxima.
+    Metrics are sums over trained tokens, to be averaged by `mean_metrics`; those ending in `_max` are maxima,
+    in `_min` minima.
 
     Raises ValueError if beta > 0 and the batch has no reference log-probs, and for an entropy bonus without
     entropies that have a gradient.
@@ -237,6 +239,7 @@ def token_loss(
     with torch.no_grad():
         sums |= _ratio_metrics(ratio_N, log_ratio_N, advantages_N, config)
         sums |= _mismatch_metrics(mismatch_N, raw_N, config)
+        sums |= _advantage_metrics(advantages_N)
         if entropy_N is not None:
             sums["entropy"] = entropy_N
     return loss, {"loss": loss.item(), "tokens": float(new_N.numel()), **_reduce(sums)}
@@ -253,21 +256,29 @@ def mean_metrics(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """The metrics of an update from those of its micro-batches: means over trained tokens, and `ess`.
 
     `ess` is the effective sample size of the raw importance weights as a share of the tokens, in (0, 1]
-    (Kish 1965). `loss` and `tokens` are totals, metrics ending in `_max` are maxima.
+    (Kish 1965); `advantage_std` the deviation over tokens. `loss` and `tokens` are totals, metrics ending in
+    `_max` and `_min` extrema.
     """
     total: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():
-            if name.endswith("_max"):
-                total[name] = max(total.get(name, value), value)
+            if bound := EXTREMA.get(name[-4:]):
+                total[name] = bound(total.get(name, value), value)
             else:
                 total[name] = total.get(name, 0.0) + value
     tokens = max(total.get("tokens", 0.0), 1.0)
-    kept = {name for name in total if name in ("loss", "tokens") or name.endswith("_max")}
+    kept = {name for name in total if name in ("loss", "tokens") or name[-4:] in EXTREMA}
     mean = {name: value if name in kept else value / tokens for name, value in total.items()}
     if mean.get("weight_squared"):
         mean["ess"] = mean["weight"] ** 2 / mean["weight_squared"]
+    if "advantage_squared" in mean:
+        variance = mean.pop("advantage_squared") - mean["advantage_mean"] ** 2
+        mean["advantage_std"] = math.sqrt(max(0.0, variance))
     return mean
+
+
+EXTREMA: dict[str, Callable[[float, float], float]] = {"_max": max, "_min": min}
+"""end of a metric's name -> how its values are merged; those of others are averaged"""
 
 
 def _needed(values_N: Tensor | None, otherwise: str) -> Tensor:
@@ -313,6 +324,8 @@ def _mismatch_metrics(mismatch_N: Tensor, raw_N: Tensor, config: ObjectiveConfig
         "mismatch_ratio": clamped_exp(mismatch_N.abs()),
         "mismatch_kl": clamped_exp(mismatch_N) - 1 - mismatch_N,
         "weight": raw_N,
+        "weight_min": raw_N,
+        "weight_max": raw_N,
         "weight_squared": raw_N.square(),
         "weight_capped": raw_N > cap,
     }
@@ -321,10 +334,16 @@ def _mismatch_metrics(mismatch_N: Tensor, raw_N: Tensor, config: ObjectiveConfig
     return metrics
 
 
+def _advantage_metrics(advantages_N: Tensor) -> dict[str, Tensor]:
+    names = ("advantage_mean", "advantage_min", "advantage_max")
+    return {**dict.fromkeys(names, advantages_N), "advantage_squared": advantages_N.square()}
+
+
 def _reduce(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """Sums and maxima as floats, in one transfer from the device; the maximum of no tokens is 0."""
+    """Sums and extrema as floats, in one transfer from the device; of no tokens there are no extrema."""
+    sums = {name: t for name, t in sums.items() if t.numel() or name[-4:] not in EXTREMA}
     totals = [
-        (t.max() if t.numel() else t.sum()).double() if name.endswith("_max") else t.detach().double().sum()
+        {"_max": t.max, "_min": t.min}.get(name[-4:], t.detach().double().sum)().double()
         for name, t in sums.items()
     ]
     return dict(zip(sums, torch.stack(totals).tolist(), strict=True))

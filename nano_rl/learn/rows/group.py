@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean, stdev
 
 from nano_shared import Finish, Limits, Task, Trajectory
 
@@ -124,7 +125,9 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
     `frac_zero_std`: groups with equal rewards; `frac_singleton`: groups with fewer than two scored rollouts,
     which are part of the former; `frac_unscored`: rollouts without a reward; `frac_truncated`: rollouts cut
-    off by a limit. `reward_mean`, `reward_min` and `reward_max` are absent if nothing was scored.
+    off by a limit. `reward_mean`, `reward_min`, `reward_max` and `reward_std` (mean of the deviations within
+    groups) are absent if nothing was scored. Under TRL's names: sampled tokens of a rollout
+    (`completions/...`), tool calls a rollout (`tools/call_frequency`) and the share of them that failed.
     """
     rewards = [r for group in groups for r in group.rewards_G]
     scored = [r for r in rewards if not math.isnan(r)]
@@ -139,7 +142,34 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if scored:
         mean = math.fsum(scored) / len(scored)
         metrics |= {"reward_mean": mean, "reward_min": min(scored), "reward_max": max(scored)}
-    return metrics
+        within = [[r for r in g.rewards_G if not math.isnan(r)] for g in groups]
+        deviations = [stdev(rewards) for rewards in within if len(rewards) > 1]
+        metrics["reward_std"] = fmean(deviations) if deviations else 0.0
+    return metrics | _completion_metrics([t for g in groups for t in g.trajectories])
+
+
+def _completion_metrics(runs: Sequence[Trajectory]) -> dict[str, float]:
+    lengths = sorted(run.num_sampled_tokens for run in runs)
+    whole = [run.num_sampled_tokens for run in runs if not _cut_off(run)]
+    seen = [o.ok for run in runs for turn in run.turns for o in turn.observations]
+    metrics = {
+        "completions/mean_length": fmean(lengths),
+        "completions/min_length": float(lengths[0]),
+        "completions/max_length": float(lengths[-1]),
+        "completions/p95_length": float(lengths[math.ceil(0.95 * len(lengths)) - 1]),
+        "tools/call_frequency": len(seen) / len(runs),
+        "tools/failure_frequency": seen.count(False) / max(1, len(seen)),
+    }
+    return metrics | ({"completions/mean_terminated_length": fmean(whole)} if whole else {})
+
+
+def row_tokens(run: Trajectory) -> int:
+    """Tokens of the longest row of a run."""
+    rows: Counter[int] = Counter()
+    for turn in run.turns:
+        if tokens := turn.completion.tokens:
+            rows[tokens.row] += len(tokens.context_ids) + len(tokens.sampled_ids)
+    return max(rows.values(), default=0)
 
 
 def _cut_off(trajectory: Trajectory) -> bool:
