@@ -45,6 +45,8 @@ def command(
         raise UsageError(f"--host {host} is reached from other machines: give clients a --key")
     if upstream is not None:
         config = _before(upstream, config)
+    if config.profile is None and (config.model or "").startswith("openai:"):
+        config = config.model_copy(update={"profile": API_PROFILE})
     try:
         import uvicorn
 
@@ -106,7 +108,7 @@ def _before(url: str, config: AgentConfig) -> AgentConfig:
             some = f"serves {', '.join(names[:8])}" if names else "lists no models"
             raise UsageError(f"{url} {some}: name one with --model NAME")
         name = names[0]
-    return config.model_copy(update={"base_url": url, "model": f"openai:{name}", "profile": API_PROFILE})
+    return config.model_copy(update={"base_url": url, "model": f"openai:{name}"})
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -249,7 +249,7 @@ class Server:
 
         def emit(text: str, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> bool:
             nonlocal told
-            if ids and not told:
+            if (text or ids) and not told:
                 told = True
                 self._metrics.first.observe(time.monotonic() - began)
             if on_text is not None:

@@ -186,7 +186,7 @@ class Conversations:
                 "seed": turn_seed(episode.run.seed, number),
             }
         )  # fmt: skip
-        return replace(request, sampling=sampling)
+        return replace(request, sampling=sampling, more={})
 
     def _recall(self, request: ModelRequest, keys: Sequence[str], session: str) -> None:
         """Hold those of the log's conversations that the request may continue, where none is held: they are
@@ -384,12 +384,12 @@ class Conversations:
         self, held: _Held, conversation: Conversation, request: ModelRequest, on_text: OnText | None
     ) -> Completion:
         model, policy = held.model, held.model.policy
-        if model.upstream:
+        if model.upstream and self._episode is None:
             relay = upstream.Relay(on_text or _read)
             return model.upstream.answer(
                 conversation, request.sampling, more=request.more, session=held.session, on_answer=relay
             )
-        if on_text and request.tools:
+        if on_text and request.tools and not model.upstream:
             on_text = _besides_calls(on_text, request.tools, model.profile)
         if not isinstance(policy, LocalPolicy):
             completion = policy.complete(conversation, request.sampling)

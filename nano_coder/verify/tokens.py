@@ -99,7 +99,8 @@ class TokenCheck:
                 return self._misspelt(turn)
             ended = tokens.sampled_ids[-1] in self.eos_ids
             stopped = ended or any(text in turn.completion.text for text in turn.completion.sampling.stop)
-            if turn.completion.finish is Finish.STOP and not stopped:
+            cut = turn.parser == Api.name and turn.completion.sampling.stop  # a stop string is not shown
+            if turn.completion.finish is Finish.STOP and not stopped and not cut:
                 return _no(RefusalCode.CUT_TURN, f"{name} ended by itself, and no token of it says so")
         return None
 

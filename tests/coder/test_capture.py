@@ -503,3 +503,26 @@ def test_tokens_of_a_server_behind_are_logged_and_told(
     target = TargetPolicy(profile=local.profile, template_hash=behind.template_hash)
     assert refusal_of(facts_of(run), target) is None
     assert RunVerifier(local, front.store).refusal(run) is None
+
+
+# ------------------------------------------------------------------------- first requests of agents
+
+FIRST_REQUESTS = sorted((Path(__file__).parent / "first_requests").glob("*.json"))
+
+
+@pytest.mark.parametrize("file", FIRST_REQUESTS, ids=lambda file: file.stem)
+def test_the_first_request_of_an_agent_is_answered_with_its_tools(
+    serve: Callable[..., Served],  # noqa: F811
+    file: Path,
+) -> None:
+    """Requests as the agents sent them, long texts left out."""
+    asked = json.loads(file.read_text())
+    command = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    server = serve(ScriptedPolicy([command], tokens=True), HERMES_1)
+    headers = {"User-Agent": asked["user_agent"], "X-Session-Id": "s"}
+    answer = httpx.post(server.root + asked["path"], json=asked["body"], headers=headers)
+    assert answer.status_code == 200
+    assert ("ls" in answer.text) == bool(asked["body"].get("tools"))
+    (run,) = server.runs()
+    assert [call.name for call in run.turns[0].calls] == (["bash"] if asked["body"].get("tools") else [])
+    assert server.store.sql("SELECT session, client FROM requests").rows == [("s", asked["user_agent"])]
