@@ -261,6 +261,8 @@ class OptimizerConfig(Config):
     """weight decay of AdamW, for matrices alone"""
     grad_clip: float = Field(1.0, gt=0)
     """largest norm of the gradient of all trained weights; larger ones are scaled down"""
+    states: Literal["float32", "8bit"] = "float32"
+    """the two moments of each weight: 8 bytes, or 2 in blocks of 256 with a scale (8bit, by bitsandbytes)"""
 
 
 class GuardConfig(Config):

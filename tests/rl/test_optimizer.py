@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -100,3 +101,46 @@ def test_weights_of_two_precisions_are_clipped_together() -> None:
     weights[0].grad, weights[1].grad = torch.tensor([3.0]), torch.tensor([4.0], dtype=torch.bfloat16)
     assert clip_gradients(weights, 1.0) == 5.0
     assert [w.grad.item() for w in weights if w.grad is not None] == pytest.approx([0.6, 0.8], abs=5e-3)
+
+
+def test_states_of_8_bits_train_as_those_of_float32_and_resume(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    torch.manual_seed(0)
+    target, found = torch.randn(128, 128), {}
+    for states in ("8bit", "float32"):
+        torch.manual_seed(1)
+        model = nn.Linear(128, 128)
+        config = OptimizerConfig(learning_rate=1e-2, states=states)
+
+        def steps(optimizer: torch.optim.Optimizer, n: int, model: nn.Linear = model) -> None:
+            for _ in range(n):
+                (model.weight - target).square().mean().backward()
+                model.bias.sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        first = make_optimizer(model, config)
+        steps(first, 40)
+        if states == "8bit":
+            assert first.state[model.weight]["state1"].dtype == torch.uint8
+            assert first.state[model.bias]["state1"].dtype == torch.float32
+            torch.save((model.state_dict(), first.state_dict()), tmp_path / "state")
+            steps(first, 10)
+            ahead = model.weight.detach().clone()
+            weights, saved = torch.load(tmp_path / "state")
+            model.load_state_dict(weights)
+            again = make_optimizer(model, config)
+            again.load_state_dict(saved)
+            steps(again, 10)
+            assert torch.equal(model.weight, ahead)
+        else:
+            steps(first, 10)
+        found[states] = model.weight.detach()
+    moved = (found["float32"] - target).square().mean()
+    assert (found["8bit"] - found["float32"]).square().mean() < 1e-3 * moved
+
+
+def test_states_of_8_bits_without_the_library_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="needs bitsandbytes: pip install bitsandbytes"):
+        make_optimizer(nn.Linear(3, 2), OptimizerConfig(states="8bit"))

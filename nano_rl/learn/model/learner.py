@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -76,13 +77,17 @@ _FUSED = ("cpu", "cuda")
 
 def make_optimizer(
     model: nn.Module | Mapping[str, nn.Parameter], config: OptimizerConfig
-) -> torch.optim.AdamW:
+) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter 2019) over weights that require a gradient; only matrices decay.
+
+    States of 8 bits are blockwise (Dettmers et al. 2021, arXiv 2110.02861), and of weights of fewer than
+    4,096 numbers float32.
 
     `model` may be given as a mapping of its trained weights by name (`MasterWeights.parameters`).
 
-    Raises ConfigError if no weight is trainable, and for trainable weights below float32: at learning rates
-    of RL an update is smaller than half a unit in the last place of bfloat16 and would be rounded away.
+    Raises ConfigError if no weight is trainable, without bitsandbytes for 8 bits, and for trainable weights
+    below float32: at learning rates of RL an update is smaller than half a unit in the last place of bfloat16
+    and would be rounded away.
     """
     named = model.named_parameters() if isinstance(model, nn.Module) else model.items()
     trainable = {name: p for name, p in named if p.requires_grad}
@@ -95,6 +100,12 @@ def make_optimizer(
     vectors = [p for p in trainable.values() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}]
     groups += [{"params": vectors, "weight_decay": 0.0}]
+    if config.states == "8bit":
+        if importlib.util.find_spec("bitsandbytes") is None:
+            raise ConfigError("optimizer.states = 8bit needs bitsandbytes: pip install bitsandbytes")
+        from bitsandbytes.optim import AdamW8bit
+
+        return AdamW8bit([g for g in groups if g["params"]], lr=config.learning_rate)
     # fused: one pass over weights, gradients and moments instead of about twelve
     fused = all(p.device.type in _FUSED for p in trainable.values())
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.learning_rate, fused=fused)

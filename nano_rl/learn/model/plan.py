@@ -75,7 +75,11 @@ def plan_memory(
         base += sum(round(w.numel() * (_BITS[config.quantise] - w.element_size())) for w in packed)
     count = sum(p.numel() for p in trained)
     masters = 4 * sum(p.numel() for p in trained if p.element_size() < 4)
-    learner = {"masters in float32": masters, "gradients": 4 * count, "optimizer": 8 * count}
+    learner = {
+        "masters in float32": masters,
+        "gradients": 4 * count,
+        "optimizer": (2 if config.optimizer.states == "8bit" else 8) * count,
+    }
     tokens = max(config.max_tokens, work.row_tokens)
     logits = _logits(causal, tokens, dtype)
     if config.gradient_checkpointing:  # freed memory is returned, and gradients come after logits
