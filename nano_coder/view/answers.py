@@ -45,14 +45,14 @@ _PART = 500_000
 class TrainingReader(Protocol):
     """Trainings for the viewer; an extension of the group nano.trainings."""
 
-    def names(self) -> list[Answer]:
-        """A row for each training, newest first: `name`, `steps` and `cells`, which the list shows."""
+    def rows(self) -> list[Answer]:
+        """`name` and `cells` (text by heading) of each training, newest first."""
 
-    def read(self, name: str, log: str | None) -> Answer:
-        """A page of sections (docs/watching.md). Raises UsageError for an unknown training."""
+    def read(self, name: str) -> Answer:
+        """The page of a training. Raises UsageError for one that it does not know."""
 
     def compare(self, names: Sequence[str]) -> Answer:
-        """A page of sections with a curve for each training."""
+        """A page with a curve for each training. Raises UsageError as `read`."""
 
 
 TRAININGS = Extensions[Any]("nano.trainings")
@@ -264,20 +264,19 @@ class LogView:
     # -------------------------------------------------------------------------------- trainings
 
     def trainings(self, query: Query) -> Answer:
-        rows = [row | {"reader": name} for name in TRAININGS for row in TRAININGS[name].names()]
-        return {"rows": rows}
+        return {"rows": [row for reader in TRAININGS.values() for row in reader.rows()]}
 
     def training(self, query: Query) -> Answer:
         """The training `name`, or a comparison of several, separated by commas."""
-        names = [name for name in _asked(query, "name").split(",") if name]
-        for reader in map(TRAININGS.find, TRAININGS):
-            known = {row["name"] for row in reader.names()}
-            if known.issuperset(names):
-                found: Answer = (
-                    reader.compare(names) if len(names) > 1 else reader.read(names[0], self.store.url)
-                )
+        name = _asked(query, "name")
+        problem = UsageError("no installed package reads trainings; nano_rl does")
+        for reader in TRAININGS.values():
+            try:
+                found: Answer = reader.compare(name.split(",")) if "," in name else reader.read(name)
                 return found
-        raise UsageError(f"no training {query['name']!r:.100}; nano-rl train --name NAME makes one")
+            except UsageError as refused:
+                problem = refused
+        raise problem
 
 
 def first_difference(left: Trajectory, right: Trajectory) -> Answer:
