@@ -189,7 +189,7 @@ const RUN_COLUMNS = (codes) => [
   { label: "Policy", class: "medium spare", cell: (run) => run.policy },
   { label: "Started, UTC", class: "medium spare", cell: (run) => when(run.started) },
   { label: "Turns", class: "narrow spare", cell: (run) => run.turns },
-  { label: "Stop", class: "narrow", cell: ended },
+  { label: "Stop", class: "narrow spare", cell: ended },
   { label: "Reward", class: "narrow", cell: (run) => reward(run.reward) },
   { label: "May train", class: "medium", cell: (run) => run.refused.length
     ? h("span", { class: "bad", title: run.refused.map((code) => `${code}: ${codes[code]}`).join("\n") }, run.refused.join(", "))
@@ -406,7 +406,7 @@ function lensChoice(shown) {
   const legend = h("span", { class: "legend small" });
   const select = h("select", { onchange: () => { lens = select.value; explain(); document.querySelectorAll(".tokens").forEach(paint); } },
     known.map((name) => h("option", { value: name }, LENSES[name][0])));
-  const explain = () => legend.replaceChildren(...LEGENDS[lens].map(([shade, text]) => h("span", { class: shade }, text)), h("span", { class: "masked" }, `grey: masked (${LENSES[lens][1]})`));
+  const explain = () => legend.replaceChildren(...LEGENDS[lens].map(([shade, text]) => h("span", { class: shade }, text)), h("span", { class: "masked" }, "grey: masked"), `; ${LENSES[lens][1]}`);
   select.value = lens;
   explain();
   return h("p", {}, h("label", {}, "Colour tokens by ", select), " ", legend);
@@ -550,7 +550,7 @@ const cell = (value) => value instanceof Node || value === null || typeof value 
 
 function table({ caption, head, rows, numeric }) {
   const kind = (n) => ({ class: numeric && n ? "number" : null });
-  return h("div", { class: "wide", role: "region", tabindex: 0, "aria-label": caption }, h("table", {},
+  return h("div", { class: "wide", role: "region", tabindex: 0, "aria-label": caption }, h("table", {}, h("caption", {}, caption),
     h("thead", {}, h("tr", {}, head.map((text, n) => h("th", { scope: "col", ...kind(n) }, text)))),
     h("tbody", {}, rows.map((row) => h("tr", {}, row.map((value, n) => h(n ? "td" : "th", { scope: n ? null : "row", ...kind(n) }, cell(value))))))));
 }

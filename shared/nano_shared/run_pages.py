@@ -8,7 +8,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from nano_shared import schema
-from nano_shared.schema import ExactText
+from nano_shared.schema import ESCAPED, ExactText
 from nano_shared.types import Value
 
 Cursor = tuple[float | str | int, ...]
@@ -77,7 +77,13 @@ def read_page(
         query = query.where(
             place < sa.tuple_(sa.literal(after[0], sa.Double), sa.literal(after[1], ExactText))
         )
-    return [dict(row) for row in connection.execute(query).mappings()]
+    return [_row(dict(row)) for row in connection.execute(query).mappings()]
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    """A cut text that was stored as JSON stays in that spelling, without the marker."""
+    marked = {name: row[name] for name in _CUT if str(row.get(name)).startswith(ESCAPED)}
+    return row | {name: text.removeprefix(ESCAPED).strip('"') for name, text in marked.items()}
 
 
 def _conditions(chosen: RunChoice) -> list[sa.ColumnElement[bool]]:
