@@ -2,8 +2,8 @@
 
     python benchmarks/viewer.py [--runs 100000] [--folder DIR] [--chromium /usr/bin/chromium]
 
-The log is kept in DIR and made once: runs of 3 turns and 300 tokens, eight a task, one in ten unfinished. Prints
-the median of five requests of each kind, and with Playwright the time from opening a browser's page to its rows.
+The log is kept in DIR and made once: runs of 3 turns and 300 tokens, eight a task. Prints the median of five
+requests of each kind, and with Playwright the time from opening a browser's page to its rows.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ Query = Mapping[str, str]
 Answer = dict[str, Any]
 PAGE = 100
 """rows of one page"""
-_SCANNED = 2000
+_SCANNED = 1000
 """largest number of runs that are looked at for one page"""
 _TURNS = 30
 """turns of one answer"""

@@ -124,6 +124,7 @@ function listing({ columns, load, href, empty }) {
   let next = null, busy = false, tall = 36, told = "";
 
   function draw() {
+    if (!box.isConnected) return;
     const above = table.getBoundingClientRect().top;
     const first = Math.max(0, Math.min(rows.length, Math.floor(-above / tall) - 20));
     const last = Math.min(rows.length, first + Math.ceil(innerHeight / tall) + 60);

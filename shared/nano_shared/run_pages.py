@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -93,9 +94,10 @@ def _conditions(chosen: RunChoice) -> list[sa.ColumnElement[bool]]:
         "partial": sa.and_(of.reward > 0, of.reward < 1),
     }  # fmt: skip
     if chosen.policy:
-        found.append(sa.or_(of.policy == chosen.policy, of.policy_id == chosen.policy))
+        named = sa.type_coerce(of.policy, ExactText) == chosen.policy
+        found.append(sa.or_(named, of.policy_id == chosen.policy))
     if chosen.task:
-        found.append(of.task_key.contains(chosen.task, autoescape=True))
+        found.append(_holds(of.task_key, chosen.task))
     if chosen.reward:
         found.append(ranges[chosen.reward])
     if chosen.stop:
@@ -115,10 +117,17 @@ def _mentions(text: str) -> sa.ColumnElement[bool]:
     """Whether a run's prompt, a completion or an observation holds the text; run by run, newest first."""
     turns, calls = schema.turns.c, schema.tool_calls.c
     return sa.or_(
-        _runs.c.prompt.contains(text, autoescape=True),
-        sa.exists().where(turns.run_id == _runs.c.id, turns.text.contains(text, autoescape=True)),
-        sa.exists().where(calls.run_id == _runs.c.id, calls.text.contains(text, autoescape=True)),
+        _holds(_runs.c.prompt, text),
+        sa.exists().where(turns.run_id == _runs.c.id, _holds(turns.text, text)),
+        sa.exists().where(calls.run_id == _runs.c.id, _holds(calls.text, text)),
     )
+
+
+def _holds(column: sa.ColumnElement[Any], part: str) -> sa.ColumnElement[bool]:
+    """Whether a text holds a part, as it is or in the spelling of JSON (`schema.ExactText`)."""
+    raw = sa.type_coerce(column, sa.Text)
+    spellings = dict.fromkeys((part.encode(errors="replace").decode(), json.dumps(part)[1:-1]))
+    return sa.or_(*(raw.contains(spelled.replace("\0", ""), autoescape=True) for spelled in spellings))
 
 
 def read_groups(
@@ -140,7 +149,7 @@ def read_groups(
     if chosen.policy:
         query = query.where(runs.c.policy == chosen.policy)
     if chosen.task:
-        query = query.where(tasks.c.key.contains(chosen.task, autoescape=True))
+        query = query.where(_holds(tasks.c.key, chosen.task))
     if chosen.group:
         alike = runs.c.parent == chosen.group.parent, runs.c.parent_step == chosen.group.parent_step
         query = query.where(tasks.c.key == chosen.group.task)
