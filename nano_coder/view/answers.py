@@ -55,14 +55,18 @@ class TrainingReader(Protocol):
         """A page with a curve for each training. Raises UsageError as `read`."""
 
 
+Scores = Mapping[int, Mapping[str, list[float]]]
+"""turn -> name -> [M] a number for each sampled token"""
 TRAININGS = Extensions[Any]("nano.trainings")
 
 
 class LogView:
     """Answers over one log, and over the trainings that extensions read."""
 
-    def __init__(self, store: LogStore) -> None:
+    def __init__(self, store: LogStore, scores: Callable[[Trajectory], Scores] | None = None) -> None:
+        """`scores` gives further numbers of a run's tokens."""
         self.store = store
+        self._scores = scores
         self._decoders = Decoders()
         self.answers: dict[str, Callable[[Query], Answer]] = {
             "runs": self.runs, "groups": self.groups, "group": self.group, "run": self.run, "turn": self.turn,
@@ -160,10 +164,11 @@ class LogView:
         return self._turn(run, run.turns[at], self._lens(run), None)
 
     def _lens(self, run: Trajectory) -> Answer:
-        """What the tokens of a run are compared with: its group, and the newest version of its policy."""
+        """What the tokens of a run are compared with: its group, the newest version of its policy, scores."""
         (group,) = self.store.groups(RunChoice(group=self.store.group_of(run.id)), limit=1)
         group["task"] = group["task"][:_SHOWN]
-        return {"group": group, "newest": self.store.newest_version(run.policy)}
+        scores = self._scores(run) if self._scores else {}
+        return {"group": group, "newest": self.store.newest_version(run.policy), "scores": scores}
 
     def _turn(self, run: Trajectory, turn: Turn, lens: Mapping[str, Any], most: int | None) -> Answer:
         completion, at = turn.completion, f"turn:{turn.index}"
@@ -197,6 +202,8 @@ class LogView:
         decode = self._decoders.find(run.policy, turn.completion)
         pieces = list(token_texts(ids, decode)) if decode else [(f"[{_named(i)}]", 1) for i in ids]
         columns: dict[str, Any] = {"logprob": tokens.logprobs[: len(ids)]}
+        scores = lens["scores"].get(turn.index, {})
+        columns |= {name: values[: len(ids)] for name, values in scores.items()}
         if turn.index >= run.inherited:
             if run.reward is not None:
                 columns["advantage"] = run.reward - lens["group"]["mean"]

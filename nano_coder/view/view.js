@@ -82,7 +82,7 @@ function diffLines(text) {
 // a text, or its beginning and a button for the rest
 function long(run, value, { shape = blocks, label = "text" } = {}) {
   const text = typeof value === "string" ? value : value.text;
-  const box = h("pre", { tabindex: 0, "aria-label": label }, shape(text));
+  const box = h("pre", { tabindex: 0, role: "group", "aria-label": label }, shape(text));
   if (typeof value === "string") return box;
   const more = h("button", { type: "button", onclick: load }, `show all ${value.length.toLocaleString("en")} characters`);
   async function load() {
@@ -311,7 +311,7 @@ function paint(box) {
     const own = Array.from({ length: counts[n] }, (_, k) => column(values, at + k));
     // of several tokens that make one character, the one that stands out
     const far = lens === "logprob" ? Math.min(...own) : own.reduce((a, b) => (Math.abs(b) > Math.abs(a) ? b : a));
-    const shade = values === undefined || far === 0 && lens === "advantage" ? "" : LENSES[lens][2](far, most);
+    const shade = box.closest(".masked") || values === undefined || far === 0 && lens === "advantage" ? "" : LENSES[lens][2](far, most);
     span.className = [shade, span.classList.contains("differs") ? "differs" : ""].join(" ").trim();
     at += counts[n];
   });
@@ -331,7 +331,7 @@ function told(box, place) {
 // the sampled tokens of a turn; the pointer and the arrow keys tell the values of one
 function tokens(found, differs) {
   let at = 0;
-  const box = h("pre", { class: "tokens", tabindex: 0, "aria-label": "Sampled tokens; arrow keys tell their values" }, found.texts.map((text, n) => {
+  const box = h("pre", { class: "tokens", tabindex: 0, role: "group", "aria-label": "Sampled tokens; arrow keys tell their values" }, found.texts.map((text, n) => {
     const here = differs >= at && differs < at + found.counts[n];
     at += found.counts[n];
     return h("span", { class: here ? "differs" : null }, text);
@@ -371,7 +371,7 @@ function observation(run, seen) {
 }
 
 function turn(run, found, differs = null) {
-  const box = h("section", { class: `turn${found.inherited ? " inherited masked" : ""}`, tabindex: -1, "aria-label": `Turn ${found.index + 1}` });
+  const box = h("section", { class: `turn${found.inherited ? " inherited masked" : ""}`, tabindex: -1, "aria-label": `Turn ${found.index + 1} of ${run}` });
   const draw = (found) => {
     const drawn = found.tokens, open = differs !== null || !found.calls.length;
     const sampled = drawn && drawn.texts.length ? tokens(drawn, differs === null ? -1 : differs) : null;
@@ -382,7 +382,7 @@ function turn(run, found, differs = null) {
         found.finish !== "stop" && `ended by ${found.finish}`, found.repairs.length && `repaired: ${found.repairs.join(", ")}`,
       ].filter(Boolean).join(", "))),
       found.messages.map((m, n) => folded(`${m.role} said`, long(run, m.content))),
-      drawn && drawn.context && h("details", { class: "masked" }, h("summary", {}, `${drawn.read} tokens read, masked`), h("pre", { tabindex: 0, "aria-label": "Tokens read" }, drawn.context)),
+      drawn && drawn.context && h("details", { class: "masked" }, h("summary", {}, `${drawn.read} tokens read, masked`), h("pre", { tabindex: 0, role: "group", "aria-label": "Tokens read" }, drawn.context)),
       (!sampled || !drawn.spelled) && long(run, found.text, { label: "Completion" }),
       sampled, drawn && !drawn.spelled && h("p", { class: "muted small" }, "No tokenizer at hand spells this text: tokens are shown by their ids."),
       drawn && drawn.more > 0 && h("button", { type: "button", onclick: whole }, `show ${drawn.more} more tokens`),
@@ -541,7 +541,7 @@ async function trainings(main) {
     const names = [...main.querySelectorAll("input:checked")].map((box) => box.value);
     if (names.length) location.hash = address("training", { name: names.join(",") });
   });
-  const head = ["", "training", ...Object.keys(rows[0].cells)];
+  const head = ["mark", "training", ...Object.keys(rows[0].cells)];
   main.append(form, table({ caption: "Trainings", head, rows: rows.map((row) => [
     h("input", { type: "checkbox", value: row.name, "aria-label": `mark ${row.name}` }), link("training", { name: row.name }, row.name), ...Object.values(row.cells)]) }));
 }

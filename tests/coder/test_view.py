@@ -400,3 +400,37 @@ def test_an_open_run_is_shown_while_it_goes(tmp_path: Path) -> None:
     assert len(view.run({"id": "live"})["turns"]) == 1
     store.finish("live", stop=StopReason.FINISHED, ended=5.0)
     assert view.runs({})["rows"][0]["stop"] == "finished"
+
+
+# ------------------------------------------------------------------------------------------ scores
+
+
+def test_weights_tell_the_entropy_and_the_mismatch_of_what_they_sampled(
+    tiny_folder: Path, tmp_path: Path, one_thread: None
+) -> None:
+    from nano_coder.models.opening import open_weights
+    from nano_coder.view.token_scores import TokenScores
+
+    opened = open_weights(str(tiny_folder))
+    ids = tuple(opened.loaded.tokenizer("def f(): return 1")["input_ids"])
+    logits = opened.loaded.model(__import__("torch").tensor([[1, 2, *ids]])).logits[0, 1:-1].float()
+    logprobs = logits.log_softmax(-1)
+    said = tuple(logprobs[range(len(ids)), list(ids)].tolist())
+    sampled = turn(sampled=ids)
+    tokens = TurnTokens(context_ids=(1, 2), sampled_ids=ids, logprobs=said)
+    by_them = {"policy_id": opened.loaded.id, "policy_version": opened.version, "tokens": tokens}
+    ours = sampled.model_copy(update={"completion": sampled.completion.model_copy(update=by_them)})
+    others = sampled.model_copy(
+        update={"completion": sampled.completion.model_copy(update={"tokens": tokens})}
+    )
+    runs = [run("ours", ours), run("others", others), run("far", turn(sampled=(9_999_999,))),
+            run("text", turn(text_only=True))]  # fmt: skip
+    scores = TokenScores(opened)
+    view = LogView(log_of(tmp_path / "log.db", runs), scores.of)
+    columns = view.run({"id": "ours"})["turns"][0]["tokens"]["columns"]
+    assert columns["mismatch"] == pytest.approx([0.0] * len(ids), abs=1e-4)
+    entropy = -(logprobs.exp() * logprobs).sum(-1)
+    assert columns["entropy"] == pytest.approx(entropy.tolist(), abs=1e-4)
+    columns = view.run({"id": "others"})["turns"][0]["tokens"]["columns"]
+    assert columns["ratio"] == pytest.approx([1.0] * len(ids), abs=1e-4)
+    assert scores.of(runs[2]) == scores.of(runs[3]) == {}
