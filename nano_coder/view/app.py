@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from http.cookies import SimpleCookie
 from importlib.resources import files
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -36,6 +38,8 @@ _HEADERS = {
 }
 _LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _COOKIE = "nano_view_key"
+_KNOWN = 256
+"""answers of which it is known that they have not changed"""
 _TYPES = {"view.html": "text/html", "view.js": "text/javascript", "view.css": "text/css"}
 
 
@@ -65,16 +69,27 @@ def view_app(view: LogView, *, keys: Sequence[str] = ()) -> Starlette:
         name = request.url.path.removeprefix("/") or "view.html"
         return Response(asset(name), media_type=_TYPES[name])
 
+    known: OrderedDict[str, Any] = OrderedDict()
+
+    def answer(name: str, request: Request) -> Response:
+        """The JSON answer; 304 if the client has it already, without asking a log that has not changed."""
+        stamp = None if name.startswith("training") else view.store.stamp()
+        had, url = request.headers.get("if-none-match"), str(request.url)
+        if had and stamp and known.get(url) == (stamp, had):
+            return Response(status_code=304, headers={"ETag": had})
+        response = _answer(view.answers[name], request)
+        known[url] = (stamp, response.headers["ETag"])
+        while len(known) > _KNOWN:
+            known.popitem(last=False)
+        return response
+
     paths = ["/", "/view.js", "/view.css"]
     routes = [Route(path, guarded(page)) for path in paths]
-    routes += [
-        Route(f"/api/{name}", guarded(partial(_answer, answer))) for name, answer in view.answers.items()
-    ]
+    routes += [Route(f"/api/{name}", guarded(partial(answer, name))) for name in view.answers]
     return Starlette(routes=routes)
 
 
 def _answer(answer: Callable[..., object], request: Request) -> Response:
-    """The JSON answer; 304 if the client has it already."""
     try:
         body, status = plain(answer(request.query_params)), 200
     except NanoError as problem:

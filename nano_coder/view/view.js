@@ -354,7 +354,6 @@ function tokens(found, differs) {
     tell(place + by);
     box.children[place].scrollIntoView({ block: "nearest" });
   });
-  paint(box);
   return box;
 }
 
@@ -392,6 +391,7 @@ function turn(run, found, differs = null) {
       found.seen.slice(found.calls.length).map((seen) => observation(run, seen)),
       found.diff && later(run, found.diff, "What this turn changed", { shape: diffLines, label: "Diff" }),
     ].flat().filter((child) => child instanceof Node));
+    if (sampled) paint(sampled);
   };
   const whole = async () => draw(await ask("turn", { id: run, turn: found.index }));
   draw(found);
@@ -729,7 +729,7 @@ function start() {
   document.getElementById("help").addEventListener("click", help);
   addEventListener("hashchange", show);
   addEventListener("keydown", press);
-  if (!page) setInterval(() => document.visibilityState === "visible" && Promise.resolve(shown.refresh?.()).catch(() => {}), 2500);
+  if (!page) setInterval(() => document.visibilityState === "visible" && Promise.resolve(shown.refresh?.()).catch(() => status("not up to date: the viewer's server does not answer")), 2500);
   show();
 }
 

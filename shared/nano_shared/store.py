@@ -101,6 +101,14 @@ class LogStore:
         """Path of the SQLite file, or the URL without its password."""
         return self._database.name
 
+    def stamp(self) -> tuple[int, ...] | None:
+        """Numbers that change with every write to the log, read without asking it; None for a server."""
+        if not self._database.is_sqlite:
+            return None
+        files = (Path(self.url), Path(f"{self.url}-wal"))
+        found = [file.stat() for file in files if file.exists()]
+        return tuple(number for each in found for number in (each.st_mtime_ns, each.st_size))
+
     @property
     def address(self) -> str:
         """The argument to `open` it again, password included: for our own processes, never to be shown."""

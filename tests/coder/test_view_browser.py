@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from browser import Browser, Page, browser, needs_browser, serving
@@ -95,22 +94,26 @@ def test_a_hostile_run_is_shown_as_text(shown: Page, root: str) -> None:
     assert page.title().startswith("Run hostile")
 
 
+@pytest.fixture(scope="module")
+def phone(chromium: Browser) -> Iterator[Page]:
+    with chromium.page(viewport={"width": 400, "height": 800}, color_scheme="dark") as page:
+        yield page
+
+
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_view_fits_a_phone_and_is_accessible(chromium: Browser, root: str, view: str, scheme: Any) -> None:
-    with chromium.page(viewport={"width": 400, "height": 800}, color_scheme=scheme) as phone:
-        page = phone.open(f"{root}#/{view}")
-        page.wait_for_load_state("networkidle")
-        page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-        page.wait_for_timeout(300)
-        assert not phone.overflows()
+def test_a_view_fits_a_phone_and_is_accessible_in_the_dark_and_in_light(
+    phone: Page, root: str, view: str
+) -> None:
+    page = phone.open(f"{root}#/{view}")
+    page.wait_for_load_state("networkidle")
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert not phone.overflows()
+    for scheme in ("dark", "light"):
+        page.emulate_media(color_scheme=scheme)
         assert phone.violations() == []
-        ink, paper = page.evaluate(
-            "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
-        )
-        assert (sum(map(int, ink[4:-1].split(","))) > sum(map(int, paper[4:-1].split(",")))) is (
-            scheme == "dark"
-        )
+        colours = page.evaluate("(s => [s.color, s.backgroundColor])(getComputedStyle(document.body))")
+        ink, paper = (sum(map(int, each[4:-1].split(","))) for each in colours)
+        assert (ink > paper) is (scheme == "dark")
 
 
 def test_a_long_output_is_fetched_whole_on_demand(shown: Page, root: str) -> None:
@@ -179,7 +182,7 @@ def test_the_keyboard_goes_from_the_list_to_the_first_token_that_differs(shown: 
     assert page.get_by_role("dialog").is_visible()
     page.keyboard.press("Escape")
     page.keyboard.press("j")
-    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Turn 2 of best"
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("Turn 2 of ")
 
 
 def test_tokens_tell_their_values_to_pointer_and_keys(shown: Page, root: str) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "coder"))
 from browser import Page, browser, needs_browser, serving
 from builders import trajectory, turn, verdict
 from hypothesis import given
