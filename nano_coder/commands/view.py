@@ -16,7 +16,7 @@ from nano_coder.commands.serve import listening_socket, refuse_open_host
 from nano_shared.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from nano_coder.view.answers import LogView, Scores
+    from nano_coder.view.answers import LogView, TokenColumns
     from nano_shared.types import Trajectory
 
 
@@ -92,8 +92,8 @@ def _serve(view: LogView, listening: socket.socket, keys: Sequence[str]) -> None
     uvicorn.Server(uvicorn.Config(view_app(view, keys=keys), log_level="warning")).run(sockets=[listening])
 
 
-def _scores(model: str) -> Callable[[Trajectory], Scores]:
+def _scores(model: str) -> Callable[[Trajectory], TokenColumns]:
     from nano_coder.models.opening import open_weights
-    from nano_coder.view.token_scores import TokenScores
+    from nano_coder.view.token_scorer import TokenScorer
 
-    return TokenScores(open_weights(model)).of
+    return TokenScorer(open_weights(model)).of

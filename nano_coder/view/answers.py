@@ -27,7 +27,7 @@ from nano_shared.store import LogStore
 from nano_shared.types import REDACTED_ID, Observation, StopReason, Trajectory, Turn
 
 Query = Mapping[str, str]
-Answer = dict[str, Any]
+ViewData = dict[str, Any]
 PAGE = 100
 """rows of one page"""
 _SCANNED = 1000
@@ -45,17 +45,17 @@ _PART = 500_000
 class TrainingReader(Protocol):
     """Trainings for the viewer; an extension of the group nano.trainings."""
 
-    def rows(self) -> list[Answer]:
+    def rows(self) -> list[ViewData]:
         """`name` and `cells` (text by heading) of each training, newest first."""
 
-    def read(self, name: str) -> Answer:
+    def read(self, name: str) -> ViewData:
         """The page of a training. Raises UsageError for one that it does not know."""
 
-    def compare(self, names: Sequence[str]) -> Answer:
+    def compare(self, names: Sequence[str]) -> ViewData:
         """A page with a curve for each training. Raises UsageError as `read`."""
 
 
-Scores = Mapping[int, Mapping[str, list[float]]]
+TokenColumns = Mapping[int, Mapping[str, list[float]]]
 """turn -> name -> [M] a number for each sampled token"""
 TRAININGS = Extensions[Any]("nano.trainings")
 
@@ -63,26 +63,26 @@ TRAININGS = Extensions[Any]("nano.trainings")
 class LogView:
     """Answers over one log, and over the trainings that extensions read."""
 
-    def __init__(self, store: LogStore, scores: Callable[[Trajectory], Scores] | None = None) -> None:
+    def __init__(self, store: LogStore, scores: Callable[[Trajectory], TokenColumns] | None = None) -> None:
         """`scores` gives further numbers of a run's tokens."""
         self.store = store
         self._scores = scores
         self._decoders = Decoders()
-        self.answers: dict[str, Callable[[Query], Answer]] = {
+        self.answers: dict[str, Callable[[Query], ViewData]] = {
             "runs": self.runs, "groups": self.groups, "group": self.group, "run": self.run, "turn": self.turn,
             "text": self.text, "pair": self.pair, "trainings": self.trainings, "training": self.training,
         }  # fmt: skip
 
     # ----------------------------------------------------------------------------------- lists
 
-    def runs(self, query: Query) -> Answer:
+    def runs(self, query: Query) -> ViewData:
         """A page of runs. `may` is "train" or a RefusalCode; such pages may be short, and still go on."""
         chosen, after, may = _chosen(query), _cursor(query, 2), query.get("may")
         if may not in (None, "train", *RefusalCode):
             raise UsageError(f"no refusal code {may!r:.60}; there are {', '.join(RefusalCode)}")
         if may == "train":
             chosen = chosen.model_copy(update={"tokens": True})
-        rows: list[Answer] = []
+        rows: list[ViewData] = []
         for _ in range(_SCANNED // PAGE if may else 1):
             page = self._refused(self.store.page(chosen, after, limit=PAGE))
             after = (page[-1]["started"], page[-1]["id"]) if len(page) == PAGE else None
@@ -91,14 +91,14 @@ class LogView:
                 break
         return {"rows": rows, "next": after, "codes": _meanings(rows), "choices": _CHOICES}
 
-    def _refused(self, rows: list[Answer]) -> list[Answer]:
+    def _refused(self, rows: list[ViewData]) -> list[ViewData]:
         """The rows with the codes for which each may not train."""
         ids = tuple(row["id"] for row in rows)
         with closing(self.store.facts(RunFilter(runs=ids))) as facts:  # type: ignore[type-var]
             refused = {run.id: list(dict.fromkeys(blocking(run))) for run in facts}
         return [row | {"refused": refused.get(row["id"], [])} for row in rows]
 
-    def groups(self, query: Query) -> Answer:
+    def groups(self, query: Query) -> ViewData:
         rows = self.store.groups(_chosen(query), _cursor(query, 4), limit=PAGE)
         after = None
         if len(rows) == PAGE:
@@ -107,7 +107,7 @@ class LogView:
             after = (last["newest"], last["task"], last["parent"] or "", step)
         return {"rows": [row | {"task": row["task"][:_SHOWN]} for row in rows], "next": after}
 
-    def group(self, query: Query) -> Answer:
+    def group(self, query: Query) -> ViewData:
         """The group of the run `id`: its figures, a page of its runs, and its best and worst run."""
         group = self.store.group_of(_asked(query, "id"))
         if group is None:
@@ -126,7 +126,7 @@ class LogView:
 
     # ------------------------------------------------------------------------------------ a run
 
-    def run(self, query: Query) -> Answer:
+    def run(self, query: Query) -> ViewData:
         """A run with its turns from `first` on."""
         run = self.store.get(_asked(query, "id"))
         first = _number(query, "first")
@@ -141,7 +141,7 @@ class LogView:
             "turns": self._turns(run, first, first + _TURNS),
         }
 
-    def _head(self, run: Trajectory) -> Answer:
+    def _head(self, run: Trajectory) -> ViewData:
         names = ("id", "policy", "stop", "stop_detail", "started", "ended", "parent", "parent_step",
                  "profile", "seed", "directory", "reward")  # fmt: skip
         return {
@@ -152,25 +152,25 @@ class LogView:
             "diff": _cut(run.diff, "diff"), "turn_count": len(run.turns), "tokens": run.num_sampled_tokens,
         }  # fmt: skip
 
-    def _turns(self, run: Trajectory, first: int, last: int) -> list[Answer]:
+    def _turns(self, run: Trajectory, first: int, last: int) -> list[ViewData]:
         lens = self._lens(run)
         return [self._turn(run, turn, lens, _TOKENS) for turn in run.turns[first:last]]
 
-    def turn(self, query: Query) -> Answer:
+    def turn(self, query: Query) -> ViewData:
         """One turn with all its tokens."""
         run, at = self.store.get(_asked(query, "id")), _number(query, "turn")
         if at >= len(run.turns):
             raise UsageError(f"run {run.id} has {len(run.turns)} turns, and no turn {at}")
         return self._turn(run, run.turns[at], self._lens(run), None)
 
-    def _lens(self, run: Trajectory) -> Answer:
+    def _lens(self, run: Trajectory) -> ViewData:
         """What the tokens of a run are compared with: its group, the newest version of its policy, scores."""
         (group,) = self.store.groups(RunChoice(group=self.store.group_of(run.id)), limit=1)
         group["task"] = group["task"][:_SHOWN]
         scores = self._scores(run) if self._scores else {}
         return {"group": group, "newest": self.store.newest_version(run.policy), "scores": scores}
 
-    def _turn(self, run: Trajectory, turn: Turn, lens: Mapping[str, Any], most: int | None) -> Answer:
+    def _turn(self, run: Trajectory, turn: Turn, lens: Mapping[str, Any], most: int | None) -> ViewData:
         completion, at = turn.completion, f"turn:{turn.index}"
         changed = turn.snapshot and any(seen.files_changed for seen in turn.observations)
         return {
@@ -193,7 +193,7 @@ class LogView:
 
     def _tokens(
         self, run: Trajectory, turn: Turn, lens: Mapping[str, Any], most: int | None
-    ) -> Answer | None:
+    ) -> ViewData | None:
         """The sampled tokens with what is known of each; None for a text-only turn."""
         tokens = turn.completion.tokens
         if tokens is None:
@@ -219,7 +219,7 @@ class LogView:
             "more": len(tokens.sampled_ids) - len(ids),
         }  # fmt: skip
 
-    def text(self, query: Query) -> Answer:
+    def text(self, query: Query) -> ViewData:
         """A part of a long text of a run, from the character `from` on."""
         run, part, start = self.store.get(_asked(query, "id")), _asked(query, "part"), _number(query, "from")
         whole = self._part(run, part)
@@ -255,7 +255,7 @@ class LogView:
             "seen": [seen.text for seen in turn.observations],
         }.get(kind, [])  # fmt: skip
 
-    def pair(self, query: Query) -> Answer:
+    def pair(self, query: Query) -> ViewData:
         """Two runs from the turn on in which their tokens first differ."""
         sides = [self.store.get(_asked(query, name)) for name in ("left", "right")]
         place = first_difference(*sides)
@@ -270,23 +270,23 @@ class LogView:
 
     # -------------------------------------------------------------------------------- trainings
 
-    def trainings(self, query: Query) -> Answer:
+    def trainings(self, query: Query) -> ViewData:
         return {"rows": [row for reader in TRAININGS.values() for row in reader.rows()]}
 
-    def training(self, query: Query) -> Answer:
+    def training(self, query: Query) -> ViewData:
         """The training `name`, or a comparison of several, separated by commas."""
         name = _asked(query, "name")
         problem = UsageError("no installed package reads trainings; nano_rl does")
         for reader in TRAININGS.values():
             try:
-                found: Answer = reader.compare(name.split(",")) if "," in name else reader.read(name)
+                found: ViewData = reader.compare(name.split(",")) if "," in name else reader.read(name)
                 return found
             except UsageError as refused:
                 problem = refused
         raise problem
 
 
-def first_difference(left: Trajectory, right: Trajectory) -> Answer:
+def first_difference(left: Trajectory, right: Trajectory) -> ViewData:
     """Where two runs first differ: `turn`, `what` differs (read, sampled, ...), and `at` which place of it.
 
     Equal runs differ after their last turn, at 0.
@@ -363,11 +363,11 @@ def _number(query: Query, name: str) -> int:
     return int(text)
 
 
-def _is(row: Answer, may: str) -> bool:
+def _is(row: ViewData, may: str) -> bool:
     return not row["refused"] if may == "train" else may in row["refused"]
 
 
-def _meanings(rows: Sequence[Answer]) -> dict[str, str]:
+def _meanings(rows: Sequence[ViewData]) -> dict[str, str]:
     """The sentence of each refusal code of these rows."""
     return {code: code.meaning for row in rows for code in row["refused"]}
 
@@ -379,7 +379,7 @@ _CHOICES = {
 }
 
 
-def _cut(text: str, part: str) -> str | Answer:
+def _cut(text: str, part: str) -> str | ViewData:
     """The text, or its beginning with its length, and the name by which `text` gives the rest."""
     return text if len(text) <= _SHOWN else {"text": text[:_SHOWN], "length": len(text), "part": part}
 
@@ -389,7 +389,7 @@ def _arguments(arguments: Mapping[str, Any]) -> str:
     return "\n".join(f"{k} = {v if isinstance(v, str) else json.dumps(v)}" for k, v in arguments.items())
 
 
-def _seen(seen: Observation, part: str) -> Answer:
+def _seen(seen: Observation, part: str) -> ViewData:
     names = ("tool", "ok", "exit_code", "signal", "timed_out", "bytes_total", "truncated", "files_changed")
     return {
         **{name: getattr(seen, name) for name in names},

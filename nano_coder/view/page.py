@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from nano_coder.verify.refusal_codes import MEANINGS
-from nano_coder.view.answers import Answer, LogView, plain
+from nano_coder.view.answers import LogView, ViewData, plain
 from nano_coder.view.app import POLICY, asset
 
-Answers = Mapping[str, Answer]
+PageData = Mapping[str, ViewData]
 """answers by name and query, as `answer_key` spells them"""
 
 
@@ -22,14 +22,14 @@ def answer_key(name: str, query: Mapping[str, str]) -> str:
     return " ".join([name, *(f"{field}={query[field]}" for field in sorted(query))])
 
 
-def write_page(path: Path, answers: Answers, *, start: str, title: str) -> None:
+def write_page(path: Path, answers: PageData, *, start: str, title: str) -> None:
     """Write the page; `start` is the view that it opens with, as in "#/runs"."""
     scratch = path.with_name(f".{path.name}.new")
     scratch.write_text(render_page(answers, start=start, title=title), encoding="utf-8", newline="\n")
     os.replace(scratch, path)
 
 
-def render_page(answers: Answers, *, start: str, title: str) -> str:
+def render_page(answers: PageData, *, start: str, title: str) -> str:
     """The page as HTML. The data are JSON in which `<` is escaped, in an element that is never executed."""
     script, style = asset("view.js"), asset("view.css")
     policy = POLICY.format(script=_hash(script), style=_hash(style), connect="'none'")
@@ -54,11 +54,11 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def run_answers(view: LogView, ids: Iterable[str]) -> dict[str, Answer]:
+def run_answers(view: LogView, ids: Iterable[str]) -> dict[str, ViewData]:
     """The answers about these runs: each whole, its group, and the best and worst of that side by side."""
-    found: dict[str, Answer] = {}
+    found: dict[str, ViewData] = {}
 
-    def add(name: str, **query: str) -> Answer:
+    def add(name: str, **query: str) -> ViewData:
         key = answer_key(name, query)
         if key not in found:
             found[key] = view.answers[name](query)
@@ -78,7 +78,7 @@ def run_answers(view: LogView, ids: Iterable[str]) -> dict[str, Answer]:
     return found
 
 
-def log_answers(view: LogView, limit: int) -> dict[str, Answer]:
+def log_answers(view: LogView, limit: int) -> dict[str, ViewData]:
     """The answers about the newest runs of the log, with lists of them and of their groups."""
     answer = view.runs({})
     rows = answer["rows"]

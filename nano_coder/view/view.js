@@ -551,7 +551,7 @@ const cell = (value) => value instanceof Node || value === null || typeof value 
 
 function table({ caption, head, rows, numeric }) {
   const kind = (n) => ({ class: numeric && n ? "number" : null });
-  return h("div", { class: "wide", role: "region", tabindex: 0, "aria-label": caption }, h("table", {}, h("caption", {}, caption),
+  return h("div", { class: "wide", role: "group", tabindex: 0, "aria-label": caption }, h("table", {}, h("caption", {}, caption),
     h("thead", {}, h("tr", {}, head.map((text, n) => h("th", { scope: "col", ...kind(n) }, text)))),
     h("tbody", {}, rows.map((row) => h("tr", {}, row.map((value, n) => h(n ? "td" : "th", { scope: n ? null : "row", ...kind(n) }, cell(value))))))));
 }

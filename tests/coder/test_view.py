@@ -411,7 +411,7 @@ def test_weights_tell_the_entropy_and_the_mismatch_of_what_they_sampled(
     tiny_folder: Path, tmp_path: Path, one_thread: None
 ) -> None:
     from nano_coder.models.opening import open_weights
-    from nano_coder.view.token_scores import TokenScores
+    from nano_coder.view.token_scorer import TokenScorer
 
     opened = open_weights(str(tiny_folder))
     ids = tuple(opened.loaded.tokenizer("def f(): return 1")["input_ids"])
@@ -427,7 +427,7 @@ def test_weights_tell_the_entropy_and_the_mismatch_of_what_they_sampled(
     )
     runs = [run("ours", ours), run("others", others), run("far", turn(sampled=(9_999_999,))),
             run("text", turn(text_only=True))]  # fmt: skip
-    scores = TokenScores(opened)
+    scores = TokenScorer(opened)
     view = LogView(log_of(tmp_path / "log.db", runs), scores.of)
     columns = view.run({"id": "ours"})["turns"][0]["tokens"]["columns"]
     assert columns["mismatch"] == pytest.approx([0.0] * len(ids), abs=1e-4)

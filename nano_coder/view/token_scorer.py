@@ -11,24 +11,24 @@ from typing import Any
 
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.verify.logprobs import Scored, rescored
-from nano_coder.view.answers import Scores
+from nano_coder.view.answers import TokenColumns
 from nano_shared.types import Trajectory
 
 _KEPT = 32
 
 
-class TokenScores:
-    """Scores runs by these weights, one at a time, and keeps the last ones."""
+class TokenScorer:
+    """TokenColumns runs by these weights, one at a time, and keeps the last ones."""
 
     def __init__(self, opened: OpenedWeights) -> None:
         self._policy = local_policy(opened.loaded, opened.profile, version=opened.version)
         self._sampler = (opened.loaded.id, opened.version)
         weights: Any = opened.loaded.model
         self._vocabulary = int(weights.get_input_embeddings().num_embeddings)
-        self._found: OrderedDict[tuple[str, int], Scores] = OrderedDict()
+        self._found: OrderedDict[tuple[str, int], TokenColumns] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, run: Trajectory) -> Scores:
+    def of(self, run: Trajectory) -> TokenColumns:
         """`entropy`, and `mismatch` (nats) where these weights sampled the run, else `ratio`.
 
         Empty for a run without tokens, with ids that these weights do not have, or that is too long for them.
