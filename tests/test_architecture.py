@@ -74,5 +74,7 @@ def test_the_wheel_holds_the_three_packages_and_nothing_else(tmp_path: Path) -> 
     (wheel,) = tmp_path.glob("*.whl")
     import zipfile
 
-    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {f"nano_coder/view/view.{kind}" for kind in ("html", "css", "js")} <= set(names)
+    tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 from typer import Option
@@ -41,8 +42,7 @@ def command(
     name its session, which POST /sessions/NAME/reward rewards.
     """
     config, _ = configured(settings)
-    if host not in _LOOPBACK and not key:
-        raise UsageError(f"--host {host} is reached from other machines: give clients a --key")
+    refuse_open_host(host, key)
     if upstream is not None:
         config = _before(upstream, config)
     if config.profile is None and (config.model or "").startswith("openai:"):
@@ -55,7 +55,7 @@ def command(
         if (problem.name or "").startswith("nano"):
             raise
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
-    listening = _listen(host, port)
+    listening = listening_socket(host, port)
     from nano_coder.models.opening import default_model, open_policy
     from nano_coder.run.redacting_log import redacting_store
     from nano_coder.serve.conversations import Conversations, ServedModel, end_interrupted
@@ -111,7 +111,13 @@ def _before(url: str, config: AgentConfig) -> AgentConfig:
     return config.model_copy(update={"base_url": url, "model": f"openai:{name}"})
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def refuse_open_host(host: str, keys: Sequence[str] | None) -> None:
+    """Raises UsageError for an address that other machines reach, without a key."""
+    if host not in _LOOPBACK and not keys:
+        raise UsageError(f"--host {host} is reached from other machines: give clients a --key")
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
     """A listening socket. Raises UsageError for an address that is in use or not ours."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)

@@ -53,6 +53,8 @@ class Scored:
     turn: int
     recorded: float
     recomputed: float
+    entropy: float | None = None
+    """of the distribution that it was drawn from, nats; None if it was not asked for"""
 
 
 def logprob_gap(run: Trajectory, engine: Engine) -> Gap:
@@ -78,7 +80,7 @@ def gap_of(tokens: Sequence[Scored]) -> Gap:
     )  # fmt: skip
 
 
-def rescored(run: Trajectory, engine: Engine) -> list[Scored]:
+def rescored(run: Trajectory, engine: Engine, *, entropy: bool = False) -> list[Scored]:
     """Every sampled token of a run, in order, scored by the engine's weights at its turn's temperature."""
     scored: list[Scored] = []
     for _, turns in groupby(run.turns, key=lambda turn: tokens_of(turn).row):
@@ -91,13 +93,16 @@ def rescored(run: Trajectory, engine: Engine) -> list[Scored]:
             row += tokens.sampled_ids
         temperatures = {turn.completion.sampling.temperature for turn, _ in begins}
         first = begins[0][1]
-        scores = {t: engine.score([tuple(row)], t, first=first)[0] for t in temperatures}
+        scores = {t: engine.measure([tuple(row)], t, first=first, entropy=entropy)[0] for t in temperatures}
         for turn, start in begins:
-            of_turn = scores[turn.completion.sampling.temperature]
+            of_turn, spread = scores[turn.completion.sampling.temperature]
             scored += [
-                Scored(turn=turn.index, recorded=recorded, recomputed=of_turn[at - first])
+                Scored(
+                    turn=turn.index, recorded=recorded, recomputed=of_turn[at - first],
+                    entropy=spread[at - first] if entropy else None,
+                )
                 for at, recorded in enumerate(tokens_of(turn).logprobs, start)
-            ]
+            ]  # fmt: skip
     return scored
 
 

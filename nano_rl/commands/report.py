@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 from rich.table import Table
 from typer import Argument, Option
@@ -21,7 +22,15 @@ from nano_rl.learn.metrics import MetricsRow as Row
 from nano_rl.preferences.over_optimisation import over_optimised
 from nano_shared.command_line import JsonOption
 from nano_shared.console import Console
-from nano_shared.errors import UsageError
+from nano_shared.errors import LogError, UsageError
+
+if TYPE_CHECKING:
+    from nano_rl.report.training import Training
+
+PAGE = "report.html"
+"""file name in the folder of a training"""
+COMPARISON = "comparison.html"
+"""file name in the folder of the first of several trainings"""
 
 
 def command(
@@ -49,15 +58,10 @@ def command(
     elif as_json:
         print(json.dumps(metrics))
     else:
-        from nano_rl.report.page import PAGE, write_page
-        from nano_rl.report.training import read_training
-
         print_metrics(metrics, Console())
         if found := over_optimised(metrics):
             print(found.sentence)
-        target = output or folder / PAGE
-        write_page(read_training(folder, log=log), target)
-        print(target)
+        _write([folder], log, output or folder / PAGE)
     return 0
 
 
@@ -70,13 +74,51 @@ def _side_by_side(
     if as_json:
         print(json.dumps({folder.name: metrics for folder, metrics in found}))
         return 0
-    from nano_rl.report.page import COMPARISON, write_comparison
+    _write([folder for folder, _ in found], log, output or found[0][0] / COMPARISON)
+    return 0
+
+
+def _write(folders: Sequence[Path], log: str | None, target: Path) -> None:
+    """The page of a training, or of several with a comparison, with the runs that it points to."""
+    from nano_coder.view.page import answer_key, write_page
+    from nano_rl.report.page import comparison_page, training_page, training_row
     from nano_rl.report.training import read_training
 
-    target = output or found[0][0] / COMPARISON
-    write_comparison([read_training(folder, log=log) for folder, _ in found], target)
+    trainings = [read_training(folder) for folder in folders]
+    answers: dict[str, Any] = {answer_key("trainings", {}): {"rows": list(map(training_row, trainings))}}
+    for training in trainings:
+        runs, missing = _runs(training, log)
+        key = answer_key("training", {"name": training.name})
+        answers |= runs | {key: training_page(training, missing)}
+    name = ",".join(training.name for training in trainings)
+    if len(trainings) > 1:
+        answers[answer_key("training", {"name": name})] = comparison_page(trainings)
+    write_page(target, answers, start=f"#/training?name={quote(name)}", title=name)
     print(target)
-    return 0
+
+
+def _runs(training: Training, log: str | None) -> tuple[dict[str, Any], dict[str, str]]:
+    """The viewer's answers about the rollouts that a page points to, and why others are missing."""
+    from nano_coder.view.answers import LogView
+    from nano_coder.view.page import run_answers
+    from nano_shared.store import LogStore
+
+    wanted = [choice.rollout.id for choice in training.chosen]
+    url = log or (training.record.reachable_log if training.record else None)
+    if url is None:
+        return {}, dict.fromkeys(wanted, "the log is on a server; name it with --log")
+    found: dict[str, Any] = {}
+    missing: dict[str, str] = {}
+    try:
+        with LogStore.open(url, create=False) as store:
+            for run in wanted:
+                try:
+                    found |= run_answers(LogView(store), [run])
+                except LogError as problem:
+                    missing[run] = str(problem)
+    except LogError as problem:
+        missing = dict.fromkeys(wanted, str(problem))
+    return found, missing
 
 
 def _hacks(name: str, metrics: list[Row], *, as_json: bool) -> None:

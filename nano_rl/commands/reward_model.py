@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from nano_rl.commands.options import DeviceOption, Log, ModelOption, NameOption
 from nano_rl.commands.pairs import FromLogs, Pairs
@@ -36,16 +37,13 @@ def command(
     from nano_rl.commands.session import model_to_train, training_folder, weights_to_train
 
     parent = model_to_train(model)  # before torch is imported, which takes seconds
-    from nano_rl.preferences.reward_checkpoint import CALIBRATION
-    from nano_rl.report.page import calibration_page
-    from nano_rl.report.plot import Plotter
-
-    plotter = Plotter()  # it refuses before the training, not after
+    from nano_coder.view.page import answer_key, render_page
     from nano_rl.commands.pairs import open_pairs, trained_runs, trained_tasks
     from nano_rl.commands.progress import bar
     from nano_rl.learn.model.scalar_model import scalar_model
-    from nano_rl.preferences.reward_checkpoint import save_reward_model
+    from nano_rl.preferences.reward_checkpoint import CALIBRATION, save_reward_model
     from nano_rl.preferences.reward_model import held_out, measure, train_reward_model
+    from nano_rl.report.page import calibration_page
 
     target, folder = training_folder(name)
     opened = weights_to_train(parent, config.dtype, device)
@@ -59,9 +57,11 @@ def command(
 
         steps = train_reward_model(scalar, train, config, folder, on_step)
     report = measure(scalar, kept, max_tokens=config.max_tokens)
+    key = answer_key("training", {"name": name})
+    page = render_page({key: calibration_page(report)}, start=f"#/training?name={quote(name)}", title=name)
     save_reward_model(
         target, scalar, opened, parent=parent, config=config, steps=steps, run_ids=trained_runs(train),
-        tasks=trained_tasks(train), report=report, page=calibration_page(name, report, plotter),
+        tasks=trained_tasks(train), report=report, page=page,
     )  # fmt: skip
     if as_json:
         print(json.dumps({"checkpoint": str(target), "steps": steps, "held_out": asdict(report)}))

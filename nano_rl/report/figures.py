@@ -1,14 +1,22 @@
-"""The plots of a report page: the main ones, and a small one for every other metric."""
+"""The plots of a training as data for the viewer: the main ones, and one for every other metric.
+
+A plot is a dictionary that the script of `nano-coder view` draws: `title`, `about`, `across` (what the
+horizontal axis is), `share` (the axis is 0 to 1), `span` (its smallest span), `stack`, and `curves`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
+from typing import Any
 
 from nano_rl.learn.metrics import GRADED, HELD_OUT, PART, SUCCESS, MetricsRow
 from nano_rl.preferences.over_optimisation import GOLD, gold_and_proxy, proxy_of
-from nano_rl.report.plot import INTERVAL, Plotter, Series, series
+from nano_rl.report.series import INTERVAL, Series, series
 
+Plot = dict[str, Any]
+LENGTH = "tokens_per_rollout"
+"""derived: sampled tokens of a step over its rollouts"""
 PHASES = {
     "seconds_generate": "generate",
     "seconds_sandbox": "sandbox",
@@ -21,6 +29,7 @@ MAIN: dict[str, tuple[tuple[str, ...], str]] = {
     "Reward": (("reward_mean",), "mean over the rollouts of a step"),
     "KL": (("kl_reference", "approx_kl", "mismatch_kl"), "nats a token"),
     "Entropy": (("entropy",), "nats a token"),
+    "Length": ((LENGTH,), "sampled tokens a rollout"),
     "Clipped tokens": (("clip_low", "clip_high"), "share of the trained tokens"),
     "Gradient norm": (("grad_norm",), "before it is clipped"),
     "Effective samples": (("ess",), "share of the tokens that the importance weights leave"),
@@ -42,85 +51,69 @@ COMPARED = {
     f"{SUCCESS}all": "Success",
     "reward_mean": "Reward",
     "entropy": "Entropy",
+    "kl_reference": "KL to the start",
     "approx_kl": "KL of the update",
+    LENGTH: "Sampled tokens a rollout",
     "grad_norm": "Gradient norm",
     "tokens_per_second_rollout": "Tokens a second in rollouts",
 }
 """metric -> title of its plot in a comparison of trainings"""
 
 
-@dataclass(frozen=True, slots=True)
-class PlotOf:
-    title: str
-    about: str
-    band: str
-    svg: str
-    labels: tuple[str, ...] = ()
-    """labels of its curves in the order of the page's colours, if there are several"""
-
-
-def main_plots(
-    rows: Sequence[MetricsRow], plotter: Plotter, held_out: Sequence[MetricsRow] = ()
-) -> list[PlotOf]:
+def main_plots(rows: Sequence[MetricsRow], held_out: Sequence[MetricsRow] = ()) -> list[Plot]:
     """Plots of reward, success by level and on held-out tasks, optimisation and time, as far as measured."""
+    rows = with_lengths(rows)
     plots = []
     for title, (metrics, about) in MAIN.items():
         found = [curve for name in metrics if (curve := series(rows, name)) is not None]
         if found:
-            plots.append(_plot(title, about, found, plotter))
+            plots.append(_plot(title, about, found))
         if title == "Reward":
-            plots += _success(rows, plotter) + _held_out(held_out, plotter)
-            plots += _gold_and_proxy(rows, plotter)
-    return [*plots, *_time(rows, plotter)]
+            plots += _success(rows) + _held_out(held_out) + _gold_and_proxy(rows)
+    return [*plots, *_time(rows)]
+
+
+def with_lengths(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
+    """The rows with the derived metric of lengths, where tokens and rollouts were counted."""
+    counted = [(row, row.get("tokens_rollout"), row.get("rollouts")) for row in rows]
+    return [{**row, LENGTH: tokens / n} if tokens and n else row for row, tokens, n in counted]
 
 
 def compared_plots(
-    trainings: Sequence[tuple[str, Sequence[MetricsRow], Sequence[MetricsRow]]], plotter: Plotter
-) -> list[PlotOf]:
+    trainings: Sequence[tuple[str, Sequence[MetricsRow], Sequence[MetricsRow]]],
+) -> list[Plot]:
     """One plot per metric with one curve per training; `trainings` are (name, rows, held-out rows)."""
     names = [name for name, _, _ in trainings]
     found = [("Held-out success", [held_out_curve(held_out) for _, _, held_out in trainings])]
-    found += [(t, [series(rows, metric) for _, rows, _ in trainings]) for metric, t in COMPARED.items()]
+    longer = [with_lengths(rows) for _, rows, _ in trainings]
+    found += [(title, [series(rows, metric) for rows in longer]) for metric, title in COMPARED.items()]
     plots = []
     for title, curves in found:
-        known = [(name, curve) for name, curve in zip(names, curves, strict=True) if curve is not None]
+        known = {name: curve for name, curve in zip(names, curves, strict=True) if curve is not None}
         if known:
-            labels, drawn = tuple(name for name, _ in known), [curve for _, curve in known]
-            svg = plotter.curves(
-                drawn, f"{title} over the steps", labels=labels, share="success" in title.lower(),
-                least_span=_least_span(drawn),
-            )  # fmt: skip
-            plots.append(PlotOf(title, "", drawn[0].band, svg, labels))
+            share = "success" in title.lower()
+            plots.append(_drawn(title, "", list(known.values()), labels=list(known), share=share))
     return plots
 
 
-def other_plots(rows: Sequence[MetricsRow], plotter: Plotter) -> list[PlotOf]:
-    """A small plot of each metric without a main plot, by name."""
+def other_plots(rows: Sequence[MetricsRow]) -> list[Plot]:
+    """A plot of each metric without a main plot, by name."""
     shown = {metric for metrics, _ in MAIN.values() for metric in metrics} | set(PHASES)
     names = sorted({name for row in rows for name in row} - shown)
-    plots = []
-    for name in names:
-        curve = series(rows, name)
-        if curve is None or name.startswith(_LEFT_OUT):
-            continue
-        svg = plotter.curves([curve], f"{name} over the steps", small=True, least_span=_least_span([curve]))
-        plots.append(PlotOf(name, "", curve.band, svg))
-    return plots
+    curves = [series(rows, name) for name in names if not name.startswith(_LEFT_OUT)]
+    return [_drawn(curve.name, "", [curve]) for curve in curves if curve is not None]
 
 
-def _success(rows: Sequence[MetricsRow], plotter: Plotter) -> list[PlotOf]:
+def _success(rows: Sequence[MetricsRow]) -> list[Plot]:
     names = sorted({name for row in rows for name in row if name.startswith(SUCCESS)})
     found = [curve for name in names if (curve := series(rows, name)) is not None]
-    return [_plot("Success by level", "share of the graded rollouts", found, plotter)] if found else []
+    return [_plot("Success by level", "share of the graded rollouts", found)] if found else []
 
 
-def _held_out(rows: Sequence[MetricsRow], plotter: Plotter) -> list[PlotOf]:
+def _held_out(rows: Sequence[MetricsRow]) -> list[Plot]:
     curve = held_out_curve(rows)
-    if curve is None:
-        return []
-    title, about = "Held-out success", "share of tasks that nothing was learned from, one run each"
-    svg = plotter.curves([curve], f"{title} over the steps", labels=["held-out"], share=True)
-    return [PlotOf(title, about, curve.band, svg)]
+    about = "share of tasks that nothing was learned from, one run each"
+    return [_drawn("Held-out success", about, [curve], labels=["held-out"], share=True)] if curve else []
 
 
 def held_out_curve(rows: Sequence[MetricsRow]) -> Series | None:
@@ -139,45 +132,51 @@ def _least_span(found: Sequence[Series]) -> float:
     return max(spans, default=0.0) if len(spans) == len(found) else 0.0
 
 
-def _gold_and_proxy(rows: Sequence[MetricsRow], plotter: Plotter) -> list[PlotOf]:
+def _gold_and_proxy(rows: Sequence[MetricsRow]) -> list[Plot]:
     """Gold (tests) and proxy reward over the steps, and over the KL to the start."""
     proxy = proxy_of(rows)
     found = [curve for name in (GOLD, proxy) if name and (curve := series(rows, name)) is not None]
     if len(found) < 2:
         return []
     title, about = "Gold and proxy", "share whose tests pass, and what the trained reward model or judge says"
-    labels = ("gold: tests", f"proxy: {str(proxy).removeprefix(PART)}")
-    svg = plotter.curves(found, f"{title} over the steps", share=True)
-    plots = [PlotOf(title, about, "", svg, labels)]
+    labels = ["gold: tests", f"proxy: {str(proxy).removeprefix(PART)}"]
+    plots = [_drawn(title, about, found, labels=labels, share=True)]
     paid = sorted((w.kl, w.gold, w.proxy) for w in gold_and_proxy(rows) if w.kl is not None)
     if len(paid) > 1:
         kl = tuple(k for k, _, _ in paid)
-        curves = [
-            Series(name=name, steps=kl, values=values, line=values, low=values, high=values, band="")
-            for name, values in zip(labels, zip(*((g, p) for _, g, p in paid), strict=True), strict=True)
-        ]
+        curves = [_bare(name, kl, tuple(point[n + 1] for point in paid)) for n, name in enumerate(labels)]
+        about = "means over neighbouring steps"
         across = "KL to the start, nats a token"
-        svg = plotter.curves(curves, f"{title} over the KL", share=True, across=across)
-        plots.append(PlotOf(f"{title} by KL", "means over neighbouring steps", "", svg, labels))
+        plots.append(_drawn(f"{title} by KL", about, curves, share=True) | {"across": across})
     return plots
 
 
-def _time(rows: Sequence[MetricsRow], plotter: Plotter) -> list[PlotOf]:
-    parts = {label: [row.get(name) or 0.0 for row in rows] for name, label in PHASES.items()}
-    measured = {label: values for label, values in parts.items() if any(values)}
-    if not measured:
-        return []
-    steps = [float(row.get("step") or 0) for row in rows]
-    svg = plotter.stack(steps, measured, "Seconds of each step by phase")
+def _time(rows: Sequence[MetricsRow]) -> list[Plot]:
+    """A stack of the phases, of as many points as a curve has."""
+    every = [
+        {**{name: 0.0 for name in PHASES}, **{n: v for n, v in row.items() if v is not None}} for row in rows
+    ]
+    curves = [curve for name in PHASES if (curve := series(every, name)) is not None and any(curve.values)]
     about = "seconds of each step; generate, sandbox and grade are the rollout"
-    return [PlotOf("Time by phase", about, "", svg, tuple(measured))]
+    found = [_bare(PHASES[curve.name], curve.steps, curve.values) for curve in curves]
+    return [_drawn("Time by phase", about, found) | {"stack": True}] if found else []
 
 
-def _plot(title: str, about: str, found: list[Series], plotter: Plotter) -> PlotOf:
+def _bare(name: str, steps: tuple[float, ...], values: tuple[float, ...]) -> Series:
+    return Series(name=name, steps=steps, values=values, line=values, low=values, high=values, band="")
+
+
+def _plot(title: str, about: str, found: list[Series]) -> Plot:
     share = all(curve.name in SHARES or curve.name.startswith(SUCCESS) for curve in found)
-    labels = tuple(curve.name.removeprefix(SUCCESS).replace("_", " ") for curve in found)
-    svg = plotter.curves(
-        found, f"{title} over the steps", labels=labels, share=share, least_span=_least_span(found)
-    )
-    bands = "; ".join(dict.fromkeys(curve.band for curve in found if curve.band))
-    return PlotOf(title, about, bands, svg, labels if len(found) > 1 else ())
+    labels = [curve.name.removeprefix(SUCCESS).replace("_", " ") for curve in found]
+    return _drawn(title, about, found, labels=labels, share=share)
+
+
+def _drawn(
+    title: str, about: str, curves: Sequence[Series], *, labels: Sequence[str] = (), share: bool = False
+) -> Plot:
+    named = zip(labels or [curve.name for curve in curves], curves, strict=True)
+    return {
+        "title": title, "about": about, "across": "step", "share": share, "span": _least_span(curves),
+        "curves": [asdict(c) | {"name": name, "interval": c.band == INTERVAL} for name, c in named],
+    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The data of a report page, read from the folder and the log of a training."""
+"""The data of a training, read from its folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from nano_rl.gather.success import HELD_OUT_FILE
 from nano_rl.learn.metrics import METRICS, MetricsRow, read_metrics, read_rows
 from nano_rl.record.training_record import (
     ROLLOUTS,
-    TOKENIZER,
     Rollout,
     TrainingEvent,
     TrainingRecord,
@@ -23,9 +22,7 @@ from nano_rl.record.training_record import (
     read_record,
     read_rollouts,
 )
-from nano_rl.report.transcript import Sample, choose, load_decoder, sample
-from nano_shared.errors import LogError
-from nano_shared.store import LogStore
+from nano_rl.report.chosen_rollouts import ChosenRollout, choose
 
 PARTS = 4
 """the first and the last quarter of the steps are compared"""
@@ -98,7 +95,8 @@ class Training:
     families: list[RateRow]
     hacks: list[HackRow]
     hacks_total: HackRow
-    samples: list[Sample]
+    chosen: list[ChosenRollout]
+    """rollouts of the first and the last step, and hacks"""
     held_out: list[MetricsRow]
     """success on held-out tasks, a row a measurement (`gather/success.py`); empty without --held-out"""
 
@@ -119,42 +117,22 @@ class Training:
         return list(sections.items())
 
 
-def read_training(folder: Path, *, log: str | None = None) -> Training:
-    """Read the training in `folder`; `log` overrides the recorded log.
-
-    Without a readable log the page has no transcripts. Raises UsageError if there are no metrics.
-    """
+def read_training(folder: Path) -> Training:
+    """Read the training in `folder`. Raises UsageError for a file that is none of a training."""
     rows = read_metrics(folder / METRICS)
-    record = read_record(folder)
     steps = read_rollouts(folder / ROLLOUTS)
-    decode = load_decoder(folder / TOKENIZER)
-    opened = _log(log, record)
-    samples = [sample(choice, opened, decode) for choice in choose(steps)]
-    if isinstance(opened, LogStore):
-        opened.close()
     return Training(
         name=folder.name,
-        record=record,
+        record=read_record(folder),
         rows=rows,
         events=read_events(folder),
         levels=by_level(steps),
         families=by_family(steps),
         hacks=hack_rows(rows),
         hacks_total=hack_row(rows),
-        samples=samples,
+        chosen=choose(steps),
         held_out=read_rows(folder / HELD_OUT_FILE) if (folder / HELD_OUT_FILE).exists() else [],
     )
-
-
-def _log(log: str | None, record: TrainingRecord | None) -> LogStore | str:
-    """The log, or the reason why it cannot be read."""
-    url = log or (record.reachable_log if record else None)
-    if url is None:
-        return "the log is on a server; name it with --log"
-    try:
-        return LogStore.open(url, create=False)
-    except LogError as problem:
-        return str(problem)
 
 
 def _text(value: Any) -> str:

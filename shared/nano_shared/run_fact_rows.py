@@ -30,6 +30,8 @@ class RunFilter:
 
     run: str | None = None
     """id"""
+    runs: tuple[str, ...] | None = None
+    """ids"""
     task: str | None = None
     """shell pattern of the task's key"""
     since: float | None = None
@@ -74,6 +76,8 @@ def _runs(chosen: RunFilter) -> sa.Select[Any]:
     )  # fmt: skip
     if chosen.run is not None:
         query = query.where(runs.c.id == chosen.run)
+    if chosen.runs is not None:
+        query = query.where(runs.c.id.in_(chosen.runs))
     if chosen.since is not None:
         query = query.where(runs.c.started >= chosen.since)
     if chosen.policy is not None:

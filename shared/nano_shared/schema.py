@@ -25,7 +25,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import Dialect
 
-_ESCAPED = "\x1bjson:"
+ESCAPED = "\x1bjson:"
+"""begins a text that is stored as JSON"""
 
 
 class ExactText(sa.TypeDecorator[str]):
@@ -40,11 +41,11 @@ class ExactText(sa.TypeDecorator[str]):
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         if value is None or _plain(value):
             return value
-        return _ESCAPED + json.dumps(value)
+        return ESCAPED + json.dumps(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
-        if value is not None and value.startswith(_ESCAPED):
-            return str(json.loads(value.removeprefix(_ESCAPED)))
+        if value is not None and value.startswith(ESCAPED):
+            return str(json.loads(value.removeprefix(ESCAPED)))
         return value
 
 
@@ -88,7 +89,7 @@ class Packed(sa.TypeDecorator[tuple[Any, ...]]):
 
 
 def _plain(text: str) -> bool:
-    if "\0" in text or text.startswith(_ESCAPED):
+    if "\0" in text or text.startswith(ESCAPED):
         return False
     try:
         text.encode()

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from filelock import FileLock, Timeout
 from sqlalchemy.exc import DBAPIError
 
-from nano_shared import journal, run_queries, schema
+from nano_shared import journal, run_pages, run_queries, schema
 from nano_shared.blobs import BlobStore
 from nano_shared.database import Database, open_database
 from nano_shared.errors import LogError
@@ -28,6 +28,7 @@ from nano_shared.logged_run import LoggedRun, Merged, feedback_of, load_logged, 
 from nano_shared.rows import said_from
 from nano_shared.run_fact_rows import RunFilter, stream_facts
 from nano_shared.run_facts import RunFacts
+from nano_shared.run_pages import Cursor, GroupName, RunChoice
 from nano_shared.run_queries import RunSummary
 from nano_shared.types import Split, StopReason, Task, Trajectory, Turn, Verdict
 
@@ -100,6 +101,14 @@ class LogStore:
     def url(self) -> str:
         """Path of the SQLite file, or the URL without its password."""
         return self._database.name
+
+    def stamp(self) -> tuple[int, ...] | None:
+        """Numbers that change with every write to the log, read without asking it; None for a server."""
+        if not self._database.is_sqlite:
+            return None
+        files = (Path(self.url), Path(f"{self.url}-wal"))
+        found = [file.stat() for file in files if file.exists()]
+        return tuple(number for each in found for number in (each.st_mtime_ns, each.st_size))
 
     @property
     def address(self) -> str:
@@ -308,6 +317,36 @@ class LogStore:
         own = sa.select(table.c.conversation).where(table.c.run_id == run_id).order_by(table.c.turn)
         found = [str(row[0]) for row in self._database.read(partial(_all, own))]
         return [*(self.conversations(str(parent))[: step or 0] if parent else ()), *found]
+    def page(
+        self,
+        chosen: RunChoice | None = None,
+        after: Cursor | None = None,
+        *,
+        limit: int = 100,
+        order: str = "newest",
+    ) -> list[dict[str, Any]]:
+        """Rows of the view `runs`, newest first; see `run_pages.read_page`."""
+        query = chosen or RunChoice()
+        return self._database.read(lambda c: run_pages.read_page(c, query, after, limit, order))
+
+    def groups(
+        self, chosen: RunChoice | None = None, after: Cursor | None = None, *, limit: int = 50
+    ) -> list[dict[str, Any]]:
+        """Groups of runs, those with the newest run first; see `run_pages.read_groups`."""
+        query = chosen or RunChoice()
+        return self._database.read(lambda c: run_pages.read_groups(c, query, after, limit))
+
+    def group_of(self, run_id: str) -> GroupName | None:
+        """The group of a run; None for an unknown run."""
+        return self._database.read(lambda connection: run_pages.group_of(connection, run_id))
+
+    def tree(self, run_id: str) -> list[dict[str, Any]]:
+        """The tree of forks that a run belongs to, oldest first."""
+        return self._database.read(lambda connection: run_pages.read_tree(connection, run_id))
+
+    def newest_version(self, policy: str) -> int | None:
+        """The newest logged version of a policy's weights."""
+        return self._database.read(lambda connection: run_pages.newest_version(connection, policy))
 
     def verdicts(self, run_id: str) -> tuple[Verdict, ...]:
         """Every verdict of a run, newest last."""

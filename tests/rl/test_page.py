@@ -1,16 +1,19 @@
-"""The report's page: valid, self-contained, escaped against what a model writes, fit for a real browser."""
+"""The page of `nano-rl report`: what it tells of a training, and that a browser shows it."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
-import subprocess
-from html.parser import HTMLParser
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from xml.etree import ElementTree
+from typing import Any
 
 import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "coder"))
+from browser import Page, browser, needs_browser, serving
 from builders import trajectory, turn, verdict
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,23 +26,23 @@ from nano_rl.learn.config import ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.metrics import METRICS, MetricsWriter
 from nano_rl.learn.rows.group import Group, form_groups
 from nano_rl.record.training_record import TOKENIZER, Rollout, TrainingRecord
+from nano_rl.report.chosen_rollouts import choose
 from nano_rl.report.figures import main_plots
 from nano_rl.report.live import NoView, Watcher
+from nano_rl.report.page import Trainings
 from nano_rl.report.panel import interval_of
-from nano_rl.report.plot import AT_MOST, READINGS, Plotter, series
+from nano_rl.report.series import AT_MOST, series
 from nano_rl.report.training import by_family, by_level
-from nano_rl.report.transcript import TokenText, choose, load_decoder, pieces
 from nano_rl.tiny_model import build_tiny
 from nano_shared.errors import GuardTripped, UsageError
 from nano_shared.printable import printable
 from nano_shared.store import LogStore
-from nano_shared.types import Observation, Tampering, ToolCall, Trajectory, TurnTokens
+from nano_shared.types import Observation, Tampering, ToolCall, Trajectory
 
 HOSTILE = (
     "<script>document.title='owned'</script>\"'><img src=x onerror=\"document.title='owned'\">"
     "</pre></details><!-- ]]> & {{ 7*7 }} \u202etxt.exe\x00\x1b[31m \U000e0041 ünïcode 漢字"
 )
-CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)  # fmt: skip  # noqa: E501
 
 
 def hostile_run(number: int, tokenizer: Path) -> Trajectory:
@@ -118,118 +121,57 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture(scope="module")
-def page(folder: Path) -> str:
-    return (folder / "report.html").read_text(encoding="utf-8")
-
-
-class Strict(HTMLParser):
-    """Refuses what the standard refuses and a browser mends in silence: bad nesting, doubled ids."""
-
-    VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use"}  # noqa: RUF012
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.wanted: list[str] = []
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str, str]] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        names = [name for name, _ in attrs]
-        assert len(names) == len(set(names)), f"{tag} at {self.getpos()} has an attribute twice"
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(value or "")
-            if name == "aria-labelledby" or (name == "href" and (value or "").startswith("#")):
-                self.wanted.append((value or "").lstrip("#"))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in self.VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in self.VOID:
-            return
-        assert self.open, f"</{tag}> at {self.getpos()} closes nothing"
-        assert self.open.pop() == tag, f"</{tag}> at {self.getpos()} does not nest"
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
+def answers_of(path: Path) -> dict[str, Any]:
+    """The data that a page holds."""
+    (data,) = re.findall(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"), re.DOTALL)
+    answers: dict[str, Any] = json.loads(data)["answers"]
+    return answers
 
 
 @pytest.fixture(scope="module")
-def parsed(page: str) -> Strict:
-    parser = Strict()
-    parser.feed(page)
-    parser.close()
-    return parser
+def told(folder: Path) -> dict[str, Any]:
+    """The page of the training, by section."""
+    page = answers_of(folder / "report.html")["training name=mine"]
+    return {section["title"]: section for section in page["sections"]} | {"tiles": page["tiles"]}
 
 
-def test_the_page_is_valid(page: str, parsed: Strict) -> None:
-    assert page.startswith("<!DOCTYPE html>")
-    assert parsed.open == []
-    assert len(parsed.ids) == len(set(parsed.ids))
-    assert set(parsed.wanted) <= set(parsed.ids)
-    for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
-        ElementTree.fromstring(svg)  # well-formed by itself too
-    assert page.count("<svg") >= 6
+def test_the_page_tells_the_whole_story(told: dict[str, Any]) -> None:
+    plots = {plot["title"] for plot in told["Curves"]["plots"]}
+    assert {"Reward", "Success by level", "Entropy", "Effective samples", "Time by phase"} <= plots
+    assert [row[0] for table in told["Success"]["tables"] for row in table["rows"]] == [
+        "level 0",
+        "level 1",
+        HOSTILE,
+    ]
+    assert any(f"guard: step 12: {HOSTILE}" in line["text"] for line in told["Guards and events"]["lines"])
+    assert told["Hacking"]["tables"][0]["rows"][-1][0] == "all"
+    whys = [row[0]["text"] for row in told["Rollouts"]["tables"][0]["rows"]]
+    assert whys[:2] == ["Best at the beginning", "Worst at the beginning"]
+    settings = [row for table in told["Settings"]["tables"] for row in table["rows"]]
+    assert ["beta", {"text": "0.125"}] in settings
+    assert ["steps", "12", ""] in told["tiles"]
 
 
-def test_nothing_that_a_model_writes_becomes_markup(page: str, parsed: Strict) -> None:
-    assert not {"script", "img", "iframe", "object", "form"} & set(parsed.tags)
-    assert not [a for a in parsed.attributes if a[1].startswith("on")]
-    assert "\x00" not in page
-    assert "\x1b" not in page
-    assert "\u202e" not in page
-    assert "default-src 'none'" in page
-    assert parsed.text.count("<script>document.title='owned'</script>") > 8, "it is shown as what it is"
-    assert "{{ 7*7 }}" in parsed.text
+def test_the_rollouts_that_it_points_to_are_in_the_page(folder: Path, told: dict[str, Any]) -> None:
+    answers = answers_of(folder / "report.html")
+    for row in told["Rollouts"]["tables"][0]["rows"]:
+        run = answers[f"run id={row[0]['run']}"]
+        assert run["turns"][0]["tokens"]["spelled"], "the training's own tokenizer spells them"
+        assert f"group id={run['group']['of']}" in answers
 
 
-def test_the_page_loads_nothing_from_elsewhere(page: str, parsed: Strict) -> None:
-    links = [value for _, name, value in parsed.attributes if name in ("src", "href", "xlink:href", "action")]
-    assert all(link.startswith("#") for link in links)
-    assert "@import" not in page
-    assert not re.search(r"url\((?!#)", page)
-
-
-def test_the_page_tells_the_whole_story(parsed: Strict) -> None:
-    text = parsed.text
-    for part in (
-        "Best at the beginning", "Worst at the beginning", "Best at the end",
-        "beta0.125", "guard: step 12",
-        "Success by level", "Time by phase", "level 1", "tampering, exit", "12 steps",
-    ):  # fmt: skip
-        assert re.sub(r"\s+", "", part) in re.sub(r"\s+", "", text), part
-
-
-def test_sampled_tokens_are_shaded_and_say_their_logprobs(parsed: Strict) -> None:
-    shades = {value for tag, name, value in parsed.attributes if tag == "span" and name == "class"}
-    assert {"t0", "t1", "t2", "t3", "t4"} <= shades
-    told = [value for tag, name, value in parsed.attributes if tag == "span" and name == "title"]
-    assert any("-0.500 nats (60.7%)" in title for title in told)
-
-
-def test_keys_reach_everything_that_scrolls_or_folds(parsed: Strict) -> None:
-    scrolling = [a for a in parsed.attributes if a[1:] == ("class", "wide")]
-    reachable = [a for a in parsed.attributes if a[1:] == ("tabindex", "0")]
-    assert len(scrolling) == len(reachable) > 0
-    assert parsed.tags.count("details") == parsed.tags.count("summary") > 0
+def test_metrics_that_are_always_zero_are_named_in_one_line(told: dict[str, Any]) -> None:
+    assert told["All metrics"]["note"].startswith("0 in every step: ")
+    assert not [row for row in told["All metrics"]["tables"][0]["rows"] if row[1:3] == ["0", "0"]]
 
 
 def test_a_training_without_its_log_still_has_a_page(folder: Path, tmp_path: Path) -> None:
     arguments = ["report", str(folder), "-o", str(tmp_path / "r.html"), "--log", str(tmp_path / "none.db")]
     CliRunner().invoke(cli, arguments, catch_exceptions=False)
-    text = (tmp_path / "r.html").read_text(encoding="utf-8")
-    assert "is not shown:" in text
+    sections = answers_of(tmp_path / "r.html")["training name=mine"]["sections"]
+    (rollouts,) = [section for section in sections if section["title"] == "Rollouts"]
+    assert all("is not shown: there is no log at" in line["text"] for line in rollouts["lines"])
+    assert rollouts["tables"][0]["rows"][0][0] == "Best at the beginning"
     assert not (tmp_path / "none.db").exists()
 
 
@@ -239,29 +181,19 @@ def test_metrics_alone_make_a_page(tmp_path: Path) -> None:
         metrics.write(0, {"step": 0.0, "loss": 1.0})
     result = CliRunner().invoke(cli, ["report", str(tmp_path / "old")], catch_exceptions=False)
     assert result.exit_code == 0
-    assert "No rollout is recorded" in (tmp_path / "old" / "report.html").read_text(encoding="utf-8")
-
-
-def test_a_curve_shows_its_values_under_the_pointer(page: str) -> None:
-    (reward,) = re.findall(r'<svg class="plot" role="img" aria-label="Reward over.*?</svg>', page, re.DOTALL)
-    strips = re.findall(r'<g class="at">(.*?)</g>', reward)
-    assert len(strips) == 12
-    assert ">step 6<" in strips[6]
-    assert ">reward mean: 0.5" in strips[6]
-
-
-def test_values_under_the_pointer_stay_few() -> None:
-    curve = series([{"step": float(n), "loss": 1.0} for n in range(5000)], "loss")
-    assert curve is not None
-    assert Plotter().curves([curve], "loss").count('class="at"') <= READINGS
+    assert "No rollout is recorded" in json.dumps(answers_of(tmp_path / "old" / "report.html"))
 
 
 def test_rounding_does_not_fill_a_plot() -> None:
     noise = [{"step": float(n), "approx_kl": 1e-8 * (n % 3)} for n in range(20)]
-    (plot,) = main_plots(noise, Plotter())
-    ticks = "".join(re.findall(r"<text[^>]*>([^<]+)</text>", plot.svg))
-    assert "0.001" in ticks
-    assert "1e" not in ticks
+    (plot,) = main_plots(noise)
+    assert (plot["title"], plot["span"]) == ("KL", 0.001)
+
+
+def test_lengths_are_sampled_tokens_a_rollout() -> None:
+    rows = [{"step": 0.0, "tokens_rollout": 900.0, "rollouts": 9.0}, {"step": 1.0}]
+    (plot,) = [plot for plot in main_plots(rows) if plot["title"] == "Length"]
+    assert plot["curves"][0]["values"] == (100.0,)
 
 
 def test_the_interval_of_a_mean_reward_stays_within_what_a_reward_can_be() -> None:
@@ -269,12 +201,6 @@ def test_the_interval_of_a_mean_reward_stays_within_what_a_reward_can_be() -> No
     assert interval_of("reward_mean", ordinary) == (pytest.approx(0.98 - 1.96 * 0.05, abs=1e-3), 1.0)
     composed = {"reward_mean": 1.2, "reward_error": 0.5, "reward_min": -0.3, "reward_max": 1.5}
     assert interval_of("reward_mean", composed) == (pytest.approx(0.22, abs=1e-3), 1.5)
-
-
-def test_metrics_that_are_always_zero_are_named_in_one_line(page: str, parsed: Strict) -> None:
-    assert "0 in every step: " in parsed.text
-    table = page[page.index('id="metrics"') :]
-    assert not re.search(r"<td>0</td><td>0</td><td>0</td>", table)
 
 
 def held_out_folder(folder: Path, name: str, learning_rate: float) -> Path:
@@ -297,67 +223,99 @@ def held_out_folder(folder: Path, name: str, learning_rate: float) -> Path:
 def test_the_page_draws_success_on_held_out_tasks(tmp_path: Path) -> None:
     made = held_out_folder(tmp_path, "mine", 1e-4)
     CliRunner().invoke(cli, ["report", str(made)], catch_exceptions=False)
-    text = (made / "report.html").read_text(encoding="utf-8")
-    assert "Held-out success" in text
-    assert "held-out: 0.6 (0 to 0.9)" in text
+    curves = answers_of(made / "report.html")["training name=mine"]["sections"][0]["plots"]
+    (curve,) = [plot["curves"][0] for plot in curves if plot["title"] == "Held-out success"]
+    assert (curve["steps"], curve["values"], curve["high"]) == ([0, 6, 12], [0, 0.3, 0.6], [0.9, 0.9, 0.9])
 
 
 def test_two_trainings_stand_side_by_side(tmp_path: Path) -> None:
     made = [held_out_folder(tmp_path, name, rate) for name, rate in (("one", 1e-4), ("two", 3e-4))]
     result = CliRunner().invoke(cli, ["report", *map(str, made)], catch_exceptions=False)
     assert result.output.splitlines()[-1] == str(made[0] / "comparison.html")
-    text = (made[0] / "comparison.html").read_text(encoding="utf-8")
-    parser = Strict()
-    parser.feed(text)
-    assert parser.open == []
-    assert "script" not in parser.tags
-    assert "optimizer.learning_rate0.00010.0003" in re.sub(r"\s+", "", parser.text)
-    assert {"Held-out success", "Reward"} <= set(re.findall(r"<strong>(.*?)</strong>", text))
-    assert "one: 0.25" in text
-    assert "two: 0.25" in text
+    answers = answers_of(made[0] / "comparison.html")
+    assert {"training name=one", "training name=two"} <= set(answers)
+    _, curves, settings = answers["training name=one,two"]["sections"]
+    assert settings["tables"][0]["rows"] == [["optimizer.learning_rate", "0.0001", "0.0003"]]
+    assert {plot["title"] for plot in curves["plots"]} == {"Held-out success", "Reward"}
+    assert [[c["name"] for c in plot["curves"]] for plot in curves["plots"]] == [["one", "two"]] * 2
     as_json = CliRunner().invoke(cli, ["report", *map(str, made), "--json"], catch_exceptions=False)
     assert set(json.loads(as_json.output)) == {"one", "two"}
     with pytest.raises(UsageError, match="--hacks reads one training"):
         CliRunner().invoke(cli, ["report", *map(str, made), "--hacks"], catch_exceptions=False)
 
 
+def test_the_viewer_lists_trainings_and_follows_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANO_HOME", str(folder.parents[1]))
+    (row,) = Trainings().rows()
+    assert (row["name"], row["cells"]["steps"]) == ("mine", "12")
+    with pytest.raises(UsageError, match="trainings: mine"):
+        Trainings().read("../../etc")
+    (folder.parent / "torn").mkdir()
+    (folder.parent / "torn" / METRICS).write_text("no JSON\n")
+    assert {row["name"] for row in Trainings().rows()} == {"mine", "torn"}
+    shutil.rmtree(folder.parent / "torn")
+
+
 # --------------------------------------------------------------------------- in a real browser
 
 
-def browser(*arguments: str) -> str:
-    assert CHROMIUM is not None
-    flags = ("--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000")
-    done = subprocess.run(
-        [CHROMIUM, *flags, *arguments], capture_output=True, text=True, timeout=120, check=False
+@pytest.fixture(scope="module")
+def shown() -> Iterator[Page]:
+    with browser() as chromium, chromium.page(viewport={"width": 400, "height": 800}) as page:
+        yield page
+
+
+@needs_browser
+def test_a_browser_shows_the_page_and_runs_nothing_of_it(shown: Page, folder: Path) -> None:
+    page = shown.open((folder / "report.html").as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert page.title() == "mine · nano"
+    assert page.inner_text("main").count("<script>document.title='owned'</script>") > 3
+    assert page.locator("main :is(script, img)").count() == 0
+    assert page.locator("svg").count() >= 12
+    assert shown.violations() == []
+    assert not shown.overflows()
+    page.get_by_role("link", name="Best at the beginning").click()
+    page.wait_for_selector("h1:has-text('Run run-')")
+    assert page.locator(".tokens .s4").count() > 0
+    assert shown.complaints == []
+
+
+@needs_browser
+def test_a_curve_tells_its_values_to_pointer_and_keys(shown: Page, folder: Path) -> None:
+    page = shown.open((folder / "report.html").as_uri())
+    reward = page.locator("figure", has_text="Reward").locator("svg").first
+    reward.hover()
+    assert re.match(
+        r"Reward, step [56]; reward_mean: 0\.(4167|5)",
+        page.inner_text("#status").replace("reward mean", "reward_mean"),
     )
-    return done.stdout
+    reward.focus()
+    page.keyboard.press("ArrowRight")
+    assert "step" in page.locator("figure", has_text="Reward").locator("text.value").first.text_content()
+    page.keyboard.press("Tab")
+    assert page.inner_text("#status") == ""
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed; the parser's tests hold everywhere")
-@pytest.mark.parametrize("guarded", [True, False], ids=["as it is", "without its policy"])
-def test_a_browser_runs_nothing_of_it(page: str, guarded: bool, tmp_path: Path) -> None:
-    text = page if guarded else re.sub(r"<meta http-equiv[^>]*>", "", page)
-    (tmp_path / "page.html").write_text(text, encoding="utf-8")
-    seen = browser("--dump-dom", f"file://{tmp_path}/page.html")
-    assert "<title>mine: report of a training</title>" in seen
+@needs_browser
+def test_a_training_grows_on_the_page_while_it_goes(
+    shown: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nano_coder.view.answers import LogView
+    from nano_coder.view.app import view_app
 
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed; the parser's tests hold everywhere")
-def test_a_browser_shows_it_on_a_phone_without_scrolling_sideways(page: str, tmp_path: Path) -> None:
-    measure = (
-        "<script>const f=document.createElement('iframe');f.style.width='390px';f.srcdoc="
-        "document.querySelector('template').innerHTML;f.onload=()=>{const d=f.contentDocument;"
-        "d.querySelectorAll('details').forEach(e=>e.open=true);"
-        "document.title=d.documentElement.scrollWidth+' '+d.querySelectorAll('svg').length};"
-        "document.body.append(f)</script>"
-    )
-    body = page[page.index("<style>") : page.index("</body>")].replace("</head>", "").replace("<body>", "")
-    (tmp_path / "phone.html").write_text(f"<body><template>{body}</template>{measure}", encoding="utf-8")
-    seen = browser("--dump-dom", f"file://{tmp_path}/phone.html")
-    found = re.search(r"<title>(\d+) (\d+)</title>", seen)
-    assert found, seen[:300]
-    assert int(found[1]) <= 390
-    assert int(found[2]) == page.count("<svg")
+    monkeypatch.setenv("NANO_HOME", str(tmp_path))
+    going = MetricsWriter(tmp_path / "trainings" / "going" / METRICS)
+    going.write(0, {"step": 0.0, "reward_mean": 0.5})
+    with LogStore.open(tmp_path / "log.db") as log, serving(view_app(LogView(log))) as root:
+        page = shown.open(f"{root}#/trainings")
+        page.get_by_role("link", name="going").click()
+        page.wait_for_selector("dd:has-text('1')")
+        for step in range(1, 7):
+            going.write(step, {"step": float(step), "reward_mean": 0.5 + step / 20})
+        page.wait_for_selector(".tiles dd:has-text('7')")
+    going.close()
+    shown.complaints.clear()
 
 
 # --------------------------------------------------------------------------------- its parts
@@ -369,28 +327,6 @@ def test_visible_text_hides_nothing(text: str) -> None:
     assert printable(shown) == shown
     assert all(c in "\n\t" or c.isprintable() or c.isspace() for c in shown)
     shown.encode()
-
-
-@given(st.text(alphabet=st.characters(blacklist_categories=("Cs",)), max_size=30))
-def test_the_pieces_of_sampled_tokens_are_their_text(decoder: object, text: str) -> None:
-    tokenizer, decode = decoder  # type: ignore[misc]
-    ids = tuple(tokenizer.encode(text).ids)
-    tokens = TurnTokens(context_ids=(), sampled_ids=ids, logprobs=tuple(-float(i) for i in range(len(ids))))
-    found = list(pieces(tokens, decode))
-    assert "".join(piece.text for piece in found) == decode(ids)
-    assert [x for piece in found for x in piece.logprobs] == list(tokens.logprobs)
-
-
-@pytest.fixture(scope="module")
-def decoder(folder: Path) -> object:
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(str(folder / TOKENIZER)), load_decoder(folder / TOKENIZER)
-
-
-def test_a_shade_is_that_of_the_least_likely_token() -> None:
-    assert [TokenText("x", (logprob,)).shade for logprob in (0.0, -0.2, -1.0, -2.0, -9.0)] == [0, 1, 2, 3, 4]
-    assert TokenText("漢", (-0.01, -9.0)).shade == 4
 
 
 def test_a_page_shows_the_ends_of_a_training_and_its_hacks() -> None:

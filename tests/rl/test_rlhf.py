@@ -18,8 +18,7 @@ from nano_rl.learn.metrics import METRICS, MetricsRow, MetricsWriter, read_metri
 from nano_rl.learn.rows.group import form_groups
 from nano_rl.preferences.over_optimisation import GOLD, gold_and_proxy, over_optimised, proxy_of
 from nano_rl.preferences.reward_model import Bin, RewardModelReport
-from nano_rl.report.page import calibration_page, render
-from nano_rl.report.plot import Plotter
+from nano_rl.report.page import calibration_page, training_page
 from nano_rl.report.training import read_training
 from nano_rl.rewards.outcome import composed_grader
 from nano_shared.command_line import run_command
@@ -122,27 +121,30 @@ def test_the_report_shows_gold_against_proxy_and_says_so(
         for row in steps(FALL, rising(30)):
             metrics.write(int(row.pop("step") or 0), {k: v or 0.0 for k, v in row.items()})
     assert len(read_metrics(folder / METRICS)) == 30
-    page = render(read_training(folder))
-    assert "Gold and proxy by KL" in page
-    assert "over-optimised: tests passed by 80.0%" in page
+    curves = training_page(read_training(folder))["sections"][0]
+    by_kl = next(plot for plot in curves["plots"] if plot["title"] == "Gold and proxy by KL")
+    assert [curve["name"] for curve in by_kl["curves"]] == ["gold: tests", "proxy: preference"]
+    assert "over-optimised: tests passed by 80.0%" in curves["alert"]
     with pytest.raises(SystemExit) as ended:
         run_command(cli, ["report", "flattered"])
     assert ended.value.code == 0
     assert "over-optimised" in capsys.readouterr().out
 
 
-def test_calibration_is_drawn_and_named_safely() -> None:
+def test_calibration_is_drawn_with_its_intervals() -> None:
     bins = (
         Bin(low=0.5, high=0.6, pairs=4, confidence=0.55, accuracy=0.5),
         Bin(low=0.9, high=1.0, pairs=16, confidence=0.97, accuracy=1.0),
     )
     report = RewardModelReport(pairs=20, accuracy=0.9, log_loss=0.2, calibration_error=0.034, bins=bins)
-    page = calibration_page("<b>judge", report, Plotter())
-    assert "<svg" in page
-    assert "90.0%" in page
-    assert "0.034" in page
-    assert "<b>judge" not in page
-    assert "50.0% to 60.0%" in page
+    page = calibration_page(report)
+    (section,) = page["sections"]
+    (curve,) = section["plots"][0]["curves"]
+    assert (curve["steps"], curve["values"]) == ((0.55, 0.97), (0.5, 1.0))
+    bounds = zip(curve["low"], curve["values"], curve["high"], strict=True)
+    assert all(low <= rate <= high for low, rate, high in bounds)
+    assert section["tables"][0]["rows"][0] == ["50.0% to 60.0%", "4", "55.0%", "50.0%"]
+    assert ("accuracy", "90.0%", "a coin: 50 %") in page["tiles"]
 
 
 # ------------------------------------------------------------------------------------------ the circle

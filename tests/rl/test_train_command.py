@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages
+from nano_coder.view.token_texts import load_decoder
 from nano_rl.cli import cli
 from nano_rl.config.training import TrainConfig
 from nano_rl.learn.metrics import METRICS, read_metrics
@@ -23,7 +24,6 @@ from nano_rl.record.training_record import (
     read_record,
     read_rollouts,
 )
-from nano_rl.report.transcript import load_decoder
 from nano_rl.tasks.make import make_tasks
 from nano_rl.tiny_model import build_tiny
 from nano_shared.errors import NanoError, UsageError

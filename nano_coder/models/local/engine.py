@@ -162,18 +162,26 @@ class Engine:
 
         The language-model head runs on the last L - first positions only.
         """
+        return [logprobs for logprobs, _ in self.measure(rows, temperature, first=first)]
+
+    def measure(
+        self, rows: Sequence[tuple[int, ...]], temperature: float, *, first: int, entropy: bool = False
+    ) -> list[tuple[list[float], list[float]]]:
+        """As `score`: the log-probs of each row, and with `entropy` that of each distribution, nats."""
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        scores: list[list[float]] = [[] for _ in rows]
+        scores: list[tuple[list[float], list[float]]] = [([], []) for _ in rows]
         with evaluating(self.model):
             while order:
                 size = max(1, _SCORE_TOKENS // max(1, len(rows[order[-1]])))
                 batch, order = order[-size:], order[:-size]
-                found = self._score([rows[i] for i in batch], temperature, first)
+                found = self._score([rows[i] for i in batch], temperature, first, entropy)
                 for i, row_scores in zip(batch, found, strict=True):
                     scores[i] = row_scores
         return scores
 
-    def _score(self, rows: list[tuple[int, ...]], temperature: float, first: int) -> Iterator[list[float]]:
+    def _score(
+        self, rows: list[tuple[int, ...]], temperature: float, first: int, entropy: bool
+    ) -> Iterator[tuple[list[float], list[float]]]:
         width = max(map(len, rows))
         device = self.device
         # Padding on the right needs no mask: causal attention never looks there.
@@ -183,7 +191,8 @@ class Engine:
         for row, row_logits in zip(rows, self._logits(padded, predicting), strict=True):
             targets = torch.tensor(row[first:], dtype=torch.long, device=device)
             logprobs = torch.log_softmax(row_logits[: len(targets)].float() / (temperature or 1.0), dim=-1)
-            yield logprobs.gather(1, targets[:, None])[:, 0].tolist()
+            spread = torch.special.entr(logprobs.exp()).sum(-1).tolist() if entropy else []
+            yield logprobs.gather(1, targets[:, None])[:, 0].tolist(), spread
 
     def _logits(self, ids_BT: Tensor, positions_n: Tensor) -> Tensor:
         """[B, n, V] logits at these positions."""

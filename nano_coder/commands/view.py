@@ -1,0 +1,99 @@
+"""`nano-coder view`: runs, groups and trainings in a browser, served here or written as one file."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
+
+from typer import Argument, Option
+
+from nano_coder.commands.options import Log, open_log
+from nano_coder.commands.serve import listening_socket, refuse_open_host
+from nano_shared.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from nano_coder.view.answers import LogView, TokenColumns
+    from nano_shared.types import Trajectory
+
+
+def command(
+    runs: Annotated[
+        list[str] | None, Argument(metavar="[RUN]...", help="Show these; without any, the whole log.")
+    ] = None,
+    out: Annotated[
+        Path | None, Option("-o", "--out", help="Write one HTML file, which needs no server, and end.")
+    ] = None,
+    limit: Annotated[
+        int, Option("-n", min=1, max=5000, help="With --out: the newest runs of the log.")
+    ] = 100,
+    host: Annotated[
+        str, Option(help="Address to listen on; one that others reach needs --key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="0 takes a free one.")] = 8010,
+    key: Annotated[
+        list[str] | None,
+        Option(metavar="KEY", help="Key that /?key=KEY must give; repeatable.", envvar="NANO_VIEW_KEY"),
+    ] = None,
+    model: Annotated[
+        str | None,
+        Option(
+            help="Weights that score the tokens: entropy, importance ratio, or mismatch with the sampler."
+        ),
+    ] = None,
+    log: Log = None,
+) -> int:
+    """Look at the log in a browser: runs with their tokens, groups, forks, and trainings.
+
+    It changes nothing, loads nothing from elsewhere, and follows what is logged meanwhile.
+    """
+    refuse_open_host(host, key)
+    if out is None:
+        _refuse_missing_library()
+        listening = listening_socket(host, port)
+    elif not out.absolute().parent.is_dir():
+        raise UsageError(f"no such directory: {out.parent}; --out names a file in one that exists")
+    store = open_log(log)
+    ids = [store.resolve(run) for run in runs or ()]
+    start = f"#/run?id={quote(ids[0])}" if ids else "#/runs"
+    from nano_coder.view.answers import LogView
+
+    view = LogView(store, _scores(model) if model else None)
+    if out is not None:
+        from nano_coder.view.page import log_answers, run_answers, write_page
+
+        answers = run_answers(view, ids) if ids else log_answers(view, limit)
+        write_page(out, answers, start=start, title=store.url)
+        print(out)
+        return 0
+    print(f"{store.url} on http://{host}:{listening.getsockname()[1]}/{start}", file=sys.stderr, flush=True)
+    _serve(view, listening, key or ())
+    return 0
+
+
+def _refuse_missing_library() -> None:
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as problem:
+        raise ConfigError(
+            f"{problem.name} is missing; pip install 'nano-rl-coder[serve]', or write a file with --out"
+        ) from None
+
+
+def _serve(view: LogView, listening: socket.socket, keys: Sequence[str]) -> None:
+    import uvicorn
+
+    from nano_coder.view.app import view_app
+
+    uvicorn.Server(uvicorn.Config(view_app(view, keys=keys), log_level="warning")).run(sockets=[listening])
+
+
+def _scores(model: str) -> Callable[[Trajectory], TokenColumns]:
+    from nano_coder.models.opening import open_weights
+    from nano_coder.view.token_scorer import TokenScorer
+
+    return TokenScorer(open_weights(model)).of

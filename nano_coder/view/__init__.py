@@ -1,0 +1,1 @@
+"""The web viewer: runs, groups and trainings, served or written as one file."""

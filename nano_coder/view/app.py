@@ -1,0 +1,122 @@
+"""The viewer over HTTP: the page, its script and style, and the answers it asks for. It changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from http.cookies import SimpleCookie
+from importlib.resources import files
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from nano_coder.view.answers import LogView, plain
+from nano_shared.errors import NanoError
+from nano_shared.printable import printable
+
+POLICY = (
+    "default-src 'none'; script-src {script}; style-src {style}; connect-src {connect}; img-src data:;"
+    " base-uri 'none'; form-action 'none'"
+)
+"""Content-Security-Policy of the page"""
+_HEADERS = {
+    "Content-Security-Policy": POLICY.format(script="'self'", style="'self'", connect="'self'")
+    + "; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+_LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
+_COOKIE = "nano_view_key"
+_KNOWN = 256
+"""answers of which it is known that they have not changed"""
+_TYPES = {"view.html": "text/html", "view.js": "text/javascript", "view.css": "text/css"}
+
+
+def asset(name: str) -> str:
+    """The text of a file beside this module."""
+    return files("nano_coder.view").joinpath(name).read_text(encoding="utf-8")
+
+
+def view_app(view: LogView, *, keys: Sequence[str] = ()) -> Starlette:
+    """The application. With keys, /?key=KEY gives a browser a cookie; without, only loopback names count."""
+
+    def guarded(answer: Callable[[Request], Response]) -> Callable[[Request], Response]:
+        def endpoint(request: Request) -> Response:
+            refusal = _refusal(request, keys)
+            response = refusal or answer(request)
+            response.headers.update(_HEADERS)
+            return response
+
+        return endpoint
+
+    def page(request: Request) -> Response:
+        if request.url.path == "/" and request.query_params.get("key"):
+            response: Response = RedirectResponse("/", status_code=303)
+            key = request.query_params["key"]
+            response.set_cookie(_COOKIE, _digest(key), httponly=True, samesite="strict")
+            return response
+        name = request.url.path.removeprefix("/") or "view.html"
+        return Response(asset(name), media_type=_TYPES[name])
+
+    known: OrderedDict[str, Any] = OrderedDict()
+
+    def answer(name: str, request: Request) -> Response:
+        """The JSON answer; 304 if the client has it already, without asking a log that has not changed."""
+        stamp = None if name.startswith("training") else view.store.stamp()
+        had, url = request.headers.get("if-none-match"), str(request.url)
+        if had and stamp and known.get(url) == (stamp, had):
+            return Response(status_code=304, headers={"ETag": had})
+        response = _answer(view.answers[name], request)
+        known[url] = (stamp, response.headers["ETag"])
+        while len(known) > _KNOWN:
+            known.popitem(last=False)
+        return response
+
+    paths = ["/", "/view.js", "/view.css"]
+    routes = [Route(path, guarded(page)) for path in paths]
+    routes += [Route(f"/api/{name}", guarded(partial(answer, name))) for name in view.answers]
+    return Starlette(routes=routes)
+
+
+def _answer(answer: Callable[..., object], request: Request) -> Response:
+    try:
+        body, status = plain(answer(request.query_params)), 200
+    except NanoError as problem:
+        body, status = {"error": printable(str(problem), 1000)}, 400
+    text = json.dumps(body)  # ASCII, which spells lone surrogates too
+    tag = f'"{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"'
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers={"ETag": tag})
+    return Response(text, status, {"ETag": tag}, media_type="application/json")
+
+
+def _refusal(request: Request, keys: Sequence[str]) -> Response | None:
+    if not keys:
+        host = request.headers.get("host", "")
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        # a page of the web may have a name that resolves to this machine
+        known = name in _LOOPBACK_NAMES
+        return None if known else Response("this viewer does not answer to that host name\n", 403)
+    given = request.query_params.get("key") or request.headers.get("authorization", "").removeprefix(
+        "Bearer "
+    )
+    cookie = SimpleCookie(request.headers.get("cookie", "")).get(_COOKIE)
+    held = cookie.value if cookie else _digest(given)
+    if any([hmac.compare_digest(held.encode(), _digest(key).encode()) for key in keys]):
+        return None
+    return Response("wrong or missing key: open /?key=KEY once\n", 401)
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(f"nano view {key}".encode()).hexdigest()
