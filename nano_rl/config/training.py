@@ -57,6 +57,9 @@ class TrainConfig(UpdateConfig):
     policy version old, which importance weights correct, and the weights lie in memory twice"""
     heartbeat_seconds: float = Field(60.0, ge=2)
     """with `overlap`: silence after which the rollout process is taken for dead and replaced"""
+    offload: bool = False
+    """under torchrun: keep each rank's weights, gradients and optimizer in the memory of its host, except
+    those of the layer that runs"""
     reward: RewardConfig | None = None
     """None takes the grader's own rewards"""
     controls: float = Field(0.0, ge=0, le=0.5)
