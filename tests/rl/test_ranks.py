@@ -26,9 +26,8 @@ BOUND = 1e-10
 
 
 def torchrun(ranks: int, *arguments: str) -> list[str]:
-    return [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *arguments,
-    ]  # fmt: skip
+    program = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*program, "--nproc-per-node", str(ranks), *arguments]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -155,7 +154,7 @@ def kill_and_resume(home: Path, *, kills: int, seed: int) -> None:
         )  # fmt: skip
         victims = _wait_for_ranks(process.pid)
         _wait_for_a_step(home / "trainings" / "killed", process)
-        time.sleep(draw.uniform(0, 2))
+        time.sleep(draw.uniform(0, 1))
         if process.poll() is not None:  # it was done before it could be killed
             break
         os.kill(draw.choice(victims), signal.SIGKILL)
@@ -193,10 +192,10 @@ def _children(parent: int) -> Iterator[int]:
 
 
 def _wait_for_a_step(training: Path, process: subprocess.Popen[str]) -> None:
-    states = training / "states"
-    before = len(list(states.glob("*/state.json")))
-    while process.poll() is None and not list(states.glob("*/state.json")) and before == 0:
-        time.sleep(0.05)
+    """Until a state is saved that was not there before, or the training ends."""
+    before = set(training.glob("states/*/state.json"))
+    while process.poll() is None and not set(training.glob("states/*/state.json")) - before:
+        time.sleep(0.02)
 
 
 @pytest.mark.slow
