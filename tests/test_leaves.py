@@ -13,7 +13,14 @@ import pytest
 
 pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).parents[1]
-LEAVES = ("nano_coder/formats", "nano_rl/suites", "nano_rl/formats", "nano_rl/report", "nano_rl/conformance", "nano_rl/scale")
+LEAVES = (
+    "nano_coder/formats",
+    "nano_rl/suites",
+    "nano_rl/formats",
+    "nano_rl/report",
+    "nano_rl/conformance",
+    "nano_rl/scale",
+)
 CORE_TESTS = (
     "tests/coder/test_agent.py", "tests/coder/test_runtime.py", "tests/coder/test_dialects.py",
     "tests/coder/test_given_tools.py", "tests/rl/test_loss.py", "tests/rl/test_advantage.py",

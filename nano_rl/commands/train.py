@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -240,11 +239,8 @@ def _train(
 
 def _ranks() -> Ranks | None:
     """The ranks that torchrun started, of which this process is the first; None without torchrun."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return None
-    from nano_rl.scale.ranks import leader
-
-    return leader()
+    ranks = sys.modules.get("nano_rl.scale.ranks")  # loaded by torchrun's processes alone
+    return ranks.leader() if ranks else None
 
 
 def _sharded(ranks: Ranks, model: str, config: TrainConfig, folder: Path) -> OpenLearner:

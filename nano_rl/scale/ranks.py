@@ -68,7 +68,8 @@ class Ranks:
 
     def order(self, name: str, /, **told: Any) -> None:
         """Give the other ranks an order; `told` is plain data."""
-        self._store.set(f"nano/order/{self._orders}", json.dumps([name, told]))
+        with lost_explained():
+            self._store.set(f"nano/order/{self._orders}", json.dumps([name, told]))
         self._orders += 1
 
     def orders(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -81,7 +82,8 @@ class Ranks:
             signal.signal(number, lambda *_: asked_to_end.set())
         while True:
             key = f"nano/order/{self._orders}"
-            self._wait(key, asked_to_end)
+            with lost_explained():
+                self._wait(key, asked_to_end)
             self._orders += 1
             name, told = json.loads(self._store.get(key))
             if name == LEAVE:
@@ -175,18 +177,29 @@ def leader() -> Ranks | None:
 def run_rank(command: Callable[[], None], follow: Callable[[Ranks], None]) -> None:
     """Run the command line on rank 0, and `follow` on the others."""
     ranks = Ranks.connect()
+    os.environ.pop("TORCHELASTIC_RUN_ID", None)  # what this process starts is no rank
     if ranks.rank:
-        follow(ranks)
+        try:
+            follow(ranks)
+        except NanoError as problem:
+            print(f"error: rank {ranks.rank}: {problem}", file=sys.stderr)
+            sys.exit(problem.exit_code)
+        if ranks.joined:
+            dist.destroy_process_group()
         return
     _leader.append(ranks)
+    code: Any = 1
     try:
         with ranks.beating():
             command()
     except SystemExit as ended:
-        if not ended.code and not ranks.joined and ranks.size > 1:
-            print("nano: one rank did all of this: only `train` uses the others", file=sys.stderr)
+        code = ended.code or 0
         raise
     finally:
         _leader.clear()
-        with suppress(dist.DistNetworkError):  # torchrun is gone
+        with suppress(RankLost):  # torchrun is gone
             ranks.order(LEAVE)
+        if code == 0 and ranks.joined:
+            dist.destroy_process_group()
+        elif code == 0 and ranks.size > 1:
+            print("nano: one rank did all of this: only `train` uses the others", file=sys.stderr)
