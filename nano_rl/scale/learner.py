@@ -111,8 +111,8 @@ class ShardedLearner(Learner):
         whole: nn.Module | None = None, offload: bool = False,
     ) -> None:  # fmt: skip
         """`model` is sharded in place; `whole` is rank 0's copy of it; `shards` holds the saved ones."""
-        device = next(model.parameters()).device.type
-        self._root = shard_model(model, device, ranks.size, offload=offload)
+        self._device = next(model.parameters()).device  # offloaded shards are elsewhere
+        self._root = shard_model(model, self._device.type, ranks.size, offload=offload)
         super().__init__(self._root, config, steps=steps)
         self._ranks, self._shards = ranks, shards
         self._whole = dict(whole.named_parameters()) if whole is not None else {}
@@ -190,12 +190,12 @@ class ShardedLearner(Learner):
         seen: list[Tensor] = []
         if isinstance(loss, PolicyLoss):
             loss = replace(loss, on_logprobs=lambda _, logprobs_BT: seen.append(logprobs_BT.cpu()))
-        value, metrics = self._root(loss, batch)
+        value, metrics = self._root(loss, batch.to(self._device))
         results.append((index, metrics, seen[0] if seen else None))
         return value * self._ranks.size, metrics
 
     def _no_loss(self, _: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        value, _metrics = self._root(_zero, batch)
+        value, _metrics = self._root(_zero, batch.to(self._device))
         return value, {}
 
     @torch.no_grad()
