@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
+
 from nano_shared.command_line import lazy_app, run_command
 
 COMMANDS = {
@@ -45,4 +48,10 @@ preferences = lazy_app(
 
 
 def main() -> None:
-    run_command(cli)
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun started several of us
+        from nano_rl.scale.learner import follow
+        from nano_rl.scale.ranks import run_rank
+
+        run_rank(partial(run_command, cli), follow)
+    else:
+        run_command(cli)

@@ -27,7 +27,7 @@ from nano_rl.learn.metrics import METRICS, MetricsWriter, dashboard_names
 from nano_rl.learn.mismatch import Probe
 from nano_rl.learn.model.critic import open_critic
 from nano_rl.learn.model.flops import FlopCounter, measured_flops, memory_metrics
-from nano_rl.learn.model.learner import Learner, Reference
+from nano_rl.learn.model.learner import Learner, OpenLearner, Reference
 from nano_rl.learn.model.logprob import refuse_untrainable
 from nano_rl.learn.model.plan import available_bytes, row_bytes
 from nano_rl.learn.objectives.controls import Controls
@@ -64,13 +64,14 @@ def train(
     reward: Reward | None = None,
     on_groups: OnGroups | None = None,
     held_out: HeldOut | None = None,
+    open_learner: OpenLearner = Learner,
 ) -> list[str]:
     """Train `model` in place, continuing from a state saved in `folder`. Returns the ids of the runs used.
 
     `runtime` makes the rollouts; at each step its policy is replaced by the current weights, and its sampling
     by the temperature of `config` over the whole vocabulary. `reward` is `config.reward`, opened; None uses
-    the rewards of the grader. `held_out` tasks are measured during training and never trained on. A training
-    on logs alone ends when their runs are used up.
+    the rewards of the grader. `held_out` tasks are measured during training and never trained on.
+    `open_learner` makes what updates the weights. A training on logs alone ends when their runs are used up.
 
     Raises CheckpointError for a saved state of another model, other tasks or other settings; GuardTripped,
     with the state before that step on disk; TrainingStopped after a signal, with the last step on disk.
@@ -81,7 +82,7 @@ def train(
         )
     refuse_untrainable(model)
     reference = Reference(model) if config.objective.beta > 0 else None
-    learner = Learner(model, config.optimizer, steps=config.steps)
+    learner = open_learner(model, config.optimizer, steps=config.steps)
     critic = open_critic(model, config)
     if critic is not None:
         learner.attach("critic", critic)

@@ -20,6 +20,7 @@ LEAVES = (
     "nano_rl/formats",
     "nano_rl/report",
     "nano_rl/conformance",
+    "nano_rl/scale",
 )
 CORE_TESTS = (
     "tests/coder/test_agent.py", "tests/coder/test_runtime.py", "tests/coder/test_dialects.py",

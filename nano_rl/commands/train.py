@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +28,9 @@ from nano_shared.settings_options import Settings, settings_options
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights
     from nano_coder.run.execution import Runtime
+    from nano_rl.learn.model.learner import OpenLearner
     from nano_rl.report.live import Watcher
+    from nano_rl.scale.ranks import Ranks
     from nano_shared.store import LogStore
 
 FLAGS = {
@@ -194,7 +197,9 @@ def _train(
     stores = further_logs(asked)
     target, folder = training_folder(asked.name)
     sinks = open_sinks(log_to, name=asked.name, folder=folder, settings=config.model_dump(mode="json"))
-    refuse_unfit(asked.model, config, asked.device)
+    ranks = _ranks()
+    if ranks is None or ranks.size == 1:
+        refuse_unfit(asked.model, config, asked.device)
     opened, parent, runtime = training_runtime(
         asked.model, asked.logs[0] if asked.logs else None, dtype=config.dtype,
         temperature=config.temperature, limit=limit, tools=asked.tools, device=asked.device,
@@ -205,7 +210,7 @@ def _train(
     from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.gather.success import HeldOut
     from nano_rl.learn.metrics import METRICS, read_metrics
-    from nano_rl.learn.model.learner import prepare
+    from nano_rl.learn.model.learner import Learner, prepare
     from nano_rl.report.live import NoView, Watcher, open_view
     from nano_rl.train import train
 
@@ -224,6 +229,7 @@ def _train(
         used = train(
             trained, opened, runtime, sources, config, folder, watch.on_step, watch.on_run,
             reward=composed, on_groups=watch.on_groups, held_out=held_out,
+            open_learner=_sharded(ranks, parent, config, folder) if ranks else Learner,
         )  # fmt: skip
     done = len(read_metrics(folder / METRICS))
     rewards = {k: v for k, v in watch.last.items() if k.startswith("reward")}
@@ -233,6 +239,18 @@ def _train(
             tasks=sources.every_task, metrics=rewards,
         )  # fmt: skip
     _tell(target, folder, watch, config.steps, quiet=quiet)
+
+
+def _ranks() -> Ranks | None:
+    """The ranks that torchrun started, of which this process is the first; None without torchrun."""
+    ranks = sys.modules.get("nano_rl.scale.ranks")  # loaded by torchrun's processes alone
+    return ranks.leader() if ranks else None
+
+
+def _sharded(ranks: Ranks, model: str, config: TrainConfig, folder: Path) -> OpenLearner:
+    from nano_rl.scale.learner import open_sharded
+
+    return partial(open_sharded, ranks, model, config, folder)
 
 
 def _record(

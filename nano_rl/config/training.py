@@ -60,6 +60,9 @@ class TrainConfig(UpdateConfig):
     peak_tflops: float | None = Field(None, gt=0)
     """of the device in the dtype of the weights, for the metric `perf/mfu/actor`; None: those of a large
     matrix product, which is timed once"""
+    offload: bool = False
+    """under torchrun: keep each rank's weights, gradients and optimizer in the memory of its host, except
+    those of the layer that runs"""
     reward: RewardConfig | None = None
     """None takes the grader's own rewards"""
     controls: float = Field(0.0, ge=0, le=0.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -126,21 +126,19 @@ class ImitationTerm:
         return self.demonstrations.run_ids if self.demonstrations else []
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImitationPart:
     """`TermPart`: the demonstrations of one minibatch."""
 
     batches: list[Batch]
-    _tokens: float = field(default=0.0, init=False)
 
-    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        loss, metrics = loss_and_scores(model, batch, _nll, separable=True, entropy=False)
-        self._tokens += metrics["tokens"]
-        return loss, metrics
+    @staticmethod
+    def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        return loss_and_scores(model, batch, _nll, separable=True, entropy=False)
 
     def metrics(self) -> dict[str, float]:
         """`sft_tokens`"""
-        return {"sft_tokens": self._tokens}
+        return {"sft_tokens": float(sum(int(batch.mask_BT.sum()) for batch in self.batches))}
 
 
 def _nll(scores: TokenScores, batch: Batch) -> tuple[Tensor, dict[str, float]]:

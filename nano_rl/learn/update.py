@@ -27,7 +27,7 @@ from nano_rl.learn.credit.advantage import CreditedGroup, RewardParts, RunningBa
 from nano_rl.learn.guards import check_step
 from nano_rl.learn.mismatch import LogprobMonitor, Probe, mismatch_ahead
 from nano_rl.learn.model.critic import Critic, CriticRow, explained_variance
-from nano_rl.learn.model.learner import Guard, Learner, LossPart, Reference
+from nano_rl.learn.model.learner import BatchLoss, Guard, Learner, LossPart, Reference
 from nano_rl.learn.model.logprob import TokenScores, can_share, loss_and_scores, token_logprobs
 from nano_rl.learn.objectives.loss import EXTREMA, policy_loss, token_weights
 from nano_rl.learn.rows.batch import Batch, make_batches
@@ -85,6 +85,34 @@ OnLogprobs = Callable[[Batch, Tensor], None]
 """receives each batch with the log-probs that an update computed of it"""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyLoss:
+    """`BatchLoss`: the policy's objective on a micro-batch of rollouts."""
+
+    objective: ObjectiveConfig
+    on_logprobs: OnLogprobs | None = None
+
+    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
+        return loss_and_scores(
+            model, batch, partial(_policy_loss, batch, self.objective, self.on_logprobs),
+            separable=self.objective.separable, entropy_gradient=self.objective.entropy_bonus > 0,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TermLoss:
+    """`BatchLoss`: a further term of the loss on a micro-batch, weighted."""
+
+    name: str
+    weight: float
+    loss: BatchLoss
+
+    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
+        loss, metrics = self.loss(model, batch)
+        value = self.weight * metrics["loss"]
+        return self.weight * loss, {"loss": value, f"loss_{self.name}": value}
+
+
 def update_minibatch(
     learner: Learner,
     minibatch: Minibatch,
@@ -100,25 +128,15 @@ def update_minibatch(
     With `terms` also the weighted parts of the loss (`loss_policy`, `loss_kl`, `loss_NAME`), the share of
     each in the sum of their magnitudes (`share_*`), and the terms' own metrics.
     """
-    sums = {term.name: 0.0 for term in terms}
-
-    def reinforce(model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
-        return loss_and_scores(
-            model, batch, partial(_policy_loss, batch, objective, on_logprobs),
-            separable=objective.separable, entropy_gradient=objective.entropy_bonus > 0,
-        )  # fmt: skip
-
-    def weighted(term: LossTerm, part: TermPart, model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
-        loss, metrics = part.loss(model, batch)
-        sums[term.name] += term.weight * metrics["loss"]
-        return term.weight * loss, {"loss": term.weight * metrics["loss"]}
-
+    reinforce = PolicyLoss(objective=objective, on_logprobs=on_logprobs)
     parts: list[LossPart] = [(batch, reinforce) for batch in minibatch.batches]
     for term, part in minibatch.terms:
-        parts += [(batch, partial(weighted, term, part)) for batch in part.batches]
+        weighted = TermLoss(name=term.name, weight=term.weight, loss=part.loss)
+        parts += [(batch, weighted) for batch in part.batches]
     metrics = learner.update_parts(parts, guard, ends_step=ends_step)
     if not terms:
         return metrics
+    sums = {term.name: metrics.get(f"loss_{term.name}", 0.0) for term in terms}
     kl = objective.beta * metrics.get("kl_reference", 0.0) if objective.kl_in == "loss" else 0.0
     losses = {"policy": metrics["loss"] - sum(sums.values()) - kl, "kl": kl, **sums}
     whole = sum(map(abs, losses.values()))

@@ -139,6 +139,8 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
     """
     weights = [p for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm([p.grad for p in weights if p.grad is not None])
+    if hasattr(norm, "full_tensor"):  # gradients that are sharded over ranks
+        norm = norm.full_tensor()
     if not bool(norm <= max_norm):  # also true for NaN
         torch.nn.utils.clip_grads_with_norm_(weights, max_norm, norm)
     return norm.item()
@@ -283,6 +285,11 @@ class Learner:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`. Raises CheckpointError for the state of another model."""
+        if "shards" in state:
+            raise CheckpointError(
+                "the saved state lies in shards of several ranks: go on with `torchrun --nproc-per-node N"
+                " -m nano_rl train` and the same settings; N = 1 does too"
+            )
         other = set(state["attached"]) ^ set(self._attached)
         if other:
             raise CheckpointError(f"the saved state has other parts: {sorted(other)}; give the same settings")
@@ -312,6 +319,12 @@ class Learner:
         self.restore(state)
         extra: dict[str, Any] = state["extra"]
         return extra
+
+
+class OpenLearner(Protocol):
+    """Makes the learner of a training; `Learner` does."""
+
+    def __call__(self, model: nn.Module, config: OptimizerConfig, *, steps: int) -> Learner: ...
 
 
 def restore_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:

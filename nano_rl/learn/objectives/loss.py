@@ -256,8 +256,8 @@ def mean_metrics(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """The metrics of an update from those of its micro-batches: means over trained tokens, and `ess`.
 
     `ess` is the effective sample size of the raw importance weights as a share of the tokens, in (0, 1]
-    (Kish 1965); `advantage_std` the deviation over tokens. `loss` and `tokens` are totals, metrics ending in
-    `_max` and `_min` extrema.
+    (Kish 1965); `advantage_std` the deviation over tokens. `loss`, the terms' `loss_NAME` and `tokens` are
+    totals, metrics ending in `_max` and `_min` extrema.
     """
     total: dict[str, float] = {}
     for part in parts:
@@ -267,7 +267,8 @@ def mean_metrics(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
             else:
                 total[name] = total.get(name, 0.0) + value
     tokens = max(total.get("tokens", 0.0), 1.0)
-    kept = {name for name in total if name in ("loss", "tokens") or name[-4:] in EXTREMA}
+    totals = {name for name in total if name.startswith("loss") or name == "tokens"}
+    kept = totals | {name for name in total if name[-4:] in EXTREMA}
     mean = {name: value if name in kept else value / tokens for name, value in total.items()}
     if mean.get("weight_squared"):
         mean["ess"] = mean["weight"] ** 2 / mean["weight_squared"]

@@ -75,7 +75,7 @@ def _adapted_linear(module: Any) -> Callable[..., Tensor] | None:
     frozen = type(base) is nn.Linear and not any(p.requires_grad for p in base.parameters())
     if not plain or drops or not frozen or _narrower(down.weight, base.weight):
         return None
-    return partial(_adapted, base, down.weight, up.weight, float(module.scaling[name]))
+    return partial(_adapted, base, down, up, float(module.scaling[name]))
 
 
 def _narrower(adapter: Tensor, base: Tensor) -> bool:
@@ -94,9 +94,10 @@ def _gated(module: Any, x: Tensor) -> Tensor:
     return out
 
 
-def _adapted(base: nn.Linear, down_RI: Tensor, up_OR: Tensor, scaling: float, x: Tensor) -> Tensor:
+def _adapted(base: nn.Linear, down: nn.Linear, up: nn.Linear, scaling: float, x: Tensor) -> Tensor:
+    # weights are read here: a sharded layer has them whole only while it runs
     apply: Callable[..., Tensor] = _AdaptedLinear.apply
-    return apply(x, base.weight, base.bias, down_RI, up_OR, scaling)
+    return apply(x, base.weight, base.bias, down.weight, up.weight, scaling)
 
 
 class _AdaptedLinear(torch.autograd.Function):

@@ -1,0 +1,225 @@
+"""Run by torchrun on each rank (test_ranks.py): what sharded learners do, against one in one process.
+
+on_ranks.py exact [CASE ...] loss, gradients and weights of an update, as JSON by case
+on_ranks.py save FOLDER      two updates, saved
+on_ranks.py load FOLDER      restored by another number of ranks, compared, and saved again
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from nano_rl.learn.config import ObjectiveConfig, OptimizerConfig
+from nano_rl.learn.model.learner import Learner, LossPart, prepare
+from nano_rl.learn.rows.batch import make_batches
+from nano_rl.learn.rows.sample import TrainSample
+from nano_rl.learn.update import PolicyLoss
+from nano_rl.scale.learner import ShardedLearner
+from nano_rl.scale.ranks import LEAVE, Ranks
+
+torch.set_num_threads(1)
+VOCABULARY = 61
+RATE = OptimizerConfig(learning_rate=1e-2, grad_clip=0.05)
+CASES: dict[str, dict[str, Any]] = {
+    "all weights": {},
+    "untied": {"tied": False},
+    "an adapter, recomputed": {"lora_rank": 4, "gradient_checkpointing": True},
+    "all weights, recomputed": {"gradient_checkpointing": True},
+    "independent rows": {"window": 64},
+    "one micro-batch": {"max_tokens": 4096},
+    "a micro-batch without trained tokens": {"tied": False, "untrained": True},
+    "offloaded": {"offload": True, "lora_rank": 4},
+}
+
+
+def model_of(case: dict[str, Any]) -> nn.Module:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    sizes = {
+        "vocab_size": VOCABULARY, "hidden_size": 24, "intermediate_size": 44, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": case.get("tied", True),
+        "initializer_range": 0.2,
+    }  # fmt: skip
+    torch.manual_seed(5)
+    if window := case.get("window"):
+        model: nn.Module = MistralForCausalLM(MistralConfig(**sizes, sliding_window=window))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**sizes))
+    chosen = {name: case.get(name, 0) for name in ("lora_rank", "gradient_checkpointing")}
+    trained = prepare(model.double(), seed=3, **chosen).double()
+    with torch.no_grad():
+        for name, weight in trained.named_parameters():
+            if "lora_B" in name:  # at zero the gradient of the other factor would be zero
+                weight.normal_(std=0.1)
+    return trained
+
+
+def rows(number: int = 11) -> list[TrainSample]:
+    """Rows of three families with shared prefixes, of 6 to 40 tokens."""
+    draw = Random(7)
+    prefixes = [[draw.randrange(VOCABULARY) for _ in range(size)] for size in (4, 18, 9)]
+    made = []
+    for place in range(number):
+        prompt = prefixes[place % 3]
+        ids = (*prompt, *(draw.randrange(VOCABULARY) for _ in range(draw.randrange(2, 22))))
+        mask = tuple(int(at >= len(prompt)) for at in range(len(ids)))
+        made.append(
+            TrainSample(
+                run_id=f"run-{place}",
+                ids=ids,
+                mask=mask,
+                versions=(0,) * len(ids),
+                temperature=1.0,
+                logprobs=tuple(-4.0 * m for m in mask),
+                advantage=draw.uniform(-1, 1),
+            )
+        )
+    return made
+
+
+def work_of(case: dict[str, Any], seen: list[Any]) -> list[LossPart]:
+    trees = "window" not in case
+    batches = make_batches(rows(), max_tokens=case.get("max_tokens", 60), dtype=torch.float64, trees=trees)
+    if case.get("untrained"):
+        batches[1] = copy.copy(batches[1])
+        for column in (batches[1].mask_BT, batches[1].weight_BT, batches[1].advantages_BT):
+            column.zero_()
+    objective = ObjectiveConfig(tis_cap=None)
+    loss = PolicyLoss(objective=objective, on_logprobs=lambda batch, lp: seen.append((batch.run_ids, lp)))
+    return [(batch, loss) for batch in batches]
+
+
+def sharded(ranks: Ranks, case: dict[str, Any], folder: Path) -> ShardedLearner:
+    model = model_of(case)
+    whole = copy.deepcopy(model) if ranks.rank == 0 else None
+    return ShardedLearner(
+        ranks, model, RATE, steps=9, shards=folder, whole=whole, offload=case.get("offload", False)
+    )
+
+
+def full(learner: ShardedLearner) -> dict[str, torch.Tensor]:
+    """Weights and moments, gathered; all ranks call it."""
+    found = {}
+    for name, weight in learner._trained.items():
+        found[name.removeprefix("model.")] = weight.detach().full_tensor()  # type: ignore[attr-defined]
+        for moment, value in learner._optimizer.state[weight].items():
+            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+            found[f"{moment}/{name.removeprefix('model.')}"] = whole
+    return found
+
+
+def lead_or_follow(ranks: Ranks, learner: ShardedLearner, lead: Any) -> Any:
+    """`lead` on rank 0, its orders on the others."""
+    if ranks.rank:
+        for order, told in ranks.orders():
+            learner.follow(order, told)
+        return None
+    try:
+        return lead()
+    finally:
+        ranks.order(LEAVE)
+
+
+def exact(ranks: Ranks, *names: str) -> dict[str, Any]:
+    told = {}
+    for name, case in ((name, CASES[name]) for name in names or CASES):
+        learner = sharded(ranks, case, Path("unused"))
+        ours: list[Any] = []
+        theirs: list[Any] = []
+
+        def lead(case: dict[str, Any] = case, learner: ShardedLearner = learner, ours: Any = ours) -> Any:
+            return learner.update_parts(work_of(case, ours), lambda _: None)
+
+        got = lead_or_follow(ranks, learner, lead)
+        state = full(learner)
+        if ranks.rank:
+            continue
+        plain = Learner(model_of(case), RATE, steps=9)
+        expected = plain.update_parts(work_of(case, theirs), lambda _: None)
+        gaps = {"weights": 0.0, "copy": 0.0, "gradients": 0.0, "logprobs": 0.0}
+        copied = dict(learner.model.named_parameters())
+        for weight, value in plain._trained.items():
+            moments = plain._optimizer.state[value]
+            gap = (moments["exp_avg"] - state[f"exp_avg/{weight}"]).abs().max() * 10  # beta_1 is 0.9
+            gaps["gradients"] = max(gaps["gradients"], gap.item())
+            gaps["weights"] = max(gaps["weights"], (value - state[weight]).abs().max().item())
+            gaps["copy"] = max(gaps["copy"], (copied[weight] - state[weight]).abs().max().item())
+        for (run_ids, one), (same_ids, other) in zip(ours, theirs, strict=True):
+            assert run_ids == same_ids
+            gaps["logprobs"] = max(gaps["logprobs"], (one - other).abs().max().item())
+        told[name] = {
+            "gaps": gaps, "metrics": max(abs(got[key] - expected[key]) for key in expected),
+            "same_metrics": sorted(got) == sorted(expected), "grad_norm": expected["grad_norm"],
+            "micro_batches": len(ours), "step": learner.step,
+        }  # fmt: skip
+    return told
+
+
+def save(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    case = {"lora_rank": 3} if (folder / "adapter").exists() else {}
+    learner = sharded(ranks, case, folder / "training" / "shards")
+
+    def lead() -> dict[str, Any]:
+        for _ in range(2):
+            learner.update_parts(work_of(case, []), lambda _: None)
+        return learner.state()
+
+    return _keep(ranks, learner, lead_or_follow(ranks, learner, lead), folder)
+
+
+def load(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    case = {"lora_rank": 3} if (folder / "adapter").exists() else {}
+    learner = sharded(ranks, case, folder / "training" / "shards")
+    with torch.no_grad():  # nothing of what was there may stay
+        for weight in learner._trained.values():
+            weight.fill_(0.5)
+
+    def lead() -> dict[str, Any]:
+        learner.restore(torch.load(folder / "state.pt"))
+        return learner.state()
+
+    state = lead_or_follow(ranks, learner, lead)
+    found, expected = full(learner), torch.load(folder / "full.pt")
+    equal = {name for name in found if torch.equal(found[name], expected[name])}
+    told = {"equal": len(equal), "of": len(expected), "differ": sorted(found.keys() ^ expected.keys())}
+    if ranks.rank == 0:
+        own = dict(learner.model.named_parameters())
+        told["copied"] = all(torch.equal(own[n], expected[n]) for n, p in own.items() if p.requires_grad)
+    return {**told, **_keep(ranks, learner, state, folder)}
+
+
+def _keep(ranks: Ranks, learner: ShardedLearner, state: Any, folder: Path) -> dict[str, Any]:
+    found = full(learner)
+    if ranks.rank == 0:
+        torch.save(found, folder / "full.pt")
+        torch.save(state, folder / "state.pt")
+    return {"step": learner.step, "tensors": len(found)}
+
+
+KEEPING = {"save": save, "load": load}
+
+
+def main() -> None:
+    ranks = Ranks.connect()
+    ranks.join("cpu")
+    what, *rest = sys.argv[1:]
+    told = (
+        exact(ranks, *rest) if what == "exact" else {"save": save, "load": load}[what](ranks, Path(rest[0]))
+    )
+    if ranks.rank == 0:
+        print(json.dumps(told))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
