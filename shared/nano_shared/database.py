@@ -121,7 +121,7 @@ class Database:
         """Run `work` on a consistent view of the log."""
 
         def once() -> T:
-            with self.engine.connect() as connection, connection.begin():
+            with self._snapshot() as connection, connection.begin():
                 return work(connection)
 
         with explained(self.name):
@@ -129,8 +129,13 @@ class Database:
 
     def stream(self, work: Callable[[sa.Connection], Iterator[T]]) -> Iterator[T]:
         """Yield from `work` on a consistent view of the log, which is held until the end."""
-        with explained(self.name), self.engine.connect() as connection, connection.begin():
+        with explained(self.name), self._snapshot() as connection, connection.begin():
             yield from work(connection)
+
+    def _snapshot(self) -> sa.Connection:
+        """SQLite's transactions are on one view of the file; a server's are by a level of isolation."""
+        level = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
+        return self.engine.connect().execution_options(**level)
 
     def write(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work` in one transaction; repeated from its beginning if the database was locked or away."""

@@ -6,12 +6,12 @@ import hashlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 from tenacity import Retrying, retry_if_exception, retry_if_result, stop_after_delay, wait_random_exponential
 
 from nano_shared.errors import ConfigError, LogError
@@ -243,6 +243,23 @@ class Claims:
             "AND ((CAST(l.classid AS bigint) << 32) | CAST(l.objid AS bigint)) = :key"
         )
         return str(self._connected().scalar(query, {"key": key}) or "unknown")
+
+
+def copy_rows(
+    connection: sa.Connection, table: str, columns: Sequence[str], rows: Iterable[tuple[Any, ...]]
+) -> None:
+    """Add rows by COPY in the connection's transaction: several times faster than INSERT."""
+    import psycopg
+
+    driver: Any = connection.connection.driver_connection
+    names = ", ".join(f'"{column}"' for column in columns)
+    try:
+        with driver.cursor() as cursor, cursor.copy(f"COPY {table} ({names}) FROM STDIN") as copy:
+            for row in rows:
+                copy.write_row(row)
+    except psycopg.Error as error:
+        kind = OperationalError if isinstance(error, psycopg.OperationalError) else DatabaseError
+        raise kind(f"COPY {table}", None, error) from error
 
 
 _POWERS = ("pg_execute_server_program", "pg_write_server_files", "pg_read_server_files")

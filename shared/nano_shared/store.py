@@ -23,6 +23,7 @@ from nano_shared.database import Database, open_database
 from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback, Said
 from nano_shared.hashing import content_hash, new_run_id
+from nano_shared.log_copy import Copied, copy_blobs, copy_log, refuse_other_runs
 from nano_shared.logged_run import LoggedRun, Merged, feedback_of, load_logged, merge_run, verdicts_of
 from nano_shared.rows import said_from
 from nano_shared.run_fact_rows import RunFilter, stream_facts
@@ -216,6 +217,17 @@ class LogStore:
 
     def get_blob(self, blob: str) -> bytes:
         return self.blobs.get(blob)
+
+    def copy_from(
+        self, source: LogStore, done: Copied, tell: Callable[[int], None] = lambda _runs: None
+    ) -> None:
+        """Add all that another log holds; what this one has already stays. `tell` gets the number of runs.
+
+        Raises LogError, before anything is written, if both hold different runs of one id.
+        """
+        refuse_other_runs(source._database, self._database)
+        copy_blobs(source.blobs, self.blobs, done)  # first, so that no row names a blob that is not there
+        copy_log(source._database, self._database, done, tell)
 
     def claim(self, run_id: str) -> AbstractContextManager[None]:
         """Hold a run while executing it: `with store.claim(run_id): ...`.
