@@ -92,9 +92,11 @@ class Database:
         self._blobs = blobs
         self.is_sqlite = engine.dialect.name == "sqlite"
         self.name = _name(engine.url)
+        self._file = Path(self.name)
         # threads of one process queue here instead of in SQLite's busy handler, which polls and is unfair
         self._turnstile = threading.Lock() if self.is_sqlite else nullcontext()
-        self._write_ahead = WriteAhead(Path(self.name)) if self.is_sqlite else None
+        self._write_ahead = WriteAhead(self._file) if self.is_sqlite else None
+        self._retrying = _unlocked() if self.is_sqlite else postgres.retrying()
         self.claims = None if self.is_sqlite else postgres.Claims(engine)
 
     @property
@@ -125,7 +127,7 @@ class Database:
                 return work(connection)
 
         with explained(self.name):
-            return once() if self.is_sqlite else postgres.retrying()(once)
+            return once() if self.is_sqlite else self._retrying(once)
 
     def stream(self, work: Callable[[sa.Connection], Iterator[T]]) -> Iterator[T]:
         """Yield from `work` on a consistent view of the log, which is held until the end."""
@@ -139,13 +141,12 @@ class Database:
 
     def write(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work` in one transaction; repeated from its beginning if the database was locked or away."""
-        retrying = _unlocked() if self.is_sqlite else postgres.retrying()
         with explained(self.name):
-            result: T = retrying(self._write_once, work)
+            result: T = self._retrying(self._write_once, work)
             if self.claims is not None:
                 self.claims.renew()
             if self._write_ahead is not None:
-                with full_disk_explained(Path(self.name)):
+                with full_disk_explained(self._file):
                     self._write_ahead.flush()
             return result
 

@@ -85,7 +85,7 @@ _Run = tuple[Row, list[list[Row]]]
 
 
 def copy_log(source: Database, target: Database, done: Copied, tell: Callable[[int], None]) -> None:
-    """Add what the target lacks, a page of runs in each transaction; `tell` gets the number of runs so far."""
+    """Add what the target lacks, a page of runs in each transaction; `tell` gets the number of runs."""
     for ids in _pages(source):
         _copy_page(source, target, ids, done)
         tell(done.runs + done.extended + done.known)

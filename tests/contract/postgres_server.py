@@ -77,7 +77,7 @@ class PostgresServer:
         url = self.url(database, SUPERUSER).replace("://", "+psycopg://")
         engine = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
         try:
-            with engine.connect() as connection:
+            with engine.connect().execution_options(no_parameters=True) as connection:
                 result = connection.exec_driver_sql(statement)
                 return [tuple(row) for row in result] if result.returns_rows else []
         finally:
