@@ -18,7 +18,7 @@ _EVERY = 10_000
 
 
 def command(
-    source: Annotated[str, Argument(metavar="FROM", help="Path or SQLAlchemy URL of a log.")],
+    source: Annotated[str, Argument(metavar="FROM", help="Path of a log, or postgresql://... of one.")],
     target: Annotated[str, Argument(metavar="TO", help="The log that gains its runs; made if need be.")],
     as_json: JsonOption = False,
 ) -> int:

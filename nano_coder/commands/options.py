@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nano_shared.types import Trajectory
 
 RunArgument = Annotated[str, Argument(metavar="RUN", help="An id, the beginning of one, or `last`.")]
-Log = Annotated[str | None, Option("--log", hidden=True, help="Path or SQLAlchemy URL of the log.")]
+Log = Annotated[str | None, Option("--log", hidden=True, help="Path of the log, or postgresql://... of one.")]
 Limit = Annotated[
     list[str] | None,
     Option(

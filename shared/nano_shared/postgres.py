@@ -224,12 +224,17 @@ class Claims:
                     raise
         connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         connection.detach()  # it is none of the pool's: it lives as long as the claims
-        taken = {
-            run: connection.scalar(sa.select(sa.func.pg_try_advisory_lock(k)))
-            for run, k in self._held.items()
-        }
+        try:
+            lost = [
+                run
+                for run, key in self._held.items()
+                if not connection.scalar(sa.select(sa.func.pg_try_advisory_lock(key)))
+            ]
+        except BaseException:
+            connection.close()
+            raise
         self._connection = connection
-        if lost := [run for run, held in taken.items() if not held]:
+        if lost:
             self._held = {run: key for run, key in self._held.items() if run not in lost}
             raise LogError(
                 f"run {lost[0]} was taken over by another process while the connection to the log was down"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -221,7 +222,8 @@ def test_a_commit_whose_answer_is_lost_happens_once(
             if committed:
                 driver.commit()
             end_connections(postgres_server)
-            driver.execute("SELECT 1") if not committed else real(self)
+            with suppress(Exception):
+                driver.execute("SELECT 1")  # which finds the connection broken
             raise sa.exc.OperationalError("COMMIT", None, _dropped())
 
         monkeypatch.setattr(sa.Connection, "_commit_impl", commit)
@@ -312,8 +314,6 @@ def test_a_claim_holds_on_another_machine_until_its_process_dies(url: str, tmp_p
 
 
 def test_many_claims_take_one_connection(postgres_server: PostgresServer, url: str) -> None:
-    from contextlib import ExitStack
-
     with LogStore.open(url) as store, ExitStack() as claims:
         for number in range(50):
             claims.enter_context(store.claim(f"run{number}"))
@@ -410,11 +410,11 @@ def test_64_writers_lose_nothing_while_connections_break(
 ) -> None:
     """Eight processes of eight threads, on eight machines."""
     writers = [script(WRITER, url, f"w{n}", home=tmp_path / str(n)) for n in range(8)]
-    while any(writer.poll() is None for writer in writers):
-        time.sleep(0.5)
+    for _ in range(20):
+        time.sleep(1)
         postgres_server.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE application_name LIKE 'nano %' AND random() < 0.2"
+            " WHERE application_name LIKE 'nano %' AND random() < 0.1"
         )
     names = [name for writer in writers for name in json.loads(writer.communicate()[0])]
     assert [writer.returncode for writer in writers] == [0] * 8
@@ -425,19 +425,18 @@ def test_64_writers_lose_nothing_while_connections_break(
     assert all(run.turns == tuple(a_turn(index) for index in range(8)) for run in runs.values())
 
 
-def test_facts_of_many_runs_are_streamed_by_a_cursor(
-    postgres_server: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_facts_of_many_runs_are_streamed_by_a_cursor(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from psycopg import ServerCursor
+
     from nano_shared import run_fact_rows
 
     monkeypatch.setattr(run_fact_rows, "_BATCH", 5)
     with LogStore.open(url) as store:
         for number in range(12):
             store.append(a_run(f"r{number:02}", turns=(a_turn(0),), started=float(number)))
-        facts = store.facts()
-        assert next(facts).id == "r00"
-        ((cursors,),) = postgres_server.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'FETCH%' OR query LIKE 'DECLARE%'"
+        cursors = []
+        sa.event.listen(
+            store._database.engine, "before_cursor_execute", lambda _, cursor, *__: cursors.append(cursor)
         )
-        assert [run.id for run in facts] == [f"r{number:02}" for number in range(1, 12)]
-    assert cursors
+        assert [run.id for run in store.facts()] == [f"r{number:02}" for number in range(12)]
+    assert any(isinstance(cursor, ServerCursor) for cursor in cursors)
