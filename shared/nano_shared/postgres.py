@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
+from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError, SQLAlchemyError
 from tenacity import Retrying, retry_if_exception, retry_if_result, stop_after_delay, wait_random_exponential
 
 from nano_shared.errors import ConfigError, LogError
@@ -129,7 +129,8 @@ def _was_committed(engine: sa.Engine, number: str) -> bool:
     def status() -> str | None:
         with engine.connect() as connection:
             query = sa.text("SELECT pg_xact_status(CAST(:number AS xid8))")
-            return connection.scalar(query, {"number": number})
+            found = connection.scalar(query, {"number": number})
+            return None if found is None else str(found)
 
     asking = retrying().copy(
         retry=retry_if_exception(_is_lost) | retry_if_result(lambda s: s == "in progress")
@@ -197,9 +198,7 @@ class Claims:
 
     def close(self) -> None:
         with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+            self._drop()
 
     def _take(self, key: int) -> bool:
         return bool(self._connected().scalar(sa.select(sa.func.pg_try_advisory_lock(key))))
@@ -207,21 +206,21 @@ class Claims:
     def _release(self, connection: sa.Connection, key: int) -> None:
         try:
             connection.execute(sa.select(sa.func.pg_advisory_unlock(key)))
-        except DBAPIError as error:
-            if not _is_lost(error):
-                raise
-            # which has released it
+        except SQLAlchemyError:  # a broken connection has released it; any other is released by its end
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection, self._suspect = None, True
 
     def _connected(self) -> sa.Connection:
         if self._connection is not None:
             try:
                 self._connection.execute(sa.select(1))
                 return self._connection
-            except DBAPIError as error:
-                self._connection.close()
-                self._connection = None
-                if not _is_lost(error):
-                    raise
+            except SQLAlchemyError:
+                self._drop()
         connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         connection.detach()  # it is none of the pool's: it lives as long as the claims
         try:

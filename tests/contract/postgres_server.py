@@ -68,7 +68,8 @@ class PostgresServer:
         self._run("pg_ctl", "-w", "-l", str(self.folder / "log"), "-o", options, "start")
 
     def stop(self, mode: str = "immediate") -> None:
-        self._run("pg_ctl", "-w", "-m", mode, "stop")
+        if (self.folder / "data" / "postmaster.pid").exists():
+            self._run("pg_ctl", "-w", "-m", mode, "stop")
 
     def url(self, database: str = "postgres", role: str = "nano") -> str:
         return f"postgresql://{role}@/{database}?host={self.folder}"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from hypothesis import HealthCheck, given, settings
 from log_values import a_run, a_turn, a_verdict, trajectories
 from postgres_server import PostgresServer
+from typer.testing import CliRunner
 
+from nano_coder.commands.log import command
 from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback, FeedbackKind
 from nano_shared.log_copy import Copied
@@ -149,3 +153,21 @@ def test_an_interrupted_copy_is_finished_by_the_next(
     done = copied(source, target)
     assert (done.runs, done.known) == (120 - there, there)
     assert list(target.trajectories()) == list(source.trajectories())
+
+
+def test_the_command_counts_and_names_damage(logs: tuple[LogStore, LogStore]) -> None:
+    source, target = logs
+    source.append(a_run("a", turns=(a_turn(0), a_turn(1))))
+    source.put_blob(b"whole")
+    source.blobs.path(source.put_blob(b"broken")).write_bytes(b"rubbish")
+
+    def migrate(*options: str) -> Result:
+        return CliRunner().invoke(command, ["migrate", source.address, target.address, *options])
+
+    first = migrate()
+    assert first.stdout == "copied 1 runs, 2 turns and 1 blobs; 1 damaged blobs were left out\n"
+    assert "left out: blob sha256:" in first.stderr
+    assert first.exit_code == 1
+    again = json.loads(migrate("--json").stdout)
+    assert (again["runs"], again["known"], again["blobs"], again["known_blobs"]) == (0, 1, 0, 1)
+    assert target.get("a") == source.get("a")
