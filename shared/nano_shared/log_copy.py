@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from nano_shared import journal, postgres, schema
+from nano_shared import postgres, schema
 from nano_shared.blobs import BlobStore
 from nano_shared.database import Database
 from nano_shared.errors import LogError
@@ -209,7 +209,8 @@ def _copy_page(source: Database, target: Database, ids: Sequence[str], done: Cop
         for run, lack in plan.items():
             if lack.end:
                 values = dict(zip(_RUNS.columns, runs[run][0], strict=True))
-                journal.end_run(connection, run, {name: values[name] for name in _END})
+                one = _RUNS.table.update().where(_RUNS.table.c.id == run)
+                connection.execute(one.values({name: values[name] for name in _END}))
 
     target.write(work)
     extended = sum(any(lack.parts) or lack.end for lack in plan.values())

@@ -78,7 +78,7 @@ def test_a_copy_is_repeated_and_takes_what_is_new(logs: tuple[LogStore, LogStore
     assert (again.runs, again.extended, again.known, again.blobs, again.known_blobs) == (0, 0, 121, 0, 1)
 
     source.append_turn("open", a_turn(1))
-    source.finish("open", stop=StopReason.GAVE_UP, ended=9.0, answer="no")
+    source.finish("open", stop=StopReason.GAVE_UP, ended=9.0, answer="no", diff="\0 odd")
     source.add_verdict("r001", a_verdict(0.25, grader="later/1"))
     source.append(a_run("new"))
     target.add_verdict("r002", a_verdict(0.5, grader="theirs/1"))
