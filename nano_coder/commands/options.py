@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from nano_coder.config import TEMPERATURE, AgentConfig, load_config, parse_limits
 from nano_shared.errors import UsageError
+from nano_shared.printable import without_password
 from nano_shared.settings_options import Settings, settings_options
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ def configured(
     replace(settings, shown=False).config()  # which names the flag that is wrong
     config, sources = load_config({**settings.values, **parse_limits(limit), **more}, directory)
     if settings.shown:
-        settings.show(config.model_copy(update={"api_key": None}))
+        log = config.log and without_password(config.log)
+        settings.show(config.model_copy(update={"api_key": None, "log": log}))
     return config, sources
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -19,6 +18,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_afte
 from nano_shared import postgres
 from nano_shared.durable import WAY_OUT, full_disk_explained
 from nano_shared.errors import LogError
+from nano_shared.printable import without_password
 from nano_shared.schema import HEAD, VERSION_TABLE
 from nano_shared.scratch import nano_home
 from nano_shared.sql_views import create_views, drop_views
@@ -245,7 +245,7 @@ def _parse(url: str) -> tuple[sa.URL, str | None]:
         parsed = sa.make_url(url)
     except (ArgumentError, ValueError) as error:
         raise LogError(
-            f"{_without_password(url)!r} is not a database URL; one is sqlite:////path/log.db"
+            f"{without_password(url)!r} is not a database URL; one is sqlite:////path/log.db"
         ) from error
     if parsed.drivername not in _SCHEMES:
         raise LogError(
@@ -257,10 +257,6 @@ def _parse(url: str) -> tuple[sa.URL, str | None]:
         raise LogError(f"log {_name(parsed)}: ?{_BLOBS}= names one folder")
     backend = "sqlite" if parsed.drivername == "sqlite" else "postgresql"
     return parsed.difference_update_query([_BLOBS]).set(drivername=backend), blobs
-
-
-def _without_password(url: str) -> str:
-    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
 
 
 def _engine(url: sa.URL) -> sa.Engine:

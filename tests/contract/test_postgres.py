@@ -19,6 +19,7 @@ from postgres_server import SUPERUSER, PostgresServer, running_server
 
 from nano_shared import postgres
 from nano_shared.errors import ConfigError, LogError
+from nano_shared.printable import without_password
 from nano_shared.store import LogStore
 
 HERE = Path(__file__).parent
@@ -156,6 +157,19 @@ def test_without_psycopg_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -
         LogStore.open("postgresql://nano:hidden@host/x")
     assert caught.value.exit_code == 3
     assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://u:hid@den@h:1/x", "postgresql://u:***@h:1/x"),
+        ("postgresql://u@h/x?a=b&password=hidden&c=d", "postgresql://u@h/x?a=b&password=***&c=d"),
+        ("postgresql://u@h:5432/x", "postgresql://u@h:5432/x"),
+        ("/home/u/log.db", "/home/u/log.db"),
+    ],
+)
+def test_a_password_is_not_shown(url: str, shown: str) -> None:
+    assert without_password(url) == shown
 
 
 def test_the_address_opens_the_same_log_and_blobs(url: str, tmp_path: Path) -> None:
