@@ -21,7 +21,7 @@ _PAGE = 50
 """runs that are in memory, and in one transaction of the target, at once"""
 _END = ("ended", "stop", "stop_detail", "answer", "diff")
 """columns of a run that change when it ends or is resumed"""
-Row = tuple[Any, ...]
+StoredRow = tuple[Any, ...]
 
 
 @dataclass(slots=True)
@@ -50,16 +50,18 @@ class _Stored:
         self.order = [self.table.c[column.name] for column in table.primary_key]
         self.name = table.name
 
-    def rows(self, connection: sa.Connection, column: str, values: Sequence[Any]) -> dict[Any, list[Row]]:
+    def rows(
+        self, connection: sa.Connection, column: str, values: Sequence[Any]
+    ) -> dict[Any, list[StoredRow]]:
         """Rows by the value of `column`."""
         key = self.table.c[column]
         query = sa.select(key, *(self.table.c[name] for name in self.columns))
-        found: dict[Any, list[Row]] = {}
+        found: dict[Any, list[StoredRow]] = {}
         for row in connection.execute(query.where(key.in_(values)).order_by(*self.order)):
             found.setdefault(row[0], []).append(tuple(row[1:]))
         return found
 
-    def add(self, connection: sa.Connection, rows: Sequence[Row]) -> None:
+    def add(self, connection: sa.Connection, rows: Sequence[StoredRow]) -> None:
         if rows and connection.dialect.name == "sqlite":
             named = [dict(zip(self.columns, row, strict=True)) for row in rows]
             connection.execute(self.table.insert(), named)
@@ -80,7 +82,7 @@ _OTHERS = [
     if table not in (schema.tasks, schema.runs) and not table.foreign_key_constraints
 ]
 
-_Run = tuple[Row, list[list[Row]]]
+_StoredRun = tuple[StoredRow, list[list[StoredRow]]]
 """the run's row, and the rows of each of _PARTS"""
 
 
@@ -125,8 +127,8 @@ def _pages(database: Database) -> Iterator[list[str]]:
         last = ids[-1]
 
 
-def _load(database: Database, ids: Sequence[str]) -> dict[str, _Run]:
-    def work(connection: sa.Connection) -> dict[str, _Run]:
+def _load(database: Database, ids: Sequence[str]) -> dict[str, _StoredRun]:
+    def work(connection: sa.Connection) -> dict[str, _StoredRun]:
         runs = _RUNS.rows(connection, "id", ids)
         parts = [part.rows(connection, "run_id", list(runs)) for part in _PARTS] if runs else []
         return {run: (rows[0], [part.get(run, []) for part in parts]) for run, rows in runs.items()}
@@ -138,7 +140,7 @@ def _load(database: Database, ids: Sequence[str]) -> dict[str, _Run]:
 class _Lack:
     """What a run lacks that is in both logs."""
 
-    parts: list[list[Row]]
+    parts: list[list[StoredRow]]
     end: bool
     """whether the source knows how it ended, and the target does not or knows an earlier end"""
 
@@ -159,7 +161,7 @@ def _plan(source: Database, target: Database, ids: Sequence[str]) -> dict[str, _
     return plan
 
 
-def _lack(ours: _Run, theirs: _Run) -> _Lack | None:
+def _lack(ours: _StoredRun, theirs: _StoredRun) -> _Lack | None:
     """None if they are different runs. Of one run, the log in which it did not come to its end has less."""
     if any(ours[0][column] != theirs[0][column] for column in _KEPT):
         return None
@@ -182,7 +184,7 @@ def _lack(ours: _Run, theirs: _Run) -> _Lack | None:
     return _Lack(lacking, end)
 
 
-def _has_result(run: _Run) -> bool:
+def _has_result(run: _StoredRun) -> bool:
     stop = run[0][_STOP]
     return stop is not None and not StopReason(stop).ours
 
@@ -224,7 +226,7 @@ def _copy_others(source: Database, target: Database, stored: _Stored) -> int:
     """Add the rows that the target lacks; such tables are small."""
     query = sa.select(*(stored.table.c[name] for name in stored.columns)).order_by(*stored.order)
 
-    def read(connection: sa.Connection) -> list[Row]:
+    def read(connection: sa.Connection) -> list[StoredRow]:
         return [tuple(row) for row in connection.execute(query)]
 
     rows = source.read(read)

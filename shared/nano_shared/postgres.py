@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -223,15 +223,11 @@ class Claims:
                 self._drop()
         connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         connection.detach()  # it is none of the pool's: it lives as long as the claims
-        try:
-            lost = [
-                run
-                for run, key in self._held.items()
-                if not connection.scalar(sa.select(sa.func.pg_try_advisory_lock(key)))
-            ]
-        except BaseException:
-            connection.close()
-            raise
+        with ExitStack() as undo:
+            undo.callback(connection.close)
+            take = [(run, sa.select(sa.func.pg_try_advisory_lock(key))) for run, key in self._held.items()]
+            lost = [run for run, query in take if not connection.scalar(query)]
+            undo.pop_all()
         self._connection = connection
         if lost:
             self._held = {run: key for run, key in self._held.items() if run not in lost}
