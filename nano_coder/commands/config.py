@@ -11,7 +11,7 @@ from typer import Option
 
 from nano_coder.config import read_config, why_ignored
 from nano_shared.command_line import JsonOption, lazy_app
-from nano_shared.printable import printable
+from nano_shared.printable import printable, without_password
 
 command = lazy_app(
     "config",
@@ -33,6 +33,8 @@ def show(
     ignored: dict[str, dict[str, Any]] = {}
     for key, value in found.ignored.items():
         ignored.setdefault(key.split(".")[0], {})[key] = "(set)" if key == "api_key" else value
+    if values["log"]:
+        values["log"] = without_password(values["log"])
     if values["api_key"]:
         values["api_key"] = "(set)"
     if as_json:

@@ -28,6 +28,7 @@ command = lazy_app(
         "verify": ("nano_coder.commands.log_verify", "May runs train a policy gradient, and if not, why?"),
         "export": ("nano_coder.commands.log_export", "Write runs in another format."),
         "import": ("nano_coder.commands.log_import", "Add the runs of files to the log."),
+        "migrate": ("nano_coder.commands.log_migrate", "Copy a log into another, as to Postgres."),
         "redact": (f"{__name__}:redact", "Take the secrets out of runs for good."),
         "path": (f"{__name__}:path", "Where the log is."),
     },

@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from nano_coder.config import TEMPERATURE, AgentConfig, load_config, parse_limits
 from nano_shared.errors import UsageError
+from nano_shared.printable import without_password
 from nano_shared.settings_options import Settings, settings_options
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from nano_shared.types import Trajectory
 
 RunArgument = Annotated[str, Argument(metavar="RUN", help="An id, the beginning of one, or `last`.")]
-Log = Annotated[str | None, Option("--log", hidden=True, help="Path or SQLAlchemy URL of the log.")]
+Log = Annotated[str | None, Option("--log", hidden=True, help="Path of the log, or postgresql://... of one.")]
 Limit = Annotated[
     list[str] | None,
     Option(
@@ -84,7 +85,8 @@ def configured(
     replace(settings, shown=False).config()  # which names the flag that is wrong
     config, sources = load_config({**settings.values, **parse_limits(limit), **more}, directory)
     if settings.shown:
-        settings.show(config.model_copy(update={"api_key": None}))
+        log = config.log and without_password(config.log)
+        settings.show(config.model_copy(update={"api_key": None, "log": log}))
     return config, sources
 
 

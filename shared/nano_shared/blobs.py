@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from nano_shared.durable import full_disk_explained
@@ -33,6 +34,13 @@ class BlobStore:
             raise LogError(f"{blob!r} is not a blob id; one is 'sha256:' and 64 hexadecimal digits")
         digest = blob.removeprefix("sha256:")
         return self.root / digest[:2] / digest[2:4] / digest[4:]
+
+    def ids(self) -> Iterator[str]:
+        """The ids of all blobs, in no order."""
+        for path in self.root.glob("??/??/*"):
+            blob = "sha256:" + "".join(path.relative_to(self.root).parts)
+            if _ID.fullmatch(blob):
+                yield blob
 
     def put(self, data: bytes) -> str:
         """Store bytes durably, and return their id.

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from filelock import FileLock
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random
 
+from nano_shared import postgres
 from nano_shared.durable import WAY_OUT, full_disk_explained
 from nano_shared.errors import LogError
+from nano_shared.printable import without_password
 from nano_shared.schema import HEAD, VERSION_TABLE
 from nano_shared.scratch import nano_home
 from nano_shared.sql_views import create_views, drop_views
@@ -84,13 +87,30 @@ class Database:
     A write that has returned survives kill -9 and a power cut (see WriteAhead).
     """
 
-    def __init__(self, engine: sa.Engine) -> None:
+    def __init__(self, engine: sa.Engine, blobs: str | None = None) -> None:
         self.engine = engine
+        self._blobs = blobs
         self.is_sqlite = engine.dialect.name == "sqlite"
         self.name = _name(engine.url)
+        self._file = Path(self.name)
         # threads of one process queue here instead of in SQLite's busy handler, which polls and is unfair
         self._turnstile = threading.Lock() if self.is_sqlite else nullcontext()
-        self._write_ahead = WriteAhead(Path(self.name)) if self.is_sqlite else None
+        self._write_ahead = WriteAhead(self._file) if self.is_sqlite else None
+        self._retrying = _unlocked() if self.is_sqlite else postgres.retrying()
+        self.claims = None if self.is_sqlite else postgres.Claims(engine)
+
+    @property
+    def address(self) -> str:
+        """Path or URL to open it again, with password and folder of blobs."""
+        url = self.engine.url.set(drivername=self.engine.dialect.name)
+        if self._blobs is not None:
+            url = url.update_query_dict({_BLOBS: self._blobs})
+        return self.name if self.is_sqlite and self._blobs is None else url.render_as_string(False)
+
+    @property
+    def blobs(self) -> Path:
+        """Folder of the blobs."""
+        return Path(self._blobs).expanduser().absolute() if self._blobs else self.folder / "blobs"
 
     @property
     def folder(self) -> Path:
@@ -101,41 +121,62 @@ class Database:
 
     def read(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work` on a consistent view of the log."""
-        with explained(self.name), self.engine.connect() as connection, connection.begin():
-            return work(connection)
+
+        def once() -> T:
+            with self._snapshot() as connection, connection.begin():
+                return work(connection)
+
+        with explained(self.name):
+            return once() if self.is_sqlite else self._retrying(once)
 
     def stream(self, work: Callable[[sa.Connection], Iterator[T]]) -> Iterator[T]:
         """Yield from `work` on a consistent view of the log, which is held until the end."""
-        with explained(self.name), self.engine.connect() as connection, connection.begin():
+        with explained(self.name), self._snapshot() as connection, connection.begin():
             yield from work(connection)
 
+    def _snapshot(self) -> sa.Connection:
+        """SQLite's transactions are on one view of the file; a server's are by a level of isolation."""
+        level = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
+        return self.engine.connect().execution_options(**level)
+
     def write(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run `work` in one transaction; repeated from its beginning if the database was locked."""
-        retrying = Retrying(
-            retry=retry_if_exception(_is_locked),
-            stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(_BUSY_SECONDS),
-            wait=wait_random(0.01, 0.2),
-            reraise=True,
-        )
+        """Run `work` in one transaction; repeated from its beginning if the database was locked or away."""
         with explained(self.name):
-            result: T = retrying(self._write_once, work)
+            result: T = self._retrying(self._write_once, work)
+            if self.claims is not None:
+                self.claims.renew()
             if self._write_ahead is not None:
-                with full_disk_explained(Path(self.name)):
+                with full_disk_explained(self._file):
                     self._write_ahead.flush()
             return result
 
     def _write_once(self, work: Callable[[sa.Connection], T]) -> T:
         with self._turnstile, self.engine.connect().execution_options(**_WRITE) as connection:
+            if not self.is_sqlite:
+                return postgres.write_once(self.engine, connection, work)
             with connection.begin():
                 return work(connection)
 
     def close(self) -> None:
+        if self.claims is not None:
+            self.claims.close()
         self.engine.dispose()
+
+
+def _unlocked() -> Retrying:
+    """Repeats what found an SQLite file locked."""
+    return Retrying(
+        retry=retry_if_exception(_is_locked),
+        stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(_BUSY_SECONDS),
+        wait=wait_random(0.01, 0.2),
+        reraise=True,
+    )
 
 
 def open_database(url: str | Path | None, *, create: bool) -> Database:
     """Open the log's database; check it, and create or migrate it if needed. Raises LogError."""
-    database = Database(_engine(_resolve(url)))
+    resolved, blobs = _resolve(url)
+    database = Database(_engine(resolved), blobs)
     with ExitStack() as undo, explained(database.name):
         undo.callback(database.close)
         _check_file(database, create)
@@ -164,8 +205,14 @@ def explained(name: str) -> Iterator[None]:
     """Turns the database's errors into LogErrors that name the log and the way out."""
     try:
         yield
+    except PoolTimeout as error:
+        raise LogError(f"log {name}: too many threads use it at once ({error})") from error
     except DBAPIError as error:
         cause = str(error.orig)
+        if hasattr(error.orig, "sqlstate"):
+            if (explanation := postgres.explanation(error)) is not None:
+                raise LogError(f"log {name}: {explanation}") from error
+            raise
         for symptom, explanation in _EXPLANATIONS.items():
             if symptom in cause.lower():
                 raise LogError(f"log {name}: {explanation.format(cause=cause)}") from error
@@ -174,33 +221,50 @@ def explained(name: str) -> Iterator[None]:
         raise
 
 
-def _resolve(url: str | Path | None) -> sa.URL:
+def _resolve(url: str | Path | None) -> tuple[sa.URL, str | None]:
+    """The URL that the driver takes, and the folder of blobs if one is named."""
     if url is None:
         url = nano_home() / "log.db"
+    blobs = None
     if isinstance(url, str) and "://" in url:
-        try:
-            parsed = sa.make_url(url)
-        except ArgumentError as error:
-            raise LogError(f"{url!r} is not a database URL; one is sqlite:////path/log.db") from error
-        if parsed.get_backend_name() != "sqlite":
-            return parsed
+        parsed, blobs = _parse(url)
+        if parsed.get_backend_name() == "postgresql":
+            return parsed, blobs
         if parsed.database in (None, "", ":memory:"):
             raise LogError(f"log {url}: a log in memory would keep nothing; name a file")
         url = Path(str(parsed.database))
-    return sa.URL.create("sqlite", database=str(Path(url).expanduser().absolute()))
+    return sa.URL.create("sqlite", database=str(Path(url).expanduser().absolute())), blobs
+
+
+_BLOBS = "blobs"
+_SCHEMES = ("sqlite", "postgresql", "postgres", "postgresql+psycopg")
+
+
+def _parse(url: str) -> tuple[sa.URL, str | None]:
+    try:
+        parsed = sa.make_url(url)
+    except (ArgumentError, ValueError) as error:
+        raise LogError(
+            f"{without_password(url)!r} is not a database URL; one is sqlite:////path/log.db"
+        ) from error
+    if parsed.drivername not in _SCHEMES:
+        raise LogError(
+            f"log {_name(parsed)}: its database driver is not installed; a log is in SQLite, or by the "
+            "driver psycopg in Postgres: postgresql://user@host/database"
+        )
+    blobs = parsed.query.get(_BLOBS)
+    if isinstance(blobs, tuple) or blobs == "":
+        raise LogError(f"log {_name(parsed)}: ?{_BLOBS}= names one folder")
+    backend = "sqlite" if parsed.drivername == "sqlite" else "postgresql"
+    return parsed.difference_update_query([_BLOBS]).set(drivername=backend), blobs
 
 
 def _engine(url: sa.URL) -> sa.Engine:
-    options: dict[str, Any] = {}
-    if url.get_backend_name() == "sqlite":
-        options = {"connect_args": {"timeout": _BUSY_SECONDS}, "max_overflow": -1}
-    try:
-        engine = sa.create_engine(url, **options)
-    except (NoSuchModuleError, ModuleNotFoundError) as error:
-        raise LogError(f"log {_name(url)}: its database driver is not installed ({error})") from error
-    if engine.dialect.name == "sqlite":
-        sa.event.listen(engine, "connect", _on_connect)
-        sa.event.listen(engine, "begin", _on_begin)
+    if url.get_backend_name() == "postgresql":
+        return postgres.engine_of(url, _name(url))
+    engine = sa.create_engine(url, connect_args={"timeout": _BUSY_SECONDS}, max_overflow=-1)
+    sa.event.listen(engine, "connect", _on_connect)
+    sa.event.listen(engine, "begin", _on_begin)
     return engine
 
 
@@ -250,6 +314,8 @@ def _check_revision(database: Database, create: bool) -> None:
             f"log {database.name} was written by a newer nano (schema {revision}, this one knows {HEAD}); "
             "upgrade nano, or name another log"
         )
+    if not database.is_sqlite:
+        return database.write(_upgrade_alone)
     locks = database.folder / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     with FileLock(locks / "migrate.lock"):
@@ -257,31 +323,39 @@ def _check_revision(database: Database, create: bool) -> None:
             _upgrade(database)
 
 
+def _upgrade_alone(connection: sa.Connection) -> None:
+    """Migrate a server's database, unless another process has done so by the time that this one may."""
+    postgres.lock_migrations(connection)
+    if _revision_of(connection) != HEAD:
+        migrate(connection)
+
+
 def _revision(database: Database) -> str | None:
     """The schema's revision; None for a database without tables. Raises LogError for a foreign database."""
-    try:
-        with database.engine.connect() as connection:
-            revision = connection.scalar(sa.text(f"SELECT version_num FROM {VERSION_TABLE}"))
-            if revision is not None:
-                return str(revision)
-    except DBAPIError as error:
-        if not any(symptom in str(error.orig).lower() for symptom in ("no such table", "does not exist")):
-            raise
-    tables = sa.inspect(database.engine).get_table_names()
-    if tables:
+    with database.engine.connect() as connection:
+        tables = sa.inspect(connection).get_table_names()
+        revision = _revision_of(connection, tables)
+    if revision is None and tables:
         raise LogError(
             f"log {database.name} is some other program's database (it has tables {', '.join(tables[:3])}"
             f"{', ...' if len(tables) > 3 else ''}); name another"
         )
-    return None
+    return revision
+
+
+def _revision_of(connection: sa.Connection, tables: Sequence[str] | None = None) -> str | None:
+    # in one query: tables that another process commits a moment later are all missing, or all there
+    if VERSION_TABLE not in (sa.inspect(connection).get_table_names() if tables is None else tables):
+        return None
+    revision = connection.scalar(sa.text(f"SELECT version_num FROM {VERSION_TABLE}"))
+    return None if revision is None else str(revision)
 
 
 def _upgrade(database: Database) -> None:
-    if database.is_sqlite:
-        # the mode is persistent, and cannot be changed inside a transaction
-        with database.engine.connect() as connection:
-            connection.connection.driver_connection.execute("PRAGMA journal_mode=WAL")  # type: ignore[union-attr]
-        database.engine.dispose()  # connections read the mode when they are made
+    # the mode is persistent, and cannot be changed inside a transaction
+    with database.engine.connect() as connection:
+        connection.connection.driver_connection.execute("PRAGMA journal_mode=WAL")  # type: ignore[union-attr]
+    database.engine.dispose()  # connections read the mode when they are made
     database.write(migrate)
 
 
@@ -292,4 +366,6 @@ def _is_locked(error: BaseException) -> bool:
 def _name(url: sa.URL) -> str:
     if url.get_backend_name() == "sqlite":
         return str(url.database)
-    return url.render_as_string(hide_password=True)
+    if "password" in url.query:
+        url = url.update_query_dict({"password": "***"})
+    return url.set(drivername=url.get_backend_name()).render_as_string(hide_password=True)

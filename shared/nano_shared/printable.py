@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import unicodedata
 
@@ -88,3 +89,9 @@ def guard_streams() -> None:
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and not isinstance(stream, GuardedStream):
             setattr(sys, name, GuardedStream(stream))
+
+
+def without_password(url: str) -> str:
+    """An address to show: the password of a database's URL is replaced."""
+    url = re.sub(r"(://[^:/@]*):[^/]*@", r"\1:***@", url)
+    return re.sub(r"([?&]password=)[^&]*", r"\1***", url)

@@ -17,13 +17,14 @@ import sqlalchemy as sa
 from filelock import FileLock, Timeout
 from sqlalchemy.exc import DBAPIError
 
-from nano_shared import journal, run_pages, run_queries, schema
+from nano_shared import journal, postgres, run_pages, run_queries, schema
 from nano_shared.blobs import BlobStore
 from nano_shared.database import Database, open_database
 from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback, Said
 from nano_shared.hashing import content_hash, new_run_id
 from nano_shared.journal import ClientRequest
+from nano_shared.log_copy import Copied, copy_blobs, copy_log, refuse_other_runs
 from nano_shared.logged_run import LoggedRun, Merged, feedback_of, load_logged, merge_run, verdicts_of
 from nano_shared.rows import said_from
 from nano_shared.run_fact_rows import RunFilter, stream_facts
@@ -91,11 +92,12 @@ class LogStore:
     ) -> LogStore:
         """Open a log by path or SQLAlchemy URL; None is `log.db` in NANO_HOME. Applies missing migrations.
 
-        Blobs are in `blobs/` beside an SQLite file, in NANO_HOME for a server, or in the folder `blobs`.
+        Blobs are in the folder `blobs`, or in that of the URL's `?blobs=`, else in `blobs/` beside an SQLite
+        file, and in NANO_HOME for a server.
         Raises LogError for a file that is no log, is newer than this program, or cannot be written.
         """
         database = open_database(url, create=create)
-        return cls(database, BlobStore(blobs or database.folder / "blobs"))
+        return cls(database, BlobStore(blobs or database.blobs))
 
     @property
     def url(self) -> str:
@@ -113,8 +115,7 @@ class LogStore:
     @property
     def address(self) -> str:
         """The argument to `open` it again, password included: for our own processes, never to be shown."""
-        database = self._database
-        return database.name if database.is_sqlite else database.engine.url.render_as_string(False)
+        return self._database.address
 
     def close(self) -> None:
         self._database.close()
@@ -230,12 +231,25 @@ class LogStore:
     def get_blob(self, blob: str) -> bytes:
         return self.blobs.get(blob)
 
+    def copy_from(
+        self, source: LogStore, done: Copied, tell: Callable[[int], None] = lambda _runs: None
+    ) -> None:
+        """Add all that another log holds; what this one has already stays. `tell` gets the number of runs.
+
+        Raises LogError, before anything is written, if both hold different runs of one id.
+        """
+        refuse_other_runs(source._database, self._database)
+        copy_blobs(source.blobs, self.blobs, done)  # first, so that no row names a blob that is not there
+        copy_log(source._database, self._database, done, tell)
+
     def claim(self, run_id: str) -> AbstractContextManager[None]:
         """Hold a run while executing it: `with store.claim(run_id): ...`.
 
-        The kernel releases it when the process dies. Effective among processes that share the log's folder
-        (NANO_HOME for a server). Raises LogError, on entry, if another process executes the run.
+        It is released when the process dies. Effective among processes that share an SQLite file's folder,
+        and among all machines for a server. Raises LogError, on entry, if another process executes the run.
         """
+        if self._database.claims is not None:
+            return self._database.claims.hold(run_id)
         return claim(self._database.folder / "locks", run_id)
 
     # ------------------------------------------------------------------------------------ reading
@@ -408,11 +422,7 @@ class LogStore:
     def _sql_server(self, query: str) -> SqlResult:
         if ";" in query.strip().rstrip(";"):  # a second statement could end the read-only transaction
             raise LogError(f"log {self.url}: one statement at a time, without ';'; the query was: {query}")
-        read_only = {"postgresql_readonly": True}
-        with self._database.engine.connect().execution_options(**read_only) as connection:
-            result = connection.exec_driver_sql(query)
-            rows = [tuple(row) for row in result] if result.returns_rows else []
-            return SqlResult(tuple(result.keys()) if result.returns_rows else (), rows)
+        return SqlResult(*postgres.user_query(self._database.engine, self.url, query))
 
 
 def _all(query: sa.Select[Any], connection: sa.Connection) -> Sequence[Any]:

@@ -6,6 +6,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from log_values import a_run, a_turn, trajectories
 
@@ -15,8 +16,10 @@ from nano_shared.run_facts import facts_of
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Trajectory
 
+pytestmark = pytest.mark.usefixtures("backend")
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(trajectories())
 def test_streamed_facts_are_those_of_the_run(run: Trajectory) -> None:
     with tempfile.TemporaryDirectory() as folder, LogStore.open(Path(folder) / "log.db") as store:

@@ -6,6 +6,7 @@ import json
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from log_values import a_run, a_turn, a_verdict, texts, trajectories, verdicts
@@ -65,7 +66,8 @@ def test_a_rollout_of_nemo_gym_comes_back_equal(run: LoggedRun) -> None:
     assert list(nemo_gym.read(row | {"_ng_task_index": 3})) == [run]
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.usefixtures("backend")
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(logged_runs())
 def test_a_log_gains_each_run_once_and_later_judgements_beside_it(run: LoggedRun) -> None:
     with tempfile.TemporaryDirectory() as name, LogStore.open(Path(name) / "log.db") as store:
@@ -81,6 +83,7 @@ def test_a_log_gains_each_run_once_and_later_judgements_beside_it(run: LoggedRun
         assert store.verdicts(run.trajectory.id) == (*run.verdicts, later)
 
 
+@pytest.mark.usefixtures("backend")
 def test_pages_of_headings_cover_the_log_in_order(tmp_path: Path) -> None:
     from nano_shared import run_queries
 

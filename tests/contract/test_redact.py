@@ -375,6 +375,7 @@ def test_bytes_without_secrets_are_the_same_object() -> None:
     assert scrub_bytes(data, Redactor()) is data
 
 
+@pytest.mark.usefixtures("backend")
 def test_a_redacting_log_writes_no_secret(tmp_path: Path) -> None:
     """Every file of the log is searched, the database's pages and its write-ahead log among them."""
 

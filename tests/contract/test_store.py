@@ -18,6 +18,7 @@ from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import Split, StopReason, Task
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.usefixtures("backend")
 
 
 @pytest.fixture
@@ -296,11 +297,11 @@ def test_a_claimed_run_names_its_owner(store):
         pass
 
 
-def test_a_killed_process_lets_go_of_its_run(store, tmp_path):
+def test_a_killed_process_lets_go_of_its_run(store):
     holder = script(
         "import sys; from nano_shared.store import LogStore\n"
         "with LogStore.open(sys.argv[1]).claim('run1'): print('held', flush=True); sys.stdin.read()",
-        tmp_path / "log.db",
+        store.address,
         stdin=subprocess.PIPE,
     )
     assert holder.stdout.readline() == "held\n"
@@ -329,8 +330,7 @@ with ThreadPoolExecutor(8) as pool:
 """
 
 
-def test_threads_and_processes_lose_nothing(tmp_path):
-    log = tmp_path / "log.db"  # created by whichever is first
+def test_threads_and_processes_lose_nothing(log):  # which whoever is first creates
     writers = [script(WRITER, log, name) for name in "abc"]
     for writer in writers:
         writer.communicate()
@@ -354,7 +354,7 @@ def test_one_store_serves_many_threads(store):
     assert [len(run.turns) for run in runs] == [2] * 8
 
 
-def test_kill_9_keeps_every_finished_turn(tmp_path):
+def test_kill_9_keeps_every_finished_turn(log):
     writer = script(
         """
 import sys
@@ -366,14 +366,14 @@ for index in range(100_000):
     store.append_turn("run1", a_turn(index))
     print(index, flush=True)
 """,
-        tmp_path / "log.db",
+        log,
     )
     for _ in range(20):
         reported = int(writer.stdout.readline())
     os.kill(writer.pid, signal.SIGKILL)
     rest, _ = writer.communicate()
     reported = max([reported, *(int(line) for line in rest.splitlines() if line)])
-    with LogStore.open(tmp_path / "log.db", create=False) as store:
+    with LogStore.open(log, create=False) as store:
         run = store.get("last")
         assert len(run.turns) in (reported + 1, reported + 2)
         assert run.turns == tuple(a_turn(index) for index in range(len(run.turns)))

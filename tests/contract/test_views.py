@@ -8,6 +8,8 @@ from nano_shared.sql_views import VIEWS
 from nano_shared.store import LogStore
 from nano_shared.types import StopReason, ToolCall
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 @pytest.fixture
 def store(tmp_path):
