@@ -106,7 +106,9 @@ class Folder:
         for name in sorted(entries):
             path = os.path.join(self._root, name)
             status = os.lstat(path)
-            digest.update(f"{name}\0{status.st_mode:o}\0{status.st_size}\0".encode("utf-8", "surrogateescape"))
+            digest.update(
+                f"{name}\0{status.st_mode:o}\0{status.st_size}\0".encode("utf-8", "surrogateescape")
+            )
             if os.path.islink(path):
                 digest.update(os.fsencode(os.readlink(path)))
             elif os.path.isfile(path):

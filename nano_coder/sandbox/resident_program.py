@@ -22,6 +22,7 @@ from nano_coder.sandbox.protocol import ExecResult, Jail
 from nano_coder.sandbox.request import WEEK_S
 from nano_coder.sandbox.resident_inside import ENDED, HEADER, MESSAGE, WORKSPACE
 from nano_shared.errors import SandboxError
+from nano_shared.snapshot import SnapshotError
 
 _SOURCE = inspect.getsource(resident_inside)
 _SERVE = f"{_SOURCE}\n\nmain()\n"
@@ -35,7 +36,7 @@ _LAST_WORDS = 500
 
 
 class ResidentProgram:
-    """One program, whose output is passed on by a thread of its own. Methods may be called from any thread."""
+    """One program, whose output a thread of its own passes on. Methods may be called from any thread."""
 
     def __init__(
         self,
@@ -161,7 +162,10 @@ class ResidentProgram:
         return told or "it was ended"
 
     def _taken(self, workspace: Jail) -> bytes:
-        packed = workspace.snapshot()
+        try:
+            packed = workspace.snapshot()
+        except SnapshotError as problem:
+            raise SandboxError(str(problem)) from None
         self._known = hashlib.sha256(packed).hexdigest()
         return packed
 

@@ -97,7 +97,7 @@ def _plain(text: str) -> bool:
     return True
 
 
-HEAD = "0006"
+HEAD = "0007"
 """newest migration; revisions are zero-padded numbers, so that they compare as text"""
 VERSION_TABLE = "log_version"
 
@@ -231,4 +231,17 @@ feedback = Table(
     Column("author", ExactText),
     Column("created", Double, nullable=False),
     Index("log_feedback_run", "run_id"),
+)
+
+notes = Table(  # beside it an index of its text: log_notes_text in SQLite, the column `words` in Postgres
+    "log_notes",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("project", ExactText, nullable=False),
+    Column("text", ExactText, nullable=False),
+    Column("run_id", ExactText, nullable=False),  # no foreign key: the run may be deleted or in another log
+    Column("turn", Integer, nullable=False),
+    Column("private", Boolean, nullable=False),
+    Column("created", Double, nullable=False),
+    Index("log_notes_project", "project"),
 )

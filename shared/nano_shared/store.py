@@ -24,6 +24,7 @@ from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback, Said
 from nano_shared.hashing import content_hash, new_run_id
 from nano_shared.logged_run import LoggedRun, Merged, feedback_of, load_logged, merge_run, verdicts_of
+from nano_shared.notes import Notes, Scrub
 from nano_shared.rows import said_from
 from nano_shared.run_fact_rows import RunFilter, stream_facts
 from nano_shared.run_facts import RunFacts
@@ -210,6 +211,10 @@ class LogStore:
 
         ids = self._database.write(work)
         return [Said(id=i, run=run_id, feedback=row) for i, row in zip(ids, feedback, strict=True)]
+
+    def notes(self, project: str | None, scrub: Scrub) -> Notes:
+        """What agents remember of a project (None: of all)."""
+        return Notes(self._database, project, scrub)
 
     def put_blob(self, data: bytes) -> str:
         return self.blobs.put(data)
