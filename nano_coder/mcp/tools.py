@@ -208,11 +208,28 @@ def _object_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{key: value for key, value in schema.items() if key not in ("$schema", "$id", "title")},
         "type": "object",
-        "properties": properties if isinstance(properties, dict) else {},
+        "properties": {name: _parameter(body) for name, body in properties.items()}
+        if isinstance(properties, dict)
+        else {},
         "required": [name for name in required if isinstance(name, str)]
         if isinstance(required, list)
         else [],
     }
+
+
+def _parameter(schema: Any) -> Any:
+    """A parameter's schema in the words that dialects read: an object, with one type or anyOf of several."""
+    if isinstance(schema, bool):
+        return {} if schema else {"not": {}}
+    if not isinstance(schema, dict):
+        return schema
+    options = schema.get("anyOf")
+    if isinstance(options, list):
+        return {**schema, "anyOf": [_parameter(option) for option in options]}
+    if isinstance(kinds := schema.get("type"), list):
+        rest = {key: value for key, value in schema.items() if key != "type"}
+        return {**rest, "anyOf": [{"type": kind} for kind in kinds]}
+    return schema
 
 
 def _unusable(schema: dict[str, Any]) -> str | None:

@@ -66,7 +66,8 @@ class ResidentProgram:
         start = {"argv": list(argv), "env": dict(environment), "cwd": cwd, "workspace": workspace is not None}
         self._running = threading.Thread(target=self._run, args=(theirs, start), daemon=True)
         self._running.start()
-        threading.Thread(target=self._read, name="resident", daemon=True).start()
+        self._reading = threading.Thread(target=self._read, name="resident", daemon=True)
+        self._reading.start()
         if workspace is not None:
             self._send(WORKSPACE, self._taken(workspace))
 
@@ -102,7 +103,7 @@ class ResidentProgram:
         """End the program and close its jail. Idempotent."""
         self._hang_up()
         self._jail.close()
-        self._running.join(_PATIENCE_S)
+        self._reading.join(2 * _PATIENCE_S)
 
     def _run(self, theirs: socket.socket, start: dict[str, object]) -> None:
         try:
@@ -131,6 +132,8 @@ class ResidentProgram:
         self._packed.put(None)
         self._on_end(self._reason(said))
         self._jail.close()
+        with self._sending:
+            self._channel.close()
 
     def _frame(self) -> tuple[bytes, bytes] | None:
         """The next frame; None at the end, and for what no frame is."""
