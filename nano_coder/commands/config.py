@@ -35,6 +35,8 @@ def show(
         ignored.setdefault(key.split(".")[0], {})[key] = "(set)" if key == "api_key" else value
     if values["api_key"]:
         values["api_key"] = "(set)"
+    for server in values["mcp"]["servers"].values():
+        server |= {"env": dict.fromkeys(server["env"], "(set)")} if "env" in server else {}
     if as_json:
         rows = {key: {"value": value, "source": found.sources[key]} for key, value in values.items()}
         print(

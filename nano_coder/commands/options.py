@@ -86,7 +86,7 @@ def configured(
     replace(settings, shown=False).config()  # which names the flag that is wrong
     config, sources = load_config({**settings.values, **parse_limits(limit), **more}, directory)
     if settings.shown:
-        settings.show(config.model_copy(update={"api_key": None}))
+        settings.show(config.model_copy(update={"api_key": None, "mcp": config.mcp.without_variables()}))
     return config, sources
 
 

@@ -122,6 +122,11 @@ class McpSettings(BaseModel):
                 raise ValueError(f"{name!r} is no name of a server: up to 32 letters, digits, - and single _")
         return servers
 
+    def without_variables(self) -> McpSettings:
+        """To be shown: the values of variables may be secrets."""
+        shown = {name: server.model_copy(update={"env": {}}) for name, server in self.servers.items()}
+        return McpSettings(servers=shown)
+
 
 def read_project_servers(path: Path, content: bytes) -> dict[str, dict[str, Any]]:
     """The servers of a `.mcp.json`, as `[mcp.servers]` would hold them. Raises ConfigError."""
