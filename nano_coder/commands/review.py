@@ -91,7 +91,7 @@ def edited(trajectory: Trajectory, store: LogStore) -> str:
 
 
 def open_editor(paths: list[str], work: Path) -> None:
-    """Open files of a folder in the user's editor. Raises UsageError where it cannot be started or ends with another status than 0."""
+    """Open files of a folder in the user's editor. Raises UsageError where it cannot be started or fails."""
     line = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     try:
         # names of files are data: one that begins with a dash is no option

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from nano_coder import __version__
 from nano_coder.mcp.settings import McpServer
-from nano_coder.sandbox.protocol import Jail, Sandbox, SupportsMounts, connected
+from nano_coder.sandbox.protocol import Jail, Sandbox, connected, place_in_jail, showing
 from nano_coder.sandbox.proxy import allowed_hosts
 from nano_coder.sandbox.resident_program import ResidentProgram
 from nano_shared.errors import ConfigError, SandboxError
@@ -177,20 +177,23 @@ class McpConnection:
     def _start(self, sandbox: Sandbox, limits: Limits, workspace: Jail | None) -> ResidentProgram:
         server = self._server
         sandbox = connected(sandbox, allowed_hosts(server.net))
-        for folder in server.folders:
-            path = Path(folder).expanduser().resolve()
-            if not path.is_dir():
-                raise ConfigError(f"mcp.servers.{self.name}.folders: no such directory: {path}")
-            if not isinstance(sandbox, SupportsMounts):
-                raise ConfigError(f"mcp.servers.{self.name}.folders: the sandbox {sandbox.name!r} shows none")
-            sandbox = sandbox.with_mount(path, str(path))
+        folders = [Path(folder).expanduser().resolve() for folder in server.folders]
+        if missing := [folder for folder in folders if not folder.is_dir()]:
+            raise ConfigError(f"mcp.servers.{self.name}.folders: no such directory: {missing[0]}")
+        sandbox = showing(sandbox, folders)
+
+        def placed(text: str) -> str:
+            for folder in folders:
+                text = text.replace(str(folder), place_in_jail(folder))
+            return text
+
         jail = sandbox.open(None, limits)
         try:
             return ResidentProgram(
                 jail,
-                [str(server.command), *server.args],
+                [placed(text) for text in (str(server.command), *server.args)],
                 environment=server.environment(f"{os.path.dirname(sandbox.python)}:{_JAIL_PATH}"),
-                cwd=server.cwd,
+                cwd=server.cwd and placed(server.cwd),
                 workspace=workspace,
                 on_output=self._take,
                 on_end=self._ended,

@@ -41,7 +41,7 @@ class McpServer(BaseModel):
     cwd: str | None = None
     """folder in the jail, from the workspace; None is the workspace"""
     folders: tuple[str, ...] = ()
-    """folders of this machine that its jail sees, read-only at the same place: where it is installed"""
+    """folders of this machine that its jail sees, read-only: where it is installed"""
     net: str = "none"
     """none, or allow=HOST,...: hosts that the jail of a command may reach"""
     url: str | None = None
