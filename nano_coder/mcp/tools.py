@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -61,20 +62,17 @@ def offer_servers(
 
     A server that cannot be started is left out with a warning. Raises ConfigError for one that is required.
     """
+    enabled = {name: server for name, server in servers.items() if server.enabled}
     offered: list[Tool] = []
-    for name, server in servers.items():
-        if not server.enabled:
-            continue
+    with ThreadPoolExecutor(max(1, len(enabled))) as pool:  # each takes seconds to start
+        asked = {name: pool.submit(list_tools, name, each, sandbox, limits) for name, each in enabled.items()}
+    for name, server in enabled.items():
         try:
-            found = list_tools(name, server, sandbox, limits)
+            offered += made_tools(name, server, asked[name].result(), warn)
         except McpFailure as problem:
             if server.required:
-                raise ConfigError(
-                    f"the MCP server {name} is required and cannot be used: {problem}"
-                ) from None
+                raise ConfigError(f"the MCP server {name} is required: {problem}") from None
             warn(f"the MCP server {name} is left out: {problem}; nano-coder mcp test {name} tries again")
-            continue
-        offered += made_tools(name, server, found, warn)
     for each in offered:
         TOOLS.add(each)
     return offered
