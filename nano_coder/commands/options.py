@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from nano_coder.config import TEMPERATURE, AgentConfig, load_config, parse_limits, task_limits
+from nano_coder.config import TEMPERATURE, AgentConfig, load_config, parse_limits
 from nano_shared.errors import UsageError
-from nano_shared.printable import printable
 from nano_shared.settings_options import Settings, settings_options
 
 if TYPE_CHECKING:
@@ -122,23 +120,17 @@ def open_runtime(
     `limits` take the place of a task's own (`said_limits`).
     """
     from nano_coder.agent.profiles import completion_tokens, with_tools
+    from nano_coder.mcp.tools import further_tools
     from nano_coder.models.opening import open_policy
     from nano_coder.run.execution import Runtime
     from nano_coder.run.redacting_log import redacting_store
     from nano_coder.sandbox.backend import open_sandbox
     from nano_coder.sandbox.proxy import allowed_hosts
-    from nano_coder.tools.registry import TOOLS
     from nano_shared.redact.redactor import Redactor
     from nano_shared.types import Sampling
 
     sandbox = open_sandbox(config.sandbox, python=config.python or _project_python(directory))
-    more = [TOOLS.give(tool).spec.name for tool in config.tools]
-    if config.mcp.servers:
-        from nano_coder.mcp.tools import offer_servers
-
-        more += [
-            tool.spec.name for tool in offer_servers(config.mcp.servers, sandbox, task_limits(config), _warn)
-        ]
+    more = further_tools(config, sandbox, store)
     opened = open_policy(
         model or config.model, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype,
         profile=config.profile, device=config.device, own_temperature=config.temperature is None,
@@ -158,10 +150,6 @@ def open_runtime(
         notes=store.notes(str(directory.resolve()), Redactor(config.redact).scrub),
         search=config.search,
     )
-
-
-def _warn(sentence: str) -> None:
-    print(printable(sentence), file=sys.stderr)
 
 
 def as_logged(config: AgentConfig, run: Trajectory) -> AgentConfig:

@@ -10,14 +10,17 @@ import copy
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from nano_coder.config import AgentConfig, task_limits
 from nano_coder.mcp.connection import McpConnection, McpFailure
 from nano_coder.mcp.settings import McpServer
 from nano_coder.sandbox.captured_output import Output
@@ -26,6 +29,7 @@ from nano_coder.tools.registry import TOOLS
 from nano_coder.tools.tool import Tool, ToolContext, ToolFailure, ToolResult
 from nano_shared.errors import ConfigError
 from nano_shared.printable import one_line, printable
+from nano_shared.store import LogStore
 from nano_shared.types import Limits, ToolSpec
 
 if TYPE_CHECKING:
@@ -53,6 +57,39 @@ class McpTool(Tool):
         result = self.function(context, **{"arguments": arguments})
         assert isinstance(result, ToolResult)
         return result
+
+
+def further_tools(config: AgentConfig, sandbox: Sandbox, store: LogStore) -> list[str]:
+    """Names of the tools that runs get beside those of their profile: of files, packages and MCP servers.
+
+    They are then in the registry. What is left out, and what a server changed since runs saw it, stderr says.
+    Raises ConfigError for a tool that is not there, and for a required server that cannot be used.
+    """
+    given = [TOOLS.give(tool) for tool in config.tools]
+    if config.mcp.servers:
+        served = offer_servers(config.mcp.servers, sandbox, task_limits(config), _warn)
+        for change in filter(None, (_change(tool.spec, store) for tool in served)):
+            _warn(change)
+        given += served
+    return [tool.spec.name for tool in given]
+
+
+def _warn(sentence: str) -> None:
+    print(printable(sentence), file=sys.stderr)
+
+
+def _change(tool: ToolSpec, store: LogStore) -> str | None:
+    """What a server changed of a tool since runs were last given it: a description can be poisoned."""
+    earlier = store.earlier_tool(tool)
+    if earlier is None:
+        return None
+    before, since = earlier
+    parts = [name for name in ("description", "parameters") if getattr(tool, name) != getattr(before, name)]
+    server = tool.name.split("__")[1]
+    return (
+        f"the tool {tool.name} has another {' and other '.join(parts)} than runs were given since"
+        f" {datetime.fromtimestamp(since):%Y-%m-%d}; nano-coder mcp inspect {server} shows it"
+    )
 
 
 def offer_servers(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nano_coder import __version__
 from nano_coder.agent.loop import Agent, spill_path
-from nano_coder.agent.profiles import COMPACT_1, continuing_profile, serving_profile
+from nano_coder.agent.profiles import COMPACT_1, continuing_profile, given_tools, serving_profile
 from nano_coder.agent.prompt import first_started, offered_tools, open_conversation
 from nano_coder.agent.recorded_answers import RecordedAnswers
 from nano_coder.agent.workspace import Workspace
@@ -306,6 +306,7 @@ def _new_trajectory(
         profile_hash=runtime.profile.hash,
         template_hash=runtime.policy.template_hash,
         tools_hash=runtime.profile.tools_hash,
+        given_tools=given_tools(runtime.profile),
         policy=runtime.policy_name or runtime.policy.id,
         snapshot=start,
         directory=runtime.directory,

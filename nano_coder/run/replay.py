@@ -9,7 +9,7 @@ from typing import Any
 
 from nano_coder.agent.loop import Agent, spill_path
 from nano_coder.agent.observation import shorten
-from nano_coder.agent.profiles import PROFILES, missing_tools
+from nano_coder.agent.profiles import PROFILES, logged_profile, missing_tools
 from nano_coder.agent.prompt import first_started, offered_tools, open_conversation
 from nano_coder.agent.recorded_answers import RecordedAnswers, recorded_kind
 from nano_coder.agent.workspace import Workspace
@@ -18,6 +18,7 @@ from nano_coder.models.replayed import Prompt, PromptRenderer, ReplayedPolicy
 from nano_coder.run.replay_differences import Cause, Drift, cause_of, excerpts, explained
 from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox
 from nano_coder.sandbox.workspace_archive import pack_workspace
+from nano_coder.tools.registry import TOOLS
 from nano_coder.tools.tool import ToolContext
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, MemoryBlobs
@@ -57,6 +58,11 @@ def execute(run: Trajectory, sandbox: Sandbox, blobs: BlobStore) -> Executed:
     """
     if run.snapshot is None:
         raise UsageError(f"run {run.id} has no snapshot of its start, so there is nothing to execute it on")
+    missing = missing_tools(run.profile)
+    if missing and any(
+        name not in TOOLS and recorded_kind(name) is None for name in run.profile.split("+")[1:]
+    ):
+        raise UsageError(f"run {run.id} was given {missing}. --view shows it all the same")
     executions = [_execution(run, sandbox, blobs)]
     differing = [key for key, logged in executions[0].logged.items() if logged != executions[0].now.get(key)]
     unseen = [key for key in differing if not _seen(key, executions[0])]
@@ -287,14 +293,14 @@ def _notes(run: Trajectory, reader: PromptRenderer | None, profile: InterfacePro
 def _agent(
     run: Trajectory, policy: ReplayedPolicy, jail: Jail, workspace: Workspace | None, blobs: BlobStore
 ) -> Agent:
-    if missing := missing_tools(run.profile):
+    profile = logged_profile(run)
+    if profile is None and (missing := missing_tools(run.profile)):
         raise UsageError(f"run {run.id} was given {missing}. --view shows it all the same")
-    if run.profile not in PROFILES:
+    if profile is None:
         raise UsageError(
             f"run {run.id} was made under profile {run.profile!r}, which this nano does not have; it has"
             f" {', '.join(PROFILES)}. --view shows it all the same"
         )
-    profile = PROFILES[run.profile]
     start = str(run.snapshot)
     workspace = workspace or Workspace(jail, blobs, start=start, snapshot=start)
     files = workspace.files() if run.snapshot is not None else list(run.task.files)

@@ -97,7 +97,7 @@ def _plain(text: str) -> bool:
     return True
 
 
-HEAD = "0007"
+HEAD = "0008"
 """newest migration; revisions are zero-padded numbers, so that they compare as text"""
 VERSION_TABLE = "log_version"
 
@@ -137,6 +137,7 @@ runs = Table(
     Column("stop_detail", ExactText),
     Column("answer", ExactText),
     Column("diff", ExactText, nullable=False),
+    Column("given_tools", Json),  # hashes of tools beside the profile's; NULL for none, and in older versions
     Column("directory", ExactText),  # NULL where a task brought its files, and in runs of older versions
     Index("log_runs_started", "started", "id"),
     Index("log_runs_task", "task_id"),
@@ -231,6 +232,16 @@ feedback = Table(
     Column("author", ExactText),
     Column("created", Double, nullable=False),
     Index("log_feedback_run", "run_id"),
+)
+
+given_tools = Table(
+    "log_given_tools",
+    metadata,
+    Column("hash", ExactText, primary_key=True),
+    Column("name", ExactText, nullable=False),
+    Column("spec", Json, nullable=False),
+    Column("first_seen", Double, nullable=False),
+    Index("log_given_tools_name", "name"),
 )
 
 notes = Table(  # beside it an index of its text: log_notes_text in SQLite, the column `words` in Postgres

@@ -29,7 +29,7 @@ from nano_shared.rows import said_from
 from nano_shared.run_fact_rows import RunFilter, stream_facts
 from nano_shared.run_facts import RunFacts
 from nano_shared.run_queries import RunSummary
-from nano_shared.types import Split, StopReason, Task, Trajectory, Turn, Verdict
+from nano_shared.types import Split, StopReason, Task, ToolSpec, Trajectory, Turn, Verdict
 
 
 @contextmanager
@@ -243,6 +243,11 @@ class LogStore:
             return run_queries.load(connection, run_queries.resolve(connection, run, self.url))
 
         return self._database.read(work)
+
+    def earlier_tool(self, tool: ToolSpec) -> tuple[ToolSpec, float] | None:
+        """The newest tool of that name that runs were given, and since when, unix seconds; None if they were
+        given this very one, or none."""
+        return self._database.read(lambda connection: run_queries.earlier_tool(connection, tool))
 
     def task(self, run_id: str) -> Task:
         """The task of a run, without loading the run. `run_id` is a whole id. Raises LogError for an unknown
