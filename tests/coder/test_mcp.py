@@ -54,7 +54,10 @@ def workspace() -> Iterator[Jail]:
 def probe(**changes: Any) -> McpServer:
     """The probe as a program that needs no file of the workspace."""
     python = open_sandbox().python
-    return McpServer(**{"command": python, "args": ("-c", PROBE), "tool_timeout_sec": 10} | changes)
+    return McpServer(
+        **{"command": python, "args": ("-c", PROBE), "tool_timeout_sec": 60, "startup_timeout_sec": 120}
+        | changes
+    )
 
 
 @pytest.fixture
@@ -121,14 +124,14 @@ def test_a_server_gets_six_variables_and_reaches_nothing(
     [
         ("big", {"mb": 50}, "it sent a message of more than 8 MB"),
         ("die", {}, "it ended with exit code 7"),
-        ("hang", {}, "it did not answer within 2 s"),
+        ("hang", {}, "it did not answer within 6 s"),
         ("flood", {}, "failed: it "),
     ],
 )
 def test_a_server_that_fails_is_an_observation_and_is_started_again(
     context: ToolContext, tool: str, arguments: dict[str, Any], said: str
 ) -> None:
-    offered(probe(tool_timeout_sec=2))
+    offered(probe(tool_timeout_sec=6))
     result = TOOLS.find(f"mcp__probe__{tool}")(context, arguments)
     assert not result.ok
     assert said in result.text
@@ -377,7 +380,7 @@ def free_port() -> int:
 
 
 def test_a_server_behind_a_url(context: ToolContext, http_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = McpServer(url=http_url, tool_timeout_sec=20)
+    server = McpServer(url=http_url, tool_timeout_sec=60, startup_timeout_sec=60)
     offered(server)
     add = TOOLS.find("mcp__probe__add")
     assert add(context, {"a": 1, "b": 2}).text == "3"
