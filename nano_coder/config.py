@@ -19,7 +19,7 @@ from typing import Any
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
-from nano_coder.mcp.settings import PROJECT_SERVERS, McpSettings, read_project_servers
+from nano_coder.mcp_settings import PROJECT_SERVERS, McpSettings, read_project_servers
 from nano_coder.trust import MOST_BYTES, ProjectFile, read_project_file
 from nano_shared.durable import NotReadable, read_regular
 from nano_shared.errors import ConfigError, UsageError

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from typer import Argument, Option
 
 from nano_coder.config import AgentConfig, load_config, task_limits, user_config_path
-from nano_coder.mcp.settings import McpServer, McpSettings
+from nano_coder.mcp_settings import McpServer, McpSettings
 from nano_shared.command_line import JsonOption, lazy_app
 from nano_shared.durable import write_text
 from nano_shared.errors import ConfigError, UsageError

@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from nano_coder.commands.review import on_terminal
 from nano_coder.config import configured, parse_toml, typed_layer
-from nano_coder.mcp.settings import PROJECT_SERVERS, read_project_servers
+from nano_coder.mcp_settings import PROJECT_SERVERS, read_project_servers
 from nano_coder.trust import PROJECT_FILE, ProjectFile, read_project_file, revoke, trust, trusted_files
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 
 from nano_coder.config import AgentConfig, task_limits
 from nano_coder.mcp.connection import McpConnection, McpFailure
-from nano_coder.mcp.settings import McpServer
+from nano_coder.mcp_settings import McpServer
 from nano_coder.sandbox.captured_output import Output
 from nano_coder.sandbox.protocol import Sandbox
 from nano_coder.tools.registry import TOOLS

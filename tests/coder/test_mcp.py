@@ -18,8 +18,8 @@ from mcp_types import Tool as ListedTool
 from nano_coder.agent.profiles import COMPACT_1, with_tools
 from nano_coder.config import AgentConfig
 from nano_coder.mcp.connection import McpConnection, McpFailure
-from nano_coder.mcp.settings import McpServer, McpSettings, read_project_servers
 from nano_coder.mcp.tools import further_tools, made_tools, offer_servers, tool_name
+from nano_coder.mcp_settings import McpServer, McpSettings, read_project_servers
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, run_task
 from nano_coder.run.fork import fork_run

@@ -255,3 +255,24 @@ def test_what_is_shown_is_what_is_trusted(project: Path) -> None:
     (project / "nano.toml").write_text("log = 'swapped.db'")
     trust(file.path, file.content)
     assert read_config({}, project).config.log is None
+
+
+def test_a_projects_mcp_servers_count_once_they_are_trusted(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = project / ".mcp.json"
+    file.write_text('{"mcpServers": {"theirs": {"command": "run-me", "args": ["x"]}}}')
+    user_config_path().write_text("[mcp.servers.mine]\nurl = 'http://127.0.0.1:1/mcp'\n")
+    assert list(load_config({}, project)[0].mcp.servers) == ["mine"]
+    assert f"{file} is ignored" in capsys.readouterr().err
+    told = nano("trust", project, "--yes")
+    assert 'theirs: {"command": "run-me", "args": ["x"]}' in told.stderr
+    config, sources = load_config({}, project)
+    assert sorted(config.mcp.servers) == ["mine", "theirs"]
+    assert sources["mcp"] == "user config, .mcp.json"
+    file.write_text(file.read_text().replace("run-me", "run-other"))
+    assert list(load_config({}, project)[0].mcp.servers) == ["mine"]
+    file.write_text("{")
+    with pytest.raises(ConfigError, match="cannot read"):
+        trust(file, b"{")
+        load_config({}, project)
