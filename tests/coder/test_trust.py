@@ -41,6 +41,8 @@ BEYOND = {
     "agent": "'theirs'",
     "agent_folders": "['/opt/theirs']",
     "tools": "['mine.py:tool']",
+    "mcp": "{servers = {theirs = {command = 'theirs'}}}",
+    "search": "{url = 'http://elsewhere/{query}'}",
     "python": "'./python'",
     "temperature": "1.5",
     "git": "true",
@@ -273,6 +275,6 @@ def test_a_projects_mcp_servers_count_once_they_are_trusted(
     file.write_text(file.read_text().replace("run-me", "run-other"))
     assert list(load_config({}, project)[0].mcp.servers) == ["mine"]
     file.write_text("{")
+    trust(file, b"{")
     with pytest.raises(ConfigError, match="cannot read"):
-        trust(file, b"{")
         load_config({}, project)
