@@ -15,7 +15,6 @@ from typing import Any
 
 from nano_coder import __version__
 from nano_coder.mcp.connection import require_sdk
-from nano_shared.errors import UsageError
 
 _COMMAND = [sys.executable, "-c", "from nano_coder.cli import main; main()"]
 _MOST_SHOWN = 400_000
@@ -70,8 +69,10 @@ def _tools(directory: Path) -> list[Callable[..., Any]]:
 
 
 async def _called(arguments: Sequence[str], *, failing: bool = False) -> str:
-    """What a command of ours prints. Raises UsageError with its error where it fails; a command that is
-    `failing` reports that in its output."""
+    """What a command of ours prints. Raises ToolError, which the client is shown, with its error where it fails;
+    a command that is `failing` reports that in its output."""
+    from mcp.server.mcpserver.exceptions import ToolError
+
     process = await asyncio.create_subprocess_exec(
         *_COMMAND, *arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -83,5 +84,5 @@ async def _called(arguments: Sequence[str], *, failing: bool = False) -> str:
     said = out.decode("utf-8", "replace")[:_MOST_SHOWN]
     # a run that did not succeed has a result too
     if process.returncode and not (said.strip() and (failing or arguments[0] == "run")):
-        raise UsageError(err.decode("utf-8", "replace").strip() or f"exit code {process.returncode}")
+        raise ToolError(err.decode("utf-8", "replace").strip() or f"exit code {process.returncode}")
     return said or err.decode("utf-8", "replace")[:_MOST_SHOWN] or "done"

@@ -1,4 +1,4 @@
-"""Notes of an agent on a project, with full-text search."""
+"""Notes of an agent on a project, with full-text search, and the tools that runs were given."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -35,6 +35,15 @@ def upgrade() -> None:
         sa.Column("created", sa.Double, nullable=False),
     )
     op.create_index("log_notes_project", "log_notes", ["project"])
+    op.create_table(
+        "log_given_tools",
+        sa.Column("hash", sa.Text, primary_key=True),
+        sa.Column("name", sa.Text, nullable=False),
+        sa.Column("spec", sa.Text, nullable=False),
+        sa.Column("first_seen", sa.Double, nullable=False),
+    )
+    op.create_index("log_given_tools_name", "log_given_tools", ["name"])
+    op.add_column("log_runs", sa.Column("given_tools", sa.Text))
     for statement in _SQLITE if op.get_bind().dialect.name == "sqlite" else _POSTGRES:
         op.execute(statement)
 
@@ -43,3 +52,5 @@ def downgrade() -> None:
     if op.get_bind().dialect.name == "sqlite":
         op.execute("DROP TABLE log_notes_text")
     op.drop_table("log_notes")
+    op.drop_column("log_runs", "given_tools")
+    op.drop_table("log_given_tools")
