@@ -73,10 +73,10 @@ class SearchSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
-    folder: str | None = None
-    """of text files on this machine, which are indexed"""
-    url: str | None = None
-    """of a search engine that answers JSON, with {query}; SearXNG's is
+    documents: str | None = None
+    """folder of text files on this machine, which are indexed"""
+    engine: str | None = None
+    """URL of a search engine that answers JSON, with {query}; SearXNG's is
     http://HOST/search?q={query}&format=json"""
     results: str = "results"
     """where the answer holds its list of results, as in web.results"""
@@ -85,7 +85,7 @@ class SearchSettings(BaseModel):
     token_header: str = "Authorization"
     """header that carries the key; `Authorization` carries it as Bearer"""
 
-    @field_validator("url")
+    @field_validator("engine")
     @classmethod
     def _with_query(cls, value: str | None) -> str | None:
         if value is not None and not (value.startswith(("http://", "https://")) and "{query}" in value):
@@ -157,7 +157,7 @@ class AgentConfig(BaseModel):
     """MCP servers whose tools the agent gets, by name: [mcp.servers.NAME] with command, args, env and cwd, or
     url and bearer_token_env_var"""
     search: SearchSettings = SearchSettings()
-    """where the tool web_search looks: folder, or url; None is library/ in the workspace"""
+    """where the tool web_search looks: documents, or engine; None is library/ in the workspace"""
     agent: str | None = None
     """command of an agent of others for rollouts: it runs in the jail and asks the policy by OpenAI's or
     Anthropic's API; {prompt} stands for the task"""

@@ -69,8 +69,8 @@ def _tools(directory: Path) -> list[Callable[..., Any]]:
 
 
 async def _called(arguments: Sequence[str], *, failing: bool = False) -> str:
-    """What a command of ours prints. Raises ToolError, which the client is shown, with its error where it fails;
-    a command that is `failing` reports that in its output."""
+    """What a command of ours prints. Raises ToolError, which the client is shown, with its error where it
+    fails; a command that is `failing` reports that in its output."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     process = await asyncio.create_subprocess_exec(
