@@ -22,6 +22,8 @@ COMMANDS = {
     "view": ("nano_coder.commands.view", "Look at the log and at trainings in a browser."),
     "exec": ("nano_coder.commands.exec", "Run one command in the sandbox."),
     "doctor": ("nano_coder.commands.doctor", "Prove what the sandbox holds here, by trying to escape."),
+    "memory": ("nano_coder.commands.memory", "What agents remember of a project."),
+    "mcp": ("nano_coder.commands.mcp", "MCP servers: their tools for the agent, and nano as one."),
     "models": ("nano_coder.commands.models", "List the models that are at hand."),
     "trust": ("nano_coder.commands.trust", "Let a project's nano.toml choose model, log and all else."),
     "config": ("nano_coder.commands.config", "Show the configuration and where each value came from."),

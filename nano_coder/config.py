@@ -19,6 +19,7 @@ from typing import Any
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
+from nano_coder.mcp_settings import PROJECT_SERVERS, McpSettings, read_project_servers
 from nano_coder.trust import MOST_BYTES, ProjectFile, read_project_file
 from nano_shared.durable import NotReadable, read_regular
 from nano_shared.errors import ConfigError, UsageError
@@ -64,6 +65,32 @@ class Price(BaseModel):
         cached = self.input if self.cached is None else self.cached
         fresh = usage.prompt - usage.cached
         return (fresh * self.input + usage.cached * cached + usage.completion * self.output) / 1e6
+
+
+class SearchSettings(BaseModel):
+    """Where the tool `web_search` looks: a folder of documents, or a URL; `library/` of the workspace if
+    neither is set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    documents: str | None = None
+    """folder of text files on this machine, which are indexed"""
+    engine: str | None = None
+    """URL of a search engine that answers JSON, with {query}; SearXNG's is
+    http://HOST/search?q={query}&format=json"""
+    results: str = "results"
+    """where the answer holds its list of results, as in web.results"""
+    token_env_var: str | None = None
+    """variable that holds the engine's key"""
+    token_header: str = "Authorization"
+    """header that carries the key; `Authorization` carries it as Bearer"""
+
+    @field_validator("engine")
+    @classmethod
+    def _with_query(cls, value: str | None) -> str | None:
+        if value is not None and not (value.startswith(("http://", "https://")) and "{query}" in value):
+            raise ValueError("it begins with http:// or https:// and holds {query}")
+        return value
 
 
 class AgentConfig(BaseModel):
@@ -126,6 +153,11 @@ class AgentConfig(BaseModel):
     """interface profile: prompts, tools and dialect; None is what the model was trained with"""
     tools: tuple[str, ...] = ()
     """further tools for the agent: names of installed ones, or path.py:name"""
+    mcp: McpSettings = McpSettings()
+    """MCP servers whose tools the agent gets, by name: [mcp.servers.NAME] with command, args, env and cwd, or
+    url and bearer_token_env_var"""
+    search: SearchSettings = SearchSettings()
+    """where the tool web_search looks: documents, or engine; None is library/ in the workspace"""
     agent: str | None = None
     """command of an agent of others for rollouts: it runs in the jail and asks the policy by OpenAI's or
     Anthropic's API; {prompt} stands for the task"""
@@ -142,6 +174,11 @@ class AgentConfig(BaseModel):
     @classmethod
     def _separated(cls, value: object) -> object:
         return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value
+
+    @field_serializer("mcp")
+    def _served(self, mcp: McpSettings) -> dict[str, Any]:
+        servers = mcp.servers.items()
+        return {"servers": {name: server.model_dump(exclude_defaults=True) for name, server in servers}}
 
     @field_serializer("prices")
     def _priced(self, prices: dict[str, Price]) -> dict[str, dict[str, float]]:
@@ -177,6 +214,8 @@ class Configured:
     ignored: dict[str, Any]
     """what the project's file sets and may not while it is not trusted: key -> value"""
     project: ProjectFile | None
+    servers: ProjectFile | None
+    """the project's .mcp.json"""
 
 
 def task_limits(config: AgentConfig) -> Limits:
@@ -215,15 +254,27 @@ def load_config(flags: Mapping[str, Any], directory: Path) -> tuple[AgentConfig,
         _say_once(
             f"{found.project.path} sets {', '.join(found.ignored)}: ignored, {why_ignored(found.project)}"
         )
+    if found.servers and not found.servers.trusted:
+        _say_once(f"{found.servers.path} is ignored, {why_ignored(found.servers)}")
     return found.config, found.sources
 
 
 def read_config(flags: Mapping[str, Any], directory: Path) -> Configured:
     """As `load_config`, with what was ignored, and says nothing."""
-    return configured(flags, read_project_file(directory))
+    servers = read_project_file(directory, PROJECT_SERVERS)
+    return configured(flags, read_project_file(directory), servers)
 
 
-def configured(flags: Mapping[str, Any], project: ProjectFile | None) -> Configured:
+def project_servers(file: ProjectFile | None) -> dict[str, Any]:
+    """The layer of a project's .mcp.json; nothing while it is not trusted."""
+    if file is None or not file.trusted:
+        return {}
+    return {"mcp": {"servers": read_project_servers(file.path, file.content)}}
+
+
+def configured(
+    flags: Mapping[str, Any], project: ProjectFile | None, servers: ProjectFile | None = None
+) -> Configured:
     """The layers laid over each other.
 
     pydantic-settings reads the environment. The files are read here, since a project's is a stranger's: it
@@ -234,6 +285,7 @@ def configured(flags: Mapping[str, Any], project: ProjectFile | None) -> Configu
     layers = [
         ("OPENAI_* environment", openai),
         ("user config", _read_toml(user_config_path())),
+        (PROJECT_SERVERS, project_servers(servers)),
         ("nano.toml", parse_toml(project.path, project.content) if project else {}),
         ("environment", ours),
         ("flag", {key: value for key, value in flags.items() if value not in (None, ())}),
@@ -251,9 +303,9 @@ def configured(flags: Mapping[str, Any], project: ProjectFile | None) -> Configu
             else:
                 values[key] = _joined(key, before, value)
             if not bound or values[key] != before:
-                shared = key in ("exclude", "redact") and sources[key] != "default"
+                shared = key in ("exclude", "redact", "mcp") and sources[key] != "default"
                 sources[key] = f"{sources[key]}, {source}" if shared else source
-    return Configured(AgentConfig.model_validate(values), sources, ignored, project)
+    return Configured(AgentConfig.model_validate(values), sources, ignored, project, servers)
 
 
 def why_ignored(project: ProjectFile) -> str:
@@ -282,8 +334,10 @@ def _joined(key: str, below: Any, above: Any) -> Any:
             return tuple(dict.fromkeys((*below, *above)))
         case "redact":
             return below | above | {"patterns": below["patterns"] | above.get("patterns", {})}
-        case "prices":
+        case "prices" | "search":
             return below | above
+        case "mcp":
+            return {"servers": below["servers"] | above.get("servers", {})}
     return above
 
 

@@ -34,9 +34,10 @@ class ProjectFile:
     trusted: bool
 
 
-def read_project_file(directory: Path) -> ProjectFile | None:
-    """The nano.toml of the directory itself, and of no other above it. Raises ConfigError."""
-    path = directory.absolute() / PROJECT_FILE
+def read_project_file(directory: Path, name: str = PROJECT_FILE) -> ProjectFile | None:
+    """The nano.toml, or another file, of the directory itself and of no other above it. Raises
+    ConfigError."""
+    path = directory.absolute() / name
     try:
         content = read_regular(path, MOST_BYTES)
     except FileNotFoundError:

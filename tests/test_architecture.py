@@ -63,8 +63,10 @@ def test_one_place_turns_any_exception_into_data() -> None:
         if isinstance(node, ast.ExceptHandler)
         and (node.type is None or getattr(node.type, "id", "") in ("Exception", "BaseException"))
     ]
-    # the grading of what a policy left always gives a verdict; code of strangers may raise anything
-    assert sorted(place.partition(":")[0] for place in broad) == ["extensions.py", "grade.py", "tool.py"]
+    # the grading of what a policy left always gives a verdict; code of strangers may raise anything, and so
+    # may the client of MCP servers, by what they send
+    ours = ["connection.py", "extensions.py", "grade.py", "tool.py"]
+    assert sorted(place.partition(":")[0] for place in broad) == ours
 
 
 def test_the_wheel_holds_the_three_packages_and_nothing_else(tmp_path: Path) -> None:

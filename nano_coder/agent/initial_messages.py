@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nano_coder.agent.native_template import function_schema
-from nano_coder.agent.profiles import PROFILES, serving_profile
+from nano_coder.agent.profiles import logged_profile, serving_profile
 from nano_coder.agent.prompt import first_messages, offered_tools
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
@@ -48,7 +48,7 @@ def tools(run: Trajectory) -> list[dict[str, Any]] | None:
 
 def profile_of(run: Trajectory) -> InterfaceProfile | None:
     """The profile a run was made under, where this version still has it unchanged."""
-    profile = PROFILES.get(run.profile)
+    profile = logged_profile(run)
     if profile is None:
         return None
     profile = serving_profile(profile, run.task)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nano_coder.agent.dialects.api import Api
 from nano_coder.agent.dialects.dialect import Parsed
 from nano_coder.agent.dialects.registry import DIALECTS
 from nano_coder.agent.observation import limits_met, shorten
+from nano_coder.agent.recorded_answers import RecordedAnswers
 from nano_coder.agent.workspace import Workspace
 from nano_coder.tools.registry import TOOLS
 from nano_coder.tools.submit import submit
@@ -63,6 +64,8 @@ class Agent:
     turns: list[Turn] = field(default_factory=list)
     stop: StopReason | None = None
     answer: str | None = None
+    record: RecordedAnswers | None = None
+    """answers of a logged run, which take the place of calls to tools that are recorded"""
     elapsed: float = 0.0
     """seconds used before this process, if the run was resumed"""
     began: float = field(default_factory=time.monotonic)
@@ -146,12 +149,13 @@ class Agent:
     def execute(self, number: int, call: ToolCall) -> Observation:
         """Execute one call of the current turn."""
         started = time.time()
+        recorded = self.record.take(call) if self.record else None
         try:
-            result = self._tool(call)
+            result = recorded or self._tool(call)
         except ToolFailure as failure:
             result = ToolResult(text=f"error: {failure}", ok=False)
         changed: tuple[str, ...] = ()
-        if call.name in TOOLS and TOOLS.find(call.name).mutates:
+        if not recorded and call.name in TOOLS and TOOLS.find(call.name).mutates:
             try:
                 changed = self.workspace.refresh()
             except SnapshotError as problem:  # the workspace outgrew its limits, which the agent can mend
@@ -188,7 +192,8 @@ class Agent:
         offered = [tool.name for tool in self.tools]
         if call.name not in offered:
             raise ToolFailure(f"unknown tool {call.name}; the tools are {', '.join(offered)}")
-        return TOOLS.find(call.name)(self.context, dict(call.arguments))
+        context = replace(self.context, turn=len(self.turns))
+        return TOOLS.find(call.name)(context, dict(call.arguments))
 
     def _refuse(self, parsed: Parsed, completion: Completion) -> list[Observation]:
         """The parse error as an observation; one for each call that an API returned, which all want an

@@ -17,7 +17,8 @@ from nano_coder.tools.registry import TOOLS
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import Extensions, is_file_reference
 from nano_shared.profile import InterfaceProfile, ObservationFormat
-from nano_shared.types import Sampling, Task, Trajectory
+from nano_shared.run_facts import RunFacts
+from nano_shared.types import Sampling, Task, ToolSpec, Trajectory
 
 _TASK = (
     "{{ prompt }}{% if files %}\nFiles: {{ files | join(' ') }}{% endif %}"
@@ -188,6 +189,31 @@ def with_tools(profile: InterfaceProfile, names: Iterable[str]) -> InterfaceProf
     known = {tool.name: tool for tool in profile.tools}
     specs = (known.get(tool) or TOOLS.find(tool).spec for tool in sorted(added))
     return profile.model_copy(update={"name": name, "tools": (*own, *specs)})
+
+
+def given_tools(profile: InterfaceProfile) -> tuple[ToolSpec, ...]:
+    """The tools of `NAME+TOOL` that profile NAME does not have."""
+    more = profile.name.split("+")[1:]
+    return tuple(tool for tool in profile.tools if tool.name in more)
+
+
+_logged: dict[tuple[str, str], InterfaceProfile] = {}
+
+
+def logged_profile(run: Trajectory | RunFacts) -> InterfaceProfile | None:
+    """The profile of a logged run, with the tools that it was given as the log has them; None where this
+    version does not have it, or a tool is neither in the log nor at hand."""
+    if not run.given_tools:
+        return PROFILES.get(run.profile)
+    base = PROFILES.get(run.profile.partition("+")[0])
+    if base is None:
+        return None
+    names = {tool.name for tool in run.given_tools}
+    own = tuple(tool for tool in base.tools if tool.name not in names)
+    given = sorted(run.given_tools, key=lambda tool: tool.name)
+    found = base.model_copy(update={"name": run.profile, "tools": (*own, *given)})
+    # one object for the same tools, whose hashes are computed once
+    return _logged.setdefault((run.profile, run.tools_hash), found)
 
 
 def serving_profile(profile: InterfaceProfile, task: Task) -> InterfaceProfile:

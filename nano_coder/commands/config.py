@@ -37,6 +37,8 @@ def show(
         values["log"] = without_password(values["log"])
     if values["api_key"]:
         values["api_key"] = "(set)"
+    for server in values["mcp"]["servers"].values():
+        server |= {"env": dict.fromkeys(server["env"], "(set)")} if "env" in server else {}
     if as_json:
         rows = {key: {"value": value, "source": found.sources[key]} for key, value in values.items()}
         print(

@@ -86,7 +86,8 @@ def configured(
     config, sources = load_config({**settings.values, **parse_limits(limit), **more}, directory)
     if settings.shown:
         log = config.log and without_password(config.log)
-        settings.show(config.model_copy(update={"api_key": None, "log": log}))
+        shown = {"api_key": None, "log": log, "mcp": config.mcp.without_variables()}
+        settings.show(config.model_copy(update=shown))
     return config, sources
 
 
@@ -122,16 +123,17 @@ def open_runtime(
     `limits` take the place of a task's own (`said_limits`).
     """
     from nano_coder.agent.profiles import completion_tokens, with_tools
+    from nano_coder.mcp.tools import further_tools
     from nano_coder.models.opening import open_policy
     from nano_coder.run.execution import Runtime
     from nano_coder.run.redacting_log import redacting_store
     from nano_coder.sandbox.backend import open_sandbox
     from nano_coder.sandbox.proxy import allowed_hosts
-    from nano_coder.tools.registry import TOOLS
+    from nano_shared.redact.redactor import Redactor
     from nano_shared.types import Sampling
 
     sandbox = open_sandbox(config.sandbox, python=config.python or _project_python(directory))
-    more = [TOOLS.give(tool).spec.name for tool in config.tools]
+    more = further_tools(config, sandbox, store)
     opened = open_policy(
         model or config.model, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype,
         profile=config.profile, device=config.device, own_temperature=config.temperature is None,
@@ -148,6 +150,8 @@ def open_runtime(
         limits=limits or {},
         policy_name=opened.name,
         hosts=allowed_hosts(config.net),
+        notes=store.notes(str(directory.resolve()), Redactor(config.redact).scrub),
+        search=config.search,
     )
 
 

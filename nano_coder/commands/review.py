@@ -79,7 +79,7 @@ def edited(trajectory: Trajectory, store: LogStore) -> str:
     with tempfile.TemporaryDirectory(prefix="nano-edit-") as folder:
         work = Path(folder) / "work"
         snapshot.materialise(left, store.blobs, work)
-        _open_editor(paths, work)
+        open_editor(paths, work)
         now = snapshot.load(snapshot.snapshot_directory(work, store.blobs, exclude=()), store.blobs)
     kept = [entry for entry in left.entries if entry.path not in paths]
     opened = [now.by_path[path] for path in paths if path in now.by_path]
@@ -90,8 +90,8 @@ def edited(trajectory: Trajectory, store: LogStore) -> str:
     return workspace_edit(workspace, diff)
 
 
-def _open_editor(paths: list[str], work: Path) -> None:
-    """Raises UsageError where it cannot be started or ends with another status than 0."""
+def open_editor(paths: list[str], work: Path) -> None:
+    """Open files of a folder in the user's editor. Raises UsageError where it cannot be started or fails."""
     line = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     try:
         # names of files are data: one that begins with a dash is no option

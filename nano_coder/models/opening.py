@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from nano_coder.agent.dialects.native import HERMES_JSON
 from nano_coder.agent.dialects.registry import DIALECTS
-from nano_coder.agent.profiles import COMPACT_1, HERMES_1, find_profile
+from nano_coder.agent.profiles import COMPACT_1, HERMES_1, find_profile, logged_profile
 from nano_coder.models.registry import MODELS, ModelOptions, find_opener
 from nano_coder.models.replayed import PromptRenderer
 from nano_coder.models.scripted import ScriptedPolicy
@@ -197,7 +197,7 @@ def open_renderer(run: Trajectory, model: str | None = None) -> PromptRenderer |
         if not isinstance(policy, PromptRenderer):
             raise UsageError(f"{model or run.policy} renders no prompts: it has no `delta`")
         return policy
-    profile = find_profile(run.profile)
+    profile = logged_profile(run) or find_profile(run.profile)
     from nano_coder.models.weights import load_tokenizer
 
     try:

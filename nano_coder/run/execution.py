@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nano_coder import __version__
 from nano_coder.agent.loop import Agent, spill_path
-from nano_coder.agent.profiles import COMPACT_1, continuing_profile, serving_profile
+from nano_coder.agent.profiles import COMPACT_1, continuing_profile, given_tools, serving_profile
 from nano_coder.agent.prompt import first_started, offered_tools, open_conversation
+from nano_coder.agent.recorded_answers import RecordedAnswers
 from nano_coder.agent.workspace import Workspace
 from nano_coder.grading.graders import by_grader, find_grader
 from nano_coder.grading.submission import grade_trajectory
@@ -34,12 +35,16 @@ from nano_shared.errors import (
     SandboxError,
     UsageError,
 )
+from nano_shared.notes import Notes
 from nano_shared.policy import Conversation, Policy
 from nano_shared.profile import InterfaceProfile
 from nano_shared.redact import is_redacted
 from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import Sampling, StopReason, Task, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from nano_coder.config import SearchSettings
 
 OnTurn = Callable[[Turn], None]
 
@@ -66,6 +71,10 @@ class Runtime:
     """the project's git history, visible to runs; not to grading"""
     hosts: frozenset[str] = frozenset()
     """hosts that runs may reach; not grading"""
+    notes: Notes | None = None
+    """what runs remember of their project; None where they may not"""
+    search: SearchSettings | None = None
+    """where `web_search` looks; None is a library in the workspace"""
     on_text: Callable[[str], None] | None = None
     """gets completions as they come, from a policy that streams; for one run at a time"""
 
@@ -204,11 +213,12 @@ def branch_run(
     fork = fork.model_copy(
         update={"turns": tuple(turns), "parent_step": len(turns), "directory": parent.directory}
     )
+    record = RecordedAnswers(parent, runtime.store.get_blob, for_fork=True, after=len(turns))
     with runtime.store.claim(fork.id):
         runtime.store.begin(fork)
         if on_start:
             on_start(fork)
-        return _go_on(fork, runtime, parent.snapshot, str(fork.last_snapshot), on_turn)
+        return _go_on(fork, runtime, parent.snapshot, str(fork.last_snapshot), on_turn, record)
 
 
 def run_without_turns(task: Task, runtime: Runtime) -> Trajectory:
@@ -237,12 +247,18 @@ def resume_run(run_id: str, runtime: Runtime, *, on_turn: OnTurn | None = None) 
 
 
 def _go_on(
-    trajectory: Trajectory, runtime: Runtime, start: str, newest: str, on_turn: OnTurn | None
+    trajectory: Trajectory,
+    runtime: Runtime,
+    start: str,
+    newest: str,
+    on_turn: OnTurn | None,
+    record: RecordedAnswers | None = None,
 ) -> Trajectory:
     """Continue a run from its logged turns; `newest` is the workspace after them."""
     with _jail(newest, trajectory.task, runtime) as jail:
         workspace = _workspace(jail, trajectory.task, runtime, start, newest)
         agent = _agent(trajectory, runtime, jail, workspace)
+        agent.record = record
         for turn in trajectory.turns:
             agent.conversation.record(turn.completion)
             take = agent.inherit if turn.index < trajectory.inherited else agent.take
@@ -296,6 +312,7 @@ def _new_trajectory(
         profile_hash=runtime.profile.hash,
         template_hash=runtime.policy.template_hash,
         tools_hash=runtime.profile.tools_hash,
+        given_tools=given_tools(runtime.profile),
         policy=runtime.policy_name or runtime.policy.id,
         snapshot=start,
         directory=runtime.directory,
@@ -409,7 +426,15 @@ def _agent(trajectory: Trajectory, runtime: Runtime, jail: Jail, workspace: Work
         profile=runtime.profile,
         tools=offered_tools(runtime.profile, task),
         workspace=workspace,
-        context=ToolContext(jail=jail, limits=task.limits),
+        context=ToolContext(
+            jail=jail,
+            limits=task.limits,
+            sandbox=runtime.sandbox,
+            network=task.network,
+            notes=runtime.notes,
+            search=runtime.search,
+            run_id=trajectory.id,
+        ),
         conversation=_conversation(trajectory, runtime, workspace.files()),
         sampling=runtime.sampling,
         seed=trajectory.seed,
@@ -456,6 +481,8 @@ def _drive(agent: Agent, trajectory: Trajectory, runtime: Runtime, on_turn: OnTu
         agent.stop, detail = StopReason.SANDBOX_ERROR, str(problem)
     except KeyboardInterrupt:
         agent.stop = StopReason.INTERRUPTED
+    finally:
+        agent.context.held.close()
     return _end(agent, trajectory, runtime, detail)
 
 

@@ -15,7 +15,7 @@ from socket import socket
 from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.workspace import Workspace
-from nano_coder.sandbox.protocol import ExecResult, Sandbox, SupportsListening, SupportsMounts
+from nano_coder.sandbox.protocol import ExecResult, Sandbox, SupportsListening, place_in_jail, showing
 from nano_coder.sandbox.proxy import PORT
 from nano_shared import snapshot
 from nano_shared.errors import ConfigError, SandboxError, UsageError
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 URL = f"http://127.0.0.1:{PORT}"
 _KEY = "nano"
-_OWN = ("/tmp", "/work", "/dev/shm", "/proc")
-"""folders of the host that a jail does not show, since it has its own"""
 
 
 def open_agent(command: str | None, folders: Sequence[str] = ()) -> ForeignAgent | None:
@@ -64,7 +62,7 @@ class ForeignAgent:
         """The shell line, with the places that the folders have in the jail."""
         command = self.command
         for folder in self.mounts:
-            command = command.replace(str(folder), _inside(folder))
+            command = command.replace(str(folder), place_in_jail(folder))
         return command.replace("{prompt}", shlex.quote(task.prompt))
 
     def variables(self) -> dict[str, str]:
@@ -130,16 +128,8 @@ def _without_turns(begun: Trajectory, stop: StopReason, detail: str, runtime: Ru
     return begun.model_copy(update={"stop": stop, "stop_detail": detail, "ended": ended})
 
 
-def _inside(folder: Path) -> str:
-    hidden = any(folder.is_relative_to(own) for own in _OWN)
-    return f"/opt/agents/{folder.name}" if hidden else str(folder)
-
-
 def _sandbox(sandbox: Sandbox, agent: ForeignAgent) -> SupportsListening:
-    for folder in agent.mounts:
-        if not isinstance(sandbox, SupportsMounts):
-            raise UsageError(f"the sandbox {sandbox.name!r} cannot show folders to an agent; use ns")
-        sandbox = sandbox.with_mount(folder, _inside(folder))
+    sandbox = showing(sandbox, agent.mounts)
     if not isinstance(sandbox, SupportsListening):
         raise UsageError(f"the sandbox {sandbox.name!r} has no way from an agent to its model; use ns")
     return sandbox

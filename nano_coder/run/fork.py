@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 
 from nano_coder.agent.profiles import continuing_profile
 from nano_coder.models.local.scheduler import cancel_pending, slots_for
@@ -42,6 +43,8 @@ def fork_run(
     refuse_step(run, at)
     _refuse_other_reader(run, runtime, at)
     task = run.task if check is None else checked_by(run.task, check)
+    if runtime.notes is not None:
+        runtime = replace(runtime, notes=runtime.notes.for_forks())
     base = secrets.randbits(32) if seed is None else seed
     at_once = min(n, _AT_ONCE)
     slots = slots_for(runtime.policy, n, at_once)

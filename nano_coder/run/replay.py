@@ -9,19 +9,23 @@ from typing import Any
 
 from nano_coder.agent.loop import Agent, spill_path
 from nano_coder.agent.observation import shorten
-from nano_coder.agent.profiles import PROFILES, missing_tools
+from nano_coder.agent.profiles import PROFILES, logged_profile, missing_tools
 from nano_coder.agent.prompt import first_started, offered_tools, open_conversation
+from nano_coder.agent.recorded_answers import RecordedAnswers, recorded_kind
 from nano_coder.agent.workspace import Workspace
 from nano_coder.grading.command_run import workspace_jail
 from nano_coder.models.replayed import Prompt, PromptRenderer, ReplayedPolicy
 from nano_coder.run.replay_differences import Cause, Drift, cause_of, excerpts, explained
 from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox
+from nano_coder.sandbox.workspace_archive import pack_workspace
+from nano_coder.tools.registry import TOOLS
 from nano_coder.tools.tool import ToolContext
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, MemoryBlobs
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.profile import InterfaceProfile
 from nano_shared.redact import is_redacted
+from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.snapshot import EntryKind
 from nano_shared.types import Observation, Sampling, Trajectory, Turn
 
@@ -54,6 +58,11 @@ def execute(run: Trajectory, sandbox: Sandbox, blobs: BlobStore) -> Executed:
     """
     if run.snapshot is None:
         raise UsageError(f"run {run.id} has no snapshot of its start, so there is nothing to execute it on")
+    missing = missing_tools(run.profile)
+    if missing and any(
+        name not in TOOLS and recorded_kind(name) is None for name in run.profile.split("+")[1:]
+    ):
+        raise UsageError(f"run {run.id} was given {missing}. --view shows it all the same")
     executions = [_execution(run, sandbox, blobs)]
     differing = [key for key, logged in executions[0].logged.items() if logged != executions[0].now.get(key)]
     unseen = [key for key in differing if not _seen(key, executions[0])]
@@ -106,11 +115,15 @@ def _execution(run: Trajectory, sandbox: Sandbox, blobs: BlobStore) -> _Executio
     with workspace_jail(snapshot.load(start, blobs), blobs, sandbox, run.task.limits) as jail:
         workspace = Workspace(jail, layered, start=start, snapshot=start)
         agent = _agent(run, ReplayedPolicy(run, None), jail, workspace, layered)
+        agent.record = RecordedAnswers(run, blobs.get, for_fork=False)
         for turn in run.turns:
             for number, call in enumerate(turn.calls):
                 again = agent.execute(number, call)
                 if number < len(turn.observations):
                     _compare(found, turn, number, again, blobs)
+                    if recorded_kind(call.name) and turn.observations[number].files_changed:
+                        _restore_files(turn, jail, blobs)
+                        workspace.refresh()
                     if (
                         turn.observations[number].blob is not None
                     ):  # the observation says that the output lies there
@@ -145,6 +158,15 @@ def _restore_others(turn: Turn, jail: Jail, blobs: BlobStore) -> None:
         blob = turn.observations[number].blob
         if blob is not None:
             jail.write(spill_path(turn.index, number), blobs.get(blob))
+
+
+def _restore_files(turn: Turn, jail: Jail, blobs: BlobStore) -> None:
+    """Give the workspace the files that the turn left: those that a recorded tool changed are in the log
+    alone."""
+    with scratch_folder("files", in_memory()) as folder:
+        snapshot.materialise(str(turn.snapshot), blobs, folder / "work")
+        with pack_workspace(folder / "work").stream as packed:
+            jail.restore(packed.read())
 
 
 def _compare_files(found: _Execution, turn: Turn, now: str, blobs: BlobStore) -> None:
@@ -271,14 +293,14 @@ def _notes(run: Trajectory, reader: PromptRenderer | None, profile: InterfacePro
 def _agent(
     run: Trajectory, policy: ReplayedPolicy, jail: Jail, workspace: Workspace | None, blobs: BlobStore
 ) -> Agent:
-    if missing := missing_tools(run.profile):
+    profile = logged_profile(run)
+    if profile is None and (missing := missing_tools(run.profile)):
         raise UsageError(f"run {run.id} was given {missing}. --view shows it all the same")
-    if run.profile not in PROFILES:
+    if profile is None:
         raise UsageError(
             f"run {run.id} was made under profile {run.profile!r}, which this nano does not have; it has"
             f" {', '.join(PROFILES)}. --view shows it all the same"
         )
-    profile = PROFILES[run.profile]
     start = str(run.snapshot)
     workspace = workspace or Workspace(jail, blobs, start=start, snapshot=start)
     files = workspace.files() if run.snapshot is not None else list(run.task.files)

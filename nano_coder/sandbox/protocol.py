@@ -145,6 +145,25 @@ class SupportsMounts(Protocol):
         ...
 
 
+_HIDDEN = ("/tmp", "/work", "/dev/shm", "/proc")
+"""folders of the host that a jail does not show, since it has its own"""
+
+
+def place_in_jail(folder: Path) -> str:
+    """Where a jail shows a folder of the host: at the same place, or below /opt/agents if that is its own."""
+    hidden = any(folder.is_relative_to(own) for own in _HIDDEN)
+    return f"/opt/agents/{folder.name}" if hidden else str(folder)
+
+
+def showing(sandbox: Sandbox, folders: Sequence[Path]) -> Sandbox:
+    """The sandbox with these folders in its jails, read-only. Raises UsageError for one that shows none."""
+    for folder in folders:
+        if not isinstance(sandbox, SupportsMounts):
+            raise UsageError(f"the sandbox {sandbox.name!r} cannot show folders of this machine; use ns")
+        sandbox = sandbox.with_mount(folder, place_in_jail(folder))
+    return sandbox
+
+
 @runtime_checkable
 class SupportsHosts(Protocol):
     """A sandbox that can let its jails reach named hosts."""

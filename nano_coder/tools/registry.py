@@ -16,6 +16,7 @@ class Tools(Extensions[Tool]):
     def __init__(self) -> None:
         super().__init__("nano.tools", check=_problem)
         self._given: dict[str, tuple[str, Tool]] = {}
+        self._made: dict[str, Tool] = {}
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -26,6 +27,8 @@ class Tools(Extensions[Tool]):
         """The tool of that name. Raises ConfigError for one that is not at hand or cannot be loaded."""
         if name in self._given:
             return self._given[name][1]
+        if name in self._made:
+            return self._made[name]
         found = super().find(name)
         if not is_file_reference(name) and found.spec.name != name:
             raise ConfigError(f"the tool {found.spec.name!r} is registered in nano.tools as {name!r}")
@@ -45,15 +48,20 @@ class Tools(Extensions[Tool]):
             self._given[name] = (f"{Path(file).expanduser().resolve()}:{attribute}", found)
         return found
 
+    def add(self, made: Tool) -> None:
+        """Give a tool that this process made, such as one of an MCP server, its name; replaces an earlier."""
+        self._made[made.spec.name] = made
+
     def __contains__(self, name: object) -> bool:
-        return name in self._given or super().__contains__(name)
+        return name in self._given or name in self._made or super().__contains__(name)
 
     def __iter__(self) -> Iterator[str]:
         yield from super().__iter__()
         yield from self._given
+        yield from self._made
 
     def __len__(self) -> int:
-        return super().__len__() + len(self._given)
+        return super().__len__() + len(self._given) + len(self._made)
 
 
 def _problem(value: object) -> str | None:

@@ -8,16 +8,22 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, get_type_hints
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
 
-from nano_coder.sandbox.protocol import ExecResult, Jail
+from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared.errors import ConfigError, NanoError, UsageError
 from nano_shared.extensions import is_ours
 from nano_shared.types import Limits, ToolSpec
 
+if TYPE_CHECKING:
+    from nano_coder.config import SearchSettings
+    from nano_shared.notes import Notes
+
+C = TypeVar("C", bound="Closable")
+Recorded = Literal["replays", "forks"] | None
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _PER_CORE = 4
 _at_once = threading.BoundedSemaphore(_PER_CORE * len(os.sched_getaffinity(0)))
@@ -25,12 +31,52 @@ _at_once = threading.BoundedSemaphore(_PER_CORE * len(os.sched_getaffinity(0)))
 agents start alike: forty test suites at once on two cores take 20 s each, and some reach the 30 s limit."""
 
 
+class Closable(Protocol):
+    """What is held open until it is closed."""
+
+    def close(self) -> None: ...
+
+
+class HeldOpen:
+    """What the tools of one run keep open between calls, by name, until the run ends."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Any] = {}
+
+    def get(self, name: str, opener: Callable[[], C]) -> C:
+        """What is held under the name, opened first if nothing is."""
+        if name not in self._held:
+            self._held[name] = opener()
+        found: C = self._held[name]
+        return found
+
+    def drop(self, name: str) -> None:
+        """Close what is held under the name."""
+        self._held.pop(name).close()
+
+    def close(self) -> None:
+        while self._held:
+            self.drop(next(iter(self._held)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """What a tool may use: the jail and its limits, nothing of the host."""
+    """What a tool may use: the jail and its limits, and of the world beside it what the user allowed."""
 
     jail: Jail
     limits: Limits
+    sandbox: Sandbox | None = None
+    """opens further jails"""
+    held: HeldOpen = field(default_factory=HeldOpen)
+    network: str = "none"
+    """none, or allow=HOST,...: hosts that the jail may reach"""
+    notes: Notes | None = None
+    """what the agent remembers of the project; None where it may not"""
+    search: SearchSettings | None = None
+    """where `web_search` looks; None is the workspace's own library"""
+    run_id: str = ""
+    turn: int = 0
+    """index of the turn that calls"""
 
     def run(self, argv: Sequence[str]) -> ExecResult:
         """Run a program in the jail. Raises ToolFailure for arguments that no program can be given."""
@@ -76,6 +122,9 @@ class Tool:
     function: Callable[..., ToolResult | str]
     mutates: bool
     """may change the workspace, so a snapshot follows"""
+    recorded: Recorded = None
+    """who takes its answer from the log instead of calling it, since it depends on more than the workspace:
+    replays, or also forks, where their parent's run has the answer to an equal call"""
 
     def __call__(self, context: ToolContext, arguments: dict[str, Any]) -> ToolResult:
         """Validate the arguments and run. Raises ToolFailure with the error and the right usage, and for any
@@ -121,12 +170,13 @@ class Tool:
 
 
 def tool(
-    *, body: str | None = None, mutates: bool = False
+    *, body: str | None = None, mutates: bool = False, recorded: Recorded = None
 ) -> Callable[[Callable[..., ToolResult | str]], Tool]:
     """Makes a Tool of a function `f(context, **arguments)`, with its name, schema and description.
 
     It returns a ToolResult, or text where there is no more to say. `body` is the argument that the compact
-    dialect writes below the call. Raises ConfigError for a function whose arguments give no schema.
+    dialect writes below the call; `recorded` says who takes its answer from the log. Raises ConfigError for a
+    function whose arguments give no schema.
     """
 
     def build(function: Callable[..., ToolResult | str]) -> Tool:
@@ -140,7 +190,7 @@ def tool(
             parameters=_plain_schema(model),
             body=body,
         )
-        return Tool(spec=spec, arguments=model, function=function, mutates=mutates)
+        return Tool(spec=spec, arguments=model, function=function, mutates=mutates, recorded=recorded)
 
     return build
 

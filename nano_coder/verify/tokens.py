@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.agent.dialects.api import Api
 from nano_coder.agent.loop import observation_messages
-from nano_coder.agent.profiles import PROFILES
+from nano_coder.agent.profiles import logged_profile
 from nano_coder.agent.prompt import first_started, open_conversation
 from nano_coder.grading.command_check import laid_over, restored
 from nano_coder.grading.command_run import tree_hash
@@ -135,7 +135,7 @@ class TokenCheck:
 
     def _rendering(self, run: Trajectory) -> RunFinding | None:
         """Context ids must be what the template renders; the beginning of a compacted row is not checked."""
-        profile = PROFILES.get(run.profile)
+        profile = logged_profile(run)
         if profile is None:
             return _no(RefusalCode.OTHER_PROFILE, f"profile {run.profile} is not one of this nano")
         files, conversation = self._files(run), Conversation(started=first_started(run))

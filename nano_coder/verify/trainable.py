@@ -14,7 +14,7 @@ from typing import Any
 
 from nano_coder.agent.dialects.api import Api
 from nano_coder.agent.dialects.registry import DIALECTS
-from nano_coder.agent.profiles import PROFILES, missing_tools
+from nano_coder.agent.profiles import logged_profile, missing_tools
 from nano_coder.grading.graders import GRADER
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_shared.hashing import content_hash
@@ -183,10 +183,10 @@ def _how_sampled(turn: TurnFacts) -> RunFinding | None:
 
 
 def _interface(run: RunFacts) -> Iterator[RunFinding]:
-    if missing := missing_tools(run.profile):
+    profile = logged_profile(run)
+    if profile is None and (missing := missing_tools(run.profile)):
         yield _no(RefusalCode.OTHER_PROFILE, f"the run was given {missing}")
         return
-    profile = PROFILES.get(run.profile)
     if profile is None or hashes(profile)[0] != run.profile_hash:
         yield _no(
             RefusalCode.OTHER_PROFILE,

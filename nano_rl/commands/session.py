@@ -81,6 +81,7 @@ def policy_runtime(
         policy_name=opened.name,
         limits=said_limits(config, sources),
         hosts=allowed_hosts(config.net),
+        search=config.search,
         agent=open_agent(config.agent, config.agent_folders),
     )
 
@@ -141,6 +142,7 @@ def training_runtime(
         policy_name=name,
         limits=said_limits(config, sources),
         hosts=allowed_hosts(config.net),
+        search=config.search,
         agent=open_agent(config.agent, config.agent_folders),
     )
     return opened, name, runtime

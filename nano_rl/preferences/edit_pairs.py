@@ -12,7 +12,7 @@ from posixpath import normpath
 
 from nano_coder.agent.dialects.registry import DIALECTS
 from nano_coder.agent.loop import observation_messages
-from nano_coder.agent.profiles import PROFILES, serving_profile
+from nano_coder.agent.profiles import logged_profile, serving_profile
 from nano_coder.agent.prompt import offered_tools
 from nano_rl.imitation.rows import run_messages
 from nano_rl.preferences.pairs import PreferencePair
@@ -50,7 +50,7 @@ def _pair(run: Trajectory, texts: Mapping[int, str], blobs: BlobStore) -> Prefer
     """The pair of an edit; `texts` maps turns to their better texts."""
     first, last = min(texts), max(texts)
     said_before = run.model_copy(update={"turns": run.turns[:first]})
-    before = run_messages(said_before, PROFILES[run.profile], blobs)
+    before = run_messages(said_before, logged_profile(run), blobs)
     sides: list[list[Message]] = [[], []]
     for turn in run.turns[first : last + 1]:
         said = turn.completion.text
@@ -122,7 +122,7 @@ def _replaced(value: JsonValue, old: str, new: str) -> str | None:
 
 
 def _written(run: Trajectory, turn: Turn, calls: list[ToolCall]) -> str:
-    profile = serving_profile(PROFILES[run.profile], run.task)
+    profile = serving_profile(logged_profile(run), run.task)
     return DIALECTS[profile.dialect].render(turn.thought, calls, offered_tools(profile, run.task))
 
 

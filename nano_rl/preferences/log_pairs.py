@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from nano_coder.agent.profiles import PROFILES, serving_profile
+from nano_coder.agent.profiles import logged_profile, serving_profile
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_rl.config.training import TrainConfig
 from nano_rl.imitation.rows import NO_DIRECTORY, opens, run_messages
@@ -103,7 +103,7 @@ def _whole(store: LogStore, refused: Counter[str]) -> Iterator[Trajectory]:
 
 
 def _admitted(run: Trajectory, refused: Counter[str], blobs: BlobStore) -> bool:
-    profile = PROFILES.get(run.profile)
+    profile = logged_profile(run)
     reason = None
     if run.stop is None or run.stop.ours:
         reason = "unfinished, or a failure of ours"
@@ -220,7 +220,7 @@ def pair_of(chosen: Trajectory, rejected: Trajectory, blobs: BlobStore) -> Prefe
 
 def _conversation(run: Trajectory, blobs: BlobStore) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     """The messages before the first own completion, and those from it to the last completion."""
-    messages = run_messages(run, PROFILES[run.profile], blobs)
+    messages = run_messages(run, logged_profile(run), blobs)
     said = [i for i, m in enumerate(messages) if m.role is Role.ASSISTANT]
     first, last = said[run.inherited], said[-1]
     return tuple(messages[:first]), tuple(messages[first : last + 1])

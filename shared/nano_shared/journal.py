@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -13,7 +14,15 @@ from sqlalchemy.exc import IntegrityError
 from nano_shared import schema
 from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback
-from nano_shared.rows import feedback_row, run_row, task_row, tool_call_rows, turn_row, verdict_row
+from nano_shared.rows import (
+    feedback_row,
+    run_row,
+    task_row,
+    tool_call_rows,
+    tool_hash,
+    turn_row,
+    verdict_row,
+)
 from nano_shared.types import StopReason, Task, Trajectory, Turn, Verdict
 
 
@@ -43,7 +52,20 @@ def insert_run(connection: sa.Connection, trajectory: Trajectory) -> None:
     task_id = insert_task(connection, trajectory.task)
     if connection.scalar(_RUN_IS_THERE, {"run": trajectory.id}) is not None:
         raise LogError(f"run {trajectory.id} is already in the log; {HINT}")
+    insert_given_tools(connection, trajectory)
     connection.execute(_ADD_RUN, run_row(trajectory, task_id))
+
+
+def insert_given_tools(connection: sa.Connection, trajectory: Trajectory) -> None:
+    """Add the tools that the run was given and the log does not hold yet."""
+    table = schema.given_tools
+    for tool in trajectory.given_tools:
+        key = tool_hash(tool)
+        if connection.scalar(sa.select(sa.literal(1)).where(table.c.hash == key)) is None:
+            row = {"hash": key, "name": tool.name, "spec": tool.model_dump(), "first_seen": time.time()}
+            # on a server another process may be first, with the same
+            with suppress(IntegrityError), connection.begin_nested():
+                connection.execute(table.insert(), row)
 
 
 def insert_task(connection: sa.Connection, task: Task) -> str:

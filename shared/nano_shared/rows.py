@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import RowMapping
 
 from nano_shared.feedback import Feedback, Said
+from nano_shared.hashing import content_hash
 from nano_shared.types import (
     ApiAnswer,
     Completion,
@@ -15,6 +16,7 @@ from nano_shared.types import (
     Observation,
     Task,
     ToolCall,
+    ToolSpec,
     Trajectory,
     Turn,
     TurnTokens,
@@ -51,7 +53,14 @@ def task_row(task: Task) -> Columns:
 
 
 def run_row(trajectory: Trajectory, task_id: str) -> Columns:
-    return {"task_id": task_id} | {name: getattr(trajectory, name) for name in _RUN_FIELDS}
+    given = [tool_hash(tool) for tool in trajectory.given_tools] or None
+    fields = {name: getattr(trajectory, name) for name in _RUN_FIELDS}
+    return {"task_id": task_id, "given_tools": given} | fields
+
+
+def tool_hash(tool: ToolSpec) -> str:
+    """What a given tool is known by in the log."""
+    return content_hash(tool.model_dump(mode="json"))
 
 
 def turn_row(run_id: str, turn: Turn) -> Columns:
@@ -140,7 +149,11 @@ def verdict_from(row: RowMapping) -> Verdict:
 
 
 def trajectory_from(
-    run: RowMapping, turns: Sequence[RowMapping], calls: Sequence[RowMapping], verdict: RowMapping | None
+    run: RowMapping,
+    turns: Sequence[RowMapping],
+    calls: Sequence[RowMapping],
+    verdict: RowMapping | None,
+    given_tools: tuple[ToolSpec, ...] = (),
 ) -> Trajectory:
     """`run` includes the task's `body`; turns and calls are in order."""
     by_turn: dict[int, list[RowMapping]] = {}
@@ -150,6 +163,7 @@ def trajectory_from(
         task=Task.model_validate(run["body"]),
         turns=tuple(_turn_from(turn, by_turn.get(turn["turn"], [])) for turn in turns),
         verdict=verdict_from(verdict) if verdict else None,
+        given_tools=given_tools,
         **{name: run[name] for name in _RUN_FIELDS},
     )
 

@@ -14,7 +14,8 @@ import sqlalchemy as sa
 
 from nano_shared import schema
 from nano_shared.run_facts import OPINIONS, RunFacts, TaskFacts, TurnFacts, VerdictFacts, draw_digest
-from nano_shared.types import REDACTED_ID, StopReason
+from nano_shared.run_queries import given_tools
+from nano_shared.types import REDACTED_ID, StopReason, ToolSpec
 
 _BATCH = 200
 """number of runs whose turns are in memory at once"""
@@ -45,12 +46,12 @@ def stream_facts(connection: sa.Connection, chosen: RunFilter) -> Iterator[RunFa
     streaming = connection.execution_options(stream_results=True, yield_per=_BATCH)
     rows = streaming.execute(_runs(chosen))
     matching = (row for row in rows if chosen.task is None or fnmatchcase(row.key, chosen.task))
-    tasks = _Tasks(connection)
+    tasks, given = _Tasks(connection), _GivenTools(connection)
     while batch := list(islice(matching, _BATCH)):
         ids = [row.id for row in batch]
         turns = _turns(connection, ids)
         for row in batch:
-            yield _run_facts(row, tasks.of(row), tuple(turns.get(row.id, ())))
+            yield _run_facts(row, tasks.of(row), tuple(turns.get(row.id, ())), given.of(row.given_tools))
 
 
 def _runs(chosen: RunFilter) -> sa.Select[Any]:
@@ -64,7 +65,7 @@ def _runs(chosen: RunFilter) -> sa.Select[Any]:
     )
     opinions = sa.exists().where(feedback.c.run_id == runs.c.id, feedback.c.kind.in_(OPINIONS))
     names = ("id", "task_id", "policy", "profile", "profile_hash", "template_hash", "tools_hash", "parent",
-             "parent_step", "stop", "answer", "started")  # fmt: skip
+             "parent_step", "stop", "answer", "started", "given_tools")  # fmt: skip
     query = (
         sa.select(
             *(runs.c[name] for name in names), tasks.c.key, tasks.c.split, opinions.label("opinions"),
@@ -108,6 +109,24 @@ class _Tasks:
                 answer_only=hidden.get("kind") == "answer",
             )
         return self._last
+
+
+class _GivenTools:
+    """Reads each set of given tools once: the runs of a project share theirs."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self._connection = connection
+        self._known: dict[tuple[str, ...], tuple[ToolSpec, ...]] = {(): ()}
+
+    def of(self, hashes: list[str] | None) -> tuple[ToolSpec, ...]:
+        """None of them where one is damaged or lost."""
+        key = tuple(hashes or ())
+        if key not in self._known:
+            try:
+                self._known[key] = given_tools(self._connection, key)
+            except ValueError:
+                self._known[key] = ()
+        return self._known[key]
 
 
 def _turns(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[TurnFacts]]:
@@ -192,7 +211,9 @@ def _floats(blob: bytes) -> array[float]:
     return values
 
 
-def _run_facts(row: Any, task: TaskFacts, turns: tuple[TurnFacts, ...]) -> RunFacts:
+def _run_facts(
+    row: Any, task: TaskFacts, turns: tuple[TurnFacts, ...], given_tools: tuple[ToolSpec, ...]
+) -> RunFacts:
     judged = None
     if row.verdict_trust is not None:
         judged = VerdictFacts(**{name: getattr(row, f"verdict_{name}") for name in _JUDGED})
@@ -200,5 +221,5 @@ def _run_facts(row: Any, task: TaskFacts, turns: tuple[TurnFacts, ...]) -> RunFa
         id=row.id, task=task, policy=row.policy, profile=row.profile, profile_hash=row.profile_hash,
         template_hash=row.template_hash, tools_hash=row.tools_hash, parent=row.parent,
         parent_step=row.parent_step, stop=_STOPS.get(row.stop), answer=row.answer, started=row.started,
-        turns=turns, verdict=judged, opinions=bool(row.opinions),
+        turns=turns, verdict=judged, opinions=bool(row.opinions), given_tools=given_tools,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from nano_shared.types import REDACTED_ID, StopReason, Task, Trajectory, Turn, Verdict, group_key
+from nano_shared.types import REDACTED_ID, StopReason, Task, ToolSpec, Trajectory, Turn, Verdict, group_key
 
 OPINIONS = ("accept", "reject", "edit", "thumb", "prefer")
 """kinds of feedback that rate a run"""
@@ -88,6 +88,8 @@ class RunFacts:
     started: float
     turns: tuple[TurnFacts, ...]
     verdict: VerdictFacts | None
+    given_tools: tuple[ToolSpec, ...] = ()
+    """tools beside those of the profile"""
     opinions: bool = False
     """whether feedback rates the run"""
 
@@ -121,7 +123,7 @@ class RunFacts:
 def facts_of(trajectory: Trajectory) -> RunFacts:
     """The facts of a trajectory."""
     names = ("id", "policy", "profile", "profile_hash", "template_hash", "tools_hash", "parent",
-             "parent_step", "stop", "answer", "started")  # fmt: skip
+             "parent_step", "stop", "answer", "started", "given_tools")  # fmt: skip
     return RunFacts(
         task=task_facts(trajectory.task),
         turns=tuple(map(_turn_facts, trajectory.turns)),

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from nano_shared import schema
 from nano_shared.errors import LogError
 from nano_shared.journal import HINT
-from nano_shared.rows import trajectory_from
+from nano_shared.rows import tool_hash, trajectory_from
 from nano_shared.schema import ExactText
-from nano_shared.types import Split, StopReason, Task, Trajectory, Value
+from nano_shared.types import Split, StopReason, Task, ToolSpec, Trajectory, Value
 
 
 class RunSummary(Value):
@@ -88,17 +88,39 @@ def load(connection: sa.Connection, run_id: str) -> Trajectory:
 
     newest = sa.select(verdicts).where(verdicts.c.run_id == run_id).order_by(verdicts.c.id.desc()).limit(1)
     try:
+        row = rows(sa.select(runs, schema.tasks.c.body).join(schema.tasks).where(runs.c.id == run_id))[0]
         return trajectory_from(
-            rows(sa.select(runs, schema.tasks.c.body).join(schema.tasks).where(runs.c.id == run_id))[0],
+            row,
             rows(sa.select(turns).where(turns.c.run_id == run_id).order_by(turns.c.turn)),
             rows(sa.select(calls).where(calls.c.run_id == run_id).order_by(calls.c.turn, calls.c.position)),
             next(iter(rows(newest)), None),
+            given_tools(connection, row["given_tools"]),
         )
     except (ValueError, struct.error) as damage:
         cause = damage.errors()[0]["msg"] if isinstance(damage, ValidationError) else str(damage)
         raise LogError(
             f"run {run_id} is damaged in the log ({cause}); `nano-coder log verify {run_id}` says more"
         ) from damage
+
+
+def given_tools(connection: sa.Connection, hashes: Sequence[str] | None) -> tuple[ToolSpec, ...]:
+    """The tools of these hashes. Raises ValueError for one that the log lost."""
+    table = schema.given_tools
+    query = sa.select(table.c.hash, table.c.spec).where(table.c.hash.in_(hashes or ()))
+    found = {row.hash: row.spec for row in connection.execute(query)} if hashes else {}
+    if missing := set(hashes or ()) - found.keys():
+        raise ValueError(f"the tool {min(missing)} that it was given is missing")
+    return tuple(ToolSpec.model_validate(found[each]) for each in hashes or ())
+
+
+def earlier_tool(connection: sa.Connection, tool: ToolSpec) -> tuple[ToolSpec, float] | None:
+    """The newest tool of that name that runs were given, and since when; None if they had this very one."""
+    table = schema.given_tools
+    query = sa.select(table).where(table.c.name == tool.name).order_by(table.c.first_seen.desc())
+    rows = connection.execute(query).all()
+    if not rows or tool_hash(tool) in {row.hash for row in rows}:
+        return None
+    return ToolSpec.model_validate(rows[0].spec), rows[0].first_seen
 
 
 def load_task(connection: sa.Connection, run_id: str) -> Task:

@@ -138,6 +138,7 @@ runs = Table(
     Column("stop_detail", ExactText),
     Column("answer", ExactText),
     Column("diff", ExactText, nullable=False),
+    Column("given_tools", Json),  # hashes of tools beside the profile's; NULL for none, and in older versions
     Column("directory", ExactText),  # NULL where a task brought its files, and in runs of older versions
     Index("log_runs_started", "started", "id"),
     Index("log_runs_task", "task_id"),
@@ -244,4 +245,27 @@ feedback = Table(
     Column("author", ExactText),
     Column("created", Double, nullable=False),
     Index("log_feedback_run", "run_id"),
+)
+
+given_tools = Table(
+    "log_given_tools",
+    metadata,
+    Column("hash", ExactText, primary_key=True),
+    Column("name", ExactText, nullable=False),
+    Column("spec", Json, nullable=False),
+    Column("first_seen", Double, nullable=False),
+    Index("log_given_tools_name", "name"),
+)
+
+notes = Table(  # beside it an index of its text: log_notes_text in SQLite, the column `words` in Postgres
+    "log_notes",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("project", ExactText, nullable=False),
+    Column("text", ExactText, nullable=False),
+    Column("run_id", ExactText, nullable=False),  # no foreign key: the run may be deleted or in another log
+    Column("turn", Integer, nullable=False),
+    Column("private", Boolean, nullable=False),
+    Column("created", Double, nullable=False),
+    Index("log_notes_project", "project"),
 )

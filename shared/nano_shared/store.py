@@ -26,12 +26,13 @@ from nano_shared.hashing import content_hash, new_run_id
 from nano_shared.journal import ClientRequest
 from nano_shared.log_copy import Copied, copy_blobs, copy_log, refuse_other_runs
 from nano_shared.logged_run import LoggedRun, Merged, feedback_of, load_logged, merge_run, verdicts_of
+from nano_shared.notes import Notes, Scrub
 from nano_shared.rows import said_from
 from nano_shared.run_fact_rows import RunFilter, stream_facts
 from nano_shared.run_facts import RunFacts
 from nano_shared.run_pages import Cursor, GroupName, RunChoice
 from nano_shared.run_queries import RunSummary
-from nano_shared.types import Split, StopReason, Task, Trajectory, Turn, Verdict
+from nano_shared.types import Split, StopReason, Task, ToolSpec, Trajectory, Turn, Verdict
 
 
 @contextmanager
@@ -225,6 +226,10 @@ class LogStore:
         ids = self._database.write(work)
         return [Said(id=i, run=run_id, feedback=row) for i, row in zip(ids, feedback, strict=True)]
 
+    def notes(self, project: str | None, scrub: Scrub) -> Notes:
+        """What agents remember of a project (None: of all)."""
+        return Notes(self._database, project, scrub)
+
     def put_blob(self, data: bytes) -> str:
         return self.blobs.put(data)
 
@@ -265,6 +270,11 @@ class LogStore:
             return run_queries.load(connection, run_queries.resolve(connection, run, self.url))
 
         return self._database.read(work)
+
+    def earlier_tool(self, tool: ToolSpec) -> tuple[ToolSpec, float] | None:
+        """The newest tool of that name that runs were given, and since when, unix seconds; None if they were
+        given this very one, or none."""
+        return self._database.read(lambda connection: run_queries.earlier_tool(connection, tool))
 
     def task(self, run_id: str) -> Task:
         """The task of a run, without loading the run. `run_id` is a whole id. Raises LogError for an unknown

@@ -447,6 +447,17 @@ def group_key(task_key: str, parent: str | None, parent_step: int | None) -> str
     return task_key if parent is None or parent_step is None else f"{task_key}@{parent}:{parent_step}"
 
 
+class ToolSpec(Value):
+    """A tool as a model sees it."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    """JSON schema of an object"""
+    body: str | None = None
+    """string parameter that the compact dialect writes raw, after the header line"""
+
+
 class Trajectory(Value):
     """One execution: the task, every turn, why it stopped, and what it left behind."""
 
@@ -475,6 +486,9 @@ class Trajectory(Value):
     profile_hash: str
     template_hash: str
     tools_hash: str
+    given_tools: tuple[ToolSpec, ...] = ()
+    """tools beside those of the profile, as the model saw them: of files and MCP servers; empty in runs of
+    older versions"""
     policy: str
     """the policy as the user named it"""
     started: float
@@ -530,14 +544,3 @@ class Trajectory(Value):
     @property
     def reward(self) -> float | None:
         return self.verdict.reward if self.verdict else None
-
-
-class ToolSpec(Value):
-    """A tool as a model sees it."""
-
-    name: str
-    description: str
-    parameters: dict[str, Any]
-    """JSON schema of an object"""
-    body: str | None = None
-    """string parameter that the compact dialect writes raw, after the header line"""

@@ -85,7 +85,11 @@ def test_without_the_tool_nothing_goes_on_and_the_sentence_names_it(tmp_path: Pa
     codes = {finding.kind for finding in verify(run)}
     assert RefusalCode.OTHER_PROFILE not in codes
     TOOLS._given.clear()
-    assert "was given the tool 'compass'" in " ".join(finding.text for finding in verify(run))
+    # the log has the tool as the model saw it, so its text can be checked without it
+    assert RefusalCode.OTHER_PROFILE not in {finding.kind for finding in verify(run)}
+    assert refeed(run, ScriptedPolicy([]), runtime.store.blobs).holds
+    older = run.model_copy(update={"given_tools": ()})
+    assert "was given the tool 'compass'" in " ".join(finding.text for finding in verify(older))
     said = f"run {run.id} was given the tool 'compass', which is not at hand: .* --tool FILE.py:NAME"
     with pytest.raises(UsageError, match=said):
         resume_run(run.id, runtime)

@@ -41,6 +41,8 @@ BEYOND = {
     "agent": "'theirs'",
     "agent_folders": "['/opt/theirs']",
     "tools": "['mine.py:tool']",
+    "mcp": "{servers = {theirs = {command = 'theirs'}}}",
+    "search": "{url = 'http://elsewhere/{query}'}",
     "python": "'./python'",
     "temperature": "1.5",
     "git": "true",
@@ -255,3 +257,24 @@ def test_what_is_shown_is_what_is_trusted(project: Path) -> None:
     (project / "nano.toml").write_text("log = 'swapped.db'")
     trust(file.path, file.content)
     assert read_config({}, project).config.log is None
+
+
+def test_a_projects_mcp_servers_count_once_they_are_trusted(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = project / ".mcp.json"
+    file.write_text('{"mcpServers": {"theirs": {"command": "run-me", "args": ["x"]}}}')
+    user_config_path().write_text("[mcp.servers.mine]\nurl = 'http://127.0.0.1:1/mcp'\n")
+    assert list(load_config({}, project)[0].mcp.servers) == ["mine"]
+    assert f"{file} is ignored" in capsys.readouterr().err
+    told = nano("trust", project, "--yes")
+    assert 'theirs: {"command": "run-me", "args": ["x"]}' in told.stderr
+    config, sources = load_config({}, project)
+    assert sorted(config.mcp.servers) == ["mine", "theirs"]
+    assert sources["mcp"] == "user config, .mcp.json"
+    file.write_text(file.read_text().replace("run-me", "run-other"))
+    assert list(load_config({}, project)[0].mcp.servers) == ["mine"]
+    file.write_text("{")
+    trust(file, b"{")
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config({}, project)

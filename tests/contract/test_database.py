@@ -222,7 +222,12 @@ def test_head_is_the_newest_migration():
 def test_schema_equals_migrations(log):
     engine = sa.create_engine(f"sqlite:///{log}")
     with engine.connect() as connection:
-        options = {"version_table": schema.VERSION_TABLE, "compare_type": False}
+        # an index of full text has tables of its own
+        options = {
+            "version_table": schema.VERSION_TABLE,
+            "compare_type": False,
+            "include_name": lambda name, kind, _: not (kind == "table" and name.startswith("log_notes_text")),
+        }
         context = MigrationContext.configure(connection, opts=options)
         assert compare_metadata(context, schema.metadata) == []
     engine.dispose()

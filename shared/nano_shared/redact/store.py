@@ -48,6 +48,7 @@ def _rewrite(connection: sa.Connection, run: Trajectory, redactor: Redactor, kno
         connection.exec_driver_sql("PRAGMA secure_delete=ON")
     old_task = connection.scalar(sa.select(schema.runs.c.task_id).where(schema.runs.c.id == run.id))
     task_id = journal.insert_task(connection, run.task)
+    journal.insert_given_tools(connection, run)
     row = run_row(run, task_id)
     connection.execute(schema.runs.update().where(schema.runs.c.id == run.id).values(**row))
     for table in (schema.tool_calls, schema.turns):

@@ -1,0 +1,1 @@
+"""MCP (Model Context Protocol): servers whose tools the agent may call, and nano as a server."""

@@ -1,0 +1,88 @@
+"""nano as an MCP server: a real client drives the real command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from executions import a_runtime, a_task, act
+
+pytest.importorskip("mcp")
+from mcp.client import Client
+from mcp.client.stdio import StdioServerParameters
+
+from nano_coder.run.execution import run_task
+from nano_shared import snapshot
+
+Call = Callable[..., Awaitable[Any]]
+
+
+def drive(directory: Path, home: Path, script: Callable[[Call], Awaitable[None]], mode: str = "auto") -> None:
+    """Run the server in `directory`, and the script with a function that calls its tools."""
+    code = "from nano_coder.cli import main; main()"
+    server = StdioServerParameters(
+        command=sys.executable,
+        args=["-c", code, "mcp", "serve", "-C", str(directory)],
+        env={**os.environ, "NANO_HOME": str(home)},
+    )
+
+    async def session() -> None:
+        async with Client(server, mode=mode) as client:
+
+            async def call(tool: str, **arguments: Any) -> Any:
+                answer = await client.call_tool(tool, arguments)
+                return answer.is_error, "".join(block.text for block in answer.content)
+
+            assert {tool.name for tool in (await client.list_tools()).tools} == {
+                "run", "diff", "apply", "log", "exec",
+            }  # fmt: skip
+            await script(call)
+
+    asyncio.run(session())
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+def test_commands_are_run_on_a_copy_of_the_directory(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "a.txt").write_text("here\n")
+
+    async def script(call: Call) -> None:
+        failed, said = await call("exec", command="cat a.txt; rm a.txt; exit 3")
+        told = json.loads(said)
+        assert (failed, told["stdout"], told["exit_code"]) == (False, "here\n", 3)
+        failed, said = await call("log")
+        assert failed
+        assert "there is no log" in said
+        failed, said = await call("run", task=" ")
+        assert failed
+        assert "the task is empty" in said
+
+    drive(tmp_path, tmp_path / "home", script, mode)
+    assert (tmp_path / "a.txt").read_text() == "here\n"
+
+
+def test_a_run_is_shown_and_applied(tmp_path: Path) -> None:
+    project, home = tmp_path / "project", tmp_path / "home"
+    for folder in (project, home):
+        folder.mkdir()
+    (project / "a.py").write_text("one\n")
+    runtime = a_runtime(home, [act("write_file", path="a.py", content="two\n"), act("submit")])
+    start = snapshot.snapshot_directory(project, runtime.store.blobs)
+    task = a_task(files={}, snapshot=start)
+    run = run_task(task, runtime)
+
+    async def script(call: Call) -> None:
+        assert run.id in (await call("log"))[1]
+        assert "+two" in (await call("diff"))[1]
+        assert (await call("apply", run=run.id))[0] is False
+        failed, said = await call("diff", run="no-such")
+        assert failed
+        assert "no run 'no-such'" in said
+
+    drive(project, home, script)
+    assert (project / "a.py").read_text() == "two\n"
