@@ -66,11 +66,14 @@ class Agent:
     elapsed: float = 0.0
     """seconds used before this process, if the run was resumed"""
     began: float = field(default_factory=time.monotonic)
+    _liberties: list[str] = field(default_factory=list)
+    """those that tools took with the calls of the current turn"""
 
     def step(self) -> Turn:
         started = time.time()
         completion = self.complete()
         parsed = self.parse(completion)
+        self._liberties.clear()
         observations = [self.execute(*numbered) for numbered in enumerate(parsed.calls)]
         if parsed.error:
             observations = self._refuse(parsed, completion)
@@ -83,7 +86,7 @@ class Agent:
             calls=parsed.calls,
             parse_error=parsed.error,
             parser=self.profile.dialect,
-            repairs=parsed.repairs,
+            repairs=(*parsed.repairs, *self._liberties),
             observations=tuple(observations),
             snapshot=self.workspace.snapshot if parsed.calls and not self.workspace.lost else None,
             started=started,
@@ -150,6 +153,7 @@ class Agent:
             result = self._tool(call)
         except ToolFailure as failure:
             result = ToolResult(text=f"error: {failure}", ok=False)
+        self._liberties += (f"{call.name}: {name}" for name in result.repairs)
         changed: tuple[str, ...] = ()
         if call.name in TOOLS and TOOLS.find(call.name).mutates:
             try:

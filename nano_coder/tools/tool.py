@@ -37,10 +37,12 @@ class ToolContext:
         with _failing(), _at_once:
             return self.jail.run(argv)
 
-    def run_python(self, source: str, argv: Sequence[str] = (), *, isolated: bool = False) -> ExecResult:
+    def run_python(
+        self, source: str, argv: Sequence[str] = (), *, isolated: bool = False, stdin: bytes = b""
+    ) -> ExecResult:
         """Run Python source in the jail. Raises ToolFailure as `run` does."""
         with _failing(), _at_once:
-            return self.jail.run_python(source, argv, isolated=isolated)
+            return self.jail.run_python(source, argv, isolated=isolated, stdin=stdin)
 
 
 @contextlib.contextmanager
@@ -61,6 +63,8 @@ class ToolResult:
     finished: bool = False
     """the agent declared the task done"""
     answer: str | None = None
+    repairs: tuple[str, ...] = ()
+    """liberties that the tool took with the call, by name"""
 
 
 class ToolFailure(Exception):

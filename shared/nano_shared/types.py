@@ -320,7 +320,7 @@ class Turn(Value):
     parser: str
     """dialect that parsed the completion"""
     repairs: tuple[str, ...] = ()
-    """repairs that the parser made, by name"""
+    """liberties that the parser, and then the tools, took with the calls, by name"""
     observations: tuple[Observation, ...] = ()
     snapshot: str | None = None
     """workspace after the turn, in the blob store; None if no call was made, or no snapshot could be taken"""
