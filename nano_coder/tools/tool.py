@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
 
-from nano_coder.sandbox.protocol import ExecResult, Jail
+from nano_coder.sandbox.protocol import ExecResult, Jail, SupportsKeeping
 from nano_shared.errors import ConfigError, NanoError, UsageError
 from nano_shared.extensions import is_ours
 from nano_shared.types import Limits, ToolSpec
@@ -43,6 +43,10 @@ class ToolContext:
         """Run Python source in the jail. Raises ToolFailure as `run` does."""
         with _failing(), _at_once:
             return self.jail.run_python(source, argv, isolated=isolated, stdin=stdin)
+
+    def keep(self) -> bool:
+        """Keep processes and /tmp from now on; False where the sandbox does not."""
+        return isinstance(self.jail, SupportsKeeping) and self.jail.keep()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,105 @@
+"""The inside of a jail that keeps its processes: a server that forks one child for each request.
+
+It runs with the rights of the programs, for as long as the jail lives. At the end of a request only its child is
+gone: what that started, and what lies in /tmp, stays. A request that the agent ends loses its whole session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import socket
+from typing import Any, NoReturn
+
+from . import exec_program, kernel, message, runner
+
+_ROUNDS = 100
+"""attempts to kill a session whose processes fork meanwhile; after them every process goes"""
+
+
+def serve() -> NoReturn:
+    """Serve the socket on standard input until the other side closes it."""
+    # a high number, so that a program finds no descriptor of ours among the low ones
+    channel = socket.socket(fileno=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 200))
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    # so that what a request leaves behind is reaped here
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    while (received := message.receive(channel)) is not None:
+        request, fds = received
+        if request["op"] == "end":  # of a request that has ended meanwhile
+            continue
+        channel.sendall(message.encode_outcome(_served(channel, request, fds)))
+    os._exit(0)
+
+
+def _served(channel: socket.socket, request: dict[str, Any], fds: list[int]) -> message.RequestOutcome:
+    report, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            runner.serve_forked(request, fds, theirs)
+        finally:
+            os._exit(70)
+    for fd in (theirs, *fds):
+        os.close(fd)
+    ended = os.pidfd_open(pid)
+    if not _wait(ended, channel):
+        _kill_session(pid)
+    _, status, usage = os.wait4(pid, 0)
+    os.close(ended)
+    _reap()
+    os.set_blocking(report, False)
+    with open(report, "rb", buffering=0) as said:
+        refused = runner.refusal(said.read(message.OUTCOME_SIZE) or b"")
+    exit_code, number = exec_program.exit_status(status)
+    used, peak = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+    return message.RequestOutcome(exit_code, number, False, used, peak, refused)
+
+
+def _wait(ended: int, channel: socket.socket) -> bool:
+    """Whether the request ended by itself; False if the agent ends it. Exits if the agent is gone."""
+    poll = select.poll()
+    poll.register(ended, select.POLLIN)
+    poll.register(channel, select.POLLIN)
+    if ended in {fd for fd, _ in poll.poll()}:
+        return True
+    if message.receive(channel) is None:
+        os._exit(0)
+    return False
+
+
+def _kill_session(leader: int) -> None:
+    for _ in range(_ROUNDS):
+        if not (members := [pid for pid in _processes() if _session(pid) == leader]):
+            return
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    exec_program.kill_all()
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _session(pid: int) -> int | None:
+    """Its session; None for one that has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[3])
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            continue
