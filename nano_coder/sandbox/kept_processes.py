@@ -1,4 +1,4 @@
-"""Processes that a jail keeps between its runs: the agent's side of the server inside (`launcher/kept.py`)."""
+"""Processes that a jail keeps between its runs: the agent's side of `launcher/kept.py`."""
 
 from __future__ import annotations
 

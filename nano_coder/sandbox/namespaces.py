@@ -348,9 +348,8 @@ class NsJail:
             request = {"op": "run", "argv": python_program(self.cold_python, source, (), isolated=False)}
         whole = {**request, "env": dict(self._environment), "rlimits": of_request(self._limits)}
         said = Output(_SMALL), Output(_SMALL)
-        return self._call(
-            whole, said, stdin=channel, timeout=None, flood=FLOOD_BYTES, process=self._process, more=more_bytes
-        )[0]
+        options: dict[str, Any] = {"timeout": None, "flood": FLOOD_BYTES, "process": self._process}
+        return self._call(whole, said, stdin=channel, more=more_bytes, **options)[0]
 
     def read(self, path: str) -> bytes:
         out = Output(_LONGEST_READ)

@@ -1,8 +1,8 @@
 """The tool `bash`: a shell that keeps directory, variables and functions between calls, with background jobs.
 
-Each call is a bash of its own, which reads what the one before saved at its end; so a call that is killed loses
-what it did to the shell, and no more. A job is a session of processes with a folder in `.nano/jobs`. The agent
-can change these files, and with them its own shell.
+Each call is a bash of its own, which reads what the one before saved at its end; so a call that is killed
+loses what it did to the shell, and no more. A job is a session of processes with a folder in `.nano/jobs`. The
+agent can change these files, and with them its own shell.
 """
 
 from __future__ import annotations
@@ -130,10 +130,10 @@ def run(command, background):
 def keep_state():
     new = STATE + ".new"
     if not os.path.exists(new):
-        note("the shell was replaced or killed: its directory, variables and functions are as before the call")
+        note("the shell was replaced or killed: directory, variables and functions are as before the call")
     elif os.path.getsize(new) > order["most"]:
         os.unlink(new)
-        note(f"the shell's variables and functions are over {order['most']} bytes, and are as before the call")
+        note(f"variables and functions are over {order['most']} bytes, and are as before the call")
     else:
         os.replace(new, STATE)
 
@@ -214,7 +214,9 @@ def bash(context: ToolContext, command: str, background: bool = False) -> ToolRe
     background it goes on as a job while you work, such as a server or a long test; the tool job shows its
     output and stops it."""
     if len(command.encode("utf-8", "replace")) > LONGEST_COMMAND:
-        raise ToolFailure(f"the command is longer than {LONGEST_COMMAND} bytes: put it into a file and run that")
+        raise ToolFailure(
+            f"the command is longer than {LONGEST_COMMAND} bytes: put it into a file and run that"
+        )
     if "\0" in command:
         raise ToolFailure("the command holds a NUL byte, which no shell takes")
     kept = context.keep()

@@ -1,7 +1,7 @@
 """Patches in the format of Codex's apply_patch: read from text, and applied to the texts of files.
 
-A hunk's old lines are sought below the hunk before it in four steps: exactly, without trailing blanks, without
-blanks at both ends, and with typographic punctuation as ASCII. Lines that stay keep the file's own text.
+A hunk's old lines are sought below the hunk before it in four steps: exactly, without trailing blanks,
+without blanks at both ends, and with typographic punctuation as ASCII. Lines that stay keep the file's text.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class _Reader:
         start = self._at
         move = _MOVE.fullmatch(self._lines[self._at].strip()) if self._at < len(self._lines) else None
         self._at += move is not None
-        hunks = []
+        hunks: list[Hunk] = []
         while self._at < len(self._lines) and not self._lines[self._at].lstrip().startswith("***"):
             if self._lines[self._at].strip():
                 hunks.append(self._hunk(bare=not hunks))
@@ -309,7 +309,7 @@ def _nearest(lines: Sequence[str], pattern: Sequence[str]) -> int:
     votes: Counter[int] = Counter()
     for offset, line in enumerate(pattern):
         found = places.get(line, [])
-        votes.update(at - offset for at in found if len(found) <= _COMMON and 0 <= at - offset)
+        votes.update(at - offset for at in found if len(found) <= _COMMON and at >= offset)
     if votes:
         most = max(votes.values())
         return min(start for start, count in votes.items() if count == most)

@@ -1,7 +1,7 @@
 """The inside of a jail that keeps its processes: a server that forks one child for each request.
 
-It runs with the rights of the programs, for as long as the jail lives. At the end of a request only its child is
-gone: what that started, and what lies in /tmp, stays. A request that the agent ends loses its whole session.
+It runs with the rights of the programs, for as long as the jail lives. At the end of a request only its child
+is gone: what that started, and what lies in /tmp, stays. A request that the agent ends loses its session.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import os
 import select
 import signal
 import socket
+import time
 from typing import Any, NoReturn
 
 from . import exec_program, kernel, message, runner
 
-_ROUNDS = 100
+_ROUNDS, _PAUSE_S = 500, 0.01
 """attempts to kill a session whose processes fork meanwhile; after them every process goes"""
 
 
@@ -82,6 +83,7 @@ def _kill_session(leader: int) -> None:
         for pid in members:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        time.sleep(_PAUSE_S)
     exec_program.kill_all()
 
 
