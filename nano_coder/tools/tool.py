@@ -179,10 +179,23 @@ def _arguments(name: str, function: Callable[..., ToolResult | str]) -> type[Bas
 
 
 def _plain_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema without pydantic's titles, which would cost tokens."""
+    """The JSON schema without pydantic's titles, which would cost tokens, and without references."""
     schema = model.model_json_schema()
+    known = schema.get("$defs", {})
     properties = {
-        key: {k: v for k, v in value.items() if k != "title"}
+        key: {k: _inlined(v, known) for k, v in value.items() if k != "title"}
         for key, value in schema.get("properties", {}).items()
     }
     return {"type": "object", "properties": properties, "required": schema.get("required", [])}
+
+
+def _inlined(part: Any, known: dict[str, Any]) -> Any:
+    """A part of a schema with what its references name in their place, without titles."""
+    if isinstance(part, list):
+        return [_inlined(one, known) for one in part]
+    if not isinstance(part, dict):
+        return part
+    if isinstance(name := part.get("$ref"), str):
+        return _inlined(known[name.rpartition("/")[2]], known)
+    named = {k: {n: _inlined(p, known) for n, p in v.items()} for k, v in part.items() if k == "properties"}
+    return {k: _inlined(v, known) for k, v in part.items() if k not in ("title", "properties")} | named
