@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from nano_coder.tools.patch import FileChange, PatchError, patched, read_patch
+from nano_coder.tools.patch import FilePatch, PatchError, patched, read_patch
 from nano_coder.tools.read_file import read_text
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 
@@ -119,7 +119,7 @@ class _Order:
         """path -> A, M or D"""
         self.overlooked: list[str] = []
 
-    def take(self, change: FileChange) -> None:
+    def take(self, change: FilePatch) -> None:
         path = _inside(change.path)
         match change.kind:
             case "Add":

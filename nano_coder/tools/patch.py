@@ -61,7 +61,7 @@ class Hunk:
 
 
 @dataclass(frozen=True, slots=True)
-class FileChange:
+class FilePatch:
     """What a patch does to one file: adds it (`text`), deletes it, or updates it by hunks."""
 
     kind: str
@@ -71,7 +71,7 @@ class FileChange:
     hunks: tuple[Hunk, ...] = ()
 
 
-def read_patch(text: str) -> list[FileChange]:
+def read_patch(text: str) -> list[FilePatch]:
     """The changes of a patch, in order. Raises PatchError with the number of the line that is wrong."""
     lines = [line.removesuffix("\r") for line in text.strip().split("\n")]
     skipped = len(text) - len(text.lstrip())
@@ -97,7 +97,7 @@ class _Reader:
         self._first = first
         self._at = 0
 
-    def changes(self) -> Iterator[FileChange]:
+    def changes(self) -> Iterator[FilePatch]:
         while self._at < len(self._lines):
             line = self._lines[self._at].strip()
             header = _HEADER.fullmatch(line)
@@ -112,9 +112,9 @@ class _Reader:
             self._at += 1
             kind, path = header[1], header[2].strip()
             if kind == "Add":
-                yield FileChange(kind, path, text="".join(f"{line[1:]}\n" for line in self._added()))
+                yield FilePatch(kind, path, text="".join(f"{line[1:]}\n" for line in self._added()))
             elif kind == "Delete":
-                yield FileChange(kind, path)
+                yield FilePatch(kind, path)
             else:
                 yield self._update(path)
 
@@ -123,7 +123,7 @@ class _Reader:
             self._at += 1
             yield self._lines[self._at - 1]
 
-    def _update(self, path: str) -> FileChange:
+    def _update(self, path: str) -> FilePatch:
         start = self._at
         move = _MOVE.fullmatch(self._lines[self._at].strip()) if self._at < len(self._lines) else None
         self._at += move is not None
@@ -136,7 +136,7 @@ class _Reader:
         if not hunks:
             self._at = start - 1
             raise self._wrong(f"the update of {path} holds no hunk")
-        return FileChange("Update", path, move_to=move[1].strip() if move else None, hunks=tuple(hunks))
+        return FilePatch("Update", path, move_to=move[1].strip() if move else None, hunks=tuple(hunks))
 
     def _hunk(self, *, bare: bool) -> Hunk:
         begin, headers = self._at, []
