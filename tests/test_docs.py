@@ -1,6 +1,7 @@
 """Documentation that can rot is tested: the files it names exist, its commands and queries run."""
 
 import functools
+import importlib
 import json
 import re
 import shlex
@@ -14,6 +15,7 @@ import typer.main
 
 from nano_coder import cli as coder
 from nano_rl import cli as rl
+from nano_shared.command_line import as_command
 from nano_shared.store import LogStore
 
 ROOT = Path(__file__).parents[1]
@@ -64,6 +66,28 @@ def test_the_readme_shows_every_command_of_nano_coder(name: str) -> None:
 @pytest.mark.parametrize("name", rl.COMMANDS)
 def test_the_readme_shows_every_command_of_nano_rl(name: str) -> None:
     assert f"nano-rl {name}" in README
+
+
+@functools.cache
+def options() -> tuple[frozenset[str], dict[str, str]]:
+    """The options of all commands, and those that moved: earlier name -> what it is now."""
+    known, moved = set[str](), dict[str, str]()
+    tables = (table for cli in (coder, rl) for name, table in vars(cli).items() if name.isupper())
+    for name, (target, _) in (item for table in tables for item in table.items()):
+        module, _, function = target.partition(":")
+        found = getattr(importlib.import_module(module), function or "command")
+        if not isinstance(found, typer.Typer):
+            command = as_command(name, found)
+            known |= {option for param in command.params for option in param.opts}
+            moved |= command.moved
+    return frozenset(known), {name: now for name, now in moved.items() if name not in known}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_page_names_an_option_that_moved(page: str) -> None:
+    _, moved = options()
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", PAGES[page]))
+    assert {name: moved[name] for name in named & set(moved)} == {}
 
 
 @pytest.mark.parametrize("query", re.findall(r"```sql\n(.*?)```", README, re.DOTALL)[0].strip().split(";\n"))

@@ -92,6 +92,12 @@ def _with_network(task: Task, runtime: Runtime) -> Task:
     return task.model_copy(update={"network": f"allow={','.join(sorted(runtime.hosts))}"})
 
 
+def as_served(task: Task, runtime: Runtime) -> Task:
+    """The task with the limits and the network of the runtime, as its runs are logged. Raises UsageError for
+    hosts without the user's consent."""
+    return _with_network(with_limits(task, runtime.limits), runtime)
+
+
 def run_task(
     task: Task,
     runtime: Runtime,
@@ -106,7 +112,7 @@ def run_task(
     Policy and sandbox failures, full contexts and interrupts end the run with a stop reason. Raises
     UsageError for a task that the profile cannot serve and LogError if the log cannot be written.
     """
-    task = _with_network(with_limits(task, runtime.limits), runtime)
+    task = as_served(task, runtime)
     runtime = _serving(runtime, task)
     _refuse_unserved(task, runtime)
     start = _starting_snapshot(task, runtime.store.blobs)
@@ -187,7 +193,7 @@ def branch_run(
     `task` replaces the parent's, for other limits or checks. Raises as `run_task` does, and UsageError for a
     run without a workspace.
     """
-    task = _with_network(with_limits(task or parent.task, runtime.limits), runtime)
+    task = as_served(task or parent.task, runtime)
     runtime = replace(
         runtime, profile=continuing_profile(runtime.profile, parent.model_copy(update={"task": task}))
     )
@@ -222,7 +228,7 @@ def resume_run(run_id: str, runtime: Runtime, *, on_turn: OnTurn | None = None) 
     with runtime.store.claim(trajectory.id):
         trajectory = runtime.store.get(trajectory.id)
         start, newest = _check_resumable(trajectory, runtime)
-        task = _with_network(with_limits(trajectory.task, runtime.limits), runtime)
+        task = as_served(trajectory.task, runtime)
         trajectory = trajectory.model_copy(
             update={"task": task, "stop": None, "stop_detail": None, "ended": None}
         )

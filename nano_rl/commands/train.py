@@ -39,8 +39,8 @@ FLAGS = {
 _FROM_LOGS = {"steps": 10, "lora_rank": 16, "imitate": "rest"}
 """with --from-logs, where nothing else is said: what tens of runs of one's own bear (docs/training.md)"""
 _FROM_LOGS_RATE = 2e-4
-_FROM_LOGS_SFT = 0.1
-"""lambda_sft beside fresh rollouts: imitation of the logged successes keeps how a run ends"""
+_FROM_LOGS_SFT = 1.0
+"""lambda_sft beside fresh rollouts: imitation of the logged successes and of mended mutants"""
 
 
 @settings_options(TrainConfig, FLAGS, names={"prompts_per_step": "--prompts"})

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nano_rl.logs.reader import LogContents
     from nano_rl.rewards import Reward
     from nano_shared.store import LogStore
-    from nano_shared.types import Task
+    from nano_shared.types import Task, Trajectory
 
 
 MUTANTS = "mutants.jsonl"
@@ -127,6 +127,7 @@ def open_sources(
     say: Callable[[str], None] = (lambda _: None) if quiet else partial(print, file=sys.stderr)
     say(contents.report())
     mutants = _mutants(asked, contents, config, stores, runtime.sandbox, folder, say)
+    rest = _with_demonstrations(contents.rest, mutants, config, runtime, say)
     logs = LoggedRuns(stores=stores)
     for line in _cost(contents, len(mutants), config, runtime.store):
         say(line)
@@ -139,7 +140,7 @@ def open_sources(
         logged=(*contents.groups, *(LoggedGroup(task_key=m.key, runs=logs, mutant=m) for m in mutants)),
         policy_versions=contents.policy_versions,
         learned_from=way.learned_from,
-        rest=contents.rest,
+        rest=rest,
         pairs=pairs,
         pair_of=pair_of,
     )
@@ -200,6 +201,23 @@ def _mutants(
     if tasks:
         write_tasks(file, tasks)
     return tasks
+
+
+def _with_demonstrations(
+    rest: tuple[Trajectory, ...], mutants: Sequence[Task], config: TrainConfig, runtime: Runtime,
+    say: Callable[[str], None],
+) -> tuple[Trajectory, ...]:  # fmt: skip
+    """The runs that are imitated, with a successful run of each mutant's oracle where successes are."""
+    from nano_rl.imitation.demonstrations import solved_oracles
+
+    if config.lambda_sft == 0 or config.imitate != "rest":
+        return rest
+    shown = solved_oracles([task for task in mutants if task.oracle], runtime)
+    if shown:
+        weight = f"lambda_sft {config.lambda_sft:g}"
+        say(f"imitated beside ({weight}): {len(shown)} of {len(mutants)} mutants, mended")
+    known = {run.id for run in rest}
+    return (*rest, *(run for run in shown if run.id not in known))
 
 
 def _cost(contents: LogContents, mutants: int, config: TrainConfig, store: LogStore) -> Iterator[str]:

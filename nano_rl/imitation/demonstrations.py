@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nano_coder.agent.profiles import serving_profile
 from nano_coder.models.opening import OpenedWeights, local_policy
-from nano_coder.run.execution import Runtime
+from nano_coder.run.execution import Runtime, as_served
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_coder.verify.trainable import blocking
 from nano_rl.config.training import TrainConfig
@@ -36,14 +36,26 @@ def oracle_runs(tasks: Sequence[Task], runtime: Runtime, on_run: OnRun | None = 
 
     Raises UsageError for a task whose oracle does not earn a reward of 1.
     """
+    runs = _oracles(tasks, runtime, on_run)
+    for run in runs:
+        if run.reward != 1:
+            raise UsageError(_unsolved(run))
+    return runs
+
+
+def solved_oracles(tasks: Sequence[Task], runtime: Runtime) -> list[Trajectory]:
+    """The successful oracle runs of tasks, in task order: from the log, or executed now."""
+    return [run for run in _oracles(tasks, runtime) if run.reward == 1]
+
+
+def _oracles(tasks: Sequence[Task], runtime: Runtime, on_run: OnRun | None = None) -> list[Trajectory]:
+    runtime = replace(runtime, policy_name=ORACLE, agent=None)
+    tasks = [as_served(task, runtime) for task in tasks]
     found = {run.task.id: run for run in logged_oracles(tasks, runtime)}
     missing = [task for task in tasks if task.id not in found]
     if missing:
         policies = [oracle_policy(task, runtime.profile) for task in missing]
         found |= {run.task.id: run for run in execute(missing, policies, runtime, on_run=on_run)}
-    for task in tasks:
-        if found[task.id].reward != 1:
-            raise UsageError(_unsolved(found[task.id]))
     return [found[task.id] for task in tasks]
 
 
@@ -252,7 +264,7 @@ def open_demonstrations(
     if config.lambda_sft == 0 or config.imitate == "own":
         return None
     if config.imitate == "oracles":
-        runs = oracle_runs(tasks, replace(runtime, policy_name=ORACLE))
+        runs = oracle_runs(tasks, runtime)
     elif config.imitate == "rest":
         reader = reader_of(opened)
         runs = [run for run in rest if succeeded(run) and reader.speaks(run)]

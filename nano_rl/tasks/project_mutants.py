@@ -1,13 +1,16 @@
 """Tasks from mutants of a project: one line of what a passing run left is changed, and its check fails.
 
 The run's own check, in a fresh jail, decides: it must fail on the mutant, within the time of a few passes,
-and pass once the line is put back, which is the oracle. The seed alone decides the order in which mutants are
-tried: in turn over the functions of the files that the check reads, so that few tasks cover many functions.
+and pass once the line is put back. The oracle runs the check, reads the file, quotes the wrong line and puts
+the right one back. The seed alone decides the order in which mutants are tried: in turn over the functions
+of the files that the check reads, so that few tasks cover many functions.
 """
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -39,6 +42,8 @@ TRIES = 4
 """mutants tried for each one that is asked for"""
 _TIMES, _MORE = 3.0, 5.0
 """a mutant's check may take so many times the check's own time, and so many seconds more"""
+_FAILING = re.compile(r"^FAILED \S*::(\w+)", re.MULTILINE)
+"""the name of a failing test in pytest's summary"""
 _LARGEST = 200_000
 """bytes of a file that is mutated"""
 
@@ -102,15 +107,26 @@ class _Candidate:
         entries = self.project.tree.entries
         return Snapshot(tuple(replace(e, content=content) if e.path == self.path else e for e in entries))
 
-    def refusal(self) -> str | None:
-        """Why no task is made of it; None if the check fails on it and passes on the line put back."""
+    def trial(self) -> _Trial:
+        """The check on the mutant and on the line put back."""
         mutated = self.tree
         verdict = self.project.verdict(mutated, mutated)
         state = verdict.checks.get("check") if verdict is not None else None
         if state in ("pass", "timeout"):
-            return "pass the check" if state == "pass" else "do not end in time"
-        failed = verdict is not None and state == "fail" and verdict.failure_kind is None
-        return None if failed and self.project.passes(mutated) else "have no verdict that repeats"
+            return _Trial(refusal="pass the check" if state == "pass" else "do not end in time")
+        if verdict is None or state != "fail" or verdict.failure_kind or not self.project.passes(mutated):
+            return _Trial(refusal="have no verdict that repeats")
+        return _Trial(output=verdict.check_run.output if verdict.check_run else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trial:
+    """What the check showed of a mutant."""
+
+    refusal: str | None = None
+    """why no task is made of it; None if the check fails on it and passes on the line put back"""
+    output: str = ""
+    """the end of the failing check's output"""
 
 
 def check_command(task: Task) -> str | None:
@@ -140,11 +156,11 @@ def mutant_tasks(
             if not (some := list(islice(candidates, min(jobs, tries)))):
                 break
             tries -= len(some)
-            for candidate, why in zip(some, pool.map(_Candidate.refusal, some), strict=True):
-                if why is not None:
-                    refused[why] += 1
+            for candidate, trial in zip(some, pool.map(_Candidate.trial, some), strict=True):
+                if trial.refusal is not None:
+                    refused[trial.refusal] += 1
                 elif len(tasks) < count:
-                    tasks.append(_task(candidate, projects, seed))
+                    tasks.append(_task(candidate, trial, projects, seed))
     dropped = "".join(f", {number} {why}" for why, number in refused.most_common())
     return tasks, (
         f"mutants of what {len(projects)} passing runs left: {len(tasks)} kept of {count} wanted and"
@@ -213,20 +229,51 @@ def _text(tree: Snapshot, path: str, blobs: BlobStore) -> str:
         return ""
 
 
-def _task(candidate: _Candidate, projects: Sequence[_Project], seed: int) -> Task:
-    project, mutant, tree = candidate.project, candidate.mutant, candidate.tree
+def _task(candidate: _Candidate, trial: _Trial, projects: Sequence[_Project], seed: int) -> Task:
+    project, tree = candidate.project, candidate.tree
     origin, prompt = project.run.task, _prompt(project, projects)
     files = texts_of(tree, project.blobs)
     digest = content_hash([prompt, tree_hash(tree), project.command]).removeprefix("sha256:")[:16]
-    back = {"path": candidate.path, "line": mutant.line, "new": mutant.old}
-    oracle = (OracleAction(name="edit_file", arguments=back), OracleAction(name="submit"))
+    oracle = _oracle(candidate, trial) if origin.tools is None or "edit_file" in origin.tools else None
+    turns = max(origin.limits.max_turns, len(oracle or ()))
     update = {
         "key": f"mutant-{digest}", "prompt": prompt, "files": files or {},
         "snapshot": None if files is not None else save(tree, project.blobs),
-        "oracle": oracle if origin.tools is None or "edit_file" in origin.tools else None,
+        "limits": origin.limits.model_copy(update={"max_turns": turns}), "oracle": oracle,
         "provenance": Provenance(source=f"log: run {project.run.id}", generator=GENERATOR, seed=seed),
     }  # fmt: skip
     return origin.model_copy(update=update)
+
+
+def _oracle(candidate: _Candidate, trial: _Trial) -> tuple[OracleAction, ...]:
+    """Run the check, read the file, quote the function's head and the wrong line, put it back, submit."""
+    task, mutant, path = candidate.project.run.task, candidate.mutant, candidate.path
+    known = _FAILING.search(trial.output)
+    head = _head(mutant.source, mutant.line)
+    thought = [f"{known[1]} fails."] if known else []
+    thought += [f"{n}|{mutant.source.splitlines()[n - 1]}" for n in head]
+    actions = [
+        OracleAction(name="shell", arguments={"command": candidate.project.command}),
+        OracleAction(name="read_file", arguments={"path": path}),
+        OracleAction(
+            name="edit_file", arguments={"path": path, "line": mutant.line, "new": mutant.old},
+            thought="\n".join([*thought, "Wrong:", f"{mutant.line}|{mutant.new}"]),
+        ),
+        OracleAction(name="submit"),
+    ]  # fmt: skip
+    unseen = {"shell"} if task.hidden is not None else set()
+    return tuple(a for a in actions if a.name not in unseen and (not task.tools or a.name in task.tools))
+
+
+def _head(source: str, line: int) -> list[int]:
+    """The line number of the head of the innermost function around a line; none outside functions."""
+    around = [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.lineno < line <= (node.end_lineno or node.lineno)
+    ]
+    return [max(around)] if around else []
 
 
 def _prompt(project: _Project, projects: Sequence[_Project]) -> str:

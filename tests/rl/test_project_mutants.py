@@ -69,6 +69,11 @@ def changed_lines(tasks: list[Task], path: str = "calc.py") -> list[str]:
     return found
 
 
+def line_put_back(task: Task) -> Any:
+    (edit,) = [action for action in task.oracle or () if action.name == "edit_file"]
+    return edit.arguments["line"]
+
+
 def test_a_mutant_that_the_check_kills_is_a_task_that_its_oracle_solves(tmp_path: Path) -> None:
     run, runtime = passing(tmp_path)
     tasks, report = made(run, runtime)
@@ -90,9 +95,36 @@ def test_the_seed_decides_which_are_made_and_functions_come_in_turn(tmp_path: Pa
     run, runtime = passing(tmp_path)
     first, _ = made(run, runtime, 2)
     assert first == made(run, runtime, 2)[0]
-    assert {2, 6} == {task.oracle[0].arguments["line"] for task in first if task.oracle}
+    assert {2, 6} == {line_put_back(task) for task in first}
     every = [changed_lines(made(run, runtime, 2, seed=seed)[0]) for seed in range(4)]
     assert any(lines != every[0] for lines in every)
+
+
+def test_an_oracle_looks_before_it_edits_and_quotes_what_is_wrong(tmp_path: Path) -> None:
+    files = project()
+    files["test_it.py"] = (
+        "from calc import add, double\n\n"
+        "def test_add():\n    assert add(2, 3) == 5\n\ndef test_double():\n    assert double(4) == 8\n"
+    )
+    check = "python -m pytest -q test_it.py"
+    tasks, _ = made(*passing(tmp_path, files, check=check))
+    (task,) = [task for task in tasks if "return a * 3" in task.files["calc.py"]]
+    shell, read, edit, submit = task.oracle or ()
+    assert (shell.name, shell.arguments) == ("shell", {"command": check})
+    assert (read.name, read.arguments) == ("read_file", {"path": "calc.py"})
+    assert edit.thought == "test_double fails.\n5|def double(a):\nWrong:\n6|    return a * 3"
+    assert edit.arguments == {"path": "calc.py", "line": 6, "new": "    return a * 2"}
+    assert submit.name == "submit"
+
+
+def test_an_oracle_uses_the_tools_of_the_run_and_no_hidden_check(tmp_path: Path) -> None:
+    few = ("edit_file", "submit")
+    tasks, _ = made(*passing(tmp_path / "few", tools=few), 1)
+    assert [action.name for action in tasks[0].oracle or ()] == [*few]
+    hidden = CommandChecks(command=CHECK, files={"test_it.py": TESTS.format("calc")})
+    run, runtime = passing(tmp_path / "hidden", check=None, hidden=hidden)
+    (task,) = made(run, runtime, 1)[0]
+    assert [action.name for action in task.oracle or ()] == ["read_file", "edit_file", "submit"]
 
 
 def test_what_the_check_passes_or_never_ends_on_is_no_task(
@@ -235,7 +267,8 @@ def test_a_training_from_logs_rolls_out_mutants_and_resumes_with_the_same(
     keys = {task.key for task in read_tasks(file)}
     with a_runtime(tmp_path).store as log:
         ran = [run.task.key for run in log.trajectories()]
-    assert {key: ran.count(key) for key in keys} == dict.fromkeys(keys, 2)
+    assert {key: ran.count(key) for key in keys} == dict.fromkeys(keys, 3)  # the oracle's too
+    assert "imitated beside (lambda_sft 1): 3 of 3 mutants, mended" in done.stderr
 
     def again(*_: Any, **__: Any) -> None:
         raise AssertionError("mutants were made again")
