@@ -133,7 +133,7 @@ class AgentConfig(BaseModel):
     """folders that the agent's jail sees, read-only: where the agent is installed"""
     instructions: tuple[str, ...] = ("AGENTS.override.md", "AGENTS.md")
     """names of files that say how work on a project is done, for profiles that show them: in each directory
-    the first that is there counts; "AGENTS.md,CLAUDE.md" falls back to another, an empty list is none"""
+    the first that is there counts; "AGENTS.md,CLAUDE.md" falls back to another, "none" turns it off"""
     exclude: tuple[str, ...] = ()
     """patterns for names that no run gets to see, beside version control, environments and caches"""
     git: bool | None = None
@@ -146,7 +146,7 @@ class AgentConfig(BaseModel):
     def _separated(cls, value: object) -> object:
         if not isinstance(value, str):
             return value
-        return tuple(name.strip() for name in value.split(",")) if value.strip() else ()
+        return () if value == "none" else tuple(name.strip() for name in value.split(","))
 
     @field_serializer("prices")
     def _priced(self, prices: dict[str, Price]) -> dict[str, dict[str, float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -30,14 +30,20 @@ def find_instructions(
         text = own[1][:MOST_BYTES].decode("utf-8", "replace").strip()
         found.append(InstructionFile(path=f"~/{own[0].name}", text=text, trusted=True))
     root, left = project_root(directory), MOST_BYTES
-    for folder in _down(root, directory):
-        if left > 0 and (here := _first(folder, wanted)):
-            path, content = here
+    for path, content in project_files(directory, wanted):
+        if left > 0:
             text = content[:left].decode("utf-8", "replace").strip()
             left -= len(content)
             name = os.path.relpath(path, root)
             found.append(InstructionFile(path=name, text=text, trusted=is_trusted(path, content)))
     return tuple(one for one in found if one.text)
+
+
+def project_files(directory: Path, names: Sequence[str]) -> Iterator[tuple[Path, bytes]]:
+    """The project's files of the chain with their whole contents, outermost first."""
+    for folder in _down(project_root(directory), directory):
+        if here := _first(folder, names):
+            yield here
 
 
 def project_root(directory: Path) -> Path:

@@ -35,6 +35,8 @@ from nano_shared.types import (
 
 _MAX_FORMAT_ERRORS = 3
 _MAX_REPEATS = 4
+SAID = "user"
+"""tool name of an observation that is a further message of the user; no policy can call it"""
 _NO_NOTES = ("compact",)
 """dialects whose frozen observations do not mention limits"""
 
@@ -246,7 +248,8 @@ def observation_messages(turn: Turn) -> list[Message]:
     """
     texts = [observation.text for observation in turn.observations]
     if turn.parser != Api.name:
-        return [Message(role=Role.TOOL, content=text) for text in texts]
+        roles = [Role.USER if observation.tool == SAID else Role.TOOL for observation in turn.observations]
+        return [Message(role=role, content=text) for role, text in zip(roles, texts, strict=True)]
     ids = [call.id for call in turn.completion.api.calls] if turn.completion.api else []
     return [
         Message(role=Role.TOOL, content=text, call_id=ids[at])

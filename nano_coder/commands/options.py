@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from nano_coder.config import TEMPERATURE, AgentConfig, load_config, parse_limits
+from nano_coder.config import TEMPERATURE, AgentConfig, load_config, parse_limits, user_config_path
 from nano_shared.errors import UsageError
 from nano_shared.settings_options import Settings, settings_options
 
 if TYPE_CHECKING:
     from nano_coder.run.execution import Runtime
     from nano_coder.run.git_history import GitHistory
+    from nano_shared.profile import InterfaceProfile
     from nano_shared.store import LogStore
-    from nano_shared.types import Trajectory
+    from nano_shared.types import InstructionFile, Trajectory
 
 RunArgument = Annotated[str, Argument(metavar="RUN", help="An id, the beginning of one, or `last`.")]
 Log = Annotated[str | None, Option("--log", hidden=True, help="Path or SQLAlchemy URL of the log.")]
@@ -171,6 +172,17 @@ def history_of(directory: Path, config: AgentConfig) -> GitHistory | None:
         say_left_out("it may hold what `exclude` keeps from runs; git = true in your config shows it")
         return None
     return found
+
+
+def instructions_of(
+    directory: Path, config: AgentConfig, profile: InterfaceProfile
+) -> tuple[InstructionFile, ...]:
+    """The chain of AGENTS.md that holds in the directory; empty for a profile that does not show it."""
+    from nano_coder.agent.instructions import find_instructions
+
+    if "instructions" not in profile.task:
+        return ()
+    return find_instructions(directory, config.instructions, user_config_path().parent, config.exclude)
 
 
 def earlier_history(run: Trajectory, config: AgentConfig) -> GitHistory | None:

@@ -1,4 +1,4 @@
-"""`nano-coder trust`: let a project's nano.toml set more than it may unasked."""
+"""`nano-coder trust`: let a project's nano.toml and AGENTS.md do more than they may unasked."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from nano_coder.agent.instructions import project_files
 from nano_coder.commands.review import on_terminal
 from nano_coder.config import configured, parse_toml, typed_layer
-from nano_coder.trust import read_project_file, revoke, trust, trusted_files
+from nano_coder.trust import ProjectFile, is_trusted, read_project_file, revoke, trust, trusted_files
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
@@ -28,7 +29,8 @@ def command(
     """Let the nano.toml of DIRECTORY set model, URL, log, sandbox and all else, as it is now.
 
     Unasked, a project's file may only tighten: lower limits, more `exclude`, more `redact.patterns`, a check.
-    What it would set is shown first. A file that changes is not trusted any more.
+    Its AGENTS.md, and those of the folders above it up to the repository's, instruct a run only then. What
+    they would set or say is shown first. A file that changes is not trusted any more.
     """
     if as_list == (directory is not None):
         raise UsageError("name the project's directory, or say --list")
@@ -43,11 +45,36 @@ def command(
 
 def _trust(directory: Path, yes: bool) -> int:
     project = read_project_file(directory)
-    if project is None:
-        raise UsageError(f"{directory} has no nano.toml, so there is nothing to trust")
-    if project.trusted:
-        print(printable(f"{project.path} is trusted as it is"), file=sys.stderr)
-        return 0
+    found = [*([project] if project else []), *_instructions(directory)]
+    if not found:
+        raise UsageError(f"{directory} has no nano.toml and no AGENTS.md, so there is nothing to trust")
+    for file in found:
+        if file.trusted:
+            print(printable(f"{file.path} is trusted as it is"), file=sys.stderr)
+        elif file is project:
+            _show_settings(file)
+        else:
+            text = file.content.decode("utf-8", "replace").strip()
+            print(printable(f"{file.path} instructs runs (only if you trust it):"), file=sys.stderr)
+            print("\n".join(f"  {printable(line)}" for line in text.splitlines()), file=sys.stderr)
+    asked = [file for file in found if not file.trusted]
+    if asked and not yes:
+        if not on_terminal():
+            raise UsageError("nobody is there to ask; say --yes to trust it")
+        typer.confirm("trust it?", abort=True, err=True)
+    for file in asked:
+        trust(file.path, file.content)
+        print(printable(f"{file.path}: trusted until it changes"))
+    return 0
+
+
+def _instructions(directory: Path) -> list[ProjectFile]:
+    """The project's chain of AGENTS.md that holds in the directory."""
+    names = configured({}, None).config.instructions
+    return [ProjectFile(path, data, is_trusted(path, data)) for path, data in project_files(directory, names)]
+
+
+def _show_settings(project: ProjectFile) -> None:
     asked = typed_layer("nano.toml", parse_toml(project.path, project.content))
     beyond = {key.split(".")[0] for key in configured({}, project).ignored}
     print(printable(f"{project.path} sets:"), file=sys.stderr)
@@ -55,13 +82,6 @@ def _trust(directory: Path, yes: bool) -> int:
     for key, value in sorted(asked.items(), key=lambda item: item[0] in beyond):
         more = "  (only if you trust it)" if key in beyond else ""
         print(f"  {key} = {printable('(set)' if key == 'api_key' else repr(value))}{more}", file=sys.stderr)
-    if not yes:
-        if not on_terminal():
-            raise UsageError("nobody is there to ask; say --yes to trust it")
-        typer.confirm("trust it?", abort=True, err=True)
-    trust(project.path, project.content)
-    print(printable(f"{project.path}: trusted until it changes"))
-    return 0
 
 
 def _list(as_json: bool) -> int:

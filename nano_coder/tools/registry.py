@@ -45,6 +45,12 @@ class Tools(Extensions[Tool]):
             self._given[name] = (f"{Path(file).expanduser().resolve()}:{attribute}", found)
         return found
 
+    def source(self, name: str) -> str:
+        """Where a tool comes from: a file, or the package that registers it."""
+        if name in self._given:
+            return self._given[name][0]
+        return super().source(name) or "this process"
+
     def __contains__(self, name: object) -> bool:
         return name in self._given or super().__contains__(name)
 
