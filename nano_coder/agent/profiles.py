@@ -160,6 +160,11 @@ def describing(profile: InterfaceProfile) -> InterfaceProfile:
     return (native_profile(f"prompted-1-{profile.dialect}") if is_native(profile) else None) or profile
 
 
+def days_profile(usual: InterfaceProfile) -> InterfaceProfile:
+    """The profile in which a user's model works on the user's project, where `usual` is the model's own."""
+    return find_profile("workday-1-api") if usual.name == API_1.name else usual
+
+
 def is_native(profile: InterfaceProfile) -> bool:
     """Whether it is one that exists for each dialect, with or without further tools."""
     return native_dialect(profile.name.partition("+")[0]) is not None

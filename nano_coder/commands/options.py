@@ -120,7 +120,7 @@ def open_runtime(
 
     `limits` take the place of a task's own (`said_limits`).
     """
-    from nano_coder.agent.profiles import completion_tokens, with_tools
+    from nano_coder.agent.profiles import completion_tokens, days_profile, with_tools
     from nano_coder.models.opening import open_policy
     from nano_coder.run.execution import Runtime
     from nano_coder.run.redacting_log import redacting_store
@@ -135,14 +135,15 @@ def open_runtime(
         model or config.model, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype,
         profile=config.profile, device=config.device, own_temperature=config.temperature is None,
     )  # fmt: skip
+    profile = opened.profile if config.profile else days_profile(opened.profile)
     return Runtime(
         policy=opened.policy,
         sandbox=sandbox,
         store=redacting_store(store, getattr(opened.policy, "decode", None), config),
-        profile=with_tools(opened.profile, more),
+        profile=with_tools(profile, more),
         sampling=Sampling(
             temperature=TEMPERATURE if config.temperature is None else config.temperature,
-            max_tokens=config.max_completion_tokens or completion_tokens(opened.profile),
+            max_tokens=config.max_completion_tokens or completion_tokens(profile),
         ),
         limits=limits or {},
         policy_name=opened.name,

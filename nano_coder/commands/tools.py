@@ -26,13 +26,14 @@ def command(
 
     --json prints the schemas as the model gets them.
     """
-    from nano_coder.agent.profiles import find_profile, with_tools
+    from nano_coder.agent.profiles import days_profile, find_profile, with_tools
     from nano_coder.models.opening import usual_profile
     from nano_coder.tools.registry import TOOLS
 
     config, _ = configured(settings, directory, tools=tools)
     more = [TOOLS.give(tool).spec.name for tool in config.tools]
-    profile = with_tools(find_profile(config.profile or usual_profile(config.model)), more)
+    usual = find_profile(config.profile or usual_profile(config.model))
+    profile = with_tools(usual if config.profile else days_profile(usual), more)
     rows = [
         {**spec.model_dump(exclude={"body"}), "source": TOOLS.source(spec.name)} for spec in profile.tools
     ]

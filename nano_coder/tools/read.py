@@ -7,7 +7,7 @@ from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 LINES, LETTERS, WIDTH = 400, 20_000, 2_000
 """of a page, and of a line"""
 _PROGRAM = r"""
-import os, stat, sys
+import itertools, os, stat, sys
 
 path, offset, limit, letters, width = sys.argv[1], *map(int, sys.argv[2:])
 try:
@@ -22,22 +22,24 @@ except OSError as problem:
 if b"\0" in file.read(8192):
     sys.exit(f"{path} is no text; it holds {os.fstat(file.fileno()).st_size} bytes")
 file.seek(0)
-last, shown, size, full = 0, 0, 0, False
-for last, line in enumerate(file, 1):
-    if last < offset or full:
-        continue
+last, tail = 0, b"\n"
+while chunk := file.read(1 << 20):
+    last, tail = last + chunk.count(b"\n"), chunk[-1:]
+last += tail != b"\n"
+file.seek(0)
+size, end = 0, offset - 1
+for number, line in enumerate(itertools.islice(file, offset - 1, offset - 1 + limit), offset):
     text = line.decode("utf-8", "backslashreplace").removesuffix("\n").removesuffix("\r")
     if len(text) > width:
         text = f"{text[:width]} [and {len(text) - width} more characters]"
     size += len(text) + 1
-    full = shown == limit or (size > letters and shown > 0)
-    if not full:
-        print(f"{last}|{text}")
-        shown += 1
-end = offset + shown - 1
+    if size > letters and number > offset:
+        break
+    print(f"{number}|{text}")
+    end = number
 if not last:
     print("[empty file]")
-elif not shown:
+elif offset > last:
     sys.exit(f"{path} has lines 1 to {last}, and no line {offset}")
 elif end < last:
     print(f"[lines {offset} to {end} of {last}; offset={end + 1} shows more]")
