@@ -328,7 +328,7 @@ def _first(lines: list[str], wanted: list[str], start: int) -> int | None:
 
 @settings(max_examples=2000, deadline=None)
 @given(_edits())
-def test_ac_random_patches_do_what_their_edits_did(case: tuple[str, str, str]) -> None:
+def test_random_patches_do_what_their_edits_did(case: tuple[str, str, str]) -> None:
     text, patch, wanted = case
     assert patched("a.py", text, read_patch(patch)[0].hunks) == (wanted, ())
 

@@ -1,4 +1,4 @@
-"""The tools of a day's work, in a real jail: what each shows, keeps and refuses, and what a failure leaves."""
+"""The tools of a day's work in a real jail: what each shows, keeps and refuses, what a failure leaves."""
 
 from __future__ import annotations
 
