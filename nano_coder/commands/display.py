@@ -111,7 +111,7 @@ class Display:
         for step in steps if isinstance(steps, list) else ():
             if isinstance(step, dict):
                 sign, style = _SIGNS.get(str(step.get("status")), _SIGNS["pending"])
-                self._progress.print(Text(f"  {sign} ", style), printable(str(step.get("step"))))
+                self._progress.print(Text(f"  {sign}", style), printable(str(step.get("step"))))
 
     def _client(self, message: Message) -> None:
         """A message that a client of the server sent before the turn."""

@@ -23,7 +23,7 @@ NAMES = ("AGENTS.override.md", "AGENTS.md")
 FROZEN = {
     "workday-1-api": "sha256:26ef9d275f341b6a86d16003fdf63e984e355a6f1309a8199f4e1d0ddfab9510",
     "workday-1-hermes-json": "sha256:74355b4bbdb6272efd3d18addaa4e9ea326855f0ce261659e3ee50862a770073",
-    "prompted-workday-1-hermes-json": "sha256:2f88c3dbc026b534a8db29cc314f67fecca8c8f39a7095c8656be1f8c9bd560e",
+    "prompted-workday-1-pythonic": "sha256:ecabccb1bb040fe83503e851ffe491ee782e1bbfe040ab63c8167d1f00bed7ea",
 }
 
 
@@ -152,7 +152,7 @@ def test_the_chain_is_one_file_a_directory_from_the_root_down(
     (project / "pkg" / "AGENTS.override.md").write_bytes(b"x" * (MOST_BYTES - 5) + b"\xffend and more")
     assert chain(project) == []
     ((_, text),) = chain(project / "pkg")
-    assert (len(text), text[-4:]) == (MOST_BYTES, "�end")
+    assert (len(text), text[-4:]) == (MOST_BYTES - 1, "�end")
     os.mkfifo(project / "pkg" / "deep")
     assert find_instructions(project / "pkg", ("deep", "none"), home) == ()
 

@@ -20,7 +20,7 @@ from nano_coder.run.fork import fork_run
 from nano_coder.run.replay import execute, refeed
 from nano_coder.run.say import say_to_run
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox
+from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, SupportsKeeping
 from nano_coder.sandbox.unisolated import NoSandbox
 from nano_coder.tools.file_listing import LISTING
 from nano_coder.tools.grep import MOST_LINES
@@ -223,6 +223,18 @@ def test_a_jail_that_keeps_serves_files_and_programs_as_before(sandbox: Sandbox)
         assert kept.read("a/b.txt") == b"text"
         assert kept.run(["sh", "-c", "kill -9 $PPID; sleep 5"]).signal == 9
         assert kept.run(["cat", "a/b.txt"]).stdout == b"text", "a killed server is begun again"
+
+
+def test_a_snapshot_is_taken_while_jobs_write(sandbox: Sandbox) -> None:
+    with closing(sandbox.open(None, Limits(memory_mb=256, tool_seconds=20))) as jail:
+        assert isinstance(jail, SupportsKeeping)
+        assert jail.keep()
+        writes = "echo x >> grow; head -c 99999 /dev/zero > flip; rm -f gone; echo > gone; : > flip"
+        jail.run(["bash", "-c", f"(while :; do {writes}; done) >/dev/null 2>&1 &"])
+        assert all(jail.snapshot() for _ in range(40))
+        grown = len(jail.read("grow"))
+        jail.run(["sleep", "0.5"])
+        assert len(jail.read("grow")) > grown, "it goes on"
 
 
 def _programs(jail: Jail) -> list[Any]:

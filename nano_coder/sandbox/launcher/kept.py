@@ -13,10 +13,12 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from . import exec_program, kernel, message, runner
 
+_STANDSTILL_S = 0.2
 _ROUNDS, _PAUSE_S = 500, 0.01
 """attempts to kill a session whose processes fork meanwhile; after them every process goes"""
 
@@ -35,7 +37,10 @@ def serve() -> NoReturn:
         request, fds = received
         if request["op"] == "end":  # of a request that has ended meanwhile
             continue
-        channel.sendall(message.encode_outcome(_served(channel, request, fds)))
+        # a file that changes while it is packed makes no snapshot
+        with _stopped() if request["op"] == "pack" else contextlib.nullcontext():
+            outcome = _served(channel, request, fds)
+        channel.sendall(message.encode_outcome(outcome))
     os._exit(0)
 
 
@@ -87,18 +92,40 @@ def _kill_session(leader: int) -> None:
     exec_program.kill_all()
 
 
+@contextlib.contextmanager
+def _stopped() -> Iterator[None]:
+    """All other processes stand still meanwhile."""
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGSTOP)
+        ours, until = (1, os.getpid()), time.monotonic() + _STANDSTILL_S
+        while any(_state(pid)[0] in b"RSD" for pid in _processes() if pid not in ours):
+            if time.monotonic() > until:
+                break
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGCONT)
+
+
 def _processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def _session(pid: int) -> int | None:
     """Its session; None for one that has ended."""
+    state, session = _state(pid)
+    return None if state in b"ZX" else session
+
+
+def _state(pid: int) -> tuple[bytes, int]:
+    """Its state, as the kernel's letter, and its session."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
-        return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[3])
+        return b"X", 0
+    return fields[0], int(fields[3])
 
 
 def _reap() -> None:
