@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -353,3 +356,42 @@ def test_any_text_is_a_patch_or_a_sentence(text: str, body: str) -> None:
         with contextlib.suppress(PatchError):
             for change in read_patch(patch):
                 patched("a", text, change.hunks)
+
+
+# ----------------------------------------------------------- a clumsy model, which has the error alone
+
+
+def _mended(patch: str, said: str) -> str | None:
+    """The patch as a model mends it that knows no more than the error; None where the error does not help."""
+    told = re.search(r"expected ('.*?'|\".*?\"), and line \d+ is ('.*'|\".*\")(?: \(nearest.*\))?$", said)
+    if told is None:
+        return None
+    wrong, right = ast.literal_eval(told[1]), ast.literal_eval(told[2])
+    lines = patch.split("\n")
+    place = next((n for n, line in enumerate(lines) if line[:1] in " -" and line[1:] == wrong), None)
+    if place is None:
+        return None
+    lines[place] = lines[place][:1] + right
+    return "\n".join(lines)
+
+
+def test_nine_of_ten_clumsy_patches_are_mended_by_what_their_error_says() -> None:
+    random = Random(7)
+    text = Path(TOOLS["apply_patch"].function.__code__.co_filename).read_text(encoding="utf-8")
+    lines = text.split("\n")
+    mended = 0
+    for _ in range(200):
+        at = random.randrange(3, len(lines) - 6)
+        old = lines[at : at + 5]
+        body = [f" {old[0]}", f" {old[1]}", f"-{old[2]}", "+    changed = True", f" {old[3]}", f" {old[4]}"]
+        right = "@@\n" + "\n".join(body) + "\n"
+        slip = random.choice(
+            [n for n, line in enumerate(body) if line[0] in " -" and line[1:].strip()] or [0]
+        )
+        body[slip] = random.choice([f"{body[slip]} # as I recall it", body[slip][:1] + "remembered wrongly"])
+        with pytest.raises(PatchError) as raised:
+            edited(text, "@@\n" + "\n".join(body) + "\n")
+        again = _mended("@@\n" + "\n".join(body) + "\n", str(raised.value))
+        with contextlib.suppress(PatchError):
+            mended += again is not None and edited(text, again) == edited(text, right)
+    assert mended >= 180

@@ -41,6 +41,7 @@ BEYOND = {
     "agent": "'theirs'",
     "agent_folders": "['/opt/theirs']",
     "tools": "['mine.py:tool']",
+    "instructions": "['THEIRS.md']",
     "python": "'./python'",
     "temperature": "1.5",
     "git": "true",
