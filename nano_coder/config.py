@@ -163,6 +163,9 @@ class AgentConfig(BaseModel):
     Anthropic's API; {prompt} stands for the task"""
     agent_folders: tuple[str, ...] = ()
     """folders that the agent's jail sees, read-only: where the agent is installed"""
+    instructions: tuple[str, ...] = ("AGENTS.override.md", "AGENTS.md")
+    """names of files that say how work on a project is done, for profiles that show them: in each directory
+    the first that is there counts; "AGENTS.md,CLAUDE.md" falls back to another, "none" turns it off"""
     exclude: tuple[str, ...] = ()
     """patterns for names that no run gets to see, beside version control, environments and caches"""
     git: bool | None = None
@@ -170,10 +173,12 @@ class AgentConfig(BaseModel):
     redact: RedactConfig = RedactConfig()
     """secrets: `write` keeps them out of the log; `[redact]` also takes `patterns` and `allow`"""
 
-    @field_validator("exclude", "tools", "agent_folders", mode="before")
+    @field_validator("exclude", "tools", "agent_folders", "instructions", mode="before")
     @classmethod
     def _separated(cls, value: object) -> object:
-        return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value
+        if not isinstance(value, str):
+            return value
+        return () if value == "none" else tuple(name.strip() for name in value.split(","))
 
     @field_serializer("mcp")
     def _served(self, mcp: McpSettings) -> dict[str, Any]:
@@ -193,6 +198,14 @@ class AgentConfig(BaseModel):
             allowed_hosts(value)
         except UsageError:
             raise ValueError("say none, or allow=HOST,... with names such as api.example.org") from None
+        return value
+
+    @field_validator("instructions")
+    @classmethod
+    def _file_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not name or "/" in name or name in (".", ".."):
+                raise ValueError(f"{name!r} is no name of a file, as in AGENTS.md")
         return value
 
     @field_validator("exclude")

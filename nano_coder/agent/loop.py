@@ -36,6 +36,8 @@ from nano_shared.types import (
 
 _MAX_FORMAT_ERRORS = 3
 _MAX_REPEATS = 4
+SAID = "user"
+"""tool name of an observation that is a further message of the user; no policy can call it"""
 _NO_NOTES = ("compact",)
 """dialects whose frozen observations do not mention limits"""
 
@@ -69,11 +71,14 @@ class Agent:
     elapsed: float = 0.0
     """seconds used before this process, if the run was resumed"""
     began: float = field(default_factory=time.monotonic)
+    _liberties: list[str] = field(default_factory=list)
+    """those that tools took with the calls of the current turn"""
 
     def step(self) -> Turn:
         started = time.time()
         completion = self.complete()
         parsed = self.parse(completion)
+        self._liberties.clear()
         observations = [self.execute(*numbered) for numbered in enumerate(parsed.calls)]
         if parsed.error:
             observations = self._refuse(parsed, completion)
@@ -86,7 +91,7 @@ class Agent:
             calls=parsed.calls,
             parse_error=parsed.error,
             parser=self.profile.dialect,
-            repairs=parsed.repairs,
+            repairs=(*parsed.repairs, *self._liberties),
             observations=tuple(observations),
             snapshot=self.workspace.snapshot if parsed.calls and not self.workspace.lost else None,
             started=started,
@@ -154,6 +159,7 @@ class Agent:
             result = recorded or self._tool(call)
         except ToolFailure as failure:
             result = ToolResult(text=f"error: {failure}", ok=False)
+        self._liberties += (f"{call.name}: {name}" for name in result.repairs)
         changed: tuple[str, ...] = ()
         if not recorded and call.name in TOOLS and TOOLS.find(call.name).mutates:
             try:
@@ -247,7 +253,8 @@ def observation_messages(turn: Turn) -> list[Message]:
     """
     texts = [observation.text for observation in turn.observations]
     if turn.parser != Api.name:
-        return [Message(role=Role.TOOL, content=text) for text in texts]
+        roles = [Role.USER if observation.tool == SAID else Role.TOOL for observation in turn.observations]
+        return [Message(role=role, content=text) for role, text in zip(roles, texts, strict=True)]
     ids = [call.id for call in turn.completion.api.calls] if turn.completion.api else []
     return [
         Message(role=Role.TOOL, content=text, call_id=ids[at])

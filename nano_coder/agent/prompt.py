@@ -36,7 +36,7 @@ def first_messages(profile: InterfaceProfile, task: Task, files: Sequence[str]) 
     """The system message and the task message; `files` are the workspace's paths."""
     system = system_text(profile, offered_tools(profile, task))
     prompt = _environment.from_string(profile.task).render(
-        prompt=task.prompt, files=_listing(files), check=task.check
+        prompt=task.prompt, files=_listing(files), check=task.check, instructions=task.instructions
     )
     prompt = prompt.encode("utf-8", "backslashreplace").decode()  # no tokenizer accepts half a surrogate pair
     return Message(role=Role.SYSTEM, content=system), Message(role=Role.USER, content=prompt)

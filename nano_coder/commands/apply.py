@@ -8,6 +8,7 @@ from typing import Annotated
 
 from typer import Option
 
+from nano_coder.agent.workspace import workspace_after
 from nano_coder.commands.options import Log, RunArgument, open_log
 from nano_shared import snapshot
 from nano_shared.errors import UsageError
@@ -59,9 +60,17 @@ def apply_to(
 ) -> list[str]:
     """Apply what a run changed to a directory, or nothing at all where a file changed since (Conflict).
 
-    `workspace` is what the run left as somebody edited it; None is what it left.
+    Where the changes of the run that it continues are applied already, the rest of them is. `workspace` is
+    what the run left as somebody edited it; None is what it left.
     """
     after = workspace or trajectory.last_snapshot
     if trajectory.snapshot is None or after is None:
         return []
-    return list(snapshot.apply(trajectory.snapshot, after, store.blobs, directory))
+    conflict: snapshot.Conflict | None = None
+    for before in dict.fromkeys((trajectory.snapshot, workspace_after(trajectory, trajectory.inherited))):
+        try:
+            return list(snapshot.apply(before, after, store.blobs, directory))
+        except snapshot.Conflict as found:
+            conflict = conflict or found
+    assert conflict is not None
+    raise conflict

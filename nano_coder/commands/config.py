@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from nano_coder.config import read_config, why_ignored
+from nano_coder.agent.instructions import find_instructions
+from nano_coder.config import read_config, user_config_path, why_ignored
 from nano_shared.command_line import JsonOption, lazy_app
 from nano_shared.printable import printable, without_password
 
@@ -26,7 +27,8 @@ def show(
 ) -> int:
     """Every setting, its value and its source: flag > environment > nano.toml > user config > default.
 
-    What the project's nano.toml sets and may not is shown as ignored, with the reason.
+    What the project's nano.toml sets and may not is shown as ignored, with the reason. Below stand the files
+    that instruct a run in DIR (AGENTS.md), outermost first.
     """
     found = read_config({}, directory)
     values = found.config.model_dump()
@@ -39,8 +41,11 @@ def show(
         values["api_key"] = "(set)"
     for server in values["mcp"]["servers"].values():
         server |= {"env": dict.fromkeys(server["env"], "(set)")} if "env" in server else {}
+    user = user_config_path().parent
+    chain = find_instructions(directory, found.config.instructions, user, found.config.exclude)
     if as_json:
         rows = {key: {"value": value, "source": found.sources[key]} for key, value in values.items()}
+        rows["instructions"]["chain"] = [file.model_dump() for file in chain]
         print(
             json.dumps(
                 {k: row | ({"ignored": ignored[k]} if k in ignored else {}) for k, row in rows.items()}
@@ -52,6 +57,9 @@ def show(
         print(f"{key:12} {shown:20} ({found.sources[key]})")
         for name, refused in ignored.get(key, {}).items():
             print(f"{'':12} nano.toml: {name} = {printable(repr(refused))} is ignored")
+    for file in chain:
+        how = "trusted" if file.trusted else "not trusted: shown as a stranger's data"
+        print(f"{printable(file.path)}: {len(file.text.encode())} bytes of instructions, {how}")
     if found.ignored and found.project:
         print(printable(f"ignored {why_ignored(found.project)}"), file=sys.stderr)
     return 0

@@ -18,6 +18,7 @@ from nano_shared.types import (
     Message,
     Observation,
     StopReason,
+    ToolCall,
     Trajectory,
     Trust,
     Turn,
@@ -30,6 +31,8 @@ _LONGEST_LINE = 400
 """characters of a line of a folded output"""
 
 
+_SIGNS = {"completed": ("✓", "green"), "in_progress": ("▸", "bold cyan"), "pending": ("·", "dim")}
+"""status of a plan's step -> how it is shown"""
 _SHOWN = 600
 """characters of a client's message"""
 
@@ -66,6 +69,9 @@ class Display:
         self._progress.print(
             Text(f"run {trajectory.id}", "bold"), f"with {printable(trajectory.policy)}{after}"
         )
+        for file in trajectory.task.instructions if not trajectory.parent else ():
+            how = "" if file.trusted else ", shown as a stranger's (nano-coder trust DIR lets it instruct)"
+            self._progress.print(f"reads {printable(file.path)}{how}", style="dim")
 
     def listener(self) -> Callable[[str], None] | None:
         """What shows completions as they come; None where nobody watches."""
@@ -93,8 +99,19 @@ class Display:
         if not self._streamed:
             self._progress.print(printable(written(turn.completion)))
         self._streamed = False
-        for observation in turn.observations:
-            self._observation(observation)
+        for number, observation in enumerate(turn.observations):
+            call = turn.calls[number] if number < len(turn.calls) else None
+            if call is not None and call.name == "plan" and observation.ok:
+                self._plan(call)
+            else:
+                self._observation(observation)
+
+    def _plan(self, call: ToolCall) -> None:
+        steps = call.arguments.get("steps")
+        for step in steps if isinstance(steps, list) else ():
+            if isinstance(step, dict):
+                sign, style = _SIGNS.get(str(step.get("status")), _SIGNS["pending"])
+                self._progress.print(Text(f"  {sign}", style), printable(str(step.get("step"))))
 
     def _client(self, message: Message) -> None:
         """A message that a client of the server sent before the turn."""
@@ -123,6 +140,18 @@ class Display:
             self._result.print(f"nano-coder resume {trajectory.id} goes on with it")
         if trajectory.diff and not applied:
             self._result.print(f"not applied; nano-coder apply {trajectory.id} does it", style="dim")
+
+    def answered(self, trajectory: Trajectory) -> None:
+        """What a message of a conversation came to."""
+        if trajectory.stop is not StopReason.FINISHED:
+            self._result.print(f"stopped: {trajectory.stop}{_detail(trajectory)}")
+        if trajectory.answer is not None:
+            self._result.print(printable(trajectory.answer))
+        if trajectory.verdict is not None:
+            self._result.print(f"check: {printable(outcome(trajectory))}")
+            self._check_output(trajectory)
+        changed = sum(line.startswith("+++ ") for line in trajectory.diff.splitlines())
+        self._result.print(f"run {trajectory.id}; files that differ from the start: {changed}", style="dim")
 
     def _observation(self, observation: Observation) -> None:
         colour = "green" if observation.ok else "yellow"

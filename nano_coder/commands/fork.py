@@ -15,6 +15,7 @@ from nano_coder.commands.options import (
     RunArgument,
     ToolOption,
     agent_options,
+    as_logged,
     configured,
     earlier_history,
     open_runtime,
@@ -65,8 +66,9 @@ def command(
     refuse_step(parent, at)  # before the model is loaded, which takes seconds
     try:
         runtime = open_runtime(
-            config, Path(parent.directory or ""), store, model=config.model or parent.policy, limits=limits
-        )
+            as_logged(config, parent), Path(parent.directory or ""), store,
+            model=config.model or parent.policy, limits=limits,
+        )  # fmt: skip
     except UsageError as problem:
         if config.model or isinstance(problem, CheckpointError):
             raise

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from nano_coder.config import TEMPERATURE, AgentConfig, load_config, parse_limits
+from nano_coder.config import TEMPERATURE, AgentConfig, load_config, parse_limits, user_config_path
 from nano_shared.errors import UsageError
 from nano_shared.printable import without_password
 from nano_shared.settings_options import Settings, settings_options
@@ -17,8 +17,9 @@ from nano_shared.settings_options import Settings, settings_options
 if TYPE_CHECKING:
     from nano_coder.run.execution import Runtime
     from nano_coder.run.git_history import GitHistory
+    from nano_shared.profile import InterfaceProfile
     from nano_shared.store import LogStore
-    from nano_shared.types import Trajectory
+    from nano_shared.types import InstructionFile, Trajectory
 
 RunArgument = Annotated[str, Argument(metavar="RUN", help="An id, the beginning of one, or `last`.")]
 Log = Annotated[str | None, Option("--log", hidden=True, help="Path of the log, or postgresql://... of one.")]
@@ -122,7 +123,7 @@ def open_runtime(
 
     `limits` take the place of a task's own (`said_limits`).
     """
-    from nano_coder.agent.profiles import completion_tokens, with_tools
+    from nano_coder.agent.profiles import completion_tokens, days_profile, with_tools
     from nano_coder.mcp.tools import further_tools
     from nano_coder.models.opening import open_policy
     from nano_coder.run.execution import Runtime
@@ -138,14 +139,15 @@ def open_runtime(
         model or config.model, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype,
         profile=config.profile, device=config.device, own_temperature=config.temperature is None,
     )  # fmt: skip
+    profile = opened.profile if config.profile else days_profile(opened.profile)
     return Runtime(
         policy=opened.policy,
         sandbox=sandbox,
         store=redacting_store(store, getattr(opened.policy, "decode", None), config),
-        profile=with_tools(opened.profile, more),
+        profile=with_tools(profile, more),
         sampling=Sampling(
             temperature=TEMPERATURE if config.temperature is None else config.temperature,
-            max_tokens=config.max_completion_tokens or completion_tokens(opened.profile),
+            max_tokens=config.max_completion_tokens or completion_tokens(profile),
         ),
         limits=limits or {},
         policy_name=opened.name,
@@ -177,6 +179,17 @@ def history_of(directory: Path, config: AgentConfig) -> GitHistory | None:
         say_left_out("it may hold what `exclude` keeps from runs; git = true in your config shows it")
         return None
     return found
+
+
+def instructions_of(
+    directory: Path, config: AgentConfig, profile: InterfaceProfile
+) -> tuple[InstructionFile, ...]:
+    """The chain of AGENTS.md that holds in the directory; empty for a profile that does not show it."""
+    from nano_coder.agent.instructions import find_instructions
+
+    if "instructions" not in profile.task:
+        return ()
+    return find_instructions(directory, config.instructions, user_config_path().parent, config.exclude)
 
 
 def earlier_history(run: Trajectory, config: AgentConfig) -> GitHistory | None:

@@ -22,6 +22,7 @@ from nano_coder.commands.options import (
     agent_options,
     configured,
     history_of,
+    instructions_of,
     open_runtime,
 )
 from nano_coder.commands.review import on_terminal, review
@@ -82,6 +83,7 @@ def command(
         directory=str(directory.resolve()),
         history=history_of(directory, config),
     )
+    work = work.model_copy(update={"instructions": instructions_of(directory, config, runtime.profile)})
     display = Display(quiet=as_json, verbose=verbose)
     runtime = replace(runtime, on_text=display.listener())
     with display.naming_the_run():

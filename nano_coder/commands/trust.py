@@ -1,4 +1,4 @@
-"""`nano-coder trust`: let a project's nano.toml and .mcp.json set more than they may unasked."""
+"""`nano-coder trust`: let a project's nano.toml, .mcp.json and AGENTS.md do more than they may unasked."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from nano_coder.agent.instructions import project_files
 from nano_coder.commands.review import on_terminal
 from nano_coder.config import configured, parse_toml, typed_layer
 from nano_coder.mcp_settings import PROJECT_SERVERS, read_project_servers
-from nano_coder.trust import PROJECT_FILE, ProjectFile, read_project_file, revoke, trust, trusted_files
+from nano_coder.trust import (
+    PROJECT_FILE,
+    ProjectFile,
+    is_trusted,
+    read_project_file,
+    revoke,
+    trust,
+    trusted_files,
+)
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
@@ -29,8 +38,9 @@ def command(
     """Let the nano.toml of DIRECTORY set model, URL, log, sandbox and all else, as it is now.
 
     Unasked, a project's file may only tighten: lower limits, more `exclude`, more `redact.patterns`, a check.
-    The MCP servers of a project's .mcp.json count only then. What would be set is shown first. A file that
-    changes is not trusted any more.
+    The MCP servers of a project's .mcp.json count only then, and only then do its AGENTS.md, and those of the
+    folders above it up to the repository's, instruct a run. What they would set or say is shown first. A file
+    that changes is not trusted any more.
     """
     if as_list == (directory is not None):
         raise UsageError("name the project's directory, or say --list")
@@ -44,19 +54,22 @@ def command(
 
 
 def _trust(directory: Path, yes: bool) -> int:
-    files = [read_project_file(directory, name) for name in (PROJECT_FILE, PROJECT_SERVERS)]
-    found = [file for file in files if file is not None]
+    project = [read_project_file(directory, name) for name in (PROJECT_FILE, PROJECT_SERVERS)]
+    found = [*(file for file in project if file is not None), *_instructions(directory)]
     if not found:
         raise UsageError(
-            f"{directory} has no {PROJECT_FILE} and no {PROJECT_SERVERS}, so there is nothing to trust"
+            f"{directory} has no {PROJECT_FILE}, no {PROJECT_SERVERS} and no AGENTS.md, so there is nothing to"
+            " trust"
         )
     for file in found:
         if file.trusted:
             print(printable(f"{file.path} is trusted as it is"), file=sys.stderr)
         elif file.path.name == PROJECT_FILE:
             _show_settings(file)
-        else:
+        elif file.path.name == PROJECT_SERVERS:
             _show_servers(file)
+        else:
+            _show_instructions(file)
     asked = [file for file in found if not file.trusted]
     if asked and not yes:
         if not on_terminal():
@@ -66,6 +79,18 @@ def _trust(directory: Path, yes: bool) -> int:
         trust(file.path, file.content)
         print(printable(f"{file.path}: trusted until it changes"))
     return 0
+
+
+def _instructions(directory: Path) -> list[ProjectFile]:
+    """The project's chain of AGENTS.md that holds in the directory."""
+    names = configured({}, None).config.instructions
+    return [ProjectFile(path, data, is_trusted(path, data)) for path, data in project_files(directory, names)]
+
+
+def _show_instructions(file: ProjectFile) -> None:
+    text = file.content.decode("utf-8", "replace").strip()
+    print(printable(f"{file.path} instructs runs (only if you trust it):"), file=sys.stderr)
+    print("\n".join(f"  {printable(line)}" for line in text.splitlines()), file=sys.stderr)
 
 
 def _show_settings(project: ProjectFile) -> None:

@@ -227,6 +227,18 @@ NO_TEMPLATE = (
 )
 
 
+def usual_profile(model: str | None) -> str:
+    """The profile that a model runs under unless one is named, without loading it. Raises as `open_policy`
+    does."""
+    name = model or default_model()
+    if open_it := find_opener(name):
+        return str(getattr(open_it(ModelOptions()), "profile", HERMES_1.name))
+    found = locate(name)
+    if (Path(found) / MANIFEST).is_file():
+        return read_checkpoint(Path(found)).profile
+    return own_profile(found)
+
+
 def own_profile(name: str) -> str:
     """The profile of a model that no manifest names one for: that of its chat template and its dialect.
 

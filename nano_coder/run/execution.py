@@ -24,6 +24,7 @@ from nano_coder.run.git_history import GitHistory, open_with
 from nano_coder.run.reflection import can_reflect, with_reflection
 from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, connected
 from nano_coder.sandbox.proxy import allowed_hosts, covers
+from nano_coder.tools.bash import ANEW, bash
 from nano_coder.tools.tool import ToolContext
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
@@ -264,6 +265,8 @@ def _go_on(
             take = agent.inherit if turn.index < trajectory.inherited else agent.take
             take(turn)
             _restore_spills(turn, jail, runtime)
+        if any(call.name == bash.spec.name for turn in trajectory.turns for call in turn.calls):
+            jail.write(ANEW, b"")
         return _drive(agent, trajectory, runtime, on_turn)
 
 

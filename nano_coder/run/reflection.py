@@ -7,6 +7,7 @@ hidden check it says only that it failed.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nano_coder.agent.loop import spill_path, turn_cost, turn_length
@@ -44,14 +45,19 @@ def with_reflection(run: Trajectory, runtime: Runtime) -> tuple[tuple[Turn, ...]
     last = run.turns[-1]
     observation = _observation(run, runtime)
     turns = (*run.turns[:-1], last.model_copy(update={"observations": (*last.observations, observation)}))
+    return turns, as_much_again(run, runtime.policy.count)
+
+
+def as_much_again(run: Trajectory, count: Callable[[str], int]) -> Limits:
+    """The run's limits, and beside them what it has used."""
     limits = run.task.limits
     more = {
         "max_cost": limits.max_cost and limits.max_cost + sum(map(turn_cost, run.own_turns)),
         "max_turns": limits.max_turns + len(run.own_turns),
-        "max_tokens": limits.max_tokens + sum(turn_length(t, runtime.policy.count) for t in run.own_turns),
+        "max_tokens": limits.max_tokens + sum(turn_length(t, count) for t in run.own_turns),
         "max_seconds": limits.max_seconds + sum(t.ended - t.started for t in run.own_turns),
     }
-    return turns, limits.model_copy(update=more)
+    return limits.model_copy(update=more)
 
 
 def _observation(run: Trajectory, runtime: Runtime) -> Observation:

@@ -235,7 +235,7 @@ class JailProcess:
 
     def _receive_outcome(self) -> RequestOutcome:
         """Wait for init's report of the end of the request."""
-        record = _decoded(self._next_record())
+        record = decoded(self._next_record())
         self._forget_request()
         return record
 
@@ -253,7 +253,7 @@ class JailProcess:
             while (record := self._next_record(most)) not in (message.PACKED, message.TOO_LONG):
                 # init had already ended that request
                 self._check_protocol(self._outcome_due)
-                _decoded(record)
+                decoded(record)
                 self._forget_request()
             if self._outcome_due:
                 self._forget_request()
@@ -355,7 +355,8 @@ class JailProcess:
         self._runner = None
 
 
-def _decoded(data: bytes) -> RequestOutcome:
+def decoded(data: bytes) -> RequestOutcome:
+    """The outcome of a record. Raises SandboxError for nonsense."""
     try:
         return message.decode_outcome(data)
     except ValueError as problem:

@@ -23,6 +23,7 @@ from nano_coder.sandbox import cgroup_plan
 from nano_coder.sandbox import overlay_bases as bases
 from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain, Output
 from nano_coder.sandbox.interpreter import find_interpreter
+from nano_coder.sandbox.kept_processes import KeptProcesses
 from nano_coder.sandbox.launcher import message
 from nano_coder.sandbox.launcher.message import RequestOutcome
 from nano_coder.sandbox.launcher.root import BASES
@@ -260,6 +261,15 @@ class NsJail:
         self._first: bytes | None = None
         """a packed workspace to be unpacked by the next request"""
         self._ahead: PendingFiles | None = None
+        self._keeps = False
+        self._kept: KeptProcesses | None = None
+
+    def keep(self) -> bool:
+        if not self._keeps:
+            if self._first is not None or self._ahead:
+                self.run_python("")  # the workspace arrives with it
+            self._keeps = True
+        return True
 
     def connect(self, allowed: frozenset[str], resolve: Resolve) -> None:
         """Start the proxy on the jail's listening socket."""
@@ -326,18 +336,20 @@ class NsJail:
         """Number of calls so far to hosts that are not allowed."""
         return self._proxy.refused if self._proxy else 0
 
-    def occupy(self, source: str, channel: int) -> RequestOutcome:
+    def occupy(self, source: str, channel: int, more_bytes: int = 0) -> RequestOutcome:
         """Run trusted Python that serves the socket `channel` on its standard input, until it ends: a
         session.
 
-        No other request is possible meanwhile. Raises SandboxError when the jail is closed.
+        No other request is possible meanwhile. `more_bytes` of memory are added to those of a run. Raises
+        SandboxError when the jail is closed.
         """
         request: dict[str, Any] = {"op": "python", "source": source, "argv": [], "isolated": False}
         if self.cold_python is not None:
             request = {"op": "run", "argv": python_program(self.cold_python, source, (), isolated=False)}
         whole = {**request, "env": dict(self._environment), "rlimits": of_request(self._limits)}
         said = Output(_SMALL), Output(_SMALL)
-        return self._call(whole, said, stdin=channel, timeout=None, flood=FLOOD_BYTES)[0]
+        options: dict[str, Any] = {"timeout": None, "flood": FLOOD_BYTES, "process": self._process}
+        return self._call(whole, said, stdin=channel, more=more_bytes, **options)[0]
 
     def read(self, path: str) -> bytes:
         out = Output(_LONGEST_READ)
@@ -357,6 +369,7 @@ class NsJail:
         """
         if (
             self._first is None
+            and not self._keeps
             and not self._ahead
             and (packed := self._process.pack(_OPERATION_S)) is not None
         ):
@@ -423,6 +436,8 @@ class NsJail:
         packed: int | None = None,
         timeout: float | None,
         flood: int,
+        process: JailProcess | None = None,
+        more: int = 0,
     ) -> tuple[RequestOutcome, Drain]:
         if self._ahead:
             self._first = self._ahead.packed()
@@ -431,15 +446,25 @@ class NsJail:
             given = [] if packed is None else [packed]
             if self._first is not None:
                 given.append(stack.enter_context(_opened(self._first)))
-            whole = {**request, "unpack": bool(given), "memory_bytes": self._limits.memory_mb * _MB}
+            whole = {**request, "unpack": bool(given), "memory_bytes": self._limits.memory_mb * _MB + more}
             if stdin != b"":
                 given.append(stack.enter_context(_opened(stdin)))
-            reply, drain = self._process.call(whole, outputs, given=given, timeout=timeout, flood=flood)
+            server = process or self._server()
+            reply, drain = server.call(whole, outputs, given=given, timeout=timeout, flood=flood)
         if self._first is not None:
             if reply.refused is not None and reply.exit_code == message.UNFIT:
                 raise _does_not_fit(OSError(*reply.refused))
             self._first = None
         return reply, drain
+
+    def _server(self) -> JailProcess | KeptProcesses:
+        """What serves the next request."""
+        if not self._keeps:
+            return self._process
+        if self._kept is None or self._kept.over:
+            # files that stay are not the memory of the program that wrote them
+            self._kept = KeptProcesses(lambda source, fd: self.occupy(source, fd, self._room))
+        return self._kept
 
     def probe(self, secret: Path) -> dict[str, bool]:
         """Try to escape from inside. Returns layer -> whether it held. `secret` is a file that must not be
@@ -453,6 +478,8 @@ class NsJail:
         if self._proxy is not None:
             self._proxy.close()
         self._process.close()
+        if self._kept is not None:
+            self._kept.close()
 
 
 def _does_not_fit(error: OSError) -> UsageError:

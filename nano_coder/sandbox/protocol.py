@@ -120,6 +120,18 @@ class Jail(Protocol):
         ...
 
 
+@runtime_checkable
+class SupportsKeeping(Protocol):
+    """A jail that can keep processes and /tmp between its runs."""
+
+    def keep(self) -> bool:
+        """From now on keep them until the jail is closed; whether it does.
+
+        A time-out ends the session of its run alone. A run that needs too much memory ends all processes.
+        """
+        ...
+
+
 class Sandbox(Protocol):
     """A backend. `layers` tells which layers of isolation are on; it is logged with runs."""
 
@@ -235,6 +247,10 @@ class LazyJail:
 
     def restore(self, snapshot: bytes) -> None:
         self._open().restore(snapshot)
+
+    def keep(self) -> bool:
+        jail = self._open()
+        return isinstance(jail, SupportsKeeping) and jail.keep()
 
     def close(self) -> None:
         if self._jail is not None:

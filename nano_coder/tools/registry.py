@@ -51,6 +51,11 @@ class Tools(Extensions[Tool]):
     def add(self, made: Tool) -> None:
         """Give a tool that this process made, such as one of an MCP server, its name; replaces an earlier."""
         self._made[made.spec.name] = made
+    def source(self, name: str) -> str:
+        """Where a tool comes from: a file, or the package that registers it."""
+        if name in self._given:
+            return self._given[name][0]
+        return super().source(name) or "this process"
 
     def __contains__(self, name: object) -> bool:
         return name in self._given or name in self._made or super().__contains__(name)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_type_hint
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
 
-from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
+from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox, SupportsKeeping
 from nano_shared.errors import ConfigError, NanoError, UsageError
 from nano_shared.extensions import is_ours
 from nano_shared.types import Limits, ToolSpec
@@ -83,10 +83,16 @@ class ToolContext:
         with _failing(), _at_once:
             return self.jail.run(argv)
 
-    def run_python(self, source: str, argv: Sequence[str] = (), *, isolated: bool = False) -> ExecResult:
+    def run_python(
+        self, source: str, argv: Sequence[str] = (), *, isolated: bool = False, stdin: bytes = b""
+    ) -> ExecResult:
         """Run Python source in the jail. Raises ToolFailure as `run` does."""
         with _failing(), _at_once:
-            return self.jail.run_python(source, argv, isolated=isolated)
+            return self.jail.run_python(source, argv, isolated=isolated, stdin=stdin)
+
+    def keep(self) -> bool:
+        """Keep processes and /tmp from now on; False where the sandbox does not."""
+        return isinstance(self.jail, SupportsKeeping) and self.jail.keep()
 
 
 @contextlib.contextmanager
@@ -107,6 +113,8 @@ class ToolResult:
     finished: bool = False
     """the agent declared the task done"""
     answer: str | None = None
+    repairs: tuple[str, ...] = ()
+    """liberties that the tool took with the call, by name"""
 
 
 class ToolFailure(Exception):
@@ -221,10 +229,23 @@ def _arguments(name: str, function: Callable[..., ToolResult | str]) -> type[Bas
 
 
 def _plain_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema without pydantic's titles, which would cost tokens."""
+    """The JSON schema without pydantic's titles, which would cost tokens, and without references."""
     schema = model.model_json_schema()
+    known = schema.get("$defs", {})
     properties = {
-        key: {k: v for k, v in value.items() if k != "title"}
+        key: {k: _inlined(v, known) for k, v in value.items() if k != "title"}
         for key, value in schema.get("properties", {}).items()
     }
     return {"type": "object", "properties": properties, "required": schema.get("required", [])}
+
+
+def _inlined(part: Any, known: dict[str, Any]) -> Any:
+    """A part of a schema with what its references name in their place, without titles."""
+    if isinstance(part, list):
+        return [_inlined(one, known) for one in part]
+    if not isinstance(part, dict):
+        return part
+    if isinstance(name := part.get("$ref"), str):
+        return _inlined(known[name.rpartition("/")[2]], known)
+    named = {k: {n: _inlined(p, known) for n, p in v.items()} for k, v in part.items() if k == "properties"}
+    return {k: _inlined(v, known) for k, v in part.items() if k not in ("title", "properties")} | named

@@ -35,6 +35,10 @@ class Extensions(Mapping[str, T]):
         """The extension of that name, or the value of `path.py:name`. Raises as `find_extension`."""
         return find_extension(self.group, name, self._kind, check=self._check)
 
+    def source(self, name: str) -> str:
+        """The module and the package that register a name; empty if none does."""
+        return ", ".join(map(_source, _registered(self.group).get(name, ())))
+
     def __getitem__(self, name: str) -> T:
         """Raises KeyError for a name that is not installed, and ConfigError as `find` does."""
         if name not in self:

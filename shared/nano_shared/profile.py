@@ -26,7 +26,7 @@ class InterfaceProfile(Value):
     system: str
     """Jinja template of the system message; variables: tools"""
     task: str
-    """Jinja template of the first user message; variables: prompt, files, check"""
+    """Jinja template of the first user message; variables: prompt, files, check, instructions"""
     observation: ObservationFormat
     chat_template: str | None
     """Jinja chat template, or None for the one that the policy's tokenizer carries"""

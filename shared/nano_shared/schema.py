@@ -98,7 +98,7 @@ def _plain(text: str) -> bool:
     return True
 
 
-HEAD = "0007"
+HEAD = "0008"
 """newest migration; revisions are zero-padded numbers, so that they compare as text"""
 VERSION_TABLE = "log_version"
 

@@ -99,7 +99,7 @@ TURNS = SqlView(
         "finish": ("t.finish", "stop or length"),
         "parse_error": ("t.parse_error", "what was wrong where no call could be read"),
         "parser": ("t.parser", "dialect that read the completion"),
-        "repairs": ("t.repairs", "liberties the parser took, a JSON list"),
+        "repairs": ("t.repairs", "liberties the parser and the tools took, a JSON list"),
         "tool_calls": (
             "(SELECT count(*) FROM log_tool_calls c WHERE c.run_id = t.run_id AND c.turn = t.turn)",
             "calls and observations of the turn",

@@ -98,6 +98,21 @@ def stays_inside(name: str) -> bool:
     return bool(name) and not name.startswith("/") and "\0" not in name and ".." not in name.split("/")
 
 
+class InstructionFile(Value):
+    """A file that says how work on a project is done, such as AGENTS.md."""
+
+    path: str
+    """relative to the project's root; of the user's own, its name"""
+    text: str
+    trusted: bool = False
+    """the user's own, or trusted by the user as it is; otherwise it is a stranger's data"""
+
+    @property
+    def mark(self) -> str:
+        """Delimits the text in a prompt: the text cannot hold it."""
+        return content_hash([self.path, self.text]).removeprefix("sha256:")[:8]
+
+
 class Task(Value):
     """What the agent is asked to do, in which workspace, and how the result is graded."""
 
@@ -128,6 +143,16 @@ class Task(Value):
     program_hash: str | None = None
     """hash of the normalised AST of the program behind the task"""
     provenance: Provenance = Provenance()
+    instructions: tuple[InstructionFile, ...] = ()
+    """the chain of a project's AGENTS.md, for profiles that show it"""
+
+    @model_serializer(mode="wrap")
+    def _said(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # the ids of tasks without instructions are what they were before there were any
+        said: dict[str, Any] = handler(self)
+        if not self.instructions:
+            said.pop("instructions", None)
+        return said
 
     @field_validator("key", "prompt")
     @classmethod
@@ -322,7 +347,7 @@ class Turn(Value):
     parser: str
     """dialect that parsed the completion"""
     repairs: tuple[str, ...] = ()
-    """repairs that the parser made, by name"""
+    """liberties that the parser, and then the tools, took with the calls, by name"""
     observations: tuple[Observation, ...] = ()
     snapshot: str | None = None
     """workspace after the turn, in the blob store; None if no call was made, or no snapshot could be taken"""

@@ -43,6 +43,7 @@ BEYOND = {
     "tools": "['mine.py:tool']",
     "mcp": "{servers = {theirs = {command = 'theirs'}}}",
     "search": "{url = 'http://elsewhere/{query}'}",
+    "instructions": "['THEIRS.md']",
     "python": "'./python'",
     "temperature": "1.5",
     "git": "true",

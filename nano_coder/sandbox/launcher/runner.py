@@ -102,6 +102,33 @@ def _serve(request: dict[str, Any], fds: list[int], pipes: RunnerPipes) -> NoRet
     warm_python.run(request, lambda code: _say_done(pipes.done, pipe, code))
 
 
+def serve_forked(request: dict[str, Any], fds: list[int], report: int) -> NoReturn:
+    """Serve a request in a fork of the server of a jail that keeps its processes (`kept`).
+
+    `fds` are its standard output and error, then what `_serve` gets; a refusal goes to the pipe `report`.
+    """
+    out, err, *given = fds
+    _take_streams([out, err], {report, *given})
+    warm_python.make_ready()
+    try:
+        if request["unpack"]:
+            _unpack(given.pop(0))
+        if given:
+            os.dup2(given[0], 0)
+            os.close(given[0])
+        if (kind := _KINDS.get(request["op"], OPERATION)) == OPERATION:
+            _operate(request)
+            os._exit(0)
+    except OSError as error:
+        _refuse(report, error, message.UNFIT if request["op"] in _KINDS else message.REFUSED)
+    os.close(report)
+    exec_program.limit(request["rlimits"])
+    if kind == PROGRAM:
+        exec_program.reset_own_signals()
+        exec_program.execute(request["argv"], request["env"])
+    warm_python.run(request, lambda code: False)
+
+
 def _begin(kind: int, request: dict[str, Any], pipes: RunnerPipes) -> None:
     """Tell init what begins. Init reads it when the timer wakes it, or at the end, before which most programs
     end."""

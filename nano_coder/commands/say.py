@@ -1,0 +1,70 @@
+"""`nano-coder say`: go on with a run that has ended, with a further message."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from nano_coder.commands.display import Display, exit_code, summary
+from nano_coder.commands.options import (
+    Limit,
+    RunArgument,
+    ToolOption,
+    Verbose,
+    agent_options,
+    as_logged,
+    configured,
+    earlier_history,
+    open_runtime,
+)
+from nano_coder.config import AgentConfig, said_limits
+from nano_coder.run.execution import grade_run
+from nano_coder.run.say import refuse_unsaid, say_to_run
+from nano_shared.command_line import JsonOption
+from nano_shared.settings_options import Settings
+from nano_shared.store import LogStore
+
+
+@agent_options("model", "base_url", "net", "log", shown=False)
+def command(
+    run: RunArgument,
+    message: Annotated[str, Argument(metavar="TEXT", help="What to do next, or - for standard input.")],
+    settings: Settings[AgentConfig],
+    seed: Annotated[int | None, Option(help="Seed of the sampling.")] = None,
+    verbose: Verbose = False,
+    as_json: JsonOption = False,
+    limit: Limit = None,
+    tools: ToolOption = None,
+) -> int:
+    """Go on with RUN (an id, the beginning of one, or `last`), which has ended, with a message.
+
+    The agent works on in the run's workspace and reads all that it read before. It is a run of its own that
+    names the other as its parent; `apply` and `diff` of it hold the changes of both.
+    """
+    config, sources = configured(settings, limit=limit, tools=tools)
+    store = LogStore.open(config.log, create=False)
+    logged = store.get(run)
+    text = sys.stdin.read() if message == "-" else message
+    refuse_unsaid(logged, text)  # before the model is loaded, which takes seconds
+    runtime = open_runtime(
+        as_logged(config, logged), Path(logged.directory or ""), store, model=config.model or logged.policy,
+        limits=said_limits(config, sources),
+    )  # fmt: skip
+    display = Display(quiet=as_json, verbose=verbose)
+    runtime = replace(runtime, history=earlier_history(logged, config), on_text=display.listener())
+    with display.naming_the_run():
+        trajectory = say_to_run(
+            logged, text, runtime, seed=seed, on_start=display.start, on_turn=display.turn
+        )
+        display.grading(trajectory)
+        trajectory = grade_run(trajectory, runtime)
+    if as_json:
+        print(json.dumps(summary(trajectory, applied=False)))
+    else:
+        display.end(trajectory, applied=False)
+    return exit_code(trajectory)
