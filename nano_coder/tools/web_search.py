@@ -53,17 +53,17 @@ def web_search(context: ToolContext, query: str) -> ToolResult:
 
 def _provider(context: ToolContext) -> SearchProvider:
     settings = context.search or SearchSettings()
-    if settings.url is not None:
+    if settings.engine is not None:
         return SearchEngine(settings)
-    if settings.folder is not None:
-        return _index(str(Path(settings.folder).expanduser().resolve()))
+    if settings.documents is not None:
+        return _index(str(Path(settings.documents).expanduser().resolve()))
     return WorkspaceLibrary(context)
 
 
 @cache
 def _index(folder: str) -> DocumentIndex:
     if not os.path.isdir(folder):
-        raise ToolFailure(f"search.folder = {folder!r}: no such directory")
+        raise ToolFailure(f"search.documents = {folder!r}: no such directory")
     return DocumentIndex(folder)
 
 
@@ -77,7 +77,7 @@ class WorkspaceLibrary:
         done = self._context.run_python(_PROGRAM, [LIBRARY, query, str(most)], isolated=True)
         if not done.ok:
             said = one_line(done.stderr.decode("utf-8", "replace"), 200) or "the search did not end"
-            raise ToolFailure(f"{said}; the user can set search.folder or search.url")
+            raise ToolFailure(f"{said}; the user can set search.documents or search.engine")
         try:
             found = json.loads(done.stdout)
             return [{**each, "url": f"{LIBRARY}/{each['url']}"} for each in found]
@@ -92,7 +92,7 @@ class SearchEngine:
         self._settings = settings
 
     def search(self, query: str, most: int) -> list[FoundResult]:
-        url = str(self._settings.url).replace("{query}", quote(query, safe=""))
+        url = str(self._settings.engine).replace("{query}", quote(query, safe=""))
         try:
             found = json.loads(_fetched(url, self._headers()))
             for name in self._settings.results.split("."):

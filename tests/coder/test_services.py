@@ -117,7 +117,7 @@ def test_nothing_is_fetched_without_consent(context: ToolContext) -> None:
 
 def test_an_engine_is_asked(context: ToolContext, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"http://127.0.0.1:{port}/search?q={{query}}"
-    settings = SearchSettings(url=url, results="web.results", token_env_var="NO_SUCH_KEY")
+    settings = SearchSettings(engine=url, results="web.results", token_env_var="NO_SUCH_KEY")
     asking = replace(context, search=settings)
     with pytest.raises(ToolFailure, match="NO_SUCH_KEY"):
         web_search(asking, {"query": "x"})
@@ -125,9 +125,11 @@ def test_an_engine_is_asked(context: ToolContext, port: int, monkeypatch: pytest
     assert "A\nhttp://a\nanswer 1" in web_search(asking, {"query": "fares to Bonn & back"}).text
     assert _Site.asked == ["/search?q=fares%20to%20Bonn%20%26%20back"]
     with pytest.raises(ToolFailure, match="something else than results"):
-        web_search(replace(context, search=SearchSettings(url=url)), {"query": "x"})
+        web_search(replace(context, search=SearchSettings(engine=url)), {"query": "x"})
     with pytest.raises(ToolFailure, match="failed"):
-        web_search(replace(context, search=SearchSettings(url="http://127.0.0.1:9/{query}")), {"query": "x"})
+        web_search(
+            replace(context, search=SearchSettings(engine="http://127.0.0.1:9/{query}")), {"query": "x"}
+        )
 
 
 @pytest.mark.parametrize("where", ["workspace", "folder"])
@@ -141,7 +143,7 @@ def test_documents_are_searched(context: ToolContext, tmp_path: Path, where: str
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
         context.jail.write(f"library/{name}", text.encode())
-    settings = SearchSettings(folder=str(tmp_path)) if where == "folder" else None
+    settings = SearchSettings(documents=str(tmp_path)) if where == "folder" else None
     asking = replace(context, search=settings)
     place = "library/" if where == "workspace" else ""
     assert web_search(asking, {"query": "Bonn ticket"}).text.startswith(f"Fares\n{place}fares.md:1\n# Fares")
@@ -153,7 +155,7 @@ def test_where_there_is_nothing_to_search(context: ToolContext, tmp_path: Path) 
     with pytest.raises(ToolFailure, match="no folder library of documents here; the user can set search"):
         web_search(context, {"query": "x"})
     with pytest.raises(ToolFailure, match="no such directory"):
-        web_search(replace(context, search=SearchSettings(folder=str(tmp_path / "none"))), {"query": "x"})
+        web_search(replace(context, search=SearchSettings(documents=str(tmp_path / "none"))), {"query": "x"})
     with pytest.raises(ToolFailure, match="empty"):
         web_search(context, {"query": " "})
 
@@ -167,7 +169,7 @@ def logged(tmp_path: Path, port: int, *texts: str) -> tuple[Trajectory, Runtime]
     runtime = replace(
         runtime,
         notes=runtime.store.notes("/p", Redactor().scrub),
-        search=SearchSettings(url=f"http://127.0.0.1:{port}/search?q={{query}}", results="web.results"),
+        search=SearchSettings(engine=f"http://127.0.0.1:{port}/search?q={{query}}", results="web.results"),
     )
     return run_task(a_task(limits=LIMITS), runtime, seed=1), runtime
 

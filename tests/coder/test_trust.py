@@ -42,7 +42,7 @@ BEYOND = {
     "agent_folders": "['/opt/theirs']",
     "tools": "['mine.py:tool']",
     "mcp": "{servers = {theirs = {command = 'theirs'}}}",
-    "search": "{url = 'http://elsewhere/{query}'}",
+    "search": "{engine = 'http://elsewhere/{query}'}",
     "instructions": "['THEIRS.md']",
     "python": "'./python'",
     "temperature": "1.5",
