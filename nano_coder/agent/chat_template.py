@@ -41,6 +41,15 @@ class Encoder:
         self._control = _alternatives(self._control_ids)
         self._spelling = _spelling(self._control_ids)
 
+    @property
+    def serialised(self) -> str:
+        """The tokenizer as the content of a tokenizer.json."""
+        return str(self._parsing.to_str())
+
+    def prompt(self, text: str, *, control: bool = True) -> list[int]:
+        """Ids of a prompt as the model's tokenizer writes them; `control`: with the tokens that it adds."""
+        return list(self._parsing.encode(text, add_special_tokens=control).ids)
+
     def text(self, text: str) -> list[int]:
         """Ids of plain text; spellings of control tokens become ordinary tokens."""
         return list(self._plain.encode(text, add_special_tokens=False).ids)

@@ -198,6 +198,8 @@ class Sampling(Value):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     """texts that end a completion, besides the end-of-turn token; they stay part of it"""
+    grammar: str | None = None
+    """llguidance's grammar that the text had to follow; log-probs are those of the policy without it"""
 
 
 class Finish(StrEnum):

@@ -25,7 +25,7 @@ from nano_coder.models.local.kv_cache import (
     common_prefix,
 )
 from nano_coder.models.local.llama import LlamaForward
-from nano_coder.models.local.row import DecodingRow
+from nano_coder.models.local.row import DecodingRow, allowed_tokens
 from nano_coder.models.local.sampler import draw
 from nano_coder.models.local.speculative import CONTEXT, NGramSpeculator
 
@@ -264,8 +264,8 @@ class ContinuousDecoder:
         draft_tokens = []
         for slot in self._slots:
             row = slot.row
-            # one token is sampled after the draft as well
-            longest = min(room, row.limit - len(row.ids) - 1)
+            # one token is sampled after the draft as well; a grammar knows what is allowed after sampled ones
+            longest = 0 if row.request.constraint else min(room, row.limit - len(row.ids) - 1)
             draft_tokens.append(self._speculator.propose(row.last(CONTEXT), longest) if longest > 0 else [])
             room -= len(draft_tokens[-1])
         return draft_tokens
@@ -327,6 +327,7 @@ class ContinuousDecoder:
             logits_NV,
             [row.request.sampling for row, _ in places],
             [row.uniforms[len(row.ids) + nth] for row, nth in places],
+            allowed_tokens([row for row, _ in places], logits_NV.shape[1]),
         )
         tokens = iter(zip(*drawn, strict=True))
         num_accepted_tokens = 0
