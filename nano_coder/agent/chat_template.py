@@ -34,6 +34,8 @@ class Encoder:
         self._plain.encode_special_tokens = True
         added = self._parsing.get_added_tokens_decoder()
         self.control_tokens: dict[int, str] = {i: t.content for i, t in added.items() if t.special}
+        self.added_tokens: dict[str, int] = {t.content: i for i, t in added.items()}
+        """special or not: those that text is not split into"""
         first = self._parsing.encode("", add_special_tokens=True).ids[:1]
         self.bos: list[int] = first if "".join(self.control_tokens.get(i, "") for i in first) != eos else []
         """the token with which the tokenizer begins a text, if any"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -12,6 +12,9 @@ from nano_coder.commands.options import agent_options, configured
 from nano_coder.config import AgentConfig
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.settings_options import Settings
+
+if TYPE_CHECKING:
+    from nano_coder.models.opening import OpenedPolicy
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -27,28 +30,38 @@ def command(
         list[str] | None,
         Option(metavar="KEY", help="API key that clients must send; repeatable.", envvar="NANO_SERVE_KEY"),
     ] = None,
+    admin_key: Annotated[
+        list[str] | None,
+        Option(
+            metavar="KEY", help="Key that may also load adapters; repeatable.", envvar="NANO_SERVE_ADMIN_KEY"
+        ),
+    ] = None,
     concurrent: Annotated[int, Option(min=1, help="Requests answered at a time; more wait.")] = 64,
     idle: Annotated[float, Option(min=1, help="Seconds after which a conversation's run is ended.")] = 600.0,
 ) -> int:
-    """Serve a model on /v1/chat/completions, /v1/responses and /v1/messages; every request is logged.
+    """Serve a model on OpenAI's and Anthropic's APIs; every request is logged.
 
     A client changes nothing but its base URL, http://HOST:PORT/v1, or http://HOST:PORT/sessions/NAME/v1 to
     name its session, which POST /sessions/NAME/reward rewards.
     """
     config, _ = configured(settings)
-    if host not in _LOOPBACK and not key:
+    if host not in _LOOPBACK and not (key or admin_key):
         raise UsageError(f"--host {host} is reached from other machines: give clients a --key")
     try:
         import uvicorn
 
         from nano_coder.serve.app import ServerLimits, serve_app
+        from nano_coder.serve.tracing import open_tracing
     except ModuleNotFoundError as problem:
         if (problem.name or "").startswith("nano"):
             raise
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
+    tracing = open_tracing()
     listening = _listen(host, port)
-    from nano_coder.models.opening import default_model, open_policy
+    from nano_coder.models.local.policy import LocalPolicy
+    from nano_coder.models.opening import SharedBase, adapter_base_of, default_model, open_policy
     from nano_coder.run.redacting_log import redacting_store
+    from nano_coder.serve.adapters import Adapters
     from nano_coder.serve.conversations import Conversations, ServedModel, end_interrupted
     from nano_shared.store import LogStore
 
@@ -56,10 +69,14 @@ def command(
     end_interrupted(store, idle)
 
     def opened(name: str | None) -> ServedModel:
-        found = open_policy(
-            name, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype,
-            profile=config.profile, scheduler="free",
+        return logged(
+            open_policy(
+                name, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype,
+                profile=config.profile, scheduler="free",
+            )
         )  # fmt: skip
+
+    def logged(found: OpenedPolicy) -> ServedModel:
         decode = getattr(found.policy, "decode", None)
         return ServedModel(
             policy=found.policy, profile=found.profile, name=found.name,
@@ -73,9 +90,14 @@ def command(
         return opened(now) if now != conversations.model.name else None
 
     conversations = Conversations(served)
+    adapters = None
+    if isinstance(served.policy, LocalPolicy):
+        base = SharedBase(served.name, dtype=config.dtype)
+        adapters = Adapters(base.name, adapter_base_of, lambda folder: logged(base.open(folder)))
     address = listening.getsockname()
     app = serve_app(
-        conversations, keys=key or (), promoted=None if config.model else promoted,
+        conversations, keys=key or (), admin_keys=admin_key or (), adapters=adapters, tracing=tracing,
+        promoted=None if config.model else promoted,
         limits=ServerLimits(concurrent=concurrent, idle_seconds=idle),
     )  # fmt: skip
     print(

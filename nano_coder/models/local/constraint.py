@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from nano_shared import ConfigError, PolicyError, UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MISSING = "llguidance is missing, which constrains what is sampled; pip install 'nano-rl-coder[constrained]'"
 
@@ -53,6 +53,7 @@ class Constraint:
     def allowed(self, vocab_size: int) -> Tensor:
         """[V] bool: tokens that may come next; only those that end the text once the matcher has failed."""
         import numpy as np
+        import torch
         from llguidance.numpy import fill_next_token_bitmask
 
         allowed = np.zeros(vocab_size, dtype=bool)

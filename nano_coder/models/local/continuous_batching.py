@@ -41,6 +41,8 @@ _JOIN_SHARE = 4
 class TokenCounts:
     """Token counts since the decoder was created."""
 
+    prompt: int = 0
+    """tokens of the requests whose rows joined, cached or not"""
     prefilled: int = 0
     """prompt and observation tokens that were prefilled"""
     decoded: int = 0
@@ -107,6 +109,12 @@ class ContinuousDecoder:
         return [slot.row for slot in self._slots]
 
     @property
+    def kv_usage(self) -> float:
+        """Share of the KV budget in use, of rows being decoded and of retained ones."""
+        decoding = sum(slot.num_cached for slot in self._slots) * self._shape.token_bytes
+        return min(1.0, (decoding + self.cache.bytes) / (2 * self._max_bytes))
+
+    @property
     def busy(self) -> bool:
         return bool(self._slots or self._queue)
 
@@ -149,6 +157,7 @@ class ContinuousDecoder:
         rows = self._select_rows()
         if not rows:
             return []
+        self.counts.prompt += sum(len(row.request.ids) for row, _ in rows)
         new = self._new_prefixes(Counter(row.request.ids for row, kept in rows if kept is None))
         first = len(self._slots)
         unread = {prefix.ids: prefix for prefix, _ in new}

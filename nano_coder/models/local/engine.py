@@ -63,6 +63,8 @@ __all__ = ["DecodingRow", "Engine", "GenerationRequest", "Sampled"]
 MAX_BATCH = 64
 """rows decoded together; beyond it, on a CPU, a step's time grows with its rows"""
 KV_BYTES = 2 << 30
+
+
 @dataclass(frozen=True, slots=True)
 class TokenScore:
     """A token's log-prob, and the likeliest tokens of its place with theirs, likeliest first."""
@@ -187,7 +189,7 @@ class Engine:
     def score_top(
         self, ids: Sequence[int], top: int, *, first: int = 1, temperature: float = 1.0
     ) -> list[TokenScore]:
-        """As `score` for one row, with the `top` likeliest tokens of each place; the row is read in chunks."""
+        """As `score` for one row, read in chunks, with the `top` likeliest tokens of each place."""
         model: Any = self.model
         scores: list[TokenScore] = []
         cache = None

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.models.local.scheduler import AgentSlot, Lockstep, Scheduler, SchedulerKind, StepUntilDone
@@ -48,6 +48,11 @@ class LocalPolicy:
     @property
     def context_limit(self) -> int:
         return self.engine.context_limit
+
+    @property
+    def vocab_size(self) -> int:
+        config: Any = self.engine.model.config
+        return int(config.get_text_config().vocab_size)
 
     @property
     def template_hash(self) -> str:
@@ -100,9 +105,11 @@ class LocalPolicy:
     def score(
         self, ids: Sequence[int], top: int, *, first: int = 1, temperature: float = 1.0
     ) -> list[TokenScore]:
-        """Log-probs of `ids[first:]`, each with the `top` likeliest tokens of its place. Raises ContextFull."""
+        """Log-probs of `ids[first:]`, with the `top` likeliest tokens of each place. Raises ContextFull."""
         if len(ids) > self.context_limit:
-            raise ContextFull(f"{len(ids)} tokens are more than the {self.context_limit} that {self.id} reads")
+            raise ContextFull(
+                f"{len(ids)} tokens are more than the {self.context_limit} that {self.id} reads"
+            )
         with self._scoring:  # one at a time: the logits of a chunk take hundreds of MB
             return self.engine.score_top(ids, top, first=first, temperature=temperature)
 
@@ -110,8 +117,7 @@ class LocalPolicy:
     def _grammars(self) -> Grammars:
         from nano_coder.models.local.constraint import Grammars
 
-        encoder, config = self.template.encoder, self.engine.model.config
-        return Grammars(encoder.serialised, sorted(self.engine.eos_ids), int(config.vocab_size))  # type: ignore[union-attr, arg-type]
+        return Grammars(self.template.encoder.serialised, sorted(self.engine.eos_ids), self.vocab_size)
 
     def _generate(
         self, row: tuple[int, ...], sampling: Sampling, owner: int | None, on_token: OnToken | None
@@ -171,6 +177,10 @@ class LocalPolicy:
     def release(self, owner: int) -> None:
         """Let the KV go that is kept for this conversation."""
         self._scheduler.release(owner)
+
+    def check_grammar(self, grammar: str) -> None:
+        """Raises UsageError for a grammar that cannot be compiled, and ConfigError without llguidance."""
+        self._grammars.constraint(grammar)
 
     def count(self, text: str) -> int:
         """Number of tokens in a plain text."""

@@ -40,9 +40,9 @@ def draw(
     """[B] tokens by inverse CDF, and [B] log-probs of the processed distribution, renormalised.
 
     Temperature first, then `allowed` ([V] bool of the tokens that a row may sample, by row), then top-k, then
-    top-p. A greedy row takes the likeliest token, with log-probs of temperature 1. The log-probs of a row with
-    `allowed` are those of all tokens at its temperature, which a forward pass without the grammar recomputes.
-    Does not modify the logits.
+    top-p. A greedy row takes the likeliest token, with log-probs of temperature 1. The log-probs of a row
+    with `allowed` are those of all tokens, so that a forward pass recomputes them without the grammar. Does
+    not modify the logits.
     """
     device = logits_BV.device
     logits_BV = logits_BV.float()
