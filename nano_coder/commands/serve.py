@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -68,13 +70,19 @@ def command(
     store = LogStore.open(config.log)
     end_interrupted(store, idle)
 
+    loading = threading.Lock()  # transformers loads one model at a time
+
     def opened(name: str | None) -> ServedModel:
-        return logged(
-            open_policy(
+        with loading:
+            found = open_policy(
                 name, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype,
                 profile=config.profile, scheduler="free",
-            )
-        )  # fmt: skip
+            )  # fmt: skip
+        return logged(found)
+
+    def adapter(folder: Path) -> ServedModel:
+        with loading:
+            return logged(base.open(folder))
 
     def logged(found: OpenedPolicy) -> ServedModel:
         decode = getattr(found.policy, "decode", None)
@@ -93,7 +101,7 @@ def command(
     adapters = None
     if isinstance(served.policy, LocalPolicy):
         base = SharedBase(served.name, dtype=config.dtype)
-        adapters = Adapters(base.name, adapter_base_of, lambda folder: logged(base.open(folder)))
+        adapters = Adapters(base.name, adapter_base_of, adapter)
     address = listening.getsockname()
     app = serve_app(
         conversations, keys=key or (), admin_keys=admin_key or (), adapters=adapters, tracing=tracing,
