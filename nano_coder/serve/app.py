@@ -161,7 +161,7 @@ class Server:
         adapters: Adapters | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """`admin_keys` load and unload adapters too; without one, nobody does."""
+        """Without `admin_keys` nobody loads adapters."""
         limits = limits or ServerLimits()
         self._conversations = conversations
         self._promoted, self._adapters, self._tracing = promoted, adapters, tracing
@@ -187,7 +187,7 @@ class Server:
     async def _asked(self, body: Mapping[str, Any]) -> ServedModel:
         """The model that a request names: an adapter, else the one that is served. Raises BadRequest."""
         name = body.get("model")
-        if self._adapters is None or not isinstance(name, str) or name == self._model:
+        if self._adapters is None or not isinstance(name, str) or self._model in (name, locate(name)):
             return self._conversations.model
         found = await asyncio.to_thread(self._adapters.find, name)
         if found is None:
@@ -312,6 +312,8 @@ class Server:
     ) -> list[list[TokenScore]]:
         """Of each prompt: the log-probs of its tokens after the first."""
         policy, session = _local(model.policy), _session(request)
+        if self._conversations.is_rollout:  # the module may be in training elsewhere
+            raise BadRequest("prompts are not scored in a rollout", param="prompt")
         if any(len(each.prompt_ids) > policy.context_limit for each in asked.requests):
             raise BadRequest(f"a prompt is longer than {policy.context_limit} tokens", param="prompt")
 

@@ -125,6 +125,11 @@ class Conversations:
         self._by_key: dict[tuple[str, str], list[tuple[_Held, int]]] = {}
         self._owners = 0
 
+    @property
+    def is_rollout(self) -> bool:
+        """Whether a foreign agent's run is made here."""
+        return self._episode is not None
+
     # ---------------------------------------------------------------------------------- answering
 
     def answer(
@@ -168,7 +173,7 @@ class Conversations:
         sampling = episode.sampling.model_copy(
             update={
                 "max_tokens": min(asked.max_tokens, episode.sampling.max_tokens, left), "stop": asked.stop,
-                "seed": turn_seed(episode.run.seed, number),
+                "seed": turn_seed(episode.run.seed, number), "grammar": asked.grammar,
             }
         )  # fmt: skip
         return replace(request, sampling=sampling)
@@ -313,7 +318,9 @@ class Conversations:
             else sum(model.policy.count(m.content) for m in conversation.messages),
             sampled_tokens=len(tokens.sampled_ids) if tokens else model.policy.count(completion.text),
             previous_ended=run.turns[-1].ended if run.turns else None,
-            top=_likeliest(model.policy, completion, prompt_ids, request.top_logprobs),
+            top=_likeliest(
+                model.policy, completion, prompt_ids, 0 if self._episode else request.top_logprobs
+            ),
         )
         answered = content_hash([key, answer.message.key])
         with self._lock:
@@ -363,8 +370,6 @@ class Conversations:
 
     def log_scored(self, request: ModelRequest, session: str, model: ServedModel) -> None:
         """Log a prompt that was scored: a run without turns."""
-        if self._episode is not None:
-            return
         with self._lock:
             held = self._begin(request, session, model)
             self._forget(held)

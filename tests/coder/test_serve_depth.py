@@ -19,7 +19,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from test_serve import ASK, CALL, TOOLS, Served
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_serve import ASK, CALL, JSON, TOOLS, Served
 
 from nano_coder.agent.dialects.dialect import Dialect
 from nano_coder.agent.dialects.registry import DIALECTS
@@ -882,3 +884,52 @@ def test_the_call_of_the_text_dialect_is_still_parsed(serve: Callable[..., Serve
     server = serve(ScriptedPolicy([CALL]), HERMES_1)
     answer = post(server, "/v1/chat/completions", {"messages": [ASK], "tools": TOOLS, "tool_choice": "auto"})
     assert answer.json()["choices"][0]["finish_reason"] == "tool_calls"
+
+
+# ------------------------------------------------------------------------------------- hostile bodies
+
+FORMS = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "json_object", "json_schema"]) | JSON},
+    optional={
+        "json_schema": st.fixed_dictionaries({}, optional={"schema": JSON, "strict": JSON}) | JSON,
+        "schema": JSON,
+    },
+)  # fmt: skip
+PROMPTS = (
+    st.text(max_size=20) | st.lists(st.integers(-2, 1100), max_size=5) | st.lists(st.text(), max_size=3)
+    | st.lists(st.lists(st.integers(0, 1100), max_size=4), max_size=3) | JSON
+)  # fmt: skip
+BODIES = st.fixed_dictionaries(
+    {"max_tokens": st.integers(-1, 4)},
+    optional={
+        "prompt": PROMPTS, "messages": st.just([ASK]) | JSON, "tokens": PROMPTS, "input": st.just("x") | JSON,
+        "n": st.integers(-1, 3) | JSON, "best_of": st.integers(0, 3), "echo": JSON, "stream": JSON,
+        "logprobs": st.integers(-1, 22) | JSON, "top_logprobs": st.integers(-1, 22) | JSON,
+        "response_format": FORMS | JSON, "text": st.fixed_dictionaries({"format": FORMS}) | JSON,
+        "output_config": st.fixed_dictionaries({"format": FORMS}) | JSON, "tools": st.just(TOOLS) | JSON,
+        "tool_choice": st.sampled_from(["auto", "required", "none", {"type": "function"}]) | JSON,
+        "stop": st.text(max_size=2) | JSON, "suffix": JSON, "model": st.text(max_size=8) | JSON,
+        "lora_name": JSON, "lora_path": JSON, "load_inplace": JSON, "seed": JSON, "temperature": JSON,
+        "return_token_ids": JSON, "return_tokens_as_token_ids": JSON, "stream_options": JSON,
+        "add_special_tokens": JSON, "return_token_strs": JSON,
+    },
+)  # fmt: skip
+PATHS = ("v1/completions", "v1/chat/completions", "v1/responses", "v1/messages", "tokenize", "detokenize",
+         "v1/load_lora_adapter", "v1/unload_lora_adapter")  # fmt: skip
+
+
+def test_no_body_breaks_the_routes(many: Served, tiny_folder: Path) -> None:
+    """No 5xx, and no error inside a stream; the server answers a plain request afterwards."""
+    with httpx.Client(base_url=many.root, headers=ADMIN, timeout=60) as client:
+
+        @given(BODIES, st.sampled_from(PATHS))
+        @settings(max_examples=250, deadline=None)
+        def answers(body: dict[str, Any], path: str) -> None:
+            answer = client.post(f"/{path}", content=json.dumps(body).encode("utf-8", "surrogatepass"))
+            assert answer.status_code in (200, 400, 404), (answer.status_code, answer.text)
+            if answer.status_code != 200:
+                assert answer.json()["error"]["message"]
+            assert "Traceback" not in answer.text
+
+        answers()
+    assert right(many, "tiny", tiny_folder)
