@@ -143,21 +143,23 @@ def logprobs_of(
 ) -> dict[str, Any]:
     """OpenAI's `logprobs` of a completion. `offset`: of the first token in the text; `top` may be empty."""
 
-    def named(token: int, text: str) -> str:
-        return f"token_id:{token}" if as_ids else text
+    def key(token: int) -> str:
+        text = decode([token])
+        return f"token_id:{token}" if as_ids or "\N{REPLACEMENT CHARACTER}" in text else text
 
     texts = token_texts(ids, decode)
+    tokens = [f"token_id:{token}" for token in ids] if as_ids else texts
     offsets = [offset]
     for text in texts[:-1]:
         offsets.append(offsets[-1] + len(text))
     best: list[dict[str, float] | None] = []
     for place, logprob in enumerate(logprobs):
-        likeliest = top[place] if top else ()
-        found = {named(token, decode([token])): value for token, value in reversed(likeliest)}
-        if logprob is not None:
-            found[named(ids[place], decode([ids[place]]))] = logprob
-        best.append(dict(sorted(found.items(), key=lambda pair: -pair[1])) if logprob is not None else None)
-    tokens = [named(token, text) for token, text in zip(ids, texts, strict=True)]
+        if logprob is None:
+            best.append(None)
+            continue
+        others = {key(each): value for each, value in (top[place] if top else ()) if each != ids[place]}
+        ranked = sorted({**others, tokens[place]: logprob}.items(), key=lambda pair: -pair[1])
+        best.append(dict(ranked))
     return {"tokens": tokens, "token_logprobs": list(logprobs), "top_logprobs": best, "text_offset": offsets}
 
 
