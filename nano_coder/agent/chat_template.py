@@ -34,12 +34,23 @@ class Encoder:
         self._plain.encode_special_tokens = True
         added = self._parsing.get_added_tokens_decoder()
         self.control_tokens: dict[int, str] = {i: t.content for i, t in added.items() if t.special}
+        self.added_tokens: dict[str, int] = {t.content: i for i, t in added.items()}
+        """special or not: those that text is not split into"""
         first = self._parsing.encode("", add_special_tokens=True).ids[:1]
         self.bos: list[int] = first if "".join(self.control_tokens.get(i, "") for i in first) != eos else []
         """the token with which the tokenizer begins a text, if any"""
         self._control_ids = {text: i for i, text in self.control_tokens.items()}
         self._control = _alternatives(self._control_ids)
         self._spelling = _spelling(self._control_ids)
+
+    @property
+    def serialised(self) -> str:
+        """The tokenizer as the content of a tokenizer.json."""
+        return str(self._parsing.to_str())
+
+    def prompt(self, text: str, *, control: bool = True) -> list[int]:
+        """Ids of a prompt as the model's tokenizer writes them; `control`: with the tokens that it adds."""
+        return list(self._parsing.encode(text, add_special_tokens=control).ids)
 
     def text(self, text: str) -> list[int]:
         """Ids of plain text; spellings of control tokens become ordinary tokens."""

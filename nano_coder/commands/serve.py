@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 from collections.abc import Sequence
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -13,6 +15,9 @@ from nano_coder.commands.options import agent_options, configured
 from nano_coder.config import AgentConfig
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.settings_options import Settings
+
+if TYPE_CHECKING:
+    from nano_coder.models.opening import OpenedPolicy
 
 API_PROFILE = "api-1"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -33,10 +38,16 @@ def command(
         str | None,
         Option(metavar="URL", help="Serve the --model of this server of OpenAI's API."),
     ] = None,
+    admin_key: Annotated[
+        list[str] | None,
+        Option(
+            metavar="KEY", help="Key that may also load adapters; repeatable.", envvar="NANO_SERVE_ADMIN_KEY"
+        ),
+    ] = None,
     concurrent: Annotated[int, Option(min=1, help="Requests answered at a time; more wait.")] = 64,
     idle: Annotated[float, Option(min=1, help="Seconds after which a conversation's run is ended.")] = 600.0,
 ) -> int:
-    """Serve a model on /v1/chat/completions, /v1/responses and /v1/messages; every request is logged.
+    """Serve a model on OpenAI's and Anthropic's APIs; every request is logged.
 
     A client changes nothing but its base URL, http://HOST:PORT/v1, or http://HOST:PORT/sessions/NAME/v1 to
     name its session, which POST /sessions/NAME/reward rewards.
@@ -51,24 +62,38 @@ def command(
         import uvicorn
 
         from nano_coder.serve.app import ServerLimits, serve_app
+        from nano_coder.serve.tracing import open_tracing
     except ModuleNotFoundError as problem:
         if (problem.name or "").startswith("nano"):
             raise
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
+    tracing = open_tracing()
     listening = listening_socket(host, port)
-    from nano_coder.models.opening import default_model, open_policy
+    from nano_coder.models.local.policy import LocalPolicy
+    from nano_coder.models.opening import SharedBase, adapter_base_of, default_model, open_policy
     from nano_coder.run.redacting_log import redacting_store
+    from nano_coder.serve.adapters import Adapters
     from nano_coder.serve.conversations import Conversations, ServedModel, end_interrupted
     from nano_shared.store import LogStore
 
     store = LogStore.open(config.log)
     end_interrupted(store, idle)
 
+    loading = threading.Lock()  # transformers loads one model at a time
+
     def opened(name: str | None) -> ServedModel:
-        found = open_policy(
-            name, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype,
-            profile=config.profile, scheduler="free",
-        )  # fmt: skip
+        with loading:
+            found = open_policy(
+                name, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype,
+                profile=config.profile, scheduler="free",
+            )  # fmt: skip
+        return logged(found)
+
+    def adapter(folder: Path) -> ServedModel:
+        with loading:
+            return logged(base.open(folder))
+
+    def logged(found: OpenedPolicy) -> ServedModel:
         decode = getattr(found.policy, "decode", None)
         return ServedModel(
             policy=found.policy, profile=found.profile, name=found.name,
@@ -82,9 +107,14 @@ def command(
         return opened(now) if now != conversations.model.name else None
 
     conversations = Conversations(served)
+    adapters = None
+    if isinstance(served.policy, LocalPolicy):
+        base = SharedBase(served.name, dtype=config.dtype)
+        adapters = Adapters(base.name, adapter_base_of, adapter)
     address = listening.getsockname()
     app = serve_app(
-        conversations, keys=key or (), promoted=None if config.model else promoted,
+        conversations, keys=key or (), admin_keys=admin_key or (), adapters=adapters, tracing=tracing,
+        promoted=None if config.model else promoted,
         limits=ServerLimits(concurrent=concurrent, idle_seconds=idle),
     )  # fmt: skip
     print(

@@ -58,8 +58,8 @@ def _trust(directory: Path, yes: bool) -> int:
     found = [*(file for file in project if file is not None), *_instructions(directory)]
     if not found:
         raise UsageError(
-            f"{directory} has no {PROJECT_FILE}, no {PROJECT_SERVERS} and no AGENTS.md, so there is nothing to"
-            " trust"
+            f"{directory} has no {PROJECT_FILE}, no {PROJECT_SERVERS} and no AGENTS.md, so there is nothing"
+            " to trust"
         )
     for file in found:
         if file.trusted:

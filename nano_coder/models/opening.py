@@ -89,8 +89,10 @@ def open_weights(
     merge: bool = True,
     device: str = "auto",
     quantise: BaseBits | None = None,
+    base: LoadedModel | None = None,
 ) -> OpenedWeights:
     """Load a local model by name. `merge` folds an adapter into its base: faster to run, not trainable.
+    `base` is that of an adapter which shall share its weights.
 
     Raises UsageError for an unknown name or a device that is not there, CheckpointError for a checkpoint that
     is damaged or that was trained under a profile that has changed since.
@@ -113,9 +115,12 @@ def open_weights(
             f"checkpoint {name} was trained under another {manifest.profile} than this nano has; "
             "run it with the nano that trained it, or name a profile"
         )
-    from nano_coder.models.weights import load_policy
+    from nano_coder.models.weights import load_policy, over_base
 
-    loaded = load_policy(found, dtype=dtype, merge=merge, device=device, quantise=quantise)
+    if base is not None:
+        loaded = over_base(base, found)
+    else:
+        loaded = load_policy(found, dtype=dtype, merge=merge, device=device, quantise=quantise)
     if not loaded.eos_ids:
         raise UsageError(
             f"{name} has no end-of-turn token: set eos_token in its tokenizer_config.json, or eos_token_id in"
@@ -158,6 +163,38 @@ def dtype_to_train(name: str, device: str = "auto") -> Dtype:
     from nano_coder.models.weights import training_dtype
 
     return training_dtype(locate(name), device)
+
+
+class SharedBase:
+    """The base of a model, loaded when the first adapter over it is opened."""
+
+    def __init__(self, model: str, *, dtype: str = "auto") -> None:
+        self._dtype = dtype
+        self.name = adapter_base_of(Path(locate(model))) or resolved(locate(model))
+        self._loaded: LoadedModel | None = None
+
+    def open(self, folder: Path) -> OpenedPolicy:
+        """The policy of an adapter over the shared weights. Raises as `open_weights`."""
+        if self._loaded is None:
+            from nano_coder.models.weights import load_policy
+
+            self._loaded = load_policy(self.name, dtype=cast("Dtype", self._dtype))
+        opened = open_weights(str(folder), base=self._loaded)
+        policy = local_policy(opened.loaded, opened.profile, version=opened.version, scheduler="free")
+        return OpenedPolicy(policy=policy, profile=opened.profile, name=str(folder))
+
+
+def adapter_base_of(folder: Path) -> str | None:
+    """The base of an adapter's folder; None for a folder of another kind. Raises UsageError."""
+    from nano_coder.models.weights import adapter_base
+
+    return resolved(adapter_base(folder)) if (folder / "adapter_config.json").is_file() else None
+
+
+def resolved(name: str) -> str:
+    """A model's name, or the absolute path of its folder."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() else name
 
 
 def local_policy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import importlib.util
 import io
@@ -12,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -179,7 +180,7 @@ def _fitting(name: str | None, small: int, device: torch.device) -> Dtype:
         return "float32"
     folder = base_folder() if name is None or name == BASE else dequantised(name)
     if (folder / "adapter_config.json").is_file():
-        return _fitting(_base_of(folder), small, device)
+        return _fitting(adapter_base(folder), small, device)
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     return "float32" if 0 < size <= small else "bfloat16"
 
@@ -222,7 +223,7 @@ def model_config(name: str | None) -> tuple[Any, int]:
 
     folder = base_folder() if name is None or name == BASE else dequantised(name)
     if (folder / "adapter_config.json").is_file():
-        base, _ = model_config(_base_of(folder))
+        base, _ = model_config(adapter_base(folder))
         return base, int(_adapter_settings(folder).get("r") or 0)
     if not (folder / "config.json").is_file() and (folder.exists() or str(name).count("/") != 1):
         raise UsageError(f"{str(folder)!r} is no folder of a model with its config.json; {_known()}")
@@ -245,7 +246,7 @@ def load_tokenizer(name: str | None = None) -> tuple[Any, str]:
     """The tokenizer of a model by name, and its chat template, without weights. Raises as `load_policy`."""
     folder = base_folder() if name is None or name == BASE else dequantised(name)
     if (folder / "adapter_config.json").is_file():
-        tokenizer, template = load_tokenizer(_base_of(folder))
+        tokenizer, template = load_tokenizer(adapter_base(folder))
         tokenizer = _tokenizer(folder) if (folder / "tokenizer.json").is_file() else tokenizer
         own = folder / "chat_template.jinja"
         return tokenizer, (own.read_text() if own.is_file() else own_template(tokenizer)) or template
@@ -367,9 +368,23 @@ def _cap_scores(model: Any) -> None:
 
 
 def _adapter(folder: Path, dtype: Dtype, merge: bool, more: dict[str, Any]) -> LoadedModel:
+    return _with_adapter(_load(adapter_base(folder), dtype, True, more), folder, merge)
+
+
+def over_base(base: LoadedModel, name: str) -> LoadedModel:
+    """An adapter over the weights of a base that is loaded, which it shares and leaves as they are.
+
+    Raises UsageError for a folder that holds no adapter that can be loaded.
+    """
+    folder = Path(name).expanduser()
+    _refuse_pickles(folder)
+    held = {id(tensor): tensor for tensor in (*base.model.parameters(), *base.model.buffers())}
+    return _with_adapter(replace(base, model=copy.deepcopy(base.model, held)), folder, merge=False)
+
+
+def _with_adapter(base: LoadedModel, folder: Path, merge: bool) -> LoadedModel:
     from peft import PeftModel
 
-    base = _load(_base_of(folder), dtype, True, more)
     with quiet_transformers(), _named(folder):
         # transformers prefers safetensors, and `_refuse_pickles` has checked that there are some
         model: Any = PeftModel.from_pretrained(base.model, str(folder))
@@ -382,7 +397,8 @@ def _adapter(folder: Path, dtype: Dtype, merge: bool, more: dict[str, Any]) -> L
     return LoadedModel(model.eval(), tokenizer, identity, "adapter", folder, template or base.chat_template)
 
 
-def _base_of(folder: Path) -> str:
+def adapter_base(folder: Path) -> str:
+    """The base that an adapter names. Raises UsageError for none."""
     base = _adapter_settings(folder).get("base_model_name_or_path")
     if not base:
         config = folder / "adapter_config.json"

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from nano_coder.serve.answer_form import form_of
 from nano_coder.serve.chat import Body, sampling_of
 from nano_coder.serve.request import (
     BadRequest,
@@ -41,9 +42,13 @@ def read_messages(body: Body, longest: int) -> ModelRequest:
     choice = body.get("tool_choice")
     if isinstance(choice, Mapping) and choice.get("type") == "none":
         tools = []
+    offered = tuple(tool_of(tool, where=f"tools[{at}]") for at, tool in enumerate(tools))
+    output = body.get("output_config")
+    form = output.get("format") if isinstance(output, Mapping) else body.get("output_format")
     return ModelRequest(
         messages=tuple(read),
-        tools=tuple(tool_of(tool, where=f"tools[{at}]") for at, tool in enumerate(tools)),
+        tools=offered,
+        form=form_of(form, choice, offered, param="output_config.format"),
         sampling=sampling_of(body, longest, limits=("max_tokens",)),
     )
 

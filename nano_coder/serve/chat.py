@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from nano_coder.serve.answer_form import form_of
 from nano_coder.serve.request import (
     BadRequest,
     ClientCall,
@@ -29,6 +30,7 @@ ROLES = {
     "tool": Role.TOOL, "function": Role.TOOL,
 }  # fmt: skip
 MOST_CHOICES = 64
+MOST_TOP_LOGPROBS = 20
 Body = Mapping[str, Any]
 
 
@@ -68,12 +70,14 @@ def read_chat(body: Body, longest: int) -> ModelRequest:
     messages = objects(body.get("messages"), "messages")
     if not messages:
         raise BadRequest("messages must be a list that is not empty", param="messages")
-    form = body.get("response_format")
-    if isinstance(form, Mapping) and form.get("type") not in (None, "text"):
-        raise BadRequest("response_format: this server gives text only", param="response_format")
+    tools = _tools(body)
     return ModelRequest(
         messages=tuple(_message(m, f"messages[{at}]") for at, m in enumerate(messages)),
-        tools=_tools(body),
+        tools=tools,
+        form=form_of(body.get("response_format"), body.get("tool_choice"), tools),
+        top_logprobs=number(body, "top_logprobs", int, 0, MOST_TOP_LOGPROBS, 0)
+        if body.get("logprobs")
+        else 0,
         sampling=sampling_of(body, longest, limits=("max_completion_tokens", "max_tokens")),
     )
 
@@ -119,12 +123,21 @@ def usage(answers: Sequence[ModelAnswer]) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-def logprobs_of(ids: Sequence[int], logprobs: Sequence[float], decode: DecodeIds) -> dict[str, Any]:
-    """OpenAI's `logprobs` of a choice. The log-prob of the sampled token is known, and no other's."""
-    content = []
-    for token, logprob in zip(ids, logprobs, strict=True):
+def chat_logprobs(
+    body: Body, ids: Sequence[int], logprobs: Sequence[float], decode: DecodeIds,
+    top: Sequence[Sequence[tuple[int, float]]] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """OpenAI's `logprobs` of a choice; `top`: the likeliest tokens of each place."""
+
+    def told(token: int, logprob: float) -> dict[str, Any]:
         text = decode([token])
-        content.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
+        name = f"token_id:{token}" if body.get("return_tokens_as_token_ids") else text
+        return {"token": name, "logprob": logprob, "bytes": list(text.encode())}
+
+    content = [
+        {**told(token, logprob), "top_logprobs": [told(*each) for each in (top[place] if top else ())]}
+        for place, (token, logprob) in enumerate(zip(ids, logprobs, strict=True))
+    ]
     return {"content": content, "refusal": None}
 
 
@@ -167,17 +180,18 @@ def _token_fields(body: Body, answer: ModelAnswer, decode: DecodeIds | None) -> 
     tokens, told = answer.completion.tokens, dict[str, Any]()
     told["logprobs"] = None
     if tokens is not None and decode is not None and body.get("logprobs"):
-        told["logprobs"] = logprobs_of(tokens.sampled_ids, tokens.logprobs, decode)
+        told["logprobs"] = chat_logprobs(body, tokens.sampled_ids, tokens.logprobs, decode, answer.top)
     if tokens is not None and body.get("return_token_ids"):
         told["token_ids"] = list(tokens.sampled_ids)
     return told
 
 
 class ChatChunks:
-    """The chunks of a streamed chat completion with one choice."""
+    """The chunks of one choice of a streamed chat completion."""
 
-    def __init__(self, body: Body, model: str, decode: DecodeIds | None, id: str) -> None:
-        self._body, self._decode = body, decode
+    def __init__(self, body: Body, model: str, decode: DecodeIds | None, id: str, index: int) -> None:
+        self._body, self._decode, self._index = body, decode, index
+        self.answer: ModelAnswer | None = None
         self._head = {
             "id": id, "object": "chat.completion.chunk", "created": int(time.time()),
             "model": str(body.get("model") or model),
@@ -193,7 +207,7 @@ class ChatChunks:
         return self._chunk({"content": text}, ids=ids, logprobs=logprobs)
 
     def end(self, answer: ModelAnswer) -> Iterator[dict[str, Any]]:
-        """What is left when the turn is complete: calls, tokens that were not sent, the reason, the usage."""
+        """What is left when the turn is complete: calls, tokens that were not sent, the reason."""
         if answer.calls:
             calls = [{"index": at, **call} for at, call in enumerate(_calls(answer.calls))]
             yield self._chunk({"tool_calls": calls})
@@ -206,18 +220,32 @@ class ChatChunks:
         if self._body.get("return_token_ids") and answer.prompt_ids:
             last["prompt_token_ids"] = list(answer.prompt_ids)
         yield last
+        self.answer = answer
+
+    def closing(self, answers: Sequence[ModelAnswer]) -> Iterator[dict[str, Any]]:
+        """The chunk with the usage, if the client wants it."""
         if self._usage:
-            yield {**self._head, "choices": [], "usage": usage([answer])}
+            yield {**self._head, "choices": [], "usage": usage(answers)}
 
     def _chunk(
         self, delta: dict[str, Any], *, ids: Sequence[int] = (), logprobs: Sequence[float] = (),
         finish: str | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+        choice: dict[str, Any] = {
+            "index": self._index,
+            "delta": delta,
+            "finish_reason": finish,
+            "logprobs": None,
+        }
         if ids:
             self._told_ids += len(ids)
             if self._body.get("return_token_ids"):
                 choice["token_ids"] = list(ids)
             if self._body.get("logprobs") and self._decode is not None:
-                choice["logprobs"] = logprobs_of(ids, logprobs, self._decode)
+                choice["logprobs"] = chat_logprobs(self._body, ids, logprobs, self._decode)
         return {**self._head, "choices": [choice], **({"usage": None} if self._usage else {})}
+
+
+def closing_chunks(chunks: Sequence[ChatChunks]) -> Iterator[dict[str, Any]]:
+    """The last chunks of an answer, after those of every choice."""
+    return chunks[0].closing([each.answer for each in chunks if each.answer is not None])

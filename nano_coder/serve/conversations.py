@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -41,6 +41,7 @@ from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import (
     AMBIGUOUS_TOOLS,
     CLIENT_TOOLS,
+    RAW_PROMPT,
     Completion,
     Message,
     Provenance,
@@ -139,19 +140,28 @@ class Conversations:
         self._owners = 0
         self._began = time.time()
 
+    @property
+    def is_rollout(self) -> bool:
+        """Whether a foreign agent's run is made here."""
+        return self._episode is not None
+
     # ---------------------------------------------------------------------------------- answering
 
     def answer(
-        self, request: ModelRequest, session: str = "", on_text: OnText | None = None, client: str = ""
-    ) -> ModelAnswer:
+        self, request: ModelRequest, session: str = "", on_text: OnText | None = None,
+        model: ServedModel | None = None, client: str = "",
+    ) -> ModelAnswer:  # fmt: skip
         """Sample the next turn of a conversation, and log it, with the user agent of its client.
+
+        `model` None: by the one that is served now.
 
         Raises ContextFull for messages that leave no room, and PolicyError if the backend fails; neither is
         logged.
         """
         request, keys = self._limited(request), request.keys()
-        self._recall(request, keys, session)
-        held, new = self._place(request, keys, session)
+        model = model or self.model
+        self._recall(request, keys, session, model)
+        held, new = self._place(request, keys, session, model)
         held.client = client
         try:
             return self._sample(held, new, request, keys[-1], on_text)
@@ -183,12 +193,12 @@ class Conversations:
         sampling = episode.sampling.model_copy(
             update={
                 "max_tokens": min(asked.max_tokens, episode.sampling.max_tokens, left), "stop": asked.stop,
-                "seed": turn_seed(episode.run.seed, number),
+                "seed": turn_seed(episode.run.seed, number), "grammar": asked.grammar,
             }
         )  # fmt: skip
         return replace(request, sampling=sampling, more={})
 
-    def _recall(self, request: ModelRequest, keys: Sequence[str], session: str) -> None:
+    def _recall(self, request: ModelRequest, keys: Sequence[str], session: str, model: ServedModel) -> None:
         """Hold those of the log's conversations that the request may continue, where none is held: they are
         of an earlier server, or were forgotten."""
         answered = [at for at, m in enumerate(request.messages[:-1]) if m.role is Role.ASSISTANT]
@@ -197,18 +207,18 @@ class Conversations:
         missing = [keys[at] for at in answered if not held or at > held[-1]]
         if self._episode is not None or not missing:
             return
-        found = self.model.store.answers(session, missing)
+        found = model.store.answers(session, missing)
         longest = max((missing.index(key) for _, _, key in found), default=-1)
         for run, _, key in found:
             if key == missing[longest]:
-                self._hold_again(run, session)
+                self._hold_again(run, session, model)
 
-    def _hold_again(self, run_id: str, session: str) -> None:
+    def _hold_again(self, run_id: str, session: str, model: ServedModel) -> None:
         """Hold a conversation of the log, if this model reads what it read and nothing of it was hidden.
 
         It goes on as itself if it is open, and these weights and no other live server answered it last.
         """
-        model, run = self.model, self.model.store.get(run_id)
+        run = model.store.get(run_id)
         keys = model.store.conversations(run_id)
         mine = (model.policy.template_hash, model.profile.hash)
         if (run.template_hash, run.profile_hash) != mine or len(keys) != len(run.turns) or not _told(run):
@@ -217,7 +227,7 @@ class Conversations:
         with self._lock:
             if run_id in self._held:
                 return
-            held = self._hold(run, session, keys)
+            held = self._hold(run, session, keys, model)
             held.busy = False
             held.ended = run.stop is not None or run.turns[-1].ended > self._began or (
                 (last.policy_id, last.policy_version) != (model.policy.id, model.policy.version)
@@ -226,7 +236,7 @@ class Conversations:
                 self._by_key.setdefault((session, key), []).append((held, turns))
 
     def _place(
-        self, request: ModelRequest, keys: Sequence[str], session: str
+        self, request: ModelRequest, keys: Sequence[str], session: str, model: ServedModel
     ) -> tuple[_Held, tuple[ClientMessage, ...]]:
         """The conversation that the request continues or begins, marked as busy, and its new messages.
 
@@ -235,17 +245,17 @@ class Conversations:
         with self._lock:
             for length in range(len(keys) - 1, 0, -1):
                 known = self._by_key.get((session, keys[length - 1]), ())
-                found = [entry for entry in known if _reads(self.model, entry[0].model)]
+                found = [entry for entry in known if _reads(model, entry[0].model)]
+                found = [entry for entry in found if entry[0].model is model] or found
                 if found and request.messages[length - 1].role is Role.ASSISTANT:
                     if len(_samples(found)) > 1:
                         names = tuple(sorted(held.run.id for held, _ in found))
-                        return self._begin(request, session, parents=names), request.messages
-                    return self._continued(*found[0]), request.messages[length:]
-            return self._begin(request, session), request.messages
+                        return self._begin(request, session, model, parents=names), request.messages
+                    return self._continued(*found[0], model), request.messages[length:]
+            return self._begin(request, session, model), request.messages
 
-    def _continued(self, held: _Held, turns: int) -> _Held:
+    def _continued(self, held: _Held, turns: int, model: ServedModel) -> _Held:
         """The conversation itself, or a fork of it where it has gone on or has ended."""
-        model = self.model
         if turns == len(held.run.turns) and not held.busy and not held.ended and held.model is model:
             held.busy = True
             return held
@@ -257,18 +267,23 @@ class Conversations:
                 "started": time.time(), "stop": None, "ended": None, "answer": None, "verdict": None,
             }
         )  # fmt: skip
-        return self._hold(fork, held.session, held.keys[:turns])
+        return self._hold(fork, held.session, held.keys[:turns], model)
 
-    def _begin(self, request: ModelRequest, session: str, parents: Sequence[str] = ()) -> _Held:
-        model, ambiguous = self.model, bool(parents)
+    def _begin(
+        self, request: ModelRequest, session: str, model: ServedModel, parents: Sequence[str] = ()
+    ) -> _Held:
+        ambiguous = bool(parents)
         first = next((m.text for m in request.messages if m.role is Role.USER), "")
         tools = [function_schema(tool) for tool in request.tools]
         opening = content_hash([[m.key for m in request.messages], tools])
         tools_hash = (AMBIGUOUS_TOOLS if ambiguous else CLIENT_TOOLS) + content_hash(tools)
+        if request.prompt_ids:
+            opening, tools_hash = content_hash(request.prompt_ids), RAW_PROMPT + content_hash(tools)
         if self._episode is not None:
             base = self._episode.run
             id = new_run_id() if base.id in self._held else base.id
-            return self._hold(base.model_copy(update={"id": id, "tools_hash": tools_hash}), session, [])
+            run = base.model_copy(update={"id": id, "tools_hash": tools_hash})
+            return self._hold(run, session, [], model)
         task = Task(
             key=f"{_TASK_PREFIX}{opening.removeprefix('sha256:')[:16]}",
             prompt=first if first.strip() else "(no message of a user)",
@@ -290,13 +305,11 @@ class Conversations:
             policy=model.name,
             started=time.time(),
         )
-        return self._hold(run, session, [])
+        return self._hold(run, session, [], model)
 
-    def _hold(self, run: Trajectory, session: str, keys: list[str]) -> _Held:
+    def _hold(self, run: Trajectory, session: str, keys: list[str], model: ServedModel) -> _Held:
         self._owners += 1
-        held = _Held(
-            run=run, model=self.model, session=session, owner=self._owners, keys=list(keys), busy=True
-        )
+        held = _Held(run=run, model=model, session=session, owner=self._owners, keys=list(keys), busy=True)
         self._held[run.id] = held
         if (surplus := len(self._held) - MOST_HELD) > 0:
             idle = [other for other in self._held.values() if not other.busy]
@@ -365,6 +378,10 @@ class Conversations:
             prompt_ids=prompt_ids,
             prompt_tokens=len(prompt_ids) if tokens else _prompt_size(conversation, completion, model.policy),
             sampled_tokens=len(tokens.sampled_ids) if tokens else _size(completion, model.policy),
+            previous_ended=run.turns[-1].ended if run.turns else None,
+            top=_likeliest(
+                model.policy, completion, prompt_ids, 0 if self._episode else request.top_logprobs
+            ),
         )
         answered = content_hash([key, answer.message.key])
         asked = ClientRequest(held.session, held.client, answered)
@@ -402,11 +419,32 @@ class Conversations:
         stream = TextStream(policy.decode, policy.engine.eos_ids, request.sampling.stop, on_text or _read)
         slot = self._episode.slot if self._episode else None
         with policy.lent(slot):
-            completion = policy.complete(
-                conversation, request.sampling, owner=held.owner, on_token=stream.take
-            )
+            if request.prompt_ids:
+                completion = policy.complete_ids(request.prompt_ids, request.sampling, on_token=stream.take)
+            else:
+                completion = policy.complete(
+                    conversation, request.sampling, owner=held.owner, on_token=stream.take
+                )
         stream.finish()
         return completion
+
+    def rendered_ids(self, request: ModelRequest, policy: LocalPolicy) -> tuple[int, ...]:
+        """Ids of a conversation that begins with these messages."""
+        conversation = Conversation(started=time.time())
+        for message in _rendered(request.messages, request.tools, self.model.profile, opening=True):
+            conversation.append(message)
+        return policy.delta(conversation)
+
+    def log_scored(self, request: ModelRequest, session: str, model: ServedModel) -> None:
+        """Log a prompt that was scored: a run without turns."""
+        with self._lock:
+            held = self._begin(request, session, model)
+            self._forget(held)
+        ids = {"scored_ids": list(request.prompt_ids)}
+        provenance = held.run.task.provenance.model_copy(update={"original": ids})
+        task = held.run.task.model_copy(update={"provenance": provenance})
+        model.store.begin(held.run.model_copy(update={"task": task}))
+        model.store.finish(held.run.id, stop=StopReason.FINISHED, answer="", ended=time.time())
 
     # ------------------------------------------------------------------------------------ sessions
 
@@ -467,11 +505,12 @@ class Conversations:
             }
         )  # fmt: skip
 
-    def unused(self, policies: Sequence[LocalPolicy]) -> list[LocalPolicy]:
-        """Those of the policies that answer nothing any more."""
+    def unused(self, policies: Sequence[LocalPolicy], kept: Collection[Policy] = ()) -> list[LocalPolicy]:
+        """Those of the policies that answer nothing any more, without `kept`."""
         with self._lock:
             busy = [held.model.policy for held in self._held.values() if held.busy]
-        return [policy for policy in policies if policy is not self.model.policy and policy not in busy]
+        busy += [self.model.policy, *kept]
+        return [policy for policy in policies if not any(policy is other for other in busy)]
 
     def end_idle(self, seconds: float) -> None:
         """End the runs that no request has continued for so long; a later request forks them."""
@@ -513,6 +552,17 @@ def _reads(model: ServedModel, other: ServedModel) -> bool:
     """Whether a model reads the tokens that another was shown: same template and profile."""
     mine, theirs = model.policy.template_hash, other.policy.template_hash
     return model is other or (mine == theirs and model.profile.hash == other.profile.hash)
+
+
+def _likeliest(
+    policy: Policy, completion: Completion, prompt_ids: tuple[int, ...], top: int
+) -> tuple[tuple[tuple[int, float], ...], ...]:
+    """The `top` likeliest tokens of each sampled place, by a forward pass over the row."""
+    if not top or completion.tokens is None or not isinstance(policy, LocalPolicy):
+        return ()
+    row, temperature = (*prompt_ids, *completion.tokens.sampled_ids), completion.sampling.temperature
+    scores = policy.score(row, top, first=len(prompt_ids), temperature=temperature)
+    return tuple(score.top for score in scores)
 
 
 def _parsed(completion: Completion, tools: Sequence[ToolSpec], profile: InterfaceProfile) -> Parsed:

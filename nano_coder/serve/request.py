@@ -60,16 +60,40 @@ class ClientMessage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerForm:
+    """The form that a client asks for; without a schema and without calls, any."""
+
+    schema: Mapping[str, Any] | None = None
+    """of the text, a JSON document"""
+    lenient: bool = False
+    """whether keywords of the schema that cannot be enforced are ignored"""
+    calls: tuple[str, ...] = ()
+    """tools of which one must be called"""
+    param: str = "response_format"
+    """name of the schema in the request"""
+
+    @property
+    def any(self) -> bool:
+        return self.schema is None and not self.calls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
     messages: tuple[ClientMessage, ...]
     tools: tuple[ToolSpec, ...] = ()
     sampling: Sampling
     more: Mapping[str, Any] = field(default_factory=dict)
     """for the server behind, if there is one: further parameters; None leaves one out"""
+    form: AnswerForm = AnswerForm()
+    top_logprobs: int = 0
+    """likeliest tokens to tell of each place"""
+    prompt_ids: tuple[int, ...] = ()
+    """of a raw prompt, which no template renders and `messages` show as text"""
 
     def keys(self) -> list[str]:
         """[len(messages)] hashes of the tools and of the messages up to each one."""
-        found, before = [], content_hash([tool.model_dump(mode="json") for tool in self.tools])
+        tools = [tool.model_dump(mode="json") for tool in self.tools]
+        found, before = [], content_hash([tools, self.prompt_ids] if self.prompt_ids else tools)
         for message in self.messages:
             before = content_hash([before, message.key])
             found.append(before)
@@ -89,6 +113,10 @@ class ModelAnswer:
     """the whole row before the sampled tokens; empty where the policy gives no tokens"""
     prompt_tokens: int
     sampled_tokens: int
+    previous_ended: float | None = None
+    """unix seconds: end of the turn before, in the same conversation"""
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """of each sampled place, if asked for: the likeliest tokens with their log-probs"""
 
     @property
     def message(self) -> ClientMessage:

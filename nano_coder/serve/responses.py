@@ -6,9 +6,10 @@ Tool types that only OpenAI can run are left out of what the model sees, and the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from nano_coder.serve.answer_form import form_of
 from nano_coder.serve.anthropic import Event
 from nano_coder.serve.chat import Body, sampling_of
 from nano_coder.serve.request import (
@@ -49,9 +50,13 @@ def read_response(body: Body, longest: int) -> ModelRequest:
     tools = [tool for tool in objects(body.get("tools"), "tools") if tool.get("type") == "function"]
     if body.get("tool_choice") == "none":
         tools = []
+    offered = tuple(tool_of(tool, where=f"tools[{at}]") for at, tool in enumerate(tools))
+    text = body.get("text")
+    form = text.get("format") if isinstance(text, Mapping) else None
     return ModelRequest(
         messages=tuple(read),
-        tools=tuple(tool_of(tool, where=f"tools[{at}]") for at, tool in enumerate(tools)),
+        tools=offered,
+        form=form_of(form, body.get("tool_choice"), offered, param="text.format"),
         sampling=sampling_of(body, longest, limits=("max_output_tokens",)),
     )
 
@@ -112,7 +117,7 @@ def _head(body: Body, model: str, id: str, status: str) -> dict[str, Any]:
         "tool_choice": body.get("tool_choice") or "auto", "tools": body.get("tools") or [],
         "top_p": body.get("top_p"), "max_output_tokens": body.get("max_output_tokens"), "usage": None,
         "previous_response_id": None, "reasoning": {"effort": None, "summary": None}, "store": False,
-        "text": {"format": {"type": "text"}}, "truncation": "disabled", "user": None,
+        "text": body.get("text") or {"format": {"type": "text"}}, "truncation": "disabled", "user": None,
     }  # fmt: skip
 
 

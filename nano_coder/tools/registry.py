@@ -51,6 +51,7 @@ class Tools(Extensions[Tool]):
     def add(self, made: Tool) -> None:
         """Give a tool that this process made, such as one of an MCP server, its name; replaces an earlier."""
         self._made[made.spec.name] = made
+
     def source(self, name: str) -> str:
         """Where a tool comes from: a file, or the package that registers it."""
         if name in self._given:

@@ -14,6 +14,7 @@ class RefusalCode(StrEnum):
     NO_TURNS = "no turns"
     TEXT_ONLY = "text-only"
     TRUNCATED_SAMPLING = "truncated sampling"
+    CONSTRAINED = "constrained sampling"
     GREEDY = "greedy"
     REDACTED = "redacted"
     # interface that it was made under
@@ -76,6 +77,7 @@ MEANINGS = {
     RefusalCode.NO_TURNS: "no turn was logged",
     RefusalCode.TEXT_ONLY: "a turn has no token ids and log-probs; it can still imitate",
     RefusalCode.TRUNCATED_SAMPLING: "a turn was sampled with top-p or top-k: its support is not the policy's",
+    RefusalCode.CONSTRAINED: "a turn was sampled under a grammar: its support is not the policy's",
     RefusalCode.REDACTED: "some of its tokens were hidden, and what follows was sampled after the true ones",
     RefusalCode.GREEDY: "a turn was decoded greedily: its log-probs are not those of a sample",
     RefusalCode.OTHER_PROFILE: "its profile was another one when it was made (the hash differs)",

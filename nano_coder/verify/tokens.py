@@ -146,6 +146,11 @@ class TokenCheck:
             for message in turn.messages:
                 conversation.append(message)
             tokens = tokens_of(turn)
+            if run.is_raw:
+                told = "".join(message.content for message in turn.messages)
+                if self.template.encoder.decode(tokens.context_ids) != told:
+                    return self._differs(turn, tuple(self.template.encoder.prompt(told)))
+                continue
             listed = served or turn.index > 0 or (files is not None and run.parent is None)
             if listed:
                 try:

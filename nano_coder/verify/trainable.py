@@ -175,6 +175,12 @@ def _how_sampled(turn: TurnFacts) -> RunFinding | None:
             RefusalCode.TRUNCATED_SAMPLING,
             f"{name} was sampled with top-p or top-k: its support is not the policy's",
         )
+    if turn.constrained:
+        return _no(
+            RefusalCode.CONSTRAINED,
+            f"{name} was sampled under a grammar (response_format, tool_choice): its support is not the"
+            " policy's (its text can still imitate)",
+        )
     if turn.temperature == 0:
         return _no(
             RefusalCode.GREEDY, f"{name} was decoded greedily: its log-probs are not those of a sample"

@@ -197,6 +197,7 @@ def _turn_facts(row: Any, calls: _Calls) -> TurnFacts:
         logprobs=_floats(logprobs),
         temperature=sampling.get("temperature", 1.0),
         filtered=sampling.get("top_p", 1.0) < 1 or sampling.get("top_k", 0) > 0,
+        constrained=sampling.get("grammar") is not None,
         text=text,
         calls=calls,
         draw=draw_digest(drawn, policy_id, sampling.get("seed"), started, ended),

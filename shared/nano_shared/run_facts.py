@@ -52,6 +52,8 @@ class TurnFacts:
     temperature: float
     filtered: bool
     """whether it was sampled under top-p or top-k"""
+    constrained: bool
+    """whether a grammar forbade tokens"""
     text: str
     calls: tuple[tuple[str, dict[str, Any]], ...]
     draw: bytes
@@ -178,6 +180,7 @@ def _turn_facts(turn: Turn) -> TurnFacts:
         logprobs=array("d", tokens.logprobs if tokens else ()),
         temperature=sampling.temperature,
         filtered=sampling.top_p < 1 or sampling.top_k > 0,
+        constrained=sampling.grammar is not None,
         text=completion.text,
         calls=tuple((call.name, call.arguments) for call in turn.calls),
         draw=draw_digest(drawn, completion.policy_id, sampling.seed, turn.started, turn.ended),

@@ -341,6 +341,7 @@ class LogStore:
         own = sa.select(table.c.conversation).where(table.c.run_id == run_id).order_by(table.c.turn)
         found = [str(row[0]) for row in self._database.read(partial(_all, own))]
         return [*(self.conversations(str(parent))[: step or 0] if parent else ()), *found]
+
     def page(
         self,
         chosen: RunChoice | None = None,

@@ -67,6 +67,8 @@ CLIENT_TOOLS = "client:"
 """what the tools hash of a conversation begins with whose messages and tools a client gave"""
 AMBIGUOUS_TOOLS = f"{CLIENT_TOOLS}ambiguous:"
 """of one that continues what several logged conversations hold"""
+RAW_PROMPT = f"{CLIENT_TOOLS}raw:"
+"""of one whose prompt no template rendered"""
 """generator of tasks that were made impossible, to measure hacking"""
 
 
@@ -223,6 +225,8 @@ class Sampling(Value):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     """texts that end a completion, besides the end-of-turn token; they stay part of it"""
+    grammar: str | None = None
+    """llguidance's grammar that the text had to follow; log-probs are those of the policy without it"""
 
 
 class Finish(StrEnum):
@@ -526,6 +530,11 @@ class Trajectory(Value):
     def is_served(self) -> bool:
         """Whether a client of the server gave its messages and tools."""
         return self.tools_hash.startswith(CLIENT_TOOLS)
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether its prompt is a client's own, which no template rendered."""
+        return self.tools_hash.startswith(RAW_PROMPT)
 
     @property
     def last_snapshot(self) -> str | None:

@@ -25,7 +25,7 @@ from nano_coder.models.local.kv_cache import (
     common_prefix,
 )
 from nano_coder.models.local.llama import LlamaForward
-from nano_coder.models.local.row import DecodingRow
+from nano_coder.models.local.row import DecodingRow, allowed_tokens
 from nano_coder.models.local.sampler import draw
 from nano_coder.models.local.speculative import CONTEXT, NGramSpeculator
 
@@ -41,6 +41,8 @@ _JOIN_SHARE = 4
 class TokenCounts:
     """Token counts since the decoder was created."""
 
+    prompt: int = 0
+    """tokens of the requests whose rows joined, cached or not"""
     prefilled: int = 0
     """prompt and observation tokens that were prefilled"""
     decoded: int = 0
@@ -107,6 +109,12 @@ class ContinuousDecoder:
         return [slot.row for slot in self._slots]
 
     @property
+    def kv_usage(self) -> float:
+        """Share of the KV budget in use, of rows being decoded and of retained ones."""
+        decoding = sum(slot.num_cached for slot in self._slots) * self._shape.token_bytes
+        return min(1.0, (decoding + self.cache.bytes) / (2 * self._max_bytes))
+
+    @property
     def busy(self) -> bool:
         return bool(self._slots or self._queue)
 
@@ -149,6 +157,7 @@ class ContinuousDecoder:
         rows = self._select_rows()
         if not rows:
             return []
+        self.counts.prompt += sum(len(row.request.ids) for row, _ in rows)
         new = self._new_prefixes(Counter(row.request.ids for row, kept in rows if kept is None))
         first = len(self._slots)
         unread = {prefix.ids: prefix for prefix, _ in new}
@@ -264,8 +273,8 @@ class ContinuousDecoder:
         draft_tokens = []
         for slot in self._slots:
             row = slot.row
-            # one token is sampled after the draft as well
-            longest = min(room, row.limit - len(row.ids) - 1)
+            # one token is sampled after the draft as well; a grammar knows what is allowed after sampled ones
+            longest = 0 if row.request.constraint else min(room, row.limit - len(row.ids) - 1)
             draft_tokens.append(self._speculator.propose(row.last(CONTEXT), longest) if longest > 0 else [])
             room -= len(draft_tokens[-1])
         return draft_tokens
@@ -327,6 +336,7 @@ class ContinuousDecoder:
             logits_NV,
             [row.request.sampling for row, _ in places],
             [row.uniforms[len(row.ids) + nth] for row, nth in places],
+            allowed_tokens([row for row, _ in places], logits_NV.shape[1]),
         )
         tokens = iter(zip(*drawn, strict=True))
         num_accepted_tokens = 0

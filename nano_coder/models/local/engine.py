@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -62,6 +63,18 @@ __all__ = ["DecodingRow", "Engine", "GenerationRequest", "Sampled"]
 MAX_BATCH = 64
 """rows decoded together; beyond it, on a CPU, a step's time grows with its rows"""
 KV_BYTES = 2 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """A token's log-prob, and the likeliest tokens of its place with theirs, likeliest first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+_CHUNK = 1024
+"""tokens of one pass of `score_top`"""
 _SCORE_TOKENS = 2048
 """padded tokens of one scoring batch, which bounds the memory of its logits"""
 
@@ -179,6 +192,28 @@ class Engine:
                     scores[i] = row_scores
         return scores
 
+    def score_top(
+        self, ids: Sequence[int], top: int, *, first: int = 1, temperature: float = 1.0
+    ) -> list[TokenScore]:
+        """As `score` for one row, read in chunks, with the `top` likeliest tokens of each place."""
+        model: Any = self.model
+        scores: list[TokenScore] = []
+        cache = None
+        with evaluating(self.model):
+            for start in range(0, len(ids) - 1, _CHUNK):
+                end = min(start + _CHUNK, len(ids) - 1)
+                wanted = end - max(start, first - 1)
+                out = model(
+                    input_ids=torch.tensor([ids[start:end]], device=self.device),
+                    position_ids=torch.arange(start, end, device=self.device)[None],
+                    past_key_values=cache, use_cache=True, logits_to_keep=max(1, wanted),
+                )  # fmt: skip
+                cache = out.past_key_values
+                if wanted > 0:
+                    logits_TV = out.logits[0, -wanted:].float() / (temperature or 1.0)
+                    scores += _scores(logits_TV.log_softmax(dim=-1), ids[end - wanted + 1 : end + 1], top)
+        return scores
+
     def _score(
         self, rows: list[tuple[int, ...]], temperature: float, first: int, entropy: bool
     ) -> Iterator[tuple[list[float], list[float]]]:
@@ -228,3 +263,11 @@ class Engine:
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+
+def _scores(logprobs_TV: Tensor, targets: Sequence[int], top: int) -> Iterator[TokenScore]:
+    targets_T1 = torch.tensor(targets, device=logprobs_TV.device)[:, None]
+    best = logprobs_TV.topk(min(top, logprobs_TV.shape[1]), dim=-1)
+    of_targets = logprobs_TV.gather(1, targets_T1)[:, 0].tolist()
+    for logprob, ids, values in zip(of_targets, best.indices.tolist(), best.values.tolist(), strict=True):
+        yield TokenScore(logprob, tuple(zip(ids, values, strict=True)))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nano_coder.models.local.row import DecodingRow
+from nano_coder.models.local.row import DecodingRow, allowed_tokens
 from nano_coder.models.local.sampler import draw
 
 _JOINED = ("DynamicLayer", "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
@@ -179,7 +179,10 @@ class PaddedDecoder:
             return []
         rows = [slot.row for slot in slots]
         logits_BV = torch.stack([slot.logits_V for slot in slots])
-        drawn = draw(logits_BV, [row.request.sampling for row in rows], [row.uniform for row in rows])
+        drawn = draw(
+            logits_BV, [row.request.sampling for row in rows], [row.uniform for row in rows],
+            allowed_tokens(rows, logits_BV.shape[1]),
+        )  # fmt: skip
         for row, token, logprob in zip(rows, *drawn, strict=True):
             row.take(token, logprob)
         ended = [slot for slot in slots if slot.row.finish is not None]

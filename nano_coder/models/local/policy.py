@@ -3,17 +3,20 @@ log-probs."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.models.local.scheduler import AgentSlot, Lockstep, Scheduler, SchedulerKind, StepUntilDone
 from nano_shared import Completion, ContextFull, Conversation, Sampling, TurnTokens
 
 if TYPE_CHECKING:
-    from nano_coder.models.local.engine import Engine
+    from nano_coder.models.local.constraint import Grammars
+    from nano_coder.models.local.engine import Engine, TokenScore
     from nano_coder.models.local.row import OnToken, Sampled
 
 
@@ -39,11 +42,17 @@ class LocalPolicy:
         self.template = template
         self.id = id
         self.version = version
+        self._scoring = threading.Lock()
         self._scheduler = Lockstep(engine, id) if scheduler == "lockstep" else Scheduler(engine, id)
 
     @property
     def context_limit(self) -> int:
         return self.engine.context_limit
+
+    @property
+    def vocab_size(self) -> int:
+        config: Any = self.engine.model.config
+        return int(config.get_text_config().vocab_size)
 
     @property
     def template_hash(self) -> str:
@@ -77,13 +86,44 @@ class LocalPolicy:
 
         `owner` is the conversation for which KV is kept where the thread holds no slot; `on_token` gets each
         token as it is sampled, and ends the turn by returning False.
-        Raises ContextFull before sampling if no token would fit, and PolicyError if the template or the
-        engine fails.
+        Raises ContextFull before sampling if no token would fit, PolicyError if the template or the engine
+        fails, and UsageError for a grammar that cannot be compiled.
         """
-        from nano_coder.models.local.row import GenerationRequest
-
         number, delta = self.template.next_row(conversation)
         row = (*conversation.tokens, *delta) if number == conversation.row else delta
+        began = time.monotonic()
+        sampled = self._generate(row, sampling, owner, on_token)
+        conversation.waited += time.monotonic() - began - sampled.seconds
+        return self._completion(sampled, number, delta, sampling)
+
+    def complete_ids(
+        self, ids: tuple[int, ...], sampling: Sampling, *, on_token: OnToken | None = None
+    ) -> Completion:
+        """Sample what follows these ids, which no template rendered. Raises as `complete`."""
+        return self._completion(self._generate(ids, sampling, None, on_token), 0, ids, sampling)
+
+    def score(
+        self, ids: Sequence[int], top: int, *, first: int = 1, temperature: float = 1.0
+    ) -> list[TokenScore]:
+        """Log-probs of `ids[first:]`, with the `top` likeliest tokens of each place. Raises ContextFull."""
+        if len(ids) > self.context_limit:
+            raise ContextFull(
+                f"{len(ids)} tokens are more than the {self.context_limit} that {self.id} reads"
+            )
+        with self._scoring:  # one at a time: the logits of a chunk take hundreds of MB
+            return self.engine.score_top(ids, top, first=first, temperature=temperature)
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        from nano_coder.models.local.constraint import Grammars
+
+        return Grammars(self.template.encoder.serialised, sorted(self.engine.eos_ids), self.vocab_size)
+
+    def _generate(
+        self, row: tuple[int, ...], sampling: Sampling, owner: int | None, on_token: OnToken | None
+    ) -> Sampled:
+        from nano_coder.models.local.row import GenerationRequest
+
         room = self.context_limit - len(row)
         if room < 1:
             raise ContextFull(
@@ -91,9 +131,16 @@ class LocalPolicy:
                 f" {self.id} reads; shorten the task or end the run"
             )
         fitting = sampling.model_copy(update={"max_tokens": min(sampling.max_tokens, room)})
-        began = time.monotonic()
-        sampled = self._scheduler.call(GenerationRequest(row, fitting, sampling.seed, owner, on_token))
-        conversation.waited += time.monotonic() - began - sampled.seconds
+        constraint = self._grammars.constraint(sampling.grammar) if sampling.grammar is not None else None
+        request = GenerationRequest(row, fitting, sampling.seed, owner, on_token, constraint)
+        sampled = self._scheduler.call(request)
+        if constraint is not None:
+            constraint.check()
+        return sampled
+
+    def _completion(
+        self, sampled: Sampled, number: int, delta: tuple[int, ...], sampling: Sampling
+    ) -> Completion:
         return Completion(
             text=self._text(sampled),
             finish=sampled.finish,
@@ -123,9 +170,17 @@ class LocalPolicy:
         """The slot that the calling thread holds."""
         return self._scheduler.bound
 
+    def rest(self) -> None:
+        """Free the engine's memory if it answers nothing now."""
+        self._scheduler.rest()
+
     def release(self, owner: int) -> None:
         """Let the KV go that is kept for this conversation."""
         self._scheduler.release(owner)
+
+    def check_grammar(self, grammar: str) -> None:
+        """Raises UsageError for a grammar that cannot be compiled, and ConfigError without llguidance."""
+        self._grammars.constraint(grammar)
 
     def count(self, text: str) -> int:
         """Number of tokens in a plain text."""

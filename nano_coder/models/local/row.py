@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from nano_coder.models.local.sampler import uniforms
 from nano_shared import ContextFull, Finish, Sampling, UsageError
 from nano_shared.policy import DecodeIds
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nano_coder.models.local.constraint import Constraint
 
 OnToken = Callable[[int, float], bool]
 """token id and its log-prob -> whether to go on"""
@@ -24,6 +30,8 @@ class GenerationRequest:
     """agent whose next request will extend this row: the KV is kept for it; None keeps nothing"""
     on_token: OnToken | None = None
     """called for each sampled token, in the thread that steps the engine; False ends the row"""
+    constraint: Constraint | None = None
+    """the tokens that may be sampled; None: all"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,8 @@ class DecodingRow:
         """Append a sampled token, and set `finish` if it ends the row."""
         self.ids.append(token)
         self.logprobs.append(logprob)
+        if self.request.constraint is not None:
+            self.request.constraint.take(token)
         if token in self.stop_conditions.eos_ids or self._says_stop():
             self.finish = Finish.STOP
         elif len(self.ids) == self.limit:
@@ -112,3 +122,12 @@ class DecodingRow:
         tail = max(len(text.encode()) for text in stop) + 1
         text = self.stop_conditions.decode(self.ids[-tail:])
         return any(end in text for end in stop)
+
+
+def allowed_tokens(rows: Sequence[DecodingRow], vocab_size: int) -> dict[int, Tensor]:
+    """[V] bool of the tokens that each constrained row may sample next, by the row's place."""
+    return {
+        place: row.request.constraint.allowed(vocab_size)
+        for place, row in enumerate(rows)
+        if row.request.constraint is not None
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -32,18 +32,28 @@ def uniforms(seed: int | None, count: int) -> list[float]:
 
 
 def draw(
-    logits_BV: Tensor, samplings: Sequence[Sampling], uniforms_B: Sequence[float]
+    logits_BV: Tensor,
+    samplings: Sequence[Sampling],
+    uniforms_B: Sequence[float],
+    allowed: Mapping[int, Tensor] | None = None,
 ) -> tuple[list[int], list[float]]:
     """[B] tokens by inverse CDF, and [B] log-probs of the processed distribution, renormalised.
 
-    Temperature first, then top-k, then top-p. A greedy row takes the likeliest token, with log-probs of
-    temperature 1. Does not modify the logits.
+    Temperature first, then `allowed` ([V] bool of the tokens that a row may sample, by row), then top-k, then
+    top-p. A greedy row takes the likeliest token, with log-probs of temperature 1. The log-probs of a row
+    with `allowed` are those of all tokens, so that a forward pass recomputes them without the grammar. Does
+    not modify the logits.
     """
     device = logits_BV.device
     logits_BV = logits_BV.float()
     if any(s.temperature not in (0, 1) for s in samplings):
         temperature_B = torch.tensor([s.temperature or 1.0 for s in samplings], device=device)
         logits_BV = logits_BV / temperature_B[:, None]
+    constrained, free_RV = torch.tensor(sorted(allowed or ()), device=device, dtype=torch.long), logits_BV[:0]
+    if allowed:
+        free_RV = logits_BV[constrained]
+        kept_RV = torch.stack([allowed[row] for row in sorted(allowed)]).to(device)
+        logits_BV = logits_BV.index_copy(0, constrained, free_RV.masked_fill(~kept_RV, -torch.inf))
     cut = [row for row, s in enumerate(samplings) if s.top_p < 1 or s.top_k > 0]
     if cut:
         rows = torch.tensor(cut, device=device)
@@ -61,6 +71,9 @@ def draw(
     logprobs_B1 = drawn_B1.log()
     if bool((drawn_B1 < _SUBNORMAL).any()):
         logprobs_B1 = logits_BV.log_softmax(dim=-1).gather(1, tokens_B1)
+    if allowed:
+        free_R1 = free_RV.log_softmax(dim=-1).gather(1, tokens_B1[constrained])
+        logprobs_B1 = logprobs_B1.index_copy(0, constrained, free_R1)
     return tokens_B1[:, 0].tolist(), logprobs_B1[:, 0].tolist()
 
 

@@ -147,6 +147,12 @@ class Scheduler:
         with self._lock:
             self._departed.append(owner)
 
+    def rest(self) -> None:
+        """Free the engine's memory if no call waits or is answered."""
+        with self._lock:
+            if not (self._leader or self._live or self._waiting):
+                self._engine.free()
+
     def call(self, request: GenerationRequest) -> Sampled:
         """Queue the request and wait for its answer. Raises PolicyError if the engine failed on its batch."""
         slot = self.bound

@@ -1,0 +1,270 @@
+"""OpenAI's completions: raw prompts, as text or ids, continued or scored; answers and chunks written.
+
+Texts of tokens are cut where characters end: a token that completes a character has all of it, the ones
+before it have none, so that the texts of all tokens are the whole text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.serve.chat import Body, finish_reason, number, sampling_of
+from nano_coder.serve.request import BadRequest, ClientMessage, ModelAnswer, ModelRequest
+from nano_shared.policy import DecodeIds, Policy
+from nano_shared.types import Role
+
+if TYPE_CHECKING:
+    from nano_coder.models.local.engine import TokenScore
+
+MOST_CHOICES = 256
+"""prompts of a request, times `n`"""
+MOST_LOGPROBS = 20
+_OVERLAP = 8
+"""tokens decoded again before a new one: some tokenizers write a token according to its neighbour"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest:
+    requests: tuple[ModelRequest, ...]
+    """`n` of each prompt, which are choices in this order"""
+    echo: bool
+    logprobs: int | None
+    """likeliest tokens to tell of each place; None: no log-probs"""
+    scores: bool
+    """whether the prompts are scored, and nothing is sampled"""
+
+
+def read_completion(body: Body, policy: Policy) -> CompletionRequest:
+    """Raises BadRequest for what is malformed, and for what this server cannot do."""
+    if not isinstance(policy, LocalPolicy):
+        raise BadRequest("this model reads messages only; use /v1/chat/completions", param="prompt")
+    if body.get("suffix"):
+        raise BadRequest("suffix: this model does not fill in the middle", param="suffix")
+    limit = policy.context_limit
+    choices = number(body, "n", int, 1, MOST_CHOICES, 1)
+    if number(body, "best_of", int, 1, MOST_CHOICES, choices) != choices:
+        raise BadRequest("best_of must be n: this server samples no more than it answers", param="best_of")
+    logprobs = body.get("logprobs")
+    if isinstance(logprobs, bool):
+        logprobs = 1 if logprobs else None
+    logprobs = number({"logprobs": logprobs}, "logprobs", int, 0, MOST_LOGPROBS, None)
+    scores = body.get("max_tokens") == 0 and not isinstance(body.get("max_tokens"), bool)
+    if scores and not body.get("echo"):
+        raise BadRequest("max_tokens = 0 scores a prompt, and needs echo", param="max_tokens")
+    sampling = sampling_of({**body, "max_tokens": None} if scores else body, limit, limits=("max_tokens",))
+    if body.get("max_tokens") is None and not scores:
+        sampling = sampling.model_copy(update={"max_tokens": min(16, limit)})  # OpenAI's default
+    prompts = _prompts(body, policy)
+    if len(prompts) * choices > MOST_CHOICES:
+        raise BadRequest(
+            f"{len(prompts)} prompts, n = {choices} each, are more than {MOST_CHOICES} choices",
+            param="prompt",
+        )
+    requests = [
+        ModelRequest(
+            messages=(ClientMessage(role=Role.USER, text=policy.decode(ids)),), sampling=sampling,
+            prompt_ids=ids, top_logprobs=logprobs or 0,
+        )
+        for ids in prompts
+    ]  # fmt: skip
+    return CompletionRequest(
+        requests=tuple(seeded(each, index) for each in requests for index in range(choices)),
+        echo=bool(body.get("echo")), logprobs=logprobs, scores=scores,
+    )  # fmt: skip
+
+
+def seeded(asked: ModelRequest, index: int) -> ModelRequest:
+    """The request of a choice: each samples with a seed of its own."""
+    seed = asked.sampling.seed
+    if index == 0 or seed is None:
+        return asked
+    return replace(asked, sampling=asked.sampling.model_copy(update={"seed": seed + index}))
+
+
+def _prompts(body: Body, policy: LocalPolicy) -> list[tuple[int, ...]]:
+    given = body.get("prompt")
+    each: list[Any] = given if isinstance(given, list) else [given]
+    if each and all(_is_id(token) for token in each):
+        each = [each]
+    if not each:
+        raise BadRequest("prompt must be a text, token ids, or a list of either", param="prompt")
+    return [prompt_ids(prompt, policy, param="prompt") for prompt in each]
+
+
+def prompt_ids(prompt: Any, policy: LocalPolicy, *, control: bool = True, param: str) -> tuple[int, ...]:
+    """The ids of a text, or ids themselves. Raises BadRequest for anything else, and for none."""
+    if isinstance(prompt, str):
+        ids = policy.template.encoder.prompt(prompt, control=control)
+    elif isinstance(prompt, list) and all(_is_id(token) for token in prompt):
+        ids = prompt
+    else:
+        raise BadRequest(f"{param} must be a text, token ids, or a list of either", param=param)
+    size = policy.vocab_size
+    if outside := next((token for token in ids if not 0 <= token < size), None):
+        raise BadRequest(f"{param} holds the id {outside}; this model has {size} tokens", param=param)
+    if not ids:
+        raise BadRequest(f"{param} must not be empty", param=param)
+    return tuple(ids)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+# ------------------------------------------------------------------------------------------- answers
+
+
+def token_texts(ids: Sequence[int], decode: DecodeIds) -> list[str]:
+    """[len(ids)] what each token adds to the text of those before it."""
+    texts: list[str] = []
+    start = shown = 0  # the window from `start`, of whose text `shown` characters are told
+    for end in range(1, len(ids) + 1):
+        text = decode(ids[start:end])
+        whole = not text.endswith("\N{REPLACEMENT CHARACTER}") or end == len(ids)
+        texts.append(text[shown:] if whole else "")
+        if whole:
+            start = max(start, end - _OVERLAP)
+            shown = len(decode(ids[start:end]))
+    return texts
+
+
+def logprobs_of(
+    ids: Sequence[int],
+    logprobs: Sequence[float | None],
+    top: Sequence[Sequence[tuple[int, float]]],
+    decode: DecodeIds,
+    *,
+    offset: int = 0,
+    as_ids: bool = False,
+) -> dict[str, Any]:
+    """OpenAI's `logprobs` of a completion. `offset`: of the first token in the text; `top` may be empty."""
+
+    def key(token: int) -> str:
+        text = decode([token])
+        return f"token_id:{token}" if as_ids or "\N{REPLACEMENT CHARACTER}" in text else text
+
+    texts = token_texts(ids, decode)
+    tokens = [f"token_id:{token}" for token in ids] if as_ids else texts
+    offsets = [offset]
+    for text in texts[:-1]:
+        offsets.append(offsets[-1] + len(text))
+    best: list[dict[str, float] | None] = []
+    for place, logprob in enumerate(logprobs):
+        if logprob is None:
+            best.append(None)
+            continue
+        others = {key(each): value for each, value in (top[place] if top else ()) if each != ids[place]}
+        ranked = sorted({**others, tokens[place]: logprob}.items(), key=lambda pair: -pair[1])
+        best.append(dict(ranked))
+    return {"tokens": tokens, "token_logprobs": list(logprobs), "top_logprobs": best, "text_offset": offsets}
+
+
+class CompletionWriter:
+    """Writes the choices of one request, whole or in chunks."""
+
+    def __init__(self, body: Body, asked: CompletionRequest, decode: DecodeIds, model: str, id: str) -> None:
+        self._body, self._asked, self._decode = body, asked, decode
+        self._head = {
+            "id": id, "object": "text_completion", "created": int(time.time()),
+            "model": str(body.get("model") or model),
+        }  # fmt: skip
+        self._as_ids = bool(body.get("return_tokens_as_token_ids"))
+        self._usage = [0, 0]
+        self._offsets = [0] * len(asked.requests)
+        self._told = [0] * len(asked.requests)
+
+    def scored(self, scores: Sequence[Sequence[TokenScore]]) -> dict[str, Any]:
+        """The answer to prompts that were scored."""
+        choices = []
+        for index, (request, found) in enumerate(zip(self._asked.requests, scores, strict=True)):
+            choice = self._choice(index, self._prompt_text(request), "length")
+            if self._asked.logprobs is not None:
+                choice["logprobs"] = self._logprobs(request.prompt_ids, *_columns(found))
+            choices.append(choice | self._ids(request.prompt_ids, ()))
+            self._usage[0] += len(request.prompt_ids)
+        return {**self._head, "choices": choices, "usage": self.usage()}
+
+    def whole(self, answers: Sequence[ModelAnswer], scores: Sequence[Sequence[TokenScore]]) -> dict[str, Any]:
+        """The answer that is not streamed. `scores` are those of the prompts that are echoed."""
+        choices = []
+        for index, (answer, request) in enumerate(zip(answers, self._asked.requests, strict=True)):
+            tokens = answer.completion.tokens
+            assert tokens is not None
+            text = (self._prompt_text(request) if self._asked.echo else "") + answer.text
+            choice = self._choice(index, text, finish_reason(answer))
+            if self._asked.logprobs is not None:
+                ids, top = tokens.sampled_ids, list(answer.top)
+                logprobs: list[float | None] = list(tokens.logprobs)
+                if self._asked.echo:
+                    before, of_before = _columns(scores[index])
+                    ids, logprobs = (*request.prompt_ids, *ids), [*before, *logprobs]
+                    top = [*of_before, *top] if top else []
+                choice["logprobs"] = self._logprobs(ids, logprobs, top)
+            choices.append(choice | self._ids(request.prompt_ids, tokens.sampled_ids))
+            self._count(answer)
+        return {**self._head, "choices": choices, "usage": self.usage()}
+
+    def first(self, index: int) -> dict[str, Any] | None:
+        """The echoed prompt as a chunk."""
+        if not self._asked.echo:
+            return None
+        text = self._prompt_text(self._asked.requests[index])
+        self._offsets[index] = len(text)
+        return {**self._head, "choices": [self._choice(index, text, None)]}
+
+    def text(
+        self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float], finish: str | None = None
+    ) -> dict[str, Any]:
+        choice = self._choice(index, text, finish)
+        if ids and self._asked.logprobs is not None:
+            choice["logprobs"] = self._logprobs(ids, list(logprobs), [], offset=self._offsets[index])
+        first = self._asked.requests[index].prompt_ids if not self._told[index] else ()
+        self._offsets[index] += len(text)
+        self._told[index] += len(ids)
+        return {**self._head, "choices": [choice | self._ids(first, ids)]}
+
+    def end(self, index: int, answer: ModelAnswer) -> dict[str, Any]:
+        tokens = answer.completion.tokens
+        assert tokens is not None
+        told = self._told[index]
+        self._count(answer)
+        return self.text(index, "", tokens.sampled_ids[told:], tokens.logprobs[told:], finish_reason(answer))
+
+    def closing(self) -> dict[str, Any]:
+        """The chunk with the usage."""
+        return {**self._head, "choices": [], "usage": self.usage()}
+
+    def usage(self) -> dict[str, int]:
+        prompt, sampled = self._usage
+        return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+    def _count(self, answer: ModelAnswer) -> None:
+        self._usage[0] += answer.prompt_tokens
+        self._usage[1] += answer.sampled_tokens
+
+    def _prompt_text(self, request: ModelRequest) -> str:
+        return request.messages[0].text
+
+    def _choice(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish, "stop_reason": None}
+
+    def _logprobs(
+        self, ids: Sequence[int], logprobs: Sequence[float | None], top: Sequence[Any], offset: int = 0
+    ) -> dict[str, Any]:
+        return logprobs_of(ids, logprobs, top, self._decode, offset=offset, as_ids=self._as_ids)
+
+    def _ids(self, prompt: Sequence[int], sampled: Sequence[int]) -> dict[str, Any]:
+        if not self._body.get("return_token_ids"):
+            return {}
+        return ({"prompt_token_ids": list(prompt)} if prompt else {}) | {"token_ids": list(sampled)}
+
+
+def _columns(
+    scores: Sequence[TokenScore],
+) -> tuple[list[float | None], list[tuple[tuple[int, float], ...]]]:
+    """Log-probs and likeliest tokens of a prompt; nothing predicts its first token."""
+    return [None, *(score.logprob for score in scores)], [(), *(score.top for score in scores)]
