@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from nano_coder.run.execution import Runtime
-from nano_coder.sandbox.protocol import Sandbox, connected
+from nano_coder.sandbox.protocol import Sandbox, SupportsListening, SupportsMounts, connected
+from nano_shared.errors import UsageError
 from nano_shared.types import Limits, Task
 
 _ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -35,6 +36,20 @@ class PluginsOff:
 
     def open(self, workspace: Path | None, limits: Limits) -> Any:
         return _Jail(self._inner.open(workspace, limits))
+
+    def with_mount(self, source: Path, target: str) -> PluginsOff:
+        return PluginsOff(self._able(SupportsMounts, "show folders to an agent").with_mount(source, target))
+
+    def open_listening(self, workspace: Path | None, limits: Limits) -> Any:
+        inner = self._able(SupportsListening, "open a way from an agent to its model")
+        jail, listener = inner.open_listening(workspace, limits)
+        return _Jail(jail), listener
+
+    def _able(self, kind: Any, what: str) -> Any:
+        """The sandbox inside. Raises UsageError if it lacks what an agent of others needs."""
+        if not isinstance(self._inner, kind):
+            raise UsageError(f"the sandbox {self.name!r} cannot {what}; use ns")
+        return self._inner
 
 
 class _Jail:

@@ -25,7 +25,7 @@ from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.policy import Conversation
 from nano_shared.store import LogStore
-from nano_shared.types import Completion, Limits, Sampling, StopReason, Task
+from nano_shared.types import Completion, Limits, Provenance, Sampling, StopReason, Task
 
 AGENT = """
 import json, os, subprocess, sys, urllib.request
@@ -164,6 +164,14 @@ def test_an_agent_that_does_not_start_is_a_failure_of_ours(runtime: Callable[...
     assert made.store.get(run.id) == run
     assert failed(run)
     assert "not found" in str(none_graded([run]))
+
+
+def test_an_agent_works_on_generated_tasks(runtime: Callable[..., Runtime]) -> None:
+    """Their sandbox is wrapped, so that pytest loads no plugin that is installed."""
+    made = runtime(ScriptedPolicy([calls("echo hi > hello.txt"), "Done."], tokens=True))
+    generated = task().model_copy(update={"provenance": Provenance(source="generated")})
+    (run,) = collect([generated], made, seed=0)
+    assert (run.reward, run.stop) == (1.0, StopReason.FINISHED)
 
 
 def test_an_agent_that_fails_once_leaves_the_other_runs_alone(
