@@ -229,7 +229,7 @@ def test_a_run_is_verified_and_replayed_where_its_server_is_not(tmp_path: Path) 
     assert found == run
     facts = next(runtime.store.facts())
     assert facts.given_tools == run.given_tools
-    kinds = {finding.kind for finding in verify(facts)}
+    kinds = {finding.kind for finding in verify(found)}
     assert not kinds & {RefusalCode.OTHER_PROFILE, RefusalCode.OTHER_TOOLS, RefusalCode.CALLS_DIFFER}
     assert refeed(found, ScriptedPolicy([]), runtime.store.blobs).holds
     assert execute(found, runtime.sandbox, runtime.store.blobs).drifts == ()
