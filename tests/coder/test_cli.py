@@ -48,7 +48,8 @@ class Endpoint(ThreadingHTTPServer):
 
     @property
     def flags(self) -> tuple[str, ...]:
-        return ("--model", "openai:m", "--base-url", f"http://127.0.0.1:{self.server_address[1]}/v1")
+        url = f"http://127.0.0.1:{self.server_address[1]}/v1"
+        return ("--model", "openai:m", "--set", "profile=api-1", "--base-url", url)
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -468,7 +469,10 @@ def test_the_key_and_the_url_of_an_endpoint_reach_every_command(
     cli: Cli, hosted: Endpoint, project: Path, tasks: Path
 ) -> None:
     hosted.script = list(EDIT)
-    done = cli("run", "Say two.", "-C", str(project), "--check", CHECK, "--json", "--model", "openai:m")
+    tools = ("--set", "profile=api-1")
+    done = cli(
+        "run", "Say two.", "-C", str(project), "--check", CHECK, "--json", "--model", "openai:m", *tools
+    )
     assert done.returncode == 0, done.stderr
     hosted.script = [EDIT[1]]
     forked = cli("fork", json.loads(done.stdout)["run"], "--at", "1", "--n", "1", "--model", "openai:m")

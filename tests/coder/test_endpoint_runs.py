@@ -29,6 +29,7 @@ from nano_shared.types import Limits, Role, Sampling, StopReason
 
 READ = call("read_file", path="a.py")
 EDIT = call("edit_file", path="a.py", old="two", new="three")
+PATCH = "*** Begin Patch\n*** Update File: a.py\n@@\n-two\n+three\n*** End Patch"
 SUBMIT = call("submit")
 CHECK = "grep -q three a.py"
 REPAIR = (Say("I look.", (READ, call("shell", command="ls"))), Say(None, (EDIT, SUBMIT)))
@@ -226,6 +227,10 @@ def test_what_an_api_did_is_imitated_in_the_words_of_another_dialect(tmp_path: P
 
 # ------------------------------------------------------------------------------------ the command line
 
+DAY = (
+    Say("I look.", (call("read", path="a.py"), call("bash", command="ls"))),
+    Say(None, (call("apply_patch", patch=PATCH), SUBMIT)),
+)
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -254,7 +259,7 @@ def run_options(tmp_path: Path, *more: str, model: str = "gpt-4o") -> tuple[str,
 
 
 def test_the_command_of_the_readme(cli: Cli, tmp_path: Path) -> None:
-    with strict_api(*REPAIR) as (server, script):
+    with strict_api(*DAY) as (server, script):
         done = cli(server, *run_options(tmp_path, "--json", "--max-cost", "1"))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -286,7 +291,7 @@ def test_exit_codes(
 
 
 def test_a_wrong_key_and_an_unknown_price_are_configuration(cli: Cli, tmp_path: Path) -> None:
-    with strict_api(*REPAIR) as (server, script):
+    with strict_api(*DAY) as (server, script):
         wrong = cli(server, *run_options(tmp_path, "--json"), key="sk-wrong")
         unknown = cli(server, *run_options(tmp_path, "--max-cost", "1", model="nobody"))
         assert not script.seen
