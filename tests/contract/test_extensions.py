@@ -326,8 +326,9 @@ def test_the_code_of_the_document_is_that_of_the_examples(block: str) -> None:
 def test_the_document_and_the_example_know_every_group() -> None:
     ours = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["entry-points"]
     example = tomllib.loads((REPOSITORY / "examples/plugins/pyproject.toml").read_text())
-    assert set(re.findall(r"\| `(nano\.[a-z_]+)`", DOCUMENT.read_text())) == set(ours)
-    assert set(example["project"]["entry-points"]) == set(ours)
+    theirs = set(ours) - {"nano.trainings"}  # by which nano_rl's pages reach the viewer
+    assert set(re.findall(r"\| `(nano\.[a-z_]+)`", DOCUMENT.read_text())) == theirs
+    assert set(example["project"]["entry-points"]) == theirs
 
 
 def test_our_own_entry_points_can_be_loaded_each_first_of_all() -> None:

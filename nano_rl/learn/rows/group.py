@@ -149,6 +149,8 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _completion_metrics(runs: Sequence[Trajectory]) -> dict[str, float]:
+    if not runs:  # a step of imitation or preferences alone
+        return {}
     lengths = sorted(run.num_sampled_tokens for run in runs)
     whole = [run.num_sampled_tokens for run in runs if not _cut_off(run)]
     seen = [o.ok for run in runs for turn in run.turns for o in turn.observations]
