@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import ValidationError
@@ -63,11 +64,14 @@ TRAININGS = Extensions[Any]("nano.trainings")
 class LogView:
     """Answers over one log, and over the trainings that extensions read."""
 
-    def __init__(self, store: LogStore, scores: Callable[[Trajectory], TokenColumns] | None = None) -> None:
-        """`scores` gives further numbers of a run's tokens."""
+    def __init__(
+        self, store: LogStore, scores: Callable[[Trajectory], TokenColumns] | None = None,
+        folders: Sequence[Path] = (),
+    ) -> None:  # fmt: skip
+        """`scores` gives further numbers of tokens; tokenizers are sought in `folders` first."""
         self.store = store
         self._scores = scores
-        self._decoders = Decoders()
+        self._decoders = Decoders(folders)
         self.answers: dict[str, Callable[[Query], ViewData]] = {
             "runs": self.runs, "groups": self.groups, "group": self.group, "run": self.run, "turn": self.turn,
             "text": self.text, "pair": self.pair, "trainings": self.trainings, "training": self.training,

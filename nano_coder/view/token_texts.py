@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -54,7 +54,9 @@ class Decoders:
     A tokenizer is used for the tokens of some weights only if it spells the text that was logged beside them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folders: Sequence[Path] = ()) -> None:
+        """`folders` come before those of NANO_HOME."""
+        self._folders = folders
         self._loaded: dict[Path, DecodeIds | None] = {}
         self._found: dict[str, DecodeIds] = {}
 
@@ -76,6 +78,7 @@ class Decoders:
         return self._loaded[path]
 
     def _places(self, policy: str) -> Iterator[Path]:
+        yield from (folder / _FILE for folder in self._folders)
         homes = [checkpoints_dir(), checkpoints_dir().parent / "trainings", nano_home() / "models"]
         if policy and "\0" not in policy and len(policy) < 256:
             yield Path(policy) / _FILE

@@ -86,8 +86,8 @@ def _write(folders: Sequence[Path], log: str | None, target: Path) -> None:
 
     trainings = [read_training(folder) for folder in folders]
     answers: dict[str, Any] = {answer_key("trainings", {}): {"rows": list(map(training_row, trainings))}}
-    for training in trainings:
-        runs, missing = _runs(training, log)
+    for folder, training in zip(folders, trainings, strict=True):
+        runs, missing = _runs(training, folder, log)
         key = answer_key("training", {"name": training.name})
         answers |= runs | {key: training_page(training, missing)}
     name = ",".join(training.name for training in trainings)
@@ -97,7 +97,7 @@ def _write(folders: Sequence[Path], log: str | None, target: Path) -> None:
     print(target)
 
 
-def _runs(training: Training, log: str | None) -> tuple[dict[str, Any], dict[str, str]]:
+def _runs(training: Training, folder: Path, log: str | None) -> tuple[dict[str, Any], dict[str, str]]:
     """The viewer's answers about the rollouts that a page points to, and why others are missing."""
     from nano_coder.view.answers import LogView
     from nano_coder.view.page import run_answers
@@ -113,7 +113,7 @@ def _runs(training: Training, log: str | None) -> tuple[dict[str, Any], dict[str
         with LogStore.open(url, create=False) as store:
             for run in wanted:
                 try:
-                    found |= run_answers(LogView(store), [run])
+                    found |= run_answers(LogView(store, folders=[folder]), [run])
                 except LogError as problem:
                     missing[run] = str(problem)
     except LogError as problem:
