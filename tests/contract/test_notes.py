@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import socket
 import sqlite3
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,34 +16,12 @@ from nano_shared.redact.redactor import Redactor
 from nano_shared.store import LogStore
 
 SECRET = "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
-BINARIES = Path("/usr/lib/postgresql/15/bin")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Postgres of our own, which root cannot start itself."""
-    if not (BINARIES / "initdb").exists() or not shutil.which("runuser"):
-        pytest.skip("needs the programs of PostgreSQL 15")
-    pytest.importorskip("psycopg")
-    folder = Path("/tmp") / f"nano-notes-{os.getpid()}"
-    folder.mkdir()
-    shutil.chown(folder, "postgres")
-    as_user = ["runuser", "-u", "postgres", "--"]
-    init = ["-D", f"{folder}/d", "-A", "trust", "-U", "nano", "--no-sync", "-E", "UTF8", "--locale=C.UTF-8"]
-    subprocess.run([*as_user, str(BINARIES / "initdb"), *init], check=True, capture_output=True)
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        port = taken.getsockname()[1]
-    options = f"-c listen_addresses=127.0.0.1 -p {port} -k {folder} -c fsync=off"
-    control = [*as_user, str(BINARIES / "pg_ctl"), "-D", f"{folder}/d", "-w", "-l", f"{folder}/l"]
-    subprocess.run([*control, "-o", options, "start"], check=True, stdout=subprocess.DEVNULL)
-    yield f"postgresql+psycopg://nano@127.0.0.1:{port}/postgres"
-    subprocess.run([*control, "-m", "immediate", "stop"], check=True, stdout=subprocess.DEVNULL)
-    shutil.rmtree(folder)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LogStore]:
-    url = tmp_path / "log.db" if request.param == "sqlite" else request.getfixturevalue("server")
+    sqlite = request.param == "sqlite"
+    url = tmp_path / "log.db" if sqlite else request.getfixturevalue("postgres_server").new_database()
     with LogStore.open(url, blobs=tmp_path / "blobs") as opened:
         yield opened
         opened.notes(None, Redactor().scrub).forget(None)
