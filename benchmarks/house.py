@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {name: ROOT / name for name in ("nano_coder", "nano_rl")} | {
     "nano_shared": ROOT / "shared" / "nano_shared"
 }
-LEAVES = ("suites", "formats", "report", "conformance", "commands", "cli.py")
+LEAVES = ("suites", "formats", "environments", "report", "conformance", "scale", "commands", "cli.py")
 """of nano_rl: what the core runs without"""
 RESULT = ROOT / "docs" / "results" / "house.json"
 

@@ -43,7 +43,7 @@ LIMITS = {
     "max_cost": "max_cost",
 }
 """setting -> the limit of a task that it sets"""
-_NO_SETTINGS = ("NANO_HOME", "NANO_ALLOW_NO_SANDBOX", "NANO_JUDGE_API_KEY")
+_NO_SETTINGS = ("NANO_HOME", "NANO_ALLOW_NO_SANDBOX", "NANO_JUDGE_API_KEY", "NANO_ENGINE_KEY")
 """variables of ours that are read elsewhere"""
 TEMPERATURE = 0.0
 """of `nano-coder run` where nobody says: the highest that measurably costs no success (docs/results.md)"""

@@ -32,13 +32,16 @@ TASKS = {
     "export": ("nano_rl.commands.tasks_export", "A task file into another format."),
     "serve": ("nano_rl.commands.tasks_serve", "Tasks over HTTP, as NeMo Gym asks for them."),
     "from-log": ("nano_rl.commands.tasks_from_log", "Tasks of logged runs, into a task file."),
+    "mine": ("nano_rl.commands.tasks_mine", "Tasks out of Python packages that have tests."),
     "list": ("nano_rl.commands.tasks_list", "What is in a task file, or which suites there are."),
 }
 
 cli = lazy_app("nano-rl", COMMANDS, help="Train the policy from its own executions.", program=True)
 
 tasks = lazy_app(
-    "tasks", TASKS, help="Make, check, list, import, export and serve tasks, or take them from the log."
+    "tasks",
+    TASKS,
+    help="Make, check, list, import, export and serve tasks, or take them from logs and packages.",
 )
 preferences = lazy_app(
     "preferences",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,16 @@ from nano_coder import __version__ as runtime_version
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.models.weights import build_empty
 from nano_coder.run.execution import Runtime
+from nano_rl.checkpoints.checkpoint import save_adapter
 from nano_rl.config.training import TrainConfig
+from nano_rl.gather.engines.adapter_publisher import ADAPTERS, open_publisher
+from nano_rl.gather.engines.paced_source import PacedGatherer
 from nano_rl.gather.impossible_rollouts import controls_due, hack_metrics, roll_controls
 from nano_rl.gather.overlap.overlapped_source import OverlappedGatherer
 from nano_rl.gather.rollouts import OnRun, failed, none_graded
 from nano_rl.gather.sources import Gatherer, Sources
 from nano_rl.gather.success import HeldOut, success_metrics
 from nano_rl.imitation.demonstrations import imitation_term
-from nano_rl.learn.credit.advantage import CreditedGroup
 from nano_rl.learn.guards import check_update
 from nano_rl.learn.metrics import METRICS, MetricsWriter, dashboard_names
 from nano_rl.learn.mismatch import Probe
@@ -46,6 +50,7 @@ from nano_rl.rewards import Reward
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.malloc import return_freed_memory
+from nano_shared.printable import printable
 from nano_shared.types import Sampling, Trajectory
 
 OnGroups = Callable[[int, Sequence[Group], Sequence[Trajectory]], None]
@@ -81,16 +86,9 @@ def train(
             "there is nothing to train on: no task to roll out and no logged group with a signal"
         )
     refuse_untrainable(model)
-    reference = Reference(model) if config.objective.beta > 0 else None
-    learner = open_learner(model, config.optimizer, steps=config.steps)
-    critic = open_critic(model, config)
-    if critic is not None:
-        learner.attach("critic", critic)
-    controls = Controls(config.objective, config.temperature, overlap=config.overlap)
-    if controls:
-        learner.attach("controls", controls)
-        if reference is not None:
-            learner.attach("reference", reference)
+    controls = Controls(config.objective, config.temperature, overlap=config.ahead > 0)
+    updater = _open_updater(model, config, reward, controls, open_learner)
+    learner = updater.learner
     identity = identify(opened, runtime, sources, config)
     with States(folder / STATES, keep=config.keep_states).claimed() as states, interruptible() as interrupt:
         saved = saved_progress(states, identity, resume=config.resume)
@@ -99,10 +97,7 @@ def train(
         imitation = imitation_term(config, sources.every_task, runtime, opened, sources.rest)
         preferences = preference_term(model, opened, sources.pairs, config)
         terms = [term for term in (imitation, preferences) if term is not None]
-        updater = Updater(
-            learner=learner, config=config, reward=reward, reference=reference, critic=critic,
-            terms=terms,
-        )  # fmt: skip
+        updater = replace(updater, terms=terms)
         gatherer = _gatherer(model, opened, runtime, sources, config, reward, folder, learner)
         progress = Progress(learner, gatherer, sources, states, identity)
         if saved:
@@ -110,7 +105,7 @@ def train(
         else:
             seed_all(config.seed)
             progress.save()
-        used, phases = UsedRuns(folder / USED, step=learner.step), Phases(ahead=config.overlap)
+        used, phases = UsedRuns(folder / USED, step=learner.step), Phases(ahead=config.ahead)
         stepper = _Stepper(
             model=model, opened=opened, runtime=runtime, sources=sources, updater=updater, config=config,
             reward=reward, gatherer=gatherer,
@@ -121,11 +116,9 @@ def train(
             while learner.step < config.steps and not interrupt.asked:
                 step = learner.step
                 measured = stepper.measure(held_out, step)
-                taken = stepper.take(step)
-                if taken is None:
+                if (taken := stepper.take(step)) is None:
                     break
-                groups, values = taken
-                values |= measured
+                groups, values = taken[0], taken[1] | measured
                 return_freed_memory()
                 used.append(step, groups)
                 metrics.write(step, values)
@@ -202,11 +195,12 @@ class _Stepper:
         values |= {"step": float(step), **hack_metrics(runs, controls)}
         with phases("save"):
             self.states.join()
-        self._refuse_long_row(gathered.credited)
+        with_signal = [c.group for c in gathered.credited if c.has_signal]
+        longest = max((row_tokens(run) for group in with_signal for run in group.trajectories), default=0)
+        _refuse_long_row(self.model, longest, config)
         with phases("train"), self.flops():
             self.progress.judge(values, off_policy_steps=gathered.off_policy_steps or 0)
             # preferably a row that is trained on
-            with_signal = [c.group for c in gathered.credited if c.has_signal]
             probe = Probe.of([*with_signal, *groups], self.model)
             values |= self._controlled().learn(
                 gathered.credited, values, version=version, history=self.progress.history,
@@ -230,30 +224,6 @@ class _Stepper:
         changed = {"objective": self.controls.applied(objective)}
         return replace(updater, config=self.config.model_copy(update=changed))
 
-    def _refuse_long_row(self, credited: Sequence[CreditedGroup]) -> None:
-        """Raises UsageError for a row longer than `max_tokens`, which is a micro-batch of its own, that does
-        not fit into what memory is free."""
-        config, device = self.config, next(self.model.parameters()).device
-        runs = [run for c in credited if c.has_signal for run in c.group.trajectories]
-        longest = max((row_tokens(run) for run in runs), default=0)
-        if longest <= config.max_tokens:
-            return
-        causal: Any = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        with torch.device("meta"), torch.random.fork_rng(devices=[]):
-            skeleton = build_empty(causal.config, next(causal.parameters()).dtype)
-        kept = config.model_copy(update={"gradient_checkpointing": True})
-        need, least, room = (
-            row_bytes(skeleton, config, longest), row_bytes(skeleton, kept, longest), available_bytes(device)
-        )  # fmt: skip
-        if need <= room:
-            return
-        helps = f"gradient_checkpointing = true takes {least / 2**30:.1f} GiB" if least <= room else ""
-        raise UsageError(
-            f"a row of {longest} tokens takes {need / 2**30:.1f} GiB to learn from, and {room / 2**30:.1f}"
-            f" GiB are free on {device}: {helps or 'no setting makes it fit'}; --limit max_run_tokens=N keeps"
-            " rollouts shorter (the last step is saved; another setting needs another --name)"
-        )
-
     def _utilisation(self, values: Mapping[str, float]) -> dict[str, float]:
         """`perf/mfu/actor` of the training part of a step, and memory."""
         weight = next(self.model.parameters())
@@ -265,6 +235,23 @@ class _Stepper:
             done = self.flops.total(tokens * self.config.updates_per_step)
             metrics["perf/mfu/actor"] = done / seconds / (peak or measured_flops(weight.device, dtype))
         return metrics
+
+
+def _open_updater(
+    model: nn.Module, config: TrainConfig, reward: Reward | None, controls: Controls,
+    open_learner: OpenLearner,
+) -> Updater:  # fmt: skip
+    """What updates the weights, with the parts whose state is saved beside them; no loss terms yet."""
+    reference = Reference(model) if config.objective.beta > 0 else None
+    learner = open_learner(model, config.optimizer, steps=config.steps)
+    critic = open_critic(model, config)
+    if critic is not None:
+        learner.attach("critic", critic)
+    if controls:
+        learner.attach("controls", controls)
+        if reference is not None:
+            learner.attach("reference", reference)
+    return Updater(learner=learner, config=config, reward=reward, reference=reference, critic=critic)
 
 
 def identify(opened: OpenedWeights, runtime: Runtime, sources: Sources, config: TrainConfig) -> Identity:
@@ -291,14 +278,23 @@ def _gatherer(
     model: nn.Module, opened: OpenedWeights, runtime: Runtime, sources: Sources, config: TrainConfig,
     reward: Reward | None, folder: Path, learner: Learner,
 ) -> Gatherer:  # fmt: skip
-    """The gatherer: rollouts in this process, or with `overlap` one step ahead in a worker process."""
-    if not config.overlap:
-        return Gatherer(sources, config, reward)
+    """The gatherer: rollouts in this process, one step ahead in a worker process, or on servers."""
+    bound = config.off_policy_bound
 
-    def replaced(why: str) -> None:
+    def changed(why: str) -> None:
+        print(f"nano: {printable(why)}", file=sys.stderr)
         note(folder, EventKind.WORKER, learner.step, why)
 
-    return OverlappedGatherer(model, opened, runtime, sources, config, reward, replaced)
+    if config.overlap or (bound and not config.engine):
+        return OverlappedGatherer(model, opened, runtime, sources, config, reward, changed)
+    if not (config.engine or config.asynchronous):
+        return Gatherer(sources, config, reward)
+    publisher = None
+    if config.engine:
+        publisher = open_publisher(
+            model, opened, folder / ADAPTERS, partial(save_adapter, opened=opened), config, changed
+        )
+    return PacedGatherer(sources, config, reward, publisher, bound=bound)
 
 
 def _live(
@@ -331,3 +327,26 @@ def _checked(
     measured = probe.metrics(model, served.engine)
     check_update({**values, **measured}, config.guards, bfloat16=config.dtype == "bfloat16")
     return measured
+
+
+def _refuse_long_row(model: nn.Module, longest: int, config: TrainConfig) -> None:
+    """Raises UsageError for a row longer than `max_tokens`, which is a micro-batch of its own, that does not
+    fit into what memory is free."""
+    if longest <= config.max_tokens:
+        return
+    device = next(model.parameters()).device
+    causal: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        skeleton = build_empty(causal.config, next(causal.parameters()).dtype)
+    kept = config.model_copy(update={"gradient_checkpointing": True})
+    need, least, room = (
+        row_bytes(skeleton, config, longest), row_bytes(skeleton, kept, longest), available_bytes(device)
+    )  # fmt: skip
+    if need <= room:
+        return
+    helps = f"gradient_checkpointing = true takes {least / 2**30:.1f} GiB" if least <= room else ""
+    raise UsageError(
+        f"a row of {longest} tokens takes {need / 2**30:.1f} GiB to learn from, and {room / 2**30:.1f}"
+        f" GiB are free on {device}: {helps or 'no setting makes it fit'}; --limit max_run_tokens=N keeps"
+        " rollouts shorter (the last step is saved; another setting needs another --name)"
+    )

@@ -21,6 +21,7 @@ LEAVES = (
     "nano_rl/report",
     "nano_rl/conformance",
     "nano_rl/scale",
+    "nano_rl/environments",
 )
 CORE_TESTS = (
     "tests/coder/test_agent.py", "tests/coder/test_runtime.py", "tests/coder/test_dialects.py",

@@ -76,6 +76,31 @@ def flywheel(data: Row) -> str:
     )
 
 
+def own_project(data: Row) -> str:
+    """`data`: seed -> what integration/own_project.py writes."""
+
+    def percent(name: str) -> Cell:
+        return lambda row: f"{100 * row[name]:.1f} %"
+
+    def gain(row: Row) -> str:
+        paired = row["paired"]
+        return f"{100 * row['gain']:+.1f} ({100 * paired['low']:.1f} to {100 * paired['high']:.1f})"
+
+    return table(
+        {
+            "seed": of("{seed}"),
+            "siblings": of("{siblings}"),
+            "before": percent("before"),
+            "after": percent("after"),
+            "difference (95 %, paired over tasks)": gain,
+            "minutes of runs, training, evaluation": lambda row: ", ".join(
+                f"{m:g}" for m in row["minutes of runs, training, evaluation"]
+            ),
+        },
+        [{"seed": seed, **row} for seed, row in data.items()],
+    )
+
+
 def supply_teaches(data: Row) -> str:
     return table(
         {
@@ -264,6 +289,7 @@ TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "shipped_policy": ("shipped_policy", shipped_policy),
     "exact_tokens": ("exact_tokens", exact_tokens),
     "flywheel": ("flywheel", flywheel),
+    "own_project": ("own_project", own_project),
     "supply_teaches": ("supply_teaches", supply_teaches),
     "grpo_step": ("grpo_step", grpo_step),
     "objectives": ("objectives", objectives),

@@ -6,21 +6,27 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
+from nano_coder.agent.compaction import Compaction
 from nano_coder.agent.dialects.api import Api
 from nano_coder.agent.dialects.dialect import Parsed
 from nano_coder.agent.dialects.registry import DIALECTS
 from nano_coder.agent.observation import limits_met, shorten
+from nano_coder.agent.prompt import DELEGATE
 from nano_coder.agent.recorded_answers import RecordedAnswers
+from nano_coder.agent.sub_agent import answered, child_result, delegating, sub_agent
 from nano_coder.agent.workspace import Workspace
 from nano_coder.tools.registry import TOOLS
 from nano_coder.tools.submit import submit
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult
+from nano_shared.errors import ContextFull
 from nano_shared.hashing import content_hash
 from nano_shared.policy import Conversation, Policy
 from nano_shared.profile import InterfaceProfile
 from nano_shared.snapshot import SnapshotError
 from nano_shared.types import (
+    SUMMARY,
     Completion,
     Finish,
     Message,
@@ -33,6 +39,9 @@ from nano_shared.types import (
     ToolSpec,
     Turn,
 )
+
+if TYPE_CHECKING:
+    from nano_coder.environment import OpenSession
 
 _MAX_FORMAT_ERRORS = 3
 _MAX_REPEATS = 4
@@ -66,26 +75,57 @@ class Agent:
     turns: list[Turn] = field(default_factory=list)
     stop: StopReason | None = None
     answer: str | None = None
+    compaction: Compaction | None = None
+    """None: the run ends where its context is full"""
+    session: OpenSession | None = None
+    """of the environment that the task is of; None for a task of ours"""
     record: RecordedAnswers | None = None
     """answers of a logged run, which take the place of calls to tools that are recorded"""
     elapsed: float = 0.0
     """seconds used before this process, if the run was resumed"""
     began: float = field(default_factory=time.monotonic)
+    parent: int | None = None
+    """of a sub-agent: index of the turn that delegated to it"""
+    most_turns: int | None = None
+    """of a sub-agent: turns that it may take"""
+    child: Agent | None = None
+    """the sub-agent at work, or the one whose logged turns are being replayed"""
+    log_observation: Callable[[int, Observation], None] | None = None
+    """gets the answer of a sub-agent, with the index of the turn that delegated to it"""
     _liberties: list[str] = field(default_factory=list)
     """those that tools took with the calls of the current turn"""
 
     def step(self) -> Turn:
+        """The next turn: of the sub-agent that works, else a summary of the row where the context is nearly
+        full, else an action."""
+        if (at := self._delegating()) is not None:
+            return self._delegated(self._child_of(at))
+        if self.compaction is None:
+            return self._act()
+        if self.compaction.due(self.conversation, self.own):
+            return self._summarise(self.compaction)
+        try:
+            return self._act()
+        except ContextFull:  # a server reads less than it says
+            if not self.conversation.rendered:
+                raise
+            return self._summarise(self.compaction)
+
+    def _act(self) -> Turn:
         started = time.time()
+        anew = self.own[-1].is_summary if self.own else self.parent is not None
+        begun = self.conversation.messages if anew else ()
         completion = self.complete()
         parsed = self.parse(completion)
         self._liberties.clear()
-        observations = [self.execute(*numbered) for numbered in enumerate(parsed.calls)]
+        observations = self._execute_all(parsed.calls)
         if parsed.error:
             observations = self._refuse(parsed, completion)
         if observations and completion.finish is Finish.LENGTH and self.profile.dialect not in _NO_NOTES:
             observations[-1] = _with_cut_note(observations[-1], completion)
         turn = Turn(
             index=len(self.turns),
+            messages=begun,
             completion=completion,
             thought=parsed.thought,
             calls=parsed.calls,
@@ -96,13 +136,30 @@ class Agent:
             snapshot=self.workspace.snapshot if parsed.calls and not self.workspace.lost else None,
             started=started,
             ended=time.time(),
+            delegated_by=self.parent,
         )
         self.take(turn)
         return turn
 
-    def complete(self) -> Completion:
+    def _summarise(self, compaction: Compaction) -> Turn:
+        """Let the policy summarise the row. Raises ContextFull where there is no room to do so."""
+        started = time.time()
+        compaction.refuse_more(self.own)
+        messages = compaction.asking(self.conversation, self.own)
+        self.conversation.replace_new(messages)
+        completion = self.complete(compaction.summary_tokens())
+        turn = Turn(
+            index=len(self.turns), messages=tuple(messages), completion=completion,
+            thought=self._parse(completion).thought, parser=SUMMARY, started=started, ended=time.time(),
+            delegated_by=self.parent,
+        )  # fmt: skip
+        self.take(turn)
+        return turn
+
+    def complete(self, most: int | None = None) -> Completion:
+        """The policy's next completion, of `most` sampled tokens, or as many as an answer may have."""
         self.conversation.deadline = time.monotonic() + self.task.limits.max_seconds - self._used()
-        completion = self.policy.complete(self.conversation, self._sampling())
+        completion = self.policy.complete(self.conversation, self._sampling(most))
         self.conversation.record(completion)
         return completion
 
@@ -115,7 +172,7 @@ class Agent:
 
     def _asked(self) -> bool:
         """Whether the last turn was prose, and was asked for a call."""
-        last = self.turns[-1] if self.turns else None
+        last = self.own[-1] if self.own else None
         return last is not None and last.parse_error is not None and self._parse(last.completion).prose
 
     def _parse(self, completion: Completion) -> Parsed:
@@ -124,9 +181,18 @@ class Agent:
             return dialect.parse_api(completion.text, completion.api, self.tools)
         return dialect.parse(completion.text, self.tools)
 
+    def restore(self, turn: Turn) -> None:
+        """Bring the conversation to the completion of a logged turn."""
+        if turn.messages:
+            self.conversation.replace_new(turn.messages)
+        self.conversation.record(turn.completion)
+
     def inherit(self, turn: Turn) -> None:
         """Append a turn of the parent run. Does not apply stop conditions."""
         self.turns.append(turn)
+        if turn.is_summary:
+            new_row = self.compaction.new_row if self.compaction else _later
+            self.conversation.begin_row(new_row(self.own, observation_messages))
         for message in observation_messages(turn):
             self.conversation.append(message)
 
@@ -137,13 +203,18 @@ class Agent:
             if call.name == submit.spec.name and observation.ok:
                 answer = call.arguments.get("answer")
                 self.stop, self.answer = StopReason.FINISHED, None if answer is None else str(answer)
-        if not turn.calls and turn.parse_error is None:
+        if not turn.calls and turn.parse_error is None and not turn.is_summary:
             self.stop, self.answer = StopReason.FINISHED, turn.thought
+        if self.session is not None and self.session.done:
+            self.stop = self.stop or StopReason.FINISHED
         self.stop = self.stop or self._limit()
 
-    def _sampling(self) -> Sampling:
+    def _sampling(self, most: int | None) -> Sampling:
         left = self.task.limits.max_tokens - self._sampled_tokens()
-        most = self.task.limits.completion_tokens or self.sampling.max_tokens
+        if most is None:
+            most = self.task.limits.completion_tokens or self.sampling.max_tokens
+            if self.compaction:
+                most = min(most, self.compaction.answer_tokens(self.conversation, self.own))
         return self.sampling.model_copy(
             update={
                 "seed": turn_seed(self.seed, len(self.turns)),
@@ -166,9 +237,16 @@ class Agent:
                 changed = self.workspace.refresh()
             except SnapshotError as problem:  # the workspace outgrew its limits, which the agent can mend
                 result = ToolResult(text=f"error: {problem}", ok=False, execution=result.execution)
+        return self._observed(call.name, len(self.turns), number, result, started, changed)
+
+    def _observed(
+        self, name: str, turn: int, number: int, result: ToolResult, started: float,
+        changed: tuple[str, ...] = (),
+    ) -> Observation:  # fmt: skip
+        """A result as it is shown: shortened, its whole text kept beside it."""
         # a call can quote half a surrogate pair, which no tokenizer accepts
         full = result.text.encode("utf-8", "backslashreplace")
-        spill = spill_path(len(self.turns), number)
+        spill = spill_path(turn, number)
         text, cut = shorten(full.decode(), self.policy.count, self.profile.observation, full_output=spill)
         blob = None
         if cut:
@@ -179,7 +257,7 @@ class Agent:
         if run and self.profile.dialect not in _NO_NOTES:
             text += limits_met(run, self.task.limits)
         return Observation(
-            tool=call.name,
+            tool=name,
             ok=result.ok,
             text=text,
             exit_code=run.exit_code if run else None,
@@ -198,6 +276,8 @@ class Agent:
         offered = [tool.name for tool in self.tools]
         if call.name not in offered:
             raise ToolFailure(f"unknown tool {call.name}; the tools are {', '.join(offered)}")
+        if self.session is not None and self.session.offers(call.name):
+            return self.session.step(call)
         context = replace(self.context, turn=len(self.turns))
         return TOOLS.find(call.name)(context, dict(call.arguments))
 
@@ -210,12 +290,87 @@ class Agent:
         said = Observation(tool="", ok=False, text=text, bytes_total=size, started=now, ended=now)
         return [said] * max(1, len(completion.api.calls if completion.api else ()))
 
+    @property
+    def own(self) -> list[Turn]:
+        """The turns of this agent, without those of the other."""
+        return [turn for turn in self.turns if turn.delegated_by == self.parent]
+
+    def of(self, turn: Turn) -> Agent:
+        """Whose logged turn it is: this agent or a sub-agent of it."""
+        if turn.delegated_by is not None:
+            return self._child_of(turn.delegated_by)
+        if self.child is not None:
+            self._leave(self.child)
+        return self
+
+    def settle(self) -> None:
+        """Give the answer of a sub-agent that has ended, itself or with the run, to the call that waits."""
+        at = self._delegating()
+        if at is None:
+            if self.child is not None:
+                self._leave(self.child)
+            return
+        self.stop = self.stop or self._budget()
+        child = self._child_of(at)
+        if child.stop is None and self.stop is None:
+            return
+        answer = self._observed(DELEGATE, at, len(self.turns[at].calls) - 1, child_result(child), time.time())
+        self.turns[at] = answered(self.turns[at], answer)
+        self.conversation.append(observation_messages(self.turns[at])[-1])
+        self._leave(child)
+        if self.log_observation is not None:
+            self.log_observation(at, answer)
+        self.stop = self.stop or self._limit()
+
+    def _delegating(self) -> int | None:
+        """The turn whose sub-agent works."""
+        return delegating(self.own)
+
+    def _delegated(self, child: Agent) -> Turn:
+        """The next turn of the sub-agent, or where it cannot go on, the one after it."""
+        try:
+            return child.step()
+        except ContextFull:
+            child.stop = StopReason.CONTEXT_FULL
+        self.settle()
+        return self.step()
+
+    def _child_of(self, at: int) -> Agent:
+        if self.child is None or self.child.parent != at:
+            self.child = sub_agent(self, at)
+        return self.child
+
+    def _leave(self, child: Agent) -> None:
+        self.conversation.last_row = child.conversation.last_row
+        self.conversation.waited += child.conversation.waited
+        self.child = None
+
+    def _execute_all(self, calls: Sequence[ToolCall]) -> list[Observation]:
+        """One observation for each call, but for a last one that starts a sub-agent."""
+        observations = []
+        for number, call in enumerate(calls):
+            if call.name == DELEGATE and number + 1 < len(calls):
+                misplaced = ToolResult(text=f"error: {DELEGATE} must be the last call of a message", ok=False)
+                observations.append(self._observed(DELEGATE, len(self.turns), number, misplaced, time.time()))
+            else:
+                observations.append(self.execute(number, call))
+        if calls and calls[-1].name == DELEGATE and observations[-1].ok:
+            observations.pop()
+        return observations
+
     def _limit(self) -> StopReason | None:
-        limits = self.task.limits
-        if _trailing(self.turns, lambda t: t.parse_error is not None) >= _MAX_FORMAT_ERRORS:
+        own = self.own
+        if _trailing(own, lambda t: t.parse_error is not None) >= _MAX_FORMAT_ERRORS:
             return StopReason.FORMAT_ERRORS
-        if _trailing(self.turns, lambda t: _action_key(t) == _action_key(self.turns[-1])) >= _MAX_REPEATS:
+        if _trailing(own, lambda t: _action_key(t) == _action_key(own[-1])) >= _MAX_REPEATS:
             return StopReason.LOOP
+        if self.most_turns is not None and len(own) >= self.most_turns:
+            return StopReason.MAX_TURNS
+        return self._budget()
+
+    def _budget(self) -> StopReason | None:
+        """The limit of the whole run that is reached."""
+        limits = self.task.limits
         if len(self.turns) >= limits.max_turns:
             return StopReason.MAX_TURNS
         if self._sampled_tokens() >= limits.max_tokens:
@@ -232,6 +387,11 @@ class Agent:
 
     def _sampled_tokens(self) -> int:
         return sum(turn_length(turn, self.policy.count) for turn in self.turns)
+
+
+def _later(turns: Sequence[Turn], messages: Callable[[Turn], list[Message]]) -> list[Message]:
+    """A row whose messages the log holds, in the turn after the summary."""
+    return []
 
 
 def _with_cut_note(observation: Observation, completion: Completion) -> Observation:

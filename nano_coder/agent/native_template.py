@@ -82,7 +82,7 @@ class NativeTemplate(ChatTemplate):
             kept = self._kept(conversation.tokens, whole)
             if kept is not None:
                 return conversation.row, tuple(whole[kept:])
-        return conversation.row + 1, tuple(self._whole(conversation, everything))
+        return conversation.last_row + 1, tuple(self._whole(conversation, everything))
 
     def delta(self, conversation: Conversation) -> tuple[int, ...]:
         return self.next_row(conversation)[1]
@@ -140,7 +140,7 @@ class NativeTemplate(ChatTemplate):
                     parsed = self._dialect.parse(message.content, tools)
                     calls = self._calls(parsed.calls, number)
                     number += len(calls)
-                    said = self._said(message.content, parsed, calls, always=place < structured)
+                    said = self._assistant_messages(message.content, parsed, calls, always=place < structured)
                     given.append(said[0])
                     # a template that takes one call a message gets each with its result
                     answers = [[call, *(said[n : n + 1] if n else [])] for n, call in enumerate(calls)]
@@ -155,7 +155,7 @@ class NativeTemplate(ChatTemplate):
                         given.append(_user(content))
         return given
 
-    def _said(
+    def _assistant_messages(
         self, text: str, parsed: Parsed, calls: list[TemplateMessage], *, always: bool
     ) -> list[TemplateMessage]:
         """A sampled turn as content and calls if the template writes these as the text, or `always` where it

@@ -46,10 +46,22 @@ def shorten(
     # a token has at least one character, so a short text needs no counting
     if len(text) <= limit or count(text) <= limit:
         return text, False
-    head = text[: _fitting(text, form.head_tokens, count, from_end=False)]
-    tail = text[len(text) - _fitting(text, form.tail_tokens, count, from_end=True) :]
     marker = f"[cut: first and last part of {len(text)} characters; all of it in {full_output}]"
-    return f"{marker}\n{head}\n[...]\n{tail}", True
+    return f"{marker}\n{_ends(text, form.head_tokens, form.tail_tokens, count)}", True
+
+
+def cut_to(text: str, tokens: int, count: Callable[[str], int]) -> str:
+    """The first and last part of a text of more than `tokens` tokens, which are about so many."""
+    if count(text) <= tokens:
+        return text
+    ends = _ends(text, tokens // 2, tokens // 2, count)
+    return f"[cut: first and last part of {len(text)} characters]\n{ends}"
+
+
+def _ends(text: str, head_tokens: int, tail_tokens: int, count: Callable[[str], int]) -> str:
+    head = text[: _fitting(text, head_tokens, count, from_end=False)]
+    tail = text[len(text) - _fitting(text, tail_tokens, count, from_end=True) :]
+    return f"{head}\n[...]\n{tail}"
 
 
 def _fitting(text: str, tokens: int, count: Callable[[str], int], *, from_end: bool) -> int:

@@ -4,7 +4,8 @@ Never edit a profile: checkpoints were trained with it, and a test checks its ha
 in `nano.profiles`. `NAME+TOOL` is profile NAME with one more tool, for runs that were given it.
 `native-1-DIALECT` and `prompted-1-DIALECT` exist for each dialect: the model's own chat template, which shows
 the tools, or which does not, so that the system message describes them. `workday-1-DIALECT` and
-`prompted-workday-1-DIALECT` are the same with the tools of a day's work, and show a project's AGENTS.md.
+`prompted-workday-1-DIALECT` are the same with the tools of a day's work, and show a project's AGENTS.md;
+`workday-2-DIALECT` and `prompted-workday-2-DIALECT` also let the policy summarise a full context.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from functools import cache
 
 from nano_coder.agent.chat_template import CHATML
 from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.prompt import DELEGATE
 from nano_coder.tools.registry import TOOLS
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import Extensions, is_file_reference
-from nano_shared.profile import InterfaceProfile, ObservationFormat
+from nano_shared.hidden_checks import EnvironmentChecks
+from nano_shared.profile import CompactionFormat, InterfaceProfile, ObservationFormat
 from nano_shared.run_facts import RunFacts
 from nano_shared.types import Sampling, Task, ToolSpec, Trajectory
 
@@ -75,6 +78,7 @@ _WORK = (
     " when you are done."
 )
 _DAY_NAMES = ("read", "grep", "glob", "apply_patch", "bash", "job", "plan", "submit")
+_DAY_2_NAMES = (*_DAY_NAMES[:-1], DELEGATE, _DAY_NAMES[-1])
 _DAY = (
     "You are a coding agent. You work in the current directory, a copy of the user's project, through the"
     " tools alone. Look before you change anything; change what the task needs, in the project's own style;"
@@ -91,14 +95,28 @@ _DAY_TASK = (
     "{% endfor %}"
 ) + _TASK
 _DESCRIBED = "\n\nThe tools, as JSON:\n{{ tools }}\n\nTo call one, write "
+_COMPACTION = CompactionFormat(
+    request=(
+        "Your context is nearly full. Write a summary of the work so far, as text, without a call. It takes"
+        " the place of this conversation: beside it you keep the task and the last steps. Say what the user"
+        " asked for since, what you found out (files, lines, errors), what you changed, what failed and why,"
+        " and what is left to do."
+    ),
+    summary=(
+        "\n\nYour context was full. This is your own summary of the work so far:\n{{ summary }}\n\nThe last"
+        " steps follow, as far as there was room for them. Go on from there."
+    ),
+)
 _NATIVE = {
-    "native-1-": (_WORK, _TOOL_NAMES, _TASK, 2000),
-    "prompted-1-": (_WORK + _DESCRIBED, _TOOL_NAMES, _TASK, 2000),
-    "workday-1-": (_DAY, _DAY_NAMES, _DAY_TASK, 4000),
-    "prompted-workday-1-": (_DAY + _DESCRIBED, _DAY_NAMES, _DAY_TASK, 4000),
+    "native-1-": (_WORK, _TOOL_NAMES, _TASK, 2000, None),
+    "prompted-1-": (_WORK + _DESCRIBED, _TOOL_NAMES, _TASK, 2000, None),
+    "workday-1-": (_DAY, _DAY_NAMES, _DAY_TASK, 4000, None),
+    "prompted-workday-1-": (_DAY + _DESCRIBED, _DAY_NAMES, _DAY_TASK, 4000, None),
+    "workday-2-": (_DAY, _DAY_2_NAMES, _DAY_TASK, 4000, _COMPACTION),
+    "prompted-workday-2-": (_DAY + _DESCRIBED, _DAY_2_NAMES, _DAY_TASK, 4000, _COMPACTION),
 }
 """prefix of a name -> system message (one that describes tools is followed by the dialect's `howto`), tools,
-task message, and tokens of an observation's head, as of its tail"""
+task message, tokens of an observation's head, as of its tail, and compaction"""
 API_COMPLETION_TOKENS = 8192
 """tokens of one answer of an API, reasoning included"""
 NATIVE_COMPLETION_TOKENS = 4096
@@ -142,7 +160,7 @@ def native_profile(name: str) -> InterfaceProfile | None:
     dialect = native_dialect(name)
     if dialect is None or dialect not in DIALECTS:
         return None
-    system, tools, task, tokens = _NATIVE[name.removesuffix(dialect)]
+    system, tools, task, tokens, compaction = _NATIVE[name.removesuffix(dialect)]
     howto = getattr(DIALECTS[dialect], "howto", "what the description above says")
     return InterfaceProfile(
         name=name,
@@ -152,6 +170,7 @@ def native_profile(name: str) -> InterfaceProfile | None:
         task=task,
         observation=ObservationFormat(head_tokens=tokens, tail_tokens=tokens),
         chat_template=None,
+        compaction=compaction,
     )
 
 
@@ -163,7 +182,7 @@ def describing(profile: InterfaceProfile) -> InterfaceProfile:
 
 def days_profile(usual: InterfaceProfile) -> InterfaceProfile:
     """The profile in which a user's model works on the user's project, where `usual` is the model's own."""
-    return find_profile("workday-1-api") if usual.name == API_1.name else usual
+    return find_profile("workday-2-api") if usual.name == API_1.name else usual
 
 
 def is_native(profile: InterfaceProfile) -> bool:
@@ -223,6 +242,16 @@ def given_tools(profile: InterfaceProfile) -> tuple[ToolSpec, ...]:
     return tuple(tool for tool in profile.tools if tool.name in more)
 
 
+def with_specs(profile: InterfaceProfile, specs: Iterable[ToolSpec]) -> InterfaceProfile:
+    """The profile with the tools of an environment, which take the place of others of their names."""
+    base, *_ = profile.name.split("+")
+    given = {tool.name: tool for tool in (*given_tools(profile), *specs)}
+    own = tuple(tool for tool in find_profile(base).tools if tool.name not in given)
+    tools = (*own, *(given[name] for name in sorted(given)))
+    found = profile.model_copy(update={"name": "+".join((base, *sorted(given))), "tools": tools})
+    return _logged.setdefault((found.name, found.tools_hash), found)
+
+
 _logged: dict[tuple[str, str], InterfaceProfile] = {}
 
 
@@ -261,8 +290,13 @@ def serving_profile(profile: InterfaceProfile, task: Task) -> InterfaceProfile:
 def continuing_profile(profile: InterfaceProfile, run: Trajectory) -> InterfaceProfile:
     """The profile to go on with a logged run: the policy's, with the tools that the run was given.
 
-    Raises UsageError where one of them is not at hand.
+    Raises UsageError where one of them is not at hand, and for a run in an environment of others.
     """
+    if isinstance(run.task.hidden, EnvironmentChecks):
+        raise UsageError(
+            f"run {run.id} was in the environment {run.task.hidden.environment}, whose state is not in the"
+            " log: nothing goes on from it, but its task can be run again (nano-rl rollout --env ...)"
+        )
     if missing := missing_tools(run.profile):
         raise UsageError(f"run {run.id} was given {missing}")
     return serving_profile(with_tools(profile, run.profile.split("+")[1:]), run.task)

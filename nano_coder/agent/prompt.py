@@ -15,6 +15,8 @@ from nano_shared.profile import InterfaceProfile
 from nano_shared.types import Message, Role, Task, ToolSpec, Trajectory
 
 _MAX_FILES = 30
+DELEGATE = "delegate"
+"""the tool that starts a sub-agent"""
 _environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
 
 
@@ -30,6 +32,11 @@ def offered_tools(profile: InterfaceProfile, task: Task) -> tuple[ToolSpec, ...]
             f"it has {', '.join(known)}"
         )
     return tuple(tool for tool in profile.tools if tool.name in task.tools)
+
+
+def without_delegate(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
+    """The tools of a sub-agent, which has none of its own."""
+    return tuple(tool for tool in tools if tool.name != DELEGATE)
 
 
 def first_messages(profile: InterfaceProfile, task: Task, files: Sequence[str]) -> tuple[Message, ...]:
@@ -61,6 +68,13 @@ def system_text(profile: InterfaceProfile, tools: Sequence[ToolSpec]) -> str:
     """The system message of a profile, with these tools as its dialect describes them."""
     described = DIALECTS.find(profile.dialect).describe(tools)
     return _environment.from_string(profile.system).render(tools=described)
+
+
+def rendered(template: str, **variables: str) -> str:
+    """A template of a profile with these variables; half a surrogate pair, which no tokenizer accepts, is
+    escaped."""
+    text: str = _environment.from_string(template).render(**variables)
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _listing(files: Sequence[str]) -> list[str]:

@@ -12,14 +12,17 @@ from collections.abc import Callable
 from nano_coder.tools.registry import TOOLS
 from nano_coder.tools.tool import Recorded, ToolResult
 from nano_shared.hashing import content_hash
+from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.types import Observation, ToolCall, Trajectory
 
 SERVER_TOOL = "mcp__"
 """what the names of MCP servers' tools begin with; a replay needs no server"""
 
 
-def recorded_kind(name: str) -> Recorded:
-    """Who takes the answers of a tool from the log."""
+def recorded_kind(name: str, run: Trajectory) -> Recorded:
+    """Who takes the answers of a tool from the log of the run; those of an environment, every replay."""
+    if isinstance(run.task.hidden, EnvironmentChecks) and name in {tool.name for tool in run.given_tools}:
+        return "replays"
     if name in TOOLS:
         return TOOLS.find(name).recorded
     return "replays" if name.startswith(SERVER_TOOL) else None
@@ -34,7 +37,7 @@ class RecordedAnswers:
         self._answers: dict[str, deque[Observation]] = defaultdict(deque)
         for turn in run.turns:
             for call, observation in zip(turn.calls, turn.observations, strict=False):
-                kind = recorded_kind(call.name)
+                kind = recorded_kind(call.name, run)
                 if turn.index >= after and kind is not None and (kind == "forks" or not for_fork):
                     self._answers[_key(call)].append(observation)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from nano_shared.types import (
     Finish,
     Message,
     Observation,
+    Role,
     StopReason,
     ToolCall,
     Trajectory,
@@ -51,6 +53,8 @@ class Display:
         self._streamed = False
         """whether the step that follows has been shown as it came"""
         self._steps = 0
+        self._summarised = False
+        """whether the step before summarised the context"""
 
     @contextmanager
     def naming_the_run(self) -> Iterator[None]:
@@ -92,10 +96,19 @@ class Display:
             most = turn.completion.sampling.max_tokens
             size = f"(cut at {most} tokens; {_MORE} max_completion_tokens=N)"
         title = "" if self._streamed else f"\nstep {turn.index + 1}"
+        if turn.delegated_by is not None:
+            title += f" (sub-agent of step {turn.delegated_by + 1})"
         self._progress.print(Text(title, "bold cyan"), size)
         self._steps = turn.index + 1
-        for message in turn.messages:
-            self._client(message)
+        if turn.is_summary:
+            self._progress.print("the context is nearly full: its summary begins the next row", style="dim")
+        elif self._summarised:
+            kept = sum(message.role is Role.ASSISTANT for message in turn.messages)
+            self._progress.print(f"a new row: task, summary and {kept} of the last steps", style="dim")
+        elif turn.delegated_by is None:
+            for message in turn.messages:
+                self._client(message)
+        self._summarised = turn.is_summary
         if not self._streamed:
             self._progress.print(printable(written(turn.completion)))
         self._streamed = False
@@ -124,6 +137,13 @@ class Display:
     def grading(self, trajectory: Trajectory) -> None:
         if trajectory.task.check and trajectory.stop and not trajectory.stop.ours:
             self._progress.print(f"\nchecking in a fresh sandbox: {printable(trajectory.task.check)}")
+
+    def report(self, trajectory: Trajectory, *, as_json: bool) -> None:
+        """The end of a run whose changes nothing applied, on the terminal or as JSON."""
+        if as_json:
+            print(json.dumps(summary(trajectory, applied=False)))
+        else:
+            self.end(trajectory, applied=False)
 
     def end(self, trajectory: Trajectory, *, applied: bool) -> None:
         if not (sys.stdin.isatty() and sys.stdout.isatty() and trajectory.diff):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
@@ -15,10 +13,8 @@ from nano_coder.commands.options import (
     RunArgument,
     ToolOption,
     agent_options,
-    as_logged,
     configured,
-    earlier_history,
-    open_runtime,
+    reopen_runtime,
 )
 from nano_coder.config import AgentConfig, said_limits
 from nano_coder.run.execution import with_limits
@@ -65,10 +61,7 @@ def command(
     parent = parent.model_copy(update={"task": with_limits(parent.task, limits)})
     refuse_step(parent, at)  # before the model is loaded, which takes seconds
     try:
-        runtime = open_runtime(
-            as_logged(config, parent), Path(parent.directory or ""), store,
-            model=config.model or parent.policy, limits=limits,
-        )  # fmt: skip
+        runtime = reopen_runtime(parent, config, sources, store)
     except UsageError as problem:
         if config.model or isinstance(problem, CheckpointError):
             raise
@@ -76,7 +69,6 @@ def command(
             f"run {parent.id} was made by {parent.policy!r}, which is not at hand; name a model with --model"
             f" ({problem})"
         ) from None
-    runtime = replace(runtime, history=earlier_history(parent, config))
     console = Console(quiet=as_json, soft_wrap=True)
     forks = fork_run(
         parent, runtime, at=at, n=n, seed=seed, check=check, on_run=lambda fork: _line(console, fork)

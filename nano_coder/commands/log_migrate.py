@@ -43,13 +43,13 @@ def command(
     if as_json:
         print(json.dumps(asdict(done)))
     else:
-        print(_told(done))
+        print(_sentence(done))
     for damage in done.damaged_blobs:
         print(printable(f"left out: {damage}"), file=sys.stderr)
     return 1 if done.damaged_blobs else 0
 
 
-def _told(done: Copied) -> str:
+def _sentence(done: Copied) -> str:
     parts = [f"copied {done.runs} runs, {done.turns} turns and {done.blobs} blobs"]
     parts += [f"{done.extended} runs were continued"] if done.extended else []
     parts += [f"{done.known} runs were there already"] if done.known else []

@@ -44,7 +44,7 @@ def list_servers(directory: DirectoryOption = Path(), as_json: JsonOption = Fals
     """The servers of your configuration, and of a project that you trust; no server is started."""
     servers = load_config({}, directory)[0].mcp.servers
     if as_json:
-        print(json.dumps({name: _shown(server) for name, server in servers.items()}))
+        print(json.dumps({name: _settings_without_values(server) for name, server in servers.items()}))
         return 0
     for name, server in servers.items():
         how = server.url or " ".join((str(server.command), *server.args))
@@ -54,7 +54,7 @@ def list_servers(directory: DirectoryOption = Path(), as_json: JsonOption = Fals
     return 0
 
 
-def _shown(server: McpServer) -> dict[str, Any]:
+def _settings_without_values(server: McpServer) -> dict[str, Any]:
     """The settings of a server, without the values of its variables."""
     shown = server.model_dump(exclude_defaults=True)
     return shown | ({"env": dict.fromkeys(server.env, "(set)")} if server.env else {})

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from nano_coder.config import TEMPERATURE, AgentConfig, load_config, parse_limits, user_config_path
+from nano_coder.config import (
+    TEMPERATURE,
+    AgentConfig,
+    load_config,
+    parse_limits,
+    said_limits,
+    user_config_path,
+)
 from nano_shared.errors import UsageError
 from nano_shared.printable import without_password
 from nano_shared.settings_options import Settings, settings_options
@@ -192,9 +199,19 @@ def instructions_of(
     return find_instructions(directory, config.instructions, user_config_path().parent, config.exclude)
 
 
-def earlier_history(run: Trajectory, config: AgentConfig) -> GitHistory | None:
-    """For what goes on from a logged run: only by `git = true`, as the log keeps no --exclude of the run."""
-    return history_of(Path(run.directory), config) if run.directory and config.git else None
+def reopen_runtime(
+    run: Trajectory, config: AgentConfig, sources: Mapping[str, str], store: LogStore
+) -> Runtime:
+    """The runtime to go on with a logged run, under its model and profile unless others are set.
+
+    Its git history is shown only by `git = true`, as the log keeps no --exclude of the run.
+    """
+    runtime = open_runtime(
+        as_logged(config, run), Path(run.directory or ""), store, model=config.model or run.policy,
+        limits=said_limits(config, sources),
+    )  # fmt: skip
+    history = history_of(Path(run.directory), config) if run.directory and config.git else None
+    return replace(runtime, history=history)
 
 
 def _project_python(directory: Path) -> str | None:

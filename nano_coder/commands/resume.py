@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
-from nano_coder.commands.display import Display, exit_code, summary
+from nano_coder.commands.display import Display, exit_code
 from nano_coder.commands.options import (
     Limit,
     RunArgument,
     ToolOption,
     Verbose,
     agent_options,
-    as_logged,
     configured,
-    earlier_history,
-    open_runtime,
+    reopen_runtime,
 )
-from nano_coder.config import AgentConfig, said_limits
+from nano_coder.config import AgentConfig
 from nano_coder.run.execution import grade_run, refuse_ended, resume_run
 from nano_shared.command_line import JsonOption
 from nano_shared.settings_options import Settings
@@ -39,17 +35,11 @@ def command(
     store = LogStore.open(config.log, create=False)
     logged = store.get(run)
     refuse_ended(logged)  # before the model is loaded, which takes seconds
-    runtime = open_runtime(
-        as_logged(config, logged), Path(logged.directory or ""), store, model=config.model or logged.policy,
-        limits=said_limits(config, sources),
-    )  # fmt: skip
+    runtime = reopen_runtime(logged, config, sources, store)
     display = Display(quiet=as_json, verbose=verbose)
-    runtime = replace(runtime, history=earlier_history(logged, config), on_text=display.listener())
+    runtime = replace(runtime, on_text=display.listener())
     display.start(logged)
     with display.naming_the_run():
         trajectory = grade_run(resume_run(logged.id, runtime, on_turn=display.turn), runtime)
-    if as_json:
-        print(json.dumps(summary(trajectory, applied=False)))
-    else:
-        display.end(trajectory, applied=False)
+    display.report(trajectory, as_json=as_json)
     return exit_code(trajectory)

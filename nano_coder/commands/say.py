@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
-from nano_coder.commands.display import Display, exit_code, summary
+from nano_coder.commands.display import Display, exit_code
 from nano_coder.commands.options import (
     Limit,
     RunArgument,
     ToolOption,
     Verbose,
     agent_options,
-    as_logged,
     configured,
-    earlier_history,
-    open_runtime,
+    reopen_runtime,
 )
-from nano_coder.config import AgentConfig, said_limits
+from nano_coder.config import AgentConfig
 from nano_coder.run.execution import grade_run
 from nano_coder.run.say import refuse_unsaid, say_to_run
 from nano_shared.command_line import JsonOption
@@ -51,20 +47,14 @@ def command(
     logged = store.get(run)
     text = sys.stdin.read() if message == "-" else message
     refuse_unsaid(logged, text)  # before the model is loaded, which takes seconds
-    runtime = open_runtime(
-        as_logged(config, logged), Path(logged.directory or ""), store, model=config.model or logged.policy,
-        limits=said_limits(config, sources),
-    )  # fmt: skip
+    runtime = reopen_runtime(logged, config, sources, store)
     display = Display(quiet=as_json, verbose=verbose)
-    runtime = replace(runtime, history=earlier_history(logged, config), on_text=display.listener())
+    runtime = replace(runtime, on_text=display.listener())
     with display.naming_the_run():
         trajectory = say_to_run(
             logged, text, runtime, seed=seed, on_start=display.start, on_turn=display.turn
         )
         display.grading(trajectory)
         trajectory = grade_run(trajectory, runtime)
-    if as_json:
-        print(json.dumps(summary(trajectory, applied=False)))
-    else:
-        display.end(trajectory, applied=False)
+    display.report(trajectory, as_json=as_json)
     return exit_code(trajectory)

@@ -18,6 +18,9 @@ from nano_shared.settings_options import Settings
 
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedPolicy
+    from nano_coder.serve.adapters import Adapters
+    from nano_coder.serve.conversations import ServedModel
+    from nano_shared.store import LogStore
 
 API_PROFILE = "api-1"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -61,7 +64,8 @@ def command(
     try:
         import uvicorn
 
-        from nano_coder.serve.app import ServerLimits, serve_app
+        from nano_coder.serve.app import serve_app
+        from nano_coder.serve.generation import ServerLimits
         from nano_coder.serve.tracing import open_tracing
     except ModuleNotFoundError as problem:
         if (problem.name or "").startswith("nano"):
@@ -69,60 +73,76 @@ def command(
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
     tracing = open_tracing()
     listening = listening_socket(host, port)
-    from nano_coder.models.local.policy import LocalPolicy
-    from nano_coder.models.opening import SharedBase, adapter_base_of, default_model, open_policy
-    from nano_coder.run.redacting_log import redacting_store
-    from nano_coder.serve.adapters import Adapters
-    from nano_coder.serve.conversations import Conversations, ServedModel, end_interrupted
+    from nano_coder.serve.conversations import Conversations, end_interrupted
     from nano_shared.store import LogStore
 
     store = LogStore.open(config.log)
     end_interrupted(store, idle)
+    opener = _ModelOpener(config, store)
+    conversations = Conversations(opener.open(config.model))
+    app = serve_app(
+        conversations, keys=key or (), admin_keys=admin_key or (), tracing=tracing,
+        adapters=opener.adapters(conversations.model),
+        promoted=None if config.model else lambda: opener.promoted(conversations.model),
+        limits=ServerLimits(concurrent=concurrent, idle_seconds=idle),
+    )  # fmt: skip
+    url = f"http://{host}:{listening.getsockname()[1]}/v1"
+    print(f"{conversations.model.name} on {url}, logged in {store.url}", file=sys.stderr, flush=True)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", h11_max_incomplete_event_size=64 << 10))
+    server.run(sockets=[listening])
+    return 0
 
-    loading = threading.Lock()  # transformers loads one model at a time
 
-    def opened(name: str | None) -> ServedModel:
-        with loading:
+class _ModelOpener:
+    """Opens what the server serves, one at a time: transformers loads no two models at once."""
+
+    def __init__(self, config: AgentConfig, store: LogStore) -> None:
+        self._config, self._store = config, store
+        self._loading = threading.Lock()
+
+    def open(self, name: str | None) -> ServedModel:
+        from nano_coder.models.opening import open_policy
+
+        config = self._config
+        with self._loading:
             found = open_policy(
                 name, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype,
                 profile=config.profile, scheduler="free",
             )  # fmt: skip
-        return logged(found)
+        return self._served(found)
 
-    def adapter(folder: Path) -> ServedModel:
-        with loading:
-            return logged(base.open(folder))
+    def promoted(self, current: ServedModel) -> ServedModel | None:
+        """The default model, where it is no longer the current one."""
+        from nano_coder.models.opening import default_model
 
-    def logged(found: OpenedPolicy) -> ServedModel:
+        name = default_model()
+        return self.open(name) if name != current.name else None
+
+    def adapters(self, model: ServedModel) -> Adapters | None:
+        """The adapters of local weights; None for a model of another kind."""
+        from nano_coder.models.local.policy import LocalPolicy
+        from nano_coder.models.opening import SharedBase, adapter_base_of
+        from nano_coder.serve.adapters import Adapters
+
+        if not isinstance(model.policy, LocalPolicy):
+            return None
+        base = SharedBase(model.name, dtype=self._config.dtype)
+
+        def opened(folder: Path) -> ServedModel:
+            with self._loading:
+                return self._served(base.open(folder))
+
+        return Adapters(base.name, adapter_base_of, opened)
+
+    def _served(self, found: OpenedPolicy) -> ServedModel:
+        from nano_coder.run.redacting_log import redacting_store
+        from nano_coder.serve.conversations import ServedModel
+
         decode = getattr(found.policy, "decode", None)
         return ServedModel(
             policy=found.policy, profile=found.profile, name=found.name,
-            store=redacting_store(store, decode, config),
+            store=redacting_store(self._store, decode, self._config),
         )  # fmt: skip
-
-    served = opened(config.model)
-
-    def promoted() -> ServedModel | None:
-        now = default_model()
-        return opened(now) if now != conversations.model.name else None
-
-    conversations = Conversations(served)
-    adapters = None
-    if isinstance(served.policy, LocalPolicy):
-        base = SharedBase(served.name, dtype=config.dtype)
-        adapters = Adapters(base.name, adapter_base_of, adapter)
-    address = listening.getsockname()
-    app = serve_app(
-        conversations, keys=key or (), admin_keys=admin_key or (), adapters=adapters, tracing=tracing,
-        promoted=None if config.model else promoted,
-        limits=ServerLimits(concurrent=concurrent, idle_seconds=idle),
-    )  # fmt: skip
-    print(
-        f"{served.name} on http://{host}:{address[1]}/v1, logged in {store.url}", file=sys.stderr, flush=True
-    )
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", h11_max_incomplete_event_size=64 << 10))
-    server.run(sockets=[listening])
-    return 0
 
 
 def _before(url: str, config: AgentConfig) -> AgentConfig:

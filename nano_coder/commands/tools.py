@@ -24,14 +24,20 @@ def command(
 ) -> int:
     """The tools that a run in DIR would offer: description, arguments, and where each comes from.
 
-    --json prints the schemas as the model gets them.
+    MCP servers of the configuration are started for it. --json prints the schemas as the model gets them.
     """
     from nano_coder.agent.profiles import days_profile, find_profile, with_tools
+    from nano_coder.mcp.tools import further_tools
     from nano_coder.models.opening import usual_profile
+    from nano_coder.sandbox.backend import open_sandbox
     from nano_coder.tools.registry import TOOLS
+    from nano_shared.store import LogStore
 
     config, _ = configured(settings, directory, tools=tools)
-    more = [TOOLS.give(tool).spec.name for tool in config.tools]
+    if config.mcp.servers:  # they are started: only they know their tools
+        more = further_tools(config, open_sandbox(config.sandbox), LogStore.open(config.log))
+    else:
+        more = [TOOLS.give(tool).spec.name for tool in config.tools]
     usual = find_profile(config.profile or usual_profile(config.model))
     profile = with_tools(usual if config.profile else days_profile(usual), more)
     rows = [

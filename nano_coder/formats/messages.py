@@ -32,6 +32,8 @@ def write(
         raise Refused("profile", f"{run.profile} is another one in this version: what it showed is not known")
     rows: list[dict[str, Any]] = [{"role": m.role.value, "content": m.content} for m in opening]
     for turn in run.turns:
+        if turn.is_aside:  # the conversation is whole here
+            continue
         rows += _text_rows(turn) if calls == "text" else _native_rows(turn)
     while rows[-1]["role"] != "assistant":  # nothing of the policy follows
         rows.pop()

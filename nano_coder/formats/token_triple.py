@@ -21,14 +21,13 @@ class Triple:
 
 def triples(run: Trajectory) -> Iterator[Triple | None]:
     """One for each turn, None for a turn without tokens."""
-    row, held = 0, list[int]()
+    rows: dict[int, list[int]] = {}
     for turn in run.turns:
         tokens = turn.completion.tokens
         if tokens is None:
             yield None
             continue
-        if tokens.row != row:
-            row, held = tokens.row, []
+        held = rows.setdefault(tokens.row, [])
         held += tokens.context_ids
         yield Triple(tuple(held), tokens.sampled_ids, tokens.logprobs)
         held += tokens.sampled_ids
@@ -39,7 +38,8 @@ class TokenRows:
     """Triples back into deltas: a call that extends what was read and sampled before stays in its row."""
 
     row: int = 0
-    held: tuple[int, ...] = field(default=())
+    rows: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """what each row holds"""
 
     def tokens(self, triple: Triple | None, row: int | None = None) -> TurnTokens | None:
         """The delta of a call; `row` says which row it is of, where that was written down.
@@ -48,22 +48,23 @@ class TokenRows:
         """
         if triple is None:
             return None
-        extends = triple.prompt_ids[: len(self.held)] == self.held
         if row is None:
-            row = self.row if extends else self.row + 1
-        if row != self.row:
-            self.row, self.held = row, ()
-        elif not extends:
+            row = self.row if self._extends(triple, self.row) else self.row + 1
+        if not self._extends(triple, row):
             raise Refused("prompt_token_ids", f"do not begin with what row {row} holds already")
         with refusing_invalid():
             tokens = TurnTokens(
                 row=row,
-                context_ids=triple.prompt_ids[len(self.held) :],
+                context_ids=triple.prompt_ids[len(self.rows.get(row, ())) :],
                 sampled_ids=triple.sampled_ids,
                 logprobs=triple.logprobs,
             )
-        self.held = triple.prompt_ids + triple.sampled_ids
+        self.row, self.rows[row] = row, triple.prompt_ids + triple.sampled_ids
         return tokens
+
+    def _extends(self, triple: Triple, row: int) -> bool:
+        held = self.rows.get(row, ())
+        return triple.prompt_ids[: len(held)] == held
 
 
 def triple_of(values: Mapping[str, object], names: tuple[str, str, str], at: str = "") -> Triple | None:

@@ -212,7 +212,7 @@ class Transcript:
             thought=thought,
             calls=calls,
             parser=_DIALECT,
-            observations=tuple(_seen(step)),
+            observations=tuple(_ordered_answers(step)),
             started=step.started,
             ended=step.ended,
         )
@@ -233,7 +233,7 @@ class Transcript:
         )
 
 
-def _seen(step: Step) -> list[Observation]:
+def _ordered_answers(step: Step) -> list[Observation]:
     """The answers in the order of the calls: one that never came stands as a failure where others follow."""
     seen = [step.answers.get(call_id) for call_id in step.calls]
     while seen and seen[-1] is None and not step.after:

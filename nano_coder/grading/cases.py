@@ -161,17 +161,17 @@ def _judge(tally: _Tally, name: str, right: Callable[[str, Any], bool], report: 
         case {"timeout": _}:
             tally.take(name, "timeout")
         case {"exit": status}:
-            what = f"{name}: left the process, status {_shown(status)}"
+            what = f"{name}: left the process, status {_report_text(status)}"
             tally.take(name, "error", Tampering(kind="exit", detail=what))
         case {"raise": "SystemExit"}:
             tally.take(name, "error", Tampering(kind="exit", detail=f"{name}: raised SystemExit"))
         case {"raise": error} if error in _SKIPS:
             tally.take(name, "error", Tampering(kind="skip", detail=f"{name}: raised {error}"))
         case {"hidden_code": what}:
-            what = f"{name}: asked for {_shown(what)}, by which code runs that was not measured"
+            what = f"{name}: asked for {_report_text(what)}, by which code runs that was not measured"
             tally.take(name, "error", Tampering(kind="hidden_code", detail=what))
         case {"deceit": what}:
-            what = f"{name}: returned {_shown(what)}, whose comparisons say what is not"
+            what = f"{name}: returned {_report_text(what)}, whose comparisons say what is not"
             tally.take(name, "fail", Tampering(kind="not_plain", detail=what))
         case {"not_plain": _}:
             tally.take(name, "fail")
@@ -183,6 +183,6 @@ def _judge(tally: _Tally, name: str, right: Callable[[str, Any], bool], report: 
             tally.take(name, "error")
 
 
-def _shown(value: Any) -> str:
+def _report_text(value: Any) -> str:
     """A part of a report, which may be anything, as printable text."""
     return printable(str(value)[:LONGEST_NAME])

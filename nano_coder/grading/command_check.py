@@ -172,7 +172,7 @@ def _judge(check: CommandRun, deciding: Deciding, after: Snapshot, *, whole: boo
             deciding,
             settled.tree,
             reads,
-            watch=watching and (whole or _unseen(settled, before, reads)),
+            watch=watching and (whole or _changed_unread_files(settled, before, reads)),
         )
         if ran.reads is None or not ran.result.ok:
             break
@@ -211,7 +211,7 @@ def _run(check: CommandRun, deciding: Deciding, tree: Snapshot, reads: Reads | N
     return check.run(tree, watch=watch)
 
 
-def _unseen(settled: Settled, before: Snapshot, reads: Reads | None) -> bool:
+def _changed_unread_files(settled: Settled, before: Snapshot, reads: Reads | None) -> bool:
     """Whether a changed file was not read on the original, which may have failed earlier."""
     paths = snapshot.changed_paths(before, settled.tree)
     return reads is None or any(path not in reads.read for path in paths)

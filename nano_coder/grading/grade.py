@@ -23,6 +23,7 @@ from nano_shared.hidden_checks import (
     AnswerChecks,
     ArtifactChecks,
     CaseChecks,
+    EnvironmentChecks,
     Metric,
     MutantChecks,
     StateChecks,
@@ -105,6 +106,8 @@ def grade(
         raise UsageError(f"task {task.key!r} has no hidden checks; grade its check with grade_command")
     if isinstance(hidden, WorkspaceChecks):
         raise UsageError(f"task {task.key!r} is graded by a command, which needs the whole workspace")
+    if isinstance(hidden, EnvironmentChecks):
+        raise UsageError(f"task {task.key!r} is graded by its environment, at the end of a run in it")
     known = _reference(task)
     start = {name: task.files.get(name, "").encode("utf-8", "surrogatepass") for name in graded_files(task)}
     return decided(

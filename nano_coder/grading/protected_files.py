@@ -244,7 +244,7 @@ class Deciding:
     def may_edit(self, path: str) -> bool:
         return named_editable(path, self.editable)
 
-    def _asked_for(self, path: str, reads: Reads) -> bool:
+    def _named_by_check(self, path: str, reads: Reads) -> bool:
         """Whether the command, or a script that it runs, names the file, by name or pattern."""
         scripts = (
             self._original(name)
@@ -291,7 +291,7 @@ class Deciding:
     def _data(self, path: str, reads: Reads, *, early: bool) -> str | None:
         if _EXPECTED.search(_plain(path)):
             return "tests"
-        return "configuration" if early and not self._asked_for(path, reads) else None
+        return "configuration" if early and not self._named_by_check(path, reads) else None
 
     def _readers(self, path: str, reads: Reads) -> list[tuple[ObservedProcess, bool]]:
         """The processes that read the file, or anything below it where it was a link to a folder."""
@@ -322,7 +322,7 @@ class Deciding:
         wanted = [*seen, *reads.missing.get(path, ())]
         data = not _SOURCE.search(path) or is_build(path)
         early = any(early for process, early in wanted if process.program not in _SHELLS)
-        return "configuration" if data and early and not self._asked_for(path, reads) else None
+        return "configuration" if data and early and not self._named_by_check(path, reads) else None
 
     def _shadows(self, path: str, reads: Reads) -> bool:
         """Whether a new file would replace a module or a program from outside the workspace."""

@@ -329,10 +329,10 @@ async def _explained(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await work
     except Exception as problem:  # the SDK raises many kinds, by what a server sends
-        raise McpFailure(_told(problem)) from None
+        raise McpFailure(_one_line(problem)) from None
 
 
-def _told(problem: BaseException) -> str:
+def _one_line(problem: BaseException) -> str:
     """One line about what went wrong, of the first error of a group."""
     while isinstance(problem, BaseExceptionGroup):
         problem = problem.exceptions[0]

@@ -134,7 +134,7 @@ def made_tools(
         if not server.offers(each.name):
             continue
         full = tool_name(name, each.name)
-        schema = _object_schema(each.input_schema)
+        schema = object_schema(each.input_schema)
         reason = "its name is another's too" if full in taken else _unusable(schema)
         if reason is not None:
             warn(f"the MCP server {name}: its tool {one_line(each.name, 80)} is left out: {reason}")
@@ -236,7 +236,7 @@ def _bounded(text: str, most: int) -> str:
 # ---------------------------------------------------------------------------------------- schemas
 
 
-def _object_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+def object_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema with what every dialect looks for: an object with properties and required ones."""
     properties = schema.get("properties")
     required = schema.get("required")

@@ -42,6 +42,8 @@ BaseBits = Literal["4bit", "8bit"]
 _TINY = 64 * 2**20
 _SMALL = 1 << 30
 """bytes of weights up to which `auto` means float32"""
+_BASE_BYTES = 538_090_408
+"""of the converted base, in float32"""
 WeightsKind = Literal["base", "full", "adapter", "hub"]
 
 
@@ -178,7 +180,9 @@ def _fitting(name: str | None, small: int, device: torch.device) -> Dtype:
     instructions; else bfloat16, also for hub models."""
     if not multiplies_bfloat16(device):
         return "float32"
-    folder = base_folder() if name is None or name == BASE else dequantised(name)
+    if name is None or name == BASE:  # which is converted when it is loaded, not to be measured
+        return "float32" if small >= _BASE_BYTES else "bfloat16"
+    folder = dequantised(name)
     if (folder / "adapter_config.json").is_file():
         return _fitting(adapter_base(folder), small, device)
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))

@@ -7,16 +7,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nano_coder import __version__
+from nano_coder.agent.compaction import compaction_of
 from nano_coder.agent.loop import Agent, spill_path
-from nano_coder.agent.profiles import COMPACT_1, continuing_profile, given_tools, serving_profile
+from nano_coder.agent.profiles import (
+    COMPACT_1,
+    continuing_profile,
+    given_tools,
+    serving_profile,
+    with_specs,
+)
 from nano_coder.agent.prompt import first_started, offered_tools, open_conversation
 from nano_coder.agent.recorded_answers import RecordedAnswers
 from nano_coder.agent.workspace import Workspace
+from nano_coder.environment import Environments, OpenSession
 from nano_coder.grading.graders import by_grader, find_grader
 from nano_coder.grading.submission import grade_trajectory
 from nano_coder.run.foreign_agent import ForeignAgent, run_foreign_agent
@@ -32,17 +41,19 @@ from nano_shared.errors import (
     BudgetExhausted,
     ConfigError,
     ContextFull,
+    EnvironmentFailed,
     PolicyError,
     SandboxError,
     UsageError,
 )
+from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.notes import Notes
 from nano_shared.policy import Conversation, Policy
 from nano_shared.profile import InterfaceProfile
 from nano_shared.redact import is_redacted
 from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.store import LogStore, new_run_id
-from nano_shared.types import Sampling, StopReason, Task, Trajectory, Turn
+from nano_shared.types import Sampling, StopReason, Task, Trajectory, Turn, Verdict
 
 if TYPE_CHECKING:
     from nano_coder.config import SearchSettings
@@ -76,6 +87,8 @@ class Runtime:
     """what runs remember of their project; None where they may not"""
     search: SearchSettings | None = None
     """where `web_search` looks; None is a library in the workspace"""
+    environments: Environments = Environments()  # noqa: RUF009
+    """those of others that tasks may be of"""
     on_text: Callable[[str], None] | None = None
     """gets completions as they come, from a policy that streams; for one run at a time"""
 
@@ -122,9 +135,45 @@ def run_task(
     Policy and sandbox failures, full contexts and interrupts end the run with a stop reason. Raises
     UsageError for a task that the profile cannot serve and LogError if the log cannot be written.
     """
-    task = as_served(task, runtime)
+    task = as_served(task.listed, runtime)
     runtime = _serving(runtime, task)
     _refuse_unserved(task, runtime)
+    if isinstance(task.hidden, EnvironmentChecks):
+        return _run_in_environment(
+            task, runtime, seed=seed, parent=parent, on_turn=on_turn, on_start=on_start
+        )
+    return _run(task, runtime, None, seed=seed, parent=parent, on_turn=on_turn, on_start=on_start)
+
+
+def _run_in_environment(task: Task, runtime: Runtime, **how: Any) -> Trajectory:
+    """A run in an environment of others, which ends without a verdict where that fails."""
+    try:
+        session = runtime.environments.start(task)
+    except EnvironmentFailed as problem:
+        start = _starting_snapshot(task, runtime.store.blobs)
+        failed = _new_trajectory(task, runtime, start, how["seed"], how["parent"])
+        with runtime.store.claim(failed.id):
+            runtime.store.begin(failed)
+            return _finish(failed, runtime, StopReason.ENVIRONMENT_ERROR, str(problem))
+    with ExitStack() as failing:
+        failing.callback(session.close)
+        profile = with_specs(runtime.profile, session.tools)
+        run = _run(session.joined(task), replace(runtime, profile=profile), session, **how)
+        failing.pop_all()
+    runtime.environments.keep(run, session)
+    return run
+
+
+def _run(
+    task: Task,
+    runtime: Runtime,
+    session: OpenSession | None,
+    *,
+    seed: int | None,
+    parent: str | None,
+    on_turn: OnTurn | None,
+    on_start: Callable[[Trajectory], None] | None,
+) -> Trajectory:
     start = _starting_snapshot(task, runtime.store.blobs)
     trajectory = _new_trajectory(task, runtime, start, seed, parent)
     if runtime.agent is not None:
@@ -134,7 +183,9 @@ def run_task(
         if on_start:
             on_start(trajectory)
         workspace = _workspace(jail, task, runtime, start, start)
-        return _drive(_agent(trajectory, runtime, jail, workspace), trajectory, runtime, on_turn)
+        agent = _agent(trajectory, runtime, jail, workspace)
+        agent.session = session
+        return _drive(agent, trajectory, runtime, on_turn)
 
 
 def attempt_task(
@@ -261,18 +312,26 @@ def _go_on(
         agent = _agent(trajectory, runtime, jail, workspace)
         agent.record = record
         for turn in trajectory.turns:
-            agent.conversation.record(turn.completion)
-            take = agent.inherit if turn.index < trajectory.inherited else agent.take
+            whose = agent.of(turn)
+            whose.restore(turn)
+            take = whose.inherit if turn.index < trajectory.inherited else whose.take
             take(turn)
             _restore_spills(turn, jail, runtime)
+        agent.settle()
         if any(call.name == bash.spec.name for turn in trajectory.turns for call in turn.calls):
             jail.write(ANEW, b"")
         return _drive(agent, trajectory, runtime, on_turn)
 
 
 def grade_run(trajectory: Trajectory, runtime: Runtime) -> Trajectory:
-    """Grade a finished run in a fresh jail and log the verdict. A task without a check gets no verdict."""
-    verdict = grade_trajectory(trajectory, runtime.sandbox, runtime.store.blobs)
+    """Grade a finished run in a fresh jail, or as its environment did, and log the verdict.
+
+    A task without a check gets no verdict.
+    """
+    if isinstance(trajectory.task.hidden, EnvironmentChecks):
+        verdict: Verdict | None = runtime.environments.verdict_of(trajectory)
+    else:
+        verdict = grade_trajectory(trajectory, runtime.sandbox, runtime.store.blobs)
     if verdict is None:
         return trajectory
     runtime.store.add_verdict(trajectory.id, verdict)
@@ -294,6 +353,10 @@ def regrade_run(run: str, store: LogStore, sandbox: Sandbox, grader: str | None 
     if trajectory.stop is None:
         raise UsageError(
             f"run {trajectory.id} has not ended; nano-coder resume {trajectory.id} goes on with it"
+        )
+    if isinstance(trajectory.task.hidden, EnvironmentChecks):
+        raise UsageError(
+            f"run {trajectory.id} was graded by its environment while it was open; it cannot be graded again"
         )
     verdict = grade_trajectory(trajectory, sandbox, store.blobs)
     if verdict is None:
@@ -346,6 +409,10 @@ def refuse_ended(trajectory: Trajectory) -> None:
 def _refuse_unserved(task: Task, runtime: Runtime) -> None:
     """Raises UsageError or ConfigError for a task that cannot be served, before it is logged."""
     offered_tools(runtime.profile, task)
+    if runtime.agent is not None and isinstance(task.hidden, EnvironmentChecks):
+        raise UsageError(
+            "an agent of others brings its own tools, and not those of --env; leave one of them out"
+        )
     if runtime.agent is not None and task.network != "none":
         raise UsageError(f"an agent of others has no way out but its model ({task.network}); leave out --net")
     # policies that cost nothing have no `price` at all
@@ -422,10 +489,12 @@ def _workspace(jail: Jail, task: Task, runtime: Runtime, start: str, newest: str
 
 
 def _agent(trajectory: Trajectory, runtime: Runtime, jail: Jail, workspace: Workspace) -> Agent:
-    task = trajectory.task
+    task, policy = trajectory.task, runtime.policy
+    conversation = _conversation(trajectory, runtime, workspace.files())
+    most = task.limits.completion_tokens or runtime.sampling.max_tokens
     return Agent(
         task=task,
-        policy=runtime.policy,
+        policy=policy,
         profile=runtime.profile,
         tools=offered_tools(runtime.profile, task),
         workspace=workspace,
@@ -438,10 +507,12 @@ def _agent(trajectory: Trajectory, runtime: Runtime, jail: Jail, workspace: Work
             search=runtime.search,
             run_id=trajectory.id,
         ),
-        conversation=_conversation(trajectory, runtime, workspace.files()),
+        conversation=conversation,
+        compaction=compaction_of(runtime.profile.compaction, policy, conversation, most),
         sampling=runtime.sampling,
         seed=trajectory.seed,
         put_blob=runtime.store.put_blob,
+        log_observation=partial(runtime.store.add_observation, trajectory.id),
         elapsed=sum(turn.ended - turn.started for turn in trajectory.turns),
     )
 
@@ -467,9 +538,10 @@ def _drive(agent: Agent, trajectory: Trajectory, runtime: Runtime, on_turn: OnTu
         while agent.stop is None:
             turn = agent.step()
             runtime.store.append_turn(trajectory.id, turn)
-            trajectory = trajectory.model_copy(update={"turns": (*trajectory.turns, turn)})
             if on_turn:
                 on_turn(turn)
+            agent.settle()
+            trajectory = trajectory.model_copy(update={"turns": tuple(agent.turns)})
     except ContextFull as problem:
         agent.stop, detail = StopReason.CONTEXT_FULL, str(problem)
     except BudgetExhausted as problem:
@@ -482,6 +554,8 @@ def _drive(agent: Agent, trajectory: Trajectory, runtime: Runtime, on_turn: OnTu
         agent.stop, detail = StopReason.POLICY_ERROR, str(problem)
     except SandboxError as problem:
         agent.stop, detail = StopReason.SANDBOX_ERROR, str(problem)
+    except EnvironmentFailed as problem:
+        agent.stop, detail = StopReason.ENVIRONMENT_ERROR, str(problem)
     except KeyboardInterrupt:
         agent.stop = StopReason.INTERRUPTED
     finally:
@@ -491,7 +565,10 @@ def _drive(agent: Agent, trajectory: Trajectory, runtime: Runtime, on_turn: OnTu
 
 def _end(agent: Agent, trajectory: Trajectory, runtime: Runtime, detail: str | None) -> Trajectory:
     assert agent.stop is not None
-    trajectory = trajectory.model_copy(update={"answer": agent.answer, "diff": agent.workspace.diff()})
+    if not agent.stop.ours:  # a sub-agent that was at work ends with the run
+        agent.settle()
+    ended = {"turns": tuple(agent.turns), "answer": agent.answer, "diff": agent.workspace.diff()}
+    trajectory = trajectory.model_copy(update=ended)
     return _finish(trajectory, runtime, agent.stop, detail)
 
 

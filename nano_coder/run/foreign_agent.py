@@ -15,7 +15,14 @@ from socket import socket
 from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.workspace import Workspace
-from nano_coder.sandbox.protocol import ExecResult, Sandbox, SupportsListening, place_in_jail, showing
+from nano_coder.sandbox.protocol import (
+    ExecResult,
+    InterruptibleJail,
+    Sandbox,
+    SupportsListening,
+    place_in_jail,
+    showing,
+)
 from nano_coder.sandbox.proxy import PORT
 from nano_shared import snapshot
 from nano_shared.errors import ConfigError, SandboxError, UsageError
@@ -26,6 +33,8 @@ from nano_shared.types import StopReason, Task, Trajectory
 if TYPE_CHECKING:
     from nano_coder.run.execution import Runtime
 
+_GRACE_S = 10.0
+"""seconds that an agent may go on after its run's limit: it may save its work, but has no answers any more"""
 URL = f"http://127.0.0.1:{PORT}"
 _KEY = "nano"
 
@@ -97,7 +106,7 @@ def run_foreign_agent(agent: ForeignAgent, begun: Trajectory, start: str, runtim
         snapshot.materialise(start, runtime.store.blobs, folder / "work")
         jail, listener = _sandbox(runtime.sandbox, agent).open_listening(folder / "work", task.limits)
     try:
-        with _answering(listener, episode_app(conversations)):
+        with _answering(listener, episode_app(conversations)), _ended_after(episode.limited, jail):
             ended = jail.run(
                 ["/bin/sh", "-c", agent.line(task)], env=agent.variables(), timeout=task.limits.max_seconds
             )
@@ -144,6 +153,29 @@ def _why(ended: ExecResult, reached: StopReason | None) -> tuple[StopReason, str
         return StopReason.FINISHED, None
     code = f"exit code {ended.exit_code}" if ended.signal is None else f"signal {ended.signal}"
     return StopReason.FINISHED, f"the agent ended with {code}"
+
+
+@contextmanager
+def _ended_after(limited: threading.Event, jail: InterruptibleJail) -> Iterator[None]:
+    """Interrupt the jail's program some seconds after `limited` is set, if the block has not ended by then.
+
+    A client may retry a refused request for minutes; its run is over at the first refusal.
+    """
+    ended = threading.Event()
+
+    def watch() -> None:
+        limited.wait()
+        if not ended.wait(_GRACE_S):
+            jail.interrupt()
+
+    watcher = threading.Thread(target=watch, name="limit of an agent", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        limited.set()
+        watcher.join()
 
 
 @cache

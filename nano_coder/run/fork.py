@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from nano_coder.agent.profiles import continuing_profile
+from nano_coder.agent.sub_agent import cut_turns
 from nano_coder.models.local.scheduler import cancel_pending, slots_for
 from nano_coder.models.replayed import PromptRenderer
 from nano_coder.run.execution import Runtime, branch_run, grade_run, refuse_served
@@ -52,7 +53,7 @@ def fork_run(
     def one(member: int) -> Trajectory:
         with slots[member]:
             return branch_run(
-                run, run.turns[:at], runtime, task=task, seed=fork_seed(base, run.id, at, member)
+                run, cut_turns(run.turns, at), runtime, task=task, seed=fork_seed(base, run.id, at, member)
             )
 
     forks = []
@@ -111,7 +112,7 @@ def _refuse_other_reader(run: Trajectory, runtime: Runtime, at: int) -> None:
             f"run {run.id} was made under profile {run.profile}, and {runtime.policy_name} runs under"
             f" {profile.name}; fork it with a model of its profile, or at 0"
         )
-    prefix = run.model_copy(update={"turns": run.turns[:at]})
+    prefix = run.model_copy(update={"turns": cut_turns(run.turns, at)})
     bare = not any(turn.completion.tokens for turn in prefix.turns)
     if not isinstance(runtime.policy, PromptRenderer):
         if bare:

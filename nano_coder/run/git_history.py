@@ -97,7 +97,7 @@ def find_history(project: Path) -> GitHistory | None:
         head, refs = _read(own, "HEAD").strip(), dict(_refs(common))
         if not refs and not _HASH.fullmatch(head):
             return None
-        return _made_up(objects, head, refs, _read(common, "shallow"))
+        return _synthetic_history(objects, head, refs, _read(common, "shallow"))
     except FileNotFoundError:
         return None
     except (OSError, NotReadable, ValueError) as problem:  # a path with a NUL byte
@@ -125,7 +125,7 @@ def _folders(project: Path, mode: int) -> tuple[Path, Path]:
     return own, common
 
 
-def _made_up(objects: Path, head: str, refs: dict[str, str], shallow: str) -> GitHistory:
+def _synthetic_history(objects: Path, head: str, refs: dict[str, str], shallow: str) -> GitHistory:
     target = head.removeprefix("ref:").strip()
     commit = refs.get(target, target)
     if not _HASH.fullmatch(commit):

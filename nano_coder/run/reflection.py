@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 from nano_coder.agent.loop import spill_path, turn_cost, turn_length
 from nano_coder.agent.observation import shorten
 from nano_coder.agent.profiles import continuing_profile
+from nano_coder.agent.sub_agent import last_main, observed_last
 from nano_coder.grading.command_check import run_check
 from nano_shared import snapshot
+from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.types import Limits, Observation, StopReason, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -27,7 +29,8 @@ REFLECTION = "reflection"
 def can_reflect(run: Trajectory) -> bool:
     """Whether another attempt makes sense: a reward below 1 on a run that can continue."""
     ended = run.stop is not None and not run.stop.ours and run.stop is not StopReason.CONTEXT_FULL
-    return ended and bool(run.own_turns) and run.reward is not None and run.reward < 1
+    goes_on = ended and bool(run.own_turns) and not isinstance(run.task.hidden, EnvironmentChecks)
+    return goes_on and run.reward is not None and run.reward < 1
 
 
 def is_reflection(run: Trajectory) -> bool:
@@ -42,9 +45,7 @@ def with_reflection(run: Trajectory, runtime: Runtime) -> tuple[tuple[Turn, ...]
 
     Raises SandboxError if the check cannot be run.
     """
-    last = run.turns[-1]
-    observation = _observation(run, runtime)
-    turns = (*run.turns[:-1], last.model_copy(update={"observations": (*last.observations, observation)}))
+    turns = observed_last(run.turns, _observation(run, runtime))
     return turns, as_much_again(run, runtime.policy.count)
 
 
@@ -65,7 +66,8 @@ def _observation(run: Trajectory, runtime: Runtime) -> Observation:
     said, exit_code = _check(run, runtime)
     changes = run.diff.rstrip("\n") or "none"
     full = f"Not solved yet. Your changes:\n{changes}\n{said}\nCorrect it."
-    spill = spill_path(run.turns[-1].index, len(run.turns[-1].observations))
+    last = last_main(run.turns)
+    spill = spill_path(last.index, len(last.observations))
     form = continuing_profile(runtime.profile, run).observation
     text, cut = shorten(full, runtime.policy.count, form, full_output=spill)
     data = full.encode("utf-8", "backslashreplace")

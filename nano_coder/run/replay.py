@@ -21,7 +21,7 @@ from nano_coder.sandbox.workspace_archive import pack_workspace
 from nano_coder.tools.registry import TOOLS
 from nano_coder.tools.tool import ToolContext
 from nano_shared import snapshot
-from nano_shared.blobs import BlobStore, MemoryBlobs
+from nano_shared.blobs import BlobStore, OverlayBlobs
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.profile import InterfaceProfile
 from nano_shared.redact import is_redacted
@@ -60,12 +60,12 @@ def execute(run: Trajectory, sandbox: Sandbox, blobs: BlobStore) -> Executed:
         raise UsageError(f"run {run.id} has no snapshot of its start, so there is nothing to execute it on")
     missing = missing_tools(run.profile)
     if missing and any(
-        name not in TOOLS and recorded_kind(name) is None for name in run.profile.split("+")[1:]
+        name not in TOOLS and recorded_kind(name, run) is None for name in run.profile.split("+")[1:]
     ):
         raise UsageError(f"run {run.id} was given {missing}. --view shows it all the same")
     executions = [_execution(run, sandbox, blobs)]
     differing = [key for key, logged in executions[0].logged.items() if logged != executions[0].now.get(key)]
-    unseen = [key for key in differing if not _seen(key, executions[0])]
+    unseen = [key for key in differing if not _is_explained(key, executions[0])]
     while unseen and len(executions) < _EXECUTIONS:
         executions.append(_execution(run, sandbox, blobs))
         unseen = [key for key in unseen if len({e.now.get(key, "") for e in executions}) == 1]
@@ -87,7 +87,7 @@ class _Execution:
     """path -> (logged, new) contents of drifted files: a file drifts once, not in every later turn"""
 
 
-def _seen(key: _Key, execution: _Execution) -> bool:
+def _is_explained(key: _Key, execution: _Execution) -> bool:
     late = _late(key[0], key[1], execution)
     return late or explained(execution.logged[key], execution.now.get(key, "")) is not None
 
@@ -109,19 +109,22 @@ def _late(turn: int, call: int | None, execution: _Execution) -> bool:
 
 
 def _execution(run: Trajectory, sandbox: Sandbox, blobs: BlobStore) -> _Execution:
-    layered = _Layered(blobs)
+    layered = OverlayBlobs(blobs)
     found = _Execution()
     start = str(run.snapshot)
     with workspace_jail(snapshot.load(start, blobs), blobs, sandbox, run.task.limits) as jail:
         workspace = Workspace(jail, layered, start=start, snapshot=start)
         agent = _agent(run, ReplayedPolicy(run, None), jail, workspace, layered)
         agent.record = RecordedAnswers(run, blobs.get, for_fork=False)
+        delegated = {turn.delegated_by for turn in run.turns}
         for turn in run.turns:
             for number, call in enumerate(turn.calls):
-                again = agent.execute(number, call)
+                if turn.index in delegated and number + 1 == len(turn.calls):
+                    continue  # its sub-agent's actions follow
+                again = agent.of(turn).execute(number, call)
                 if number < len(turn.observations):
                     _compare(found, turn, number, again, blobs)
-                    if recorded_kind(call.name) and turn.observations[number].files_changed:
+                    if recorded_kind(call.name, run) and turn.observations[number].files_changed:
                         _restore_files(turn, jail, blobs)
                         workspace.refresh()
                     if (
@@ -189,20 +192,6 @@ def _content(tree: snapshot.Snapshot, path: str, blobs: BlobStore) -> str:
     return blobs.get(str(entry.content)).decode("utf-8", "backslashreplace") + f"\n(mode {entry.mode:o})"
 
 
-class _Layered(MemoryBlobs):
-    """Reads from the log's blobs and writes to memory, so that a replay does not change the log."""
-
-    def __init__(self, below: BlobStore) -> None:
-        super().__init__()
-        self._below = below
-
-    def get(self, blob: str) -> bytes:
-        return super().get(blob) if super().__contains__(blob) else self._below.get(blob)
-
-    def __contains__(self, blob: str) -> bool:
-        return super().__contains__(blob) or blob in self._below
-
-
 # ----------------------------------------------------------------------------------------- refeed
 
 
@@ -252,11 +241,14 @@ def refeed(run: Trajectory, reader: PromptRenderer | None, blobs: BlobStore) -> 
     agent = _agent(run, policy, LazyJail(_no_jail), None, blobs)
     differences = []
     for turn in run.turns:
-        completion = agent.complete()
-        if agent.parse(completion).calls != turn.calls:
+        whose = agent.of(turn)
+        if turn.messages:
+            whose.conversation.replace_new(turn.messages)
+        completion = whose.complete()
+        if not turn.is_summary and whose.parse(completion).calls != turn.calls:
             differences.append(ReplayDifference(turn=turn.index, what="its text is read as other calls"))
         differences += _cut_otherwise(turn, reader, agent.profile, blobs)
-        agent.inherit(turn)
+        whose.inherit(turn)
     return Refed(
         run=run.id,
         prompts=tuple(policy.prompts),

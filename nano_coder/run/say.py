@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from nano_coder.agent.loop import SAID
+from nano_coder.agent.sub_agent import observed_last
 from nano_coder.run.execution import OnTurn, Runtime, branch_run, refuse_served
 from nano_coder.run.reflection import as_much_again
 from nano_shared.errors import UsageError
@@ -31,9 +32,9 @@ def say_to_run(
     Raises UsageError for a run that nothing can follow, and as `branch_run` does.
     """
     refuse_unsaid(run, text)
-    now, last = time.time(), run.turns[-1]
+    now = time.time()
     said = Observation(tool=SAID, ok=True, text=text, bytes_total=len(text.encode()), started=now, ended=now)
-    turns = (*run.turns[:-1], last.model_copy(update={"observations": (*last.observations, said)}))
+    turns = observed_last(run.turns, said)
     task = run.task.model_copy(update={"limits": as_much_again(run, runtime.policy.count)})
     return branch_run(run, turns, runtime, task=task, seed=seed, on_turn=on_turn, on_start=on_start)
 

@@ -185,7 +185,7 @@ class JailProcess:
             drain = Drain({runner.out: outputs[0], runner.err: outputs[1]}, self._control.fileno(), flood)
             if request["op"] == "python":
                 drain.stop_early_on(runner.done, runner.read_announcement)
-            if not drain.run(timeout, self._stop):
+            if not drain.run(timeout, self.interrupt):
                 raise SandboxError(f"a jail did not end a program within {drain.PATIENCE_S:g} s")
             return self._outcome(runner), drain
 
@@ -212,7 +212,7 @@ class JailProcess:
             return self._finish_early_request()._replace(exit_code=runner.exit_code, signal=None, oom=False)
         if runner.number:
             # this jail is used more than once: let init prepare the next runner now
-            self._stop()
+            self.interrupt()
         else:
             runner.dismiss()
         return early
@@ -230,7 +230,7 @@ class JailProcess:
 
     def _finish_early_request(self) -> RequestOutcome:
         """Make init finish a request whose result was announced early, and return init's report."""
-        self._stop()
+        self.interrupt()
         return self._receive_outcome()
 
     def _receive_outcome(self) -> RequestOutcome:
@@ -316,8 +316,8 @@ class JailProcess:
         except OSError as error:
             raise self._ended_error() from error
 
-    def _stop(self) -> None:
-        """Ask init to kill the current request."""
+    def interrupt(self) -> None:
+        """Ask init to kill the current request. Any thread may ask."""
         with contextlib.suppress(OSError):
             message.send(self._control, {"op": "kill", "run": self._served})
 

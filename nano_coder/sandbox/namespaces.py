@@ -332,6 +332,9 @@ class NsJail:
             denials=Denials(network=now - refused) if (now := self._refused()) > refused else _NONE_DENIED,
         )
 
+    def interrupt(self) -> None:
+        self._process.interrupt()
+
     def _refused(self) -> int:
         """Number of calls so far to hosts that are not allowed."""
         return self._proxy.refused if self._proxy else 0

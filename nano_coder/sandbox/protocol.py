@@ -132,6 +132,14 @@ class SupportsKeeping(Protocol):
         ...
 
 
+class InterruptibleJail(Jail, Protocol):
+    """A jail whose current program another thread may end."""
+
+    def interrupt(self) -> None:
+        """Kill the program that runs now, and its descendants; its run returns. Nothing if none runs."""
+        ...
+
+
 class Sandbox(Protocol):
     """A backend. `layers` tells which layers of isolation are on; it is logged with runs."""
 
@@ -198,7 +206,9 @@ def connected(sandbox: Sandbox, hosts: frozenset[str]) -> Sandbox:
 class SupportsListening(Protocol):
     """A sandbox that can open a socket in a jail for this process to answer on."""
 
-    def open_listening(self, workspace: Path | None, limits: Limits) -> tuple[Jail, socket.socket]:
+    def open_listening(
+        self, workspace: Path | None, limits: Limits
+    ) -> tuple[InterruptibleJail, socket.socket]:
         """As `Sandbox.open`, and a socket that listens on 127.0.0.1:3128 in the jail."""
         ...
 

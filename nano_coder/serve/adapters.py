@@ -19,12 +19,11 @@ from nano_shared.checkpoint import (
     Manifest,
     checkpoint_names,
     checkpoints_dir,
+    folder_content,
     latest_checkpoint,
     read_checkpoint,
 )
-from nano_shared.durable import file_hash
 from nano_shared.errors import CheckpointError, NanoError, UsageError
-from nano_shared.hashing import content_hash
 
 MOST_OPENED = 8
 """checkpoints that requests have named and that stay opened; the one named longest ago is closed first"""
@@ -99,12 +98,13 @@ class Adapters:
     def cards(self) -> Iterator[dict[str, Any]]:
         """What /v1/models tells of the adapters: where they lie, and what they were trained from."""
         with self._lock:
-            named = {name: folder for name, (folder, _) in self._loaded.items()}
+            named: dict[str, tuple[Path, str | None]] = dict(self._loaded)
         for name in checkpoint_names():
             if self._stands_on(checkpoints_dir() / name) == self.base:
-                named.setdefault(name, checkpoints_dir() / name)
-        for name, folder in named.items():
-            yield {"id": name, "root": str(folder), **lineage_card(folder, self.base)}
+                named.setdefault(name, (checkpoints_dir() / name, None))
+        for name, (folder, content) in named.items():
+            card = {"id": name, "root": str(folder), **lineage_card(folder, self.base)}
+            yield card | ({"content": content} if content else {})
 
     def opened(self) -> list[ServedModel]:
         with self._lock:
@@ -131,8 +131,7 @@ class Adapters:
             files = sorted(file for file in folder.iterdir() if file.is_file() and file.name != MANIFEST)
             times = [(file.name, (at := file.stat()).st_size, at.st_mtime_ns, at.st_ino) for file in files]
             if self._hashed.get(folder, ([], ""))[0] != times:
-                content = content_hash([[file.name, file_hash(file)] for file in files])
-                self._hashed[folder] = ([*times], content)
+                self._hashed[folder] = ([*times], folder_content(folder))
         except OSError as problem:
             raise BadRequest(f"{folder} cannot be read: {problem.strerror}", param="model") from None
         return self._hashed[folder][1]

@@ -129,13 +129,16 @@ def chat_logprobs(
 ) -> dict[str, Any]:  # fmt: skip
     """OpenAI's `logprobs` of a choice; `top`: the likeliest tokens of each place."""
 
-    def told(token: int, logprob: float) -> dict[str, Any]:
+    def token_card(token: int, logprob: float) -> dict[str, Any]:
         text = decode([token])
         name = f"token_id:{token}" if body.get("return_tokens_as_token_ids") else text
         return {"token": name, "logprob": logprob, "bytes": list(text.encode())}
 
     content = [
-        {**told(token, logprob), "top_logprobs": [told(*each) for each in (top[place] if top else ())]}
+        {
+            **token_card(token, logprob),
+            "top_logprobs": [token_card(*each) for each in (top[place] if top else ())],
+        }
         for place, (token, logprob) in enumerate(zip(ids, logprobs, strict=True))
     ]
     return {"content": content, "refusal": None}
@@ -162,17 +165,18 @@ def chat_answer(
             "finish_reason": finish_reason(answer),
         }
         choices.append(choice | _token_fields(body, answer, decode))
-    told: dict[str, Any] = {
+    answered: dict[str, Any] = {
         "id": id, "object": "chat.completion", "created": int(time.time()),
         "model": str(body.get("model") or model),
-        "system_fingerprint": _fingerprint(answers[0]),
+        "system_fingerprint": fingerprint(answers[0]),
     }  # fmt: skip
     if body.get("return_token_ids") and answers[0].prompt_ids:
-        told["prompt_token_ids"] = list(answers[0].prompt_ids)
-    return {**told, "choices": choices, "usage": usage(answers)}
+        answered["prompt_token_ids"] = list(answers[0].prompt_ids)
+    return {**answered, "choices": choices, "usage": usage(answers)}
 
 
-def _fingerprint(answer: ModelAnswer) -> str:
+def fingerprint(answer: ModelAnswer) -> str:
+    """The weights that sampled an answer, and their version."""
     return f"{answer.completion.policy_id}@{answer.completion.policy_version}"
 
 
@@ -216,7 +220,7 @@ class ChatChunks:
             (tokens.sampled_ids[self._told_ids :], tokens.logprobs[self._told_ids :]) if tokens else ((), ())
         )
         last = self._chunk({}, ids=rest[0], logprobs=rest[1], finish=finish_reason(answer))
-        last["system_fingerprint"] = _fingerprint(answer)
+        last["system_fingerprint"] = fingerprint(answer)
         if self._body.get("return_token_ids") and answer.prompt_ids:
             last["prompt_token_ids"] = list(answer.prompt_ids)
         yield last

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.serve.chat import Body, finish_reason, number, sampling_of
+from nano_coder.serve.chat import Body, fingerprint, finish_reason, number, sampling_of
 from nano_coder.serve.request import BadRequest, ClientMessage, ModelAnswer, ModelRequest
 from nano_shared.policy import DecodeIds, Policy
 from nano_shared.types import Role
@@ -206,7 +206,8 @@ class CompletionWriter:
                 choice["logprobs"] = self._logprobs(ids, logprobs, top)
             choices.append(choice | self._ids(request.prompt_ids, tokens.sampled_ids))
             self._count(answer)
-        return {**self._head, "choices": choices, "usage": self.usage()}
+        head = {**self._head, "system_fingerprint": fingerprint(answers[0])}
+        return {**head, "choices": choices, "usage": self.usage()}
 
     def first(self, index: int) -> dict[str, Any] | None:
         """The echoed prompt as a chunk."""

@@ -95,6 +95,13 @@ class AgentEpisode:
     """sampled so far"""
     reached: StopReason | None = None
     """the limit that was reached"""
+    limited: threading.Event = field(default_factory=threading.Event)
+    """set when the agent gets no answers any more"""
+
+    def reach(self, stop: StopReason) -> None:
+        """The run is over for that reason."""
+        self.reached = stop
+        self.limited.set()
 
 
 class LimitReached(BudgetExhausted):
@@ -167,7 +174,7 @@ class Conversations:
             return self._sample(held, new, request, keys[-1], on_text)
         except PolicyError:
             if self._episode is not None:
-                self._episode.reached = StopReason.POLICY_ERROR
+                self._episode.reach(StopReason.POLICY_ERROR)
             raise
         finally:
             with self._lock:
@@ -187,7 +194,7 @@ class Conversations:
             left = limits.max_tokens - episode.tokens
             if episode.turns >= limits.max_turns or left <= 0:
                 reached = StopReason.MAX_TOKENS if left <= 0 else StopReason.MAX_TURNS
-                episode.reached = reached
+                episode.reach(reached)
                 raise LimitReached(f"this run's {reached.value} is reached; it ends here")
             number, episode.turns = episode.turns, episode.turns + 1
         sampling = episode.sampling.model_copy(
@@ -221,7 +228,11 @@ class Conversations:
         run = model.store.get(run_id)
         keys = model.store.conversations(run_id)
         mine = (model.policy.template_hash, model.profile.hash)
-        if (run.template_hash, run.profile_hash) != mine or len(keys) != len(run.turns) or not _told(run):
+        if (
+            (run.template_hash, run.profile_hash) != mine
+            or len(keys) != len(run.turns)
+            or not _is_unredacted(run)
+        ):
             return
         last = run.turns[-1].completion
         with self._lock:
@@ -335,17 +346,7 @@ class Conversations:
     ) -> ModelAnswer:  # fmt: skip
         """`key` is the conversation's up to the request's last message."""
         started, run, model = time.time(), held.run, held.model
-        if model.upstream:
-            messages = upstream.messages(new, run.turns[-1].completion.api if run.turns else None)
-        else:
-            messages = _rendered(new, request.tools, model.profile, opening=not run.turns)
-        conversation = Conversation(tools=request.tools if model.upstream else (), started=run.started)
-        for turn in run.turns:
-            for message in turn.messages:
-                conversation.append(message)
-            conversation.record(turn.completion)
-        for message in messages:
-            conversation.append(message)
+        conversation, messages = _conversation(held, new, request)
         before = tuple(conversation.tokens)
         completion = self._complete(held, conversation, request, on_text)
         if model.upstream:
@@ -354,18 +355,10 @@ class Conversations:
             parsed = _parsed(completion, request.tools, model.profile)
             calls = tuple(map(_call, parsed.calls))
         turn = Turn(
-            index=len(run.turns),
-            messages=messages,
-            completion=completion,
-            thought=parsed.thought,
-            calls=parsed.calls,
-            parser=model.profile.dialect,
-            repairs=parsed.repairs,
-            started=started,
-            ended=time.time(),
-        )
-        if not run.own_turns:
-            model.store.begin(run)
+            index=len(run.turns), messages=messages, completion=completion, thought=parsed.thought,
+            calls=parsed.calls, parser=model.profile.dialect, repairs=parsed.repairs,
+            started=started, ended=time.time(),
+        )  # fmt: skip
         tokens = completion.tokens
         if tokens is not None and tokens.row != conversation.row:
             before = ()  # history was rewritten: a new row
@@ -383,19 +376,26 @@ class Conversations:
                 model.policy, completion, prompt_ids, 0 if self._episode else request.top_logprobs
             ),
         )
+        self._record(held, turn, answer, key)
+        return answer
+
+    def _record(self, held: _Held, turn: Turn, answer: ModelAnswer, key: str) -> None:
+        """Log the turn, and continue the conversation after it."""
+        run, store = held.run, held.model.store
+        if not run.own_turns:
+            store.begin(run)
         answered = content_hash([key, answer.message.key])
         asked = ClientRequest(held.session, held.client, answered)
-        model.store.append_turn(run.id, turn, None if self._episode else asked)
+        store.append_turn(run.id, turn, None if self._episode else asked)
         with self._lock:
             if self._episode is not None:
                 self._episode.tokens += answer.sampled_tokens
                 if self._episode.tokens >= run.task.limits.max_tokens:
-                    self._episode.reached = StopReason.MAX_TOKENS
+                    self._episode.reach(StopReason.MAX_TOKENS)
             held.run = run.model_copy(update={"turns": (*run.turns, turn)})
             held.keys.append(answered)
             self._by_key.setdefault((held.session, answered), []).append((held, len(held.keys)))
             self._held.move_to_end(run.id)
-        return answer
 
     def _complete(
         self, held: _Held, conversation: Conversation, request: ModelRequest, on_text: OnText | None
@@ -575,6 +575,25 @@ def _parsed(completion: Completion, tools: Sequence[ToolSpec], profile: Interfac
     return parsed
 
 
+def _conversation(
+    held: _Held, new: tuple[ClientMessage, ...], request: ModelRequest
+) -> tuple[Conversation, tuple[Message, ...]]:
+    """The run's conversation with its new messages, and these."""
+    run, model = held.run, held.model
+    if model.upstream:
+        messages = upstream.messages(new, run.turns[-1].completion.api if run.turns else None)
+    else:
+        messages = _rendered(new, request.tools, model.profile, opening=not run.turns)
+    conversation = Conversation(tools=request.tools if model.upstream else (), started=run.started)
+    for turn in run.turns:
+        for message in turn.messages:
+            conversation.append(message)
+        conversation.record(turn.completion)
+    for message in messages:
+        conversation.append(message)
+    return conversation, messages
+
+
 def _rendered(
     messages: Sequence[ClientMessage], tools: Sequence[ToolSpec], profile: InterfaceProfile, *, opening: bool
 ) -> tuple[Message, ...]:
@@ -625,7 +644,7 @@ def _size(completion: Completion, policy: Policy) -> int:
     return completion.api.usage.completion if completion.api else policy.count(completion.text)
 
 
-def _told(run: Trajectory) -> bool:
+def _is_unredacted(run: Trajectory) -> bool:
     """Whether nothing of what the model read and wrote was hidden in the log."""
     said = [m.content for turn in run.turns for m in turn.messages]
     hidden = any(MARKER.search(text) for text in (*said, *(turn.completion.text for turn in run.turns)))

@@ -44,8 +44,9 @@ def alternatives(glob):
 
 def rules(folder):
     try:
-        with open(os.path.join(folder, ".gitignore"), encoding="utf-8", errors="replace") as file:
-            lines = file.read().splitlines()
+        # git matches bytes: `?` is one of them
+        with open(os.path.join(folder, ".gitignore"), encoding="latin-1", newline="") as file:
+            lines = [line.removesuffix("\r") for line in file.read().split("\n")]
     except OSError:
         return []
     found = []
@@ -64,7 +65,7 @@ def rules(folder):
 
 def ignored(path, is_folder, known):
     for folder, wanted, folders_only, back in reversed(known):
-        below = path if folder == "." else path[len(folder) + 1 :]
+        below = os.fsencode(path if folder == "." else path[len(folder) + 1 :]).decode("latin-1")
         if (is_folder or not folders_only) and wanted.fullmatch(below):
             return not back
     return False

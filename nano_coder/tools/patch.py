@@ -80,9 +80,9 @@ def read_patch(text: str) -> list[FilePatch]:
     if heredoc and len(lines) > 2 and lines[-1].strip() == heredoc[2]:
         lines, first = lines[1:-1], first + 1
     if lines[0].strip() != BEGIN:
-        raise PatchError(f"the first line of a patch is {BEGIN!r}, not {_shown(lines[0])}")
+        raise PatchError(f"the first line of a patch is {BEGIN!r}, not {_excerpt(lines[0])}")
     if lines[-1].strip() != END or len(lines) < 2:
-        raise PatchError(f"the last line of a patch is {END!r}, not {_shown(lines[-1])}")
+        raise PatchError(f"the last line of a patch is {END!r}, not {_excerpt(lines[-1])}")
     changes = list(_Reader(lines[1:-1], first + 1).changes())
     if not changes:
         raise PatchError("the patch is empty: it adds, deletes and updates no file")
@@ -106,7 +106,7 @@ class _Reader:
                 continue
             if header is None:
                 raise self._wrong(
-                    f"{_shown(line)} is no header; there are '*** Add File: PATH', '*** Delete File: PATH'"
+                    f"{_excerpt(line)} is no header; there are '*** Add File: PATH', '*** Delete File: PATH'"
                     " and '*** Update File: PATH'"
                 )
             self._at += 1
@@ -144,10 +144,10 @@ class _Reader:
             headers.append(self._lines[self._at][2:].removeprefix(" "))
             self._at += 1
         if not headers and not bare:
-            raise self._wrong(f"a hunk begins with @@, not with {_shown(self._lines[self._at])}")
+            raise self._wrong(f"a hunk begins with @@, not with {_excerpt(self._lines[self._at])}")
         lines = list(self._hunk_lines())
         if not lines:
-            told = _shown(self._lines[self._at]) if self._at < len(self._lines) else "the end of the patch"
+            told = _excerpt(self._lines[self._at]) if self._at < len(self._lines) else "the end of the patch"
             raise self._wrong(f"{told}: a line of a hunk begins with a blank (stays), + (comes) or - (goes)")
         at_end = self._at < len(self._lines) and self._lines[self._at].strip() == END_OF_FILE
         self._at += at_end
@@ -254,10 +254,10 @@ class _Finder:
         if found is None:
             near = difflib.get_close_matches(header.strip(), [line.strip() for line in self._lines], 1, 0.5)
             at = next((n for n, line in enumerate(self._lines, 1) if near and line.strip() == near[0]), None)
-            told = f"; nearest is line {at}: {_shown(self._lines[at - 1])}" if at else ""
+            told = f"; nearest is line {at}: {_excerpt(self._lines[at - 1])}" if at else ""
             below = f" below line {self._from}" if self._from else ""
             raise PatchError(
-                f"{self.path}: no line{below} reads as the header {_shown(header)} of line {hunk.number} of"
+                f"{self.path}: no line{below} reads as the header {_excerpt(header)} of line {hunk.number} of"
                 f" the patch{told}"
             )
         return found
@@ -294,11 +294,11 @@ class _Finder:
             return PatchError(f"{said}: its lines are {where}, not the last ones as {END_OF_FILE!r} says")
         first = next((n for n, (a, b) in enumerate(zip(there, pattern, strict=False)) if a != b), len(there))
         number = start + first + 1
-        found = _shown(self._lines[number - 1]) if number <= len(self._lines) else "the end of the file"
+        found = _excerpt(self._lines[number - 1]) if number <= len(self._lines) else "the end of the file"
         near = (
             f" (nearest place: from line {start + 1} on, {alike} of {len(old)} lines alike)" if alike else ""
         )
-        return PatchError(f"{said}: expected {_shown(old[first])}, and line {number} is {found}{near}")
+        return PatchError(f"{said}: expected {_excerpt(old[first])}, and line {number} is {found}{near}")
 
 
 def _nearest(lines: Sequence[str], pattern: Sequence[str]) -> int:
@@ -318,5 +318,5 @@ def _nearest(lines: Sequence[str], pattern: Sequence[str]) -> int:
     return max(0, places[near[0]][0] - offset) if near else 0
 
 
-def _shown(line: str) -> str:
+def _excerpt(line: str) -> str:
     return repr(line if len(line) <= _LONGEST_SHOWN else f"{line[:_LONGEST_SHOWN]}...")

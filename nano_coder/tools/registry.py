@@ -53,9 +53,11 @@ class Tools(Extensions[Tool]):
         self._made[made.spec.name] = made
 
     def source(self, name: str) -> str:
-        """Where a tool comes from: a file, or the package that registers it."""
+        """Where a tool comes from: a file, the package that registers it, or an MCP server."""
         if name in self._given:
             return self._given[name][0]
+        if name in self._made and name.startswith("mcp__"):
+            return f"MCP server {name.split('__')[1]}"
         return super().source(name) or "this process"
 
     def __contains__(self, name: object) -> bool:

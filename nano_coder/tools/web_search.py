@@ -48,7 +48,7 @@ def web_search(context: ToolContext, query: str) -> ToolResult:
     if not query.strip():
         raise ToolFailure("the query is empty")
     found = _provider(context).search(query, _MOST_RESULTS)
-    return ToolResult(text="\n\n".join(map(_shown, found)) or "nothing was found")
+    return ToolResult(text="\n\n".join(map(_result_text, found)) or "nothing was found")
 
 
 def _provider(context: ToolContext) -> SearchProvider:
@@ -130,6 +130,6 @@ def _result(row: dict[str, Any]) -> FoundResult:
     return {"title": str(row.get("title", "")), "url": str(row.get("url", "")), "text": text}
 
 
-def _shown(found: FoundResult) -> str:
+def _result_text(found: FoundResult) -> str:
     text = printable(found["text"], _LONGEST_RESULT)
     return f"{one_line(found['title'], 150)}\n{one_line(found['url'], 300)}\n{text}"

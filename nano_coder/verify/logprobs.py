@@ -81,9 +81,10 @@ def gap_of(tokens: Sequence[Scored]) -> Gap:
 
 
 def rescored(run: Trajectory, engine: Engine, *, entropy: bool = False) -> list[Scored]:
-    """Every sampled token of a run, in order, scored by the engine's weights at its turn's temperature."""
+    """Every sampled token of a run, row by row, scored by the engine's weights at its turn's temperature."""
     scored: list[Scored] = []
-    for _, turns in groupby(run.turns, key=lambda turn: tokens_of(turn).row):
+    by_row = sorted(run.turns, key=lambda turn: tokens_of(turn).row)
+    for _, turns in groupby(by_row, key=lambda turn: tokens_of(turn).row):
         row: list[int] = []
         begins: list[tuple[Turn, int]] = []
         for turn in turns:

@@ -13,7 +13,7 @@ from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.agent.dialects.api import Api
 from nano_coder.agent.loop import observation_messages
 from nano_coder.agent.profiles import logged_profile
-from nano_coder.agent.prompt import first_started, open_conversation
+from nano_coder.agent.prompt import first_started, open_conversation, without_delegate
 from nano_coder.grading.command_check import laid_over, restored
 from nano_coder.grading.command_run import tree_hash
 from nano_coder.grading.grade import graded_files, graded_hash
@@ -24,7 +24,7 @@ from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError, PolicyError
 from nano_shared.hashing import content_hash
-from nano_shared.hidden_checks import AnswerChecks, CommandChecks, RewardFileChecks
+from nano_shared.hidden_checks import AnswerChecks, CommandChecks, EnvironmentChecks, RewardFileChecks
 from nano_shared.policy import Conversation
 from nano_shared.redact import MARKER
 from nano_shared.types import Finish, Task, Trajectory, Turn, TurnTokens
@@ -33,8 +33,8 @@ from nano_shared.types import Finish, Task, Trajectory, Turn, TurnTokens
 def expected_hash(run: Trajectory, blobs: BlobStore) -> str | None:
     """The hash of what the run left for grading; None if it cannot be computed from the log.
 
-    That is the case for a task without a check, a reward file (whose tree the grader changes), and a
-    workspace whose blobs are missing.
+    That is the case for a task without a check, a reward file (whose tree the grader changes), an environment
+    of others, and a workspace whose blobs are missing.
     """
     task = run.task
     hidden = task.hidden
@@ -43,7 +43,7 @@ def expected_hash(run: Trajectory, blobs: BlobStore) -> str | None:
     after = run.last_snapshot
     if after is None or run.workspace_lost or (hidden is None and task.check is None):
         return None
-    if isinstance(hidden, RewardFileChecks):
+    if isinstance(hidden, RewardFileChecks | EnvironmentChecks):
         return None
     try:
         delivery = Delivery(
@@ -90,8 +90,9 @@ class TokenCheck:
         """Sampled ids must spell the text, and end as `finish` says."""
         for turn in run.turns:
             tokens, name = tokens_of(turn), f"turn {turn.index}"
+            of_api = turn.parser == Api.name or (turn.is_summary and turn.completion.api is not None)
             spelt = self._decode(tokens)
-            if turn.parser == Api.name:  # calls are beside the text, which was trimmed
+            if of_api:  # calls are beside the text, which was trimmed
                 named = (call.name for call in turn.calls)
                 if not all(part in spelt for part in (turn.completion.text.strip(), *named)):
                     return _no(RefusalCode.OTHER_IDS, f"{name}: its ids do not spell its text and its calls")
@@ -99,7 +100,7 @@ class TokenCheck:
                 return self._misspelt(turn)
             ended = tokens.sampled_ids[-1] in self.eos_ids
             stopped = ended or any(text in turn.completion.text for text in turn.completion.sampling.stop)
-            cut = turn.parser == Api.name and turn.completion.sampling.stop  # a stop string is not shown
+            cut = of_api and turn.completion.sampling.stop  # a stop string is not shown
             if turn.completion.finish is Finish.STOP and not stopped and not cut:
                 return _no(RefusalCode.CUT_TURN, f"{name} ended by itself, and no token of it says so")
         return None
@@ -134,7 +135,7 @@ class TokenCheck:
         return self.template.encoder.decode(ids[:-1] if ids[-1] in self.eos_ids else ids)
 
     def _rendering(self, run: Trajectory) -> RunFinding | None:
-        """Context ids must be what the template renders; the beginning of a compacted row is not checked."""
+        """Context ids must be what the template renders of the logged messages."""
         profile = logged_profile(run)
         if profile is None:
             return _no(RefusalCode.OTHER_PROFILE, f"profile {run.profile} is not one of this nano")
@@ -142,10 +143,16 @@ class TokenCheck:
         served = run.is_served
         if not served:
             conversation = open_conversation(profile, run.task, files or (), first_started(run))
+        conversations: dict[int | None, Conversation] = {None: conversation}
+        new_row = 0
         for turn in run.turns:
-            for message in turn.messages:
-                conversation.append(message)
+            conversation = conversations.get(turn.delegated_by) or _of_sub_agent(conversations[None], new_row)
+            conversations[turn.delegated_by] = conversation
+            conversation.last_row = max(new_row - 1, 0)
+            if turn.messages:
+                conversation.replace_new(turn.messages)
             tokens = tokens_of(turn)
+            new_row = max(new_row, tokens.row + 1)
             if run.is_raw:
                 told = "".join(message.content for message in turn.messages)
                 if self.template.encoder.decode(tokens.context_ids) != told:
@@ -161,6 +168,8 @@ class TokenCheck:
                 if tokens.row in (row, conversation.row) and expected != tokens.context_ids:
                     return self._differs(turn, expected)
             conversation.record(turn.completion)
+            if turn.is_summary:
+                conversation.begin_row(())
             for message in observation_messages(turn):
                 conversation.append(message)
         return None
@@ -206,6 +215,13 @@ class TokenCheck:
         if expected in (None, verdict.graded_hash):
             return None
         return _no(RefusalCode.FOREIGN_VERDICT, "the verdict was computed from other files than this run's")
+
+
+def _of_sub_agent(parent: Conversation, row: int) -> Conversation:
+    """The conversation of a sub-agent, whose first turn logs its messages."""
+    conversation = Conversation(tools=without_delegate(parent.tools), started=parent.started)
+    conversation.row = row
+    return conversation
 
 
 def tokens_of(turn: Turn) -> TurnTokens:

@@ -7,14 +7,14 @@ that need the policy's tokenizer are in `tokens.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import Any
 
 from nano_coder.agent.dialects.api import Api
 from nano_coder.agent.dialects.registry import DIALECTS
 from nano_coder.agent.profiles import logged_profile, missing_tools
+from nano_coder.agent.prompt import without_delegate
 from nano_coder.grading.graders import GRADER
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_shared.hashing import content_hash
@@ -116,8 +116,8 @@ def _tokens(run: RunFacts) -> Iterator[RunFinding]:
             " can still imitate)",
         )
         return
-    rows = [turn.row or 0 for turn in run.turns]
-    if rows[0] != 0 or any(after < before or after > before + 1 for before, after in pairwise(rows)):
+    if _rows_broken(run.turns):
+        rows = [turn.row for turn in run.turns]
         yield _no(RefusalCode.BROKEN_ROWS, f"the token rows are out of order: {rows}")
         return
     found = (_mixed(run), *map(_of_turn, run.turns), *map(_how_sampled, run.own_turns))
@@ -129,6 +129,18 @@ def _tokens(run: RunFacts) -> Iterator[RunFinding]:
     yield RunFinding(
         False, "tokens", f"{sampled} sampled tokens in {len(run.own_turns)} turns, each with its log-prob"
     )
+
+
+def _rows_broken(turns: Sequence[TurnFacts]) -> bool:
+    """Whether a turn is neither in the row of its agent's turn before it, nor the first of a new row."""
+    rows: dict[int | None, int] = {}
+    new = 0
+    for turn in turns:
+        row = turn.row or 0
+        if row not in (rows.get(turn.delegated_by), new):
+            return True
+        rows[turn.delegated_by], new = row, max(new, row + 1)
+    return False
 
 
 def _mixed(run: RunFacts) -> RunFinding | None:
@@ -213,7 +225,10 @@ def _interface(run: RunFacts) -> Iterator[RunFinding]:
         return
     tools = _offered(profile, run.task.tools)
     for turn in run.turns:
-        parsed = DIALECTS.find(profile.dialect).parse(turn.text, tools)
+        if turn.summary:
+            continue
+        offered = tools if turn.delegated_by is None else without_delegate(tools)
+        parsed = DIALECTS.find(profile.dialect).parse(turn.text, offered)
         if tuple((call.name, call.arguments) for call in parsed.calls) != turn.calls:
             yield _no(
                 RefusalCode.CALLS_DIFFER, f"turn {turn.index}: the logged calls are not what its text says"

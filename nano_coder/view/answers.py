@@ -113,7 +113,7 @@ class LogView:
 
     def group(self, query: Query) -> ViewData:
         """The group of the run `id`: its figures, a page of its runs, and its best and worst run."""
-        group = self.store.group_of(_asked(query, "id"))
+        group = self.store.group_of(_required(query, "id"))
         if group is None:
             raise LogError(f"no run {query['id']!r:.100} in log {self.store.url}")
         chosen = RunChoice(group=group)
@@ -132,7 +132,7 @@ class LogView:
 
     def run(self, query: Query) -> ViewData:
         """A run with its turns from `first` on."""
-        run = self.store.get(_asked(query, "id"))
+        run = self.store.get(_required(query, "id"))
         first = _number(query, "first")
         return {
             **self._head(run),
@@ -162,7 +162,7 @@ class LogView:
 
     def turn(self, query: Query) -> ViewData:
         """One turn with all its tokens."""
-        run, at = self.store.get(_asked(query, "id")), _number(query, "turn")
+        run, at = self.store.get(_required(query, "id")), _number(query, "turn")
         if at >= len(run.turns):
             raise UsageError(f"run {run.id} has {len(run.turns)} turns, and no turn {at}")
         return self._turn(run, run.turns[at], self._lens(run), None)
@@ -190,7 +190,7 @@ class LogView:
                 {"tool": call.name, "arguments": _cut(_arguments(call.arguments), f"{at}:call:{n}")}
                 for n, call in enumerate(turn.calls)
             ],
-            "seen": [_seen(o, f"{at}:seen:{n}") for n, o in enumerate(turn.observations)],
+            "seen": [_observation_data(o, f"{at}:seen:{n}") for n, o in enumerate(turn.observations)],
             "diff": f"{at}:diff" if changed else None,
             "tokens": self._tokens(run, turn, lens, most),
         }  # fmt: skip
@@ -225,7 +225,8 @@ class LogView:
 
     def text(self, query: Query) -> ViewData:
         """A part of a long text of a run, from the character `from` on."""
-        run, part, start = self.store.get(_asked(query, "id")), _asked(query, "part"), _number(query, "from")
+        run, part = self.store.get(_required(query, "id")), _required(query, "part")
+        start = _number(query, "from")
         whole = self._part(run, part)
         end = start + _PART
         return {"text": whole[start:end], "next": end if end < len(whole) else None}
@@ -261,7 +262,7 @@ class LogView:
 
     def pair(self, query: Query) -> ViewData:
         """Two runs from the turn on in which their tokens first differ."""
-        sides = [self.store.get(_asked(query, name)) for name in ("left", "right")]
+        sides = [self.store.get(_required(query, name)) for name in ("left", "right")]
         place = first_difference(*sides)
         heads = [self._head(run) | {"turns": self._turns(run, place["turn"], place["turn"] + _TURNS)}
                  for run in sides]  # fmt: skip
@@ -279,7 +280,7 @@ class LogView:
 
     def training(self, query: Query) -> ViewData:
         """The training `name`, or a comparison of several, separated by commas."""
-        name = _asked(query, "name")
+        name = _required(query, "name")
         problem = UsageError("no installed package reads trainings; nano_rl does")
         for reader in TRAININGS.values():
             try:
@@ -354,7 +355,7 @@ def _cursor(query: Query, length: int) -> tuple[Any, ...] | None:
     return tuple(values)
 
 
-def _asked(query: Query, name: str) -> str:
+def _required(query: Query, name: str) -> str:
     if not query.get(name):
         raise UsageError(f"{name} is missing")
     return query[name]
@@ -393,7 +394,7 @@ def _arguments(arguments: Mapping[str, Any]) -> str:
     return "\n".join(f"{k} = {v if isinstance(v, str) else json.dumps(v)}" for k, v in arguments.items())
 
 
-def _seen(seen: Observation, part: str) -> ViewData:
+def _observation_data(seen: Observation, part: str) -> ViewData:
     names = ("tool", "ok", "exit_code", "signal", "timed_out", "bytes_total", "truncated", "files_changed")
     return {
         **{name: getattr(seen, name) for name in names},

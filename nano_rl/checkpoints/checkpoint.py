@@ -149,7 +149,7 @@ def save_checkpoint(
     template = profile.chat_template or opened.loaded.chat_template
     with atomic_checkpoint(target) as folder, quiet_transformers():
         if adapter:
-            _save_adapter(model, folder, opened)
+            save_adapter(model, folder, opened)
         else:
             model.save_pretrained(folder)
             opened.loaded.tokenizer.save_pretrained(folder)
@@ -176,7 +176,8 @@ def save_checkpoint(
     return read_checkpoint(target)
 
 
-def _save_adapter(model: Any, folder: Path, opened: OpenedWeights) -> None:
+def save_adapter(model: Any, folder: Path, opened: OpenedWeights) -> None:
+    """Write the LoRA adapter of a model in PEFT's format; that of a bfloat16 base in bfloat16."""
     import torch
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file

@@ -93,7 +93,7 @@ def make_evaluation(
     """The evaluation of `model` from its runs of the tasks."""
     of_task: dict[str, list[Trajectory]] = defaultdict(list)
     for run in runs:
-        of_task[run.task.id].append(run)
+        of_task[run.task.listed.id].append(run)
     whole = row_of("all", runs)
     return Evaluation(
         id=new_run_id(),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
 from typer import Option
 
 from nano_coder.commands.options import Limit, ToolOption, agent_options, configured
 from nano_coder.config import AgentConfig
+from nano_coder.environment import Environments
 from nano_coder.models.opening import default_model
 from nano_coder.run.execution import with_limits
+from nano_coder.tools.registry import TOOLS
 from nano_rl.checkpoints.evaluate import SuccessRow as Row
 from nano_rl.checkpoints.evaluate import component_means, table
 from nano_rl.checkpoints.evaluations import (
@@ -24,15 +26,15 @@ from nano_rl.checkpoints.evaluations import (
 )
 from nano_rl.checkpoints.promotion import SuccessDifference as Difference
 from nano_rl.checkpoints.promotion import compare
-from nano_rl.commands.options import RewardOption, Seed, Tasks
+from nano_rl.commands.options import EnvOption, RewardOption, Seed, Tasks
 from nano_rl.commands.progress import bar, print_components, print_rows, tell_ungraded
-from nano_rl.commands.session import chosen_reward, dtype_of, policy_runtime
+from nano_rl.commands.session import all_tasks, chosen_reward, dtype_of, policy_runtime
 from nano_rl.gather.rollouts import collect
-from nano_rl.tasks.make import read_tasks
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
+from nano_shared.profile import InterfaceProfile
 from nano_shared.settings_options import Settings
-from nano_shared.types import Task, Trajectory
+from nano_shared.types import Split, Task, Trajectory
 
 Temperature = Annotated[float, Option(min=0, help="Of the sampling; 0 is greedy.")]
 Repeat = Annotated[int, Option(min=1, help="Runs of each task, seeded.")]
@@ -44,12 +46,15 @@ class How:
     """Which tasks, and how a model is run on them."""
 
     tasks: list[Task]
+    environments: Environments = field(default_factory=Environments)
     config: AgentConfig
     sources: Mapping[str, str]
     reward: str | None
     seed: int
     repeat: int
     temperature: float
+    without: tuple[str, ...] = ()
+    """tools that are not offered"""
 
     def __post_init__(self) -> None:
         if not self.tasks:
@@ -64,7 +69,10 @@ class How:
         composed = chosen_reward(self.reward)
         name = model or self.config.model or default_model()
         runtime = policy_runtime(self.config, self.sources, model=name, temperature=self.temperature)
+        runtime = replace(runtime, environments=self.environments)
         tasks = [with_limits(task, runtime.limits) for task in self.tasks]
+        if self.without:
+            tasks = [without_tools(task, self.without, runtime.profile) for task in tasks]
         with bar(f"eval {name}", len(self.tasks) * self.repeat) as progress:
             runs = collect(
                 tasks, runtime, group_size=self.repeat, seed=self.seed, reward=composed,
@@ -85,7 +93,8 @@ class How:
 @agent_options("model", "base_url", "device", "net", "log", "agent", "agent_folders", shown=False)
 def command(
     settings: Settings[AgentConfig],
-    tasks: Tasks,
+    tasks: Tasks = None,
+    env: EnvOption = None,
     against: Annotated[str | None, Option(help="Another model: the paired difference is reported.")] = None,
     temperature: Temperature = 0.0,
     repeat: Repeat = 1,
@@ -93,16 +102,21 @@ def command(
     seed: Seed = 0,
     limit: Limit = None,
     tools: ToolOption = None,
+    without: Annotated[
+        str | None,
+        Option(help="Tools left out, with commas: what they are worth. memory is remember,recall."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Run a model on each task of a file and report success with 95 % intervals.
+    """Run a model on each task of a file, or of environments, and report success with 95 % intervals.
 
     What it did is kept in NANO_HOME/evaluations; with --against, nano-rl checkpoints promote finds it there.
     """
     config, sources = configured(settings, limit=limit, tools=tools)
+    environments, work = all_tasks(tasks, env, Split.TEST, seed)
     setting = How(
-        tasks=read_tasks(tasks), config=config, sources=sources, reward=reward, seed=seed, repeat=repeat,
-        temperature=temperature,
+        tasks=work, environments=environments, config=config, sources=sources, reward=reward,
+        seed=seed, repeat=repeat, temperature=temperature, without=tool_names(without),
     )  # fmt: skip
     evaluation, runs = setting.evaluate(None)
     rows = table(runs)
@@ -127,6 +141,22 @@ def command(
     if as_json:
         print(json.dumps(report))
     return 0
+
+
+def tool_names(given: str | None) -> tuple[str, ...]:
+    """The tools of `--without`. Raises UsageError for a word that is no tool, and for `submit`."""
+    words = (given or "").replace("memory", "remember,recall").split(",")
+    names = tuple(word.strip() for word in words if word.strip())
+    if wrong := [name for name in names if name not in TOOLS or name == "submit"]:
+        why = "ends every run" if wrong[0] == "submit" else "is no tool; nano-coder tools lists them"
+        raise UsageError(f"--without {wrong[0]}: it {why}")
+    return names
+
+
+def without_tools(task: Task, names: Collection[str], profile: InterfaceProfile) -> Task:
+    """The task without some of the tools that it or the profile offers."""
+    offered = task.tools if task.tools is not None else tuple(tool.name for tool in profile.tools)
+    return task.model_copy(update={"tools": tuple(name for name in offered if name not in names)})
 
 
 def print_differences(overall: Difference, suites: tuple[Difference, ...]) -> None:

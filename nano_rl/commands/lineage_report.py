@@ -70,7 +70,7 @@ def print_lineage(folder: Path) -> None:
         f"profile      {manifest.profile}",
         f"trained on   {_trained_on(manifest)}",
         "lineage",
-        *(f"  {_told(step)}" for step in chain[1:]),
+        *(f"  {_sentence(step)}" for step in chain[1:]),
         "settings",
         *(f"  {key} = {json.dumps(value)}" for key, value in sorted(manifest.config.items())),
         "metrics",
@@ -111,7 +111,7 @@ def _step(step: Ancestor) -> dict[str, Any]:
     return told
 
 
-def _told(step: Ancestor) -> str:
+def _sentence(step: Ancestor) -> str:
     if step.manifest is not None:
         return f"from {step.name}: trained on {_trained_on(step.manifest)}, nano {step.manifest.code_version}"
     return f"from {step.name}: {step.remark}" if step.remark else f"from {step.name}, the base"

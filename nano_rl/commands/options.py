@@ -10,8 +10,8 @@ from typer import Argument, Option
 from nano_coder.commands.options import Log
 
 __all__ = [
-    "DeviceOption", "DtypeOption", "Jobs", "KeepGoing", "Log", "ModelOption", "NameOption", "RewardOption",
-    "Seed", "TaskFile", "Tasks",
+    "DeviceOption", "DtypeOption", "EnvOption", "Jobs", "KeepGoing", "Log", "ModelOption", "NameOption",
+    "RewardOption", "Seed", "TaskFile", "Tasks",
 ]  # fmt: skip
 
 KeepGoing = Annotated[
@@ -28,11 +28,19 @@ DeviceOption = Annotated[
 ]
 DtypeOption = Annotated[Literal["float32", "bfloat16"], Option(help="Of the arithmetic.")]
 Seed = Annotated[int, Option(help="The same one repeats the random choices.")]
-Tasks = Annotated[Path, Option("--tasks", help="JSON lines file of tasks.")]
+Tasks = Annotated[Path | None, Option("--tasks", help="JSON lines file of tasks.")]
 RewardOption = Annotated[
     str | None,
     Option(help="Parts and weights, tests=1,process=0.2, or a file of settings (docs/rewards.md)."),
 ]
+EnvOption = Annotated[
+    list[str] | None,
+    Option(
+        "--env", metavar="ENV",
+        help="Tasks, tools and rewards of others: verifiers:NAME, nemo-gym:URL, openenv:URL or FILE.py:NAME,"
+        " with limits of its runs behind it; repeatable (docs/environments.md).",
+    ),
+]  # fmt: skip
 NameOption = Annotated[
     str, Option(help="Name of the checkpoint; a training of that name that was stopped goes on.")
 ]

@@ -100,7 +100,7 @@ def command(
         raise UsageError(f"{out} exists already; name another file with --out")
     settings = _settings(sources or (), judge_url, judge_model, principles)
     with open_log(log) as store:
-        asked = {name: _asked(name, given, store) for name, given in settings.items()}
+        asked = {name: _judge(name, given, store) for name, given in settings.items()}
         chosen = [source for source in LOGGED if not sources or source in sources]
         found = log_pairs(store, sources=chosen, per_task=per_task, seed=seed, asked=asked)
     say(found.refused)
@@ -130,7 +130,7 @@ def _settings(
     return judged
 
 
-def _asked(name: str, settings: dict[str, str | None], store: LogStore) -> Asked:
+def _judge(name: str, settings: dict[str, str | None], store: LogStore) -> Asked:
     from nano_coder.models.scripted import ScriptedPolicy
     from nano_coder.run.execution import Runtime
     from nano_coder.sandbox.backend import open_sandbox

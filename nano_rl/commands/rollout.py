@@ -15,20 +15,20 @@ from nano_coder.config import AgentConfig
 from nano_coder.run.reflection import is_reflection
 from nano_rl.checkpoints.evaluate import component_means, row_of, table
 from nano_rl.commands.eval import vars_of
-from nano_rl.commands.options import RewardOption, Seed, Tasks
+from nano_rl.commands.options import EnvOption, RewardOption, Seed, Tasks
 from nano_rl.commands.progress import bar, print_components, print_rows, tell_ungraded
 from nano_rl.commands.session import (
+    all_tasks,
     chosen_reward,
     policy_runtime,
 )  # fmt: skip
 from nano_rl.gather.rollouts import collect, execute
 from nano_rl.rewards import outcome
-from nano_rl.tasks.make import read_tasks
 from nano_rl.tasks.oracle import ORACLE, oracle_policy
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.settings_options import Settings
-from nano_shared.types import Trajectory, Value
+from nano_shared.types import Split, Trajectory, Value
 
 
 class Worth(Value):
@@ -68,7 +68,8 @@ def _mean(values: Sequence[float]) -> float:
 @agent_options("model", "base_url", "device", "net", "log", "agent", "agent_folders", shown=False)
 def command(
     settings: Settings[AgentConfig],
-    tasks: Tasks,
+    tasks: Tasks = None,
+    env: EnvOption = None,
     oracle: Annotated[
         bool, Option("--oracle", help="Run each task's own solution instead of a model.")
     ] = False,
@@ -88,11 +89,13 @@ def command(
     tools: ToolOption = None,
     as_json: JsonOption = False,
 ) -> int:  # fmt: skip
-    """Run each task of a file GROUP_SIZE times; the runs and their verdicts are in the log."""
+    """Run each task of a file, or of environments, GROUP_SIZE times, and log runs and verdicts."""
+    if oracle and env:
+        raise UsageError("--oracle: an environment has no solutions of its tasks; leave out one of the two")
     if oracle and reflect:
         raise UsageError("--reflect: oracles do not fail, so no attempt follows; leave out one of the two")
     config, sources = configured(settings, limit=limit, tools=tools)
-    work = read_tasks(tasks)
+    environments, work = all_tasks(tasks, env, Split.TRAIN, seed)
     composed = chosen_reward(reward)
     with bar("rollouts", len(work) * (1 if oracle else group_size)) as progress:
 
@@ -108,6 +111,7 @@ def command(
             runs = execute(work, policies, runtime, on_run=done, reward=composed)
         else:
             runtime = policy_runtime(config, sources, temperature=temperature)
+            runtime = replace(runtime, environments=environments)
             runs = collect(
                 work, runtime, group_size=group_size, seed=seed, on_run=done, reward=composed,
                 reflect=reflect,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nano_coder.agent.profiles import COMPACT_1, completion_tokens, with_tools
 from nano_coder.commands.options import open_log
 from nano_coder.config import AgentConfig, load_config, said_limits
+from nano_coder.environment import Environments
 from nano_coder.models.opening import OpenedWeights, name_to_train, open_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
@@ -22,15 +23,27 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.proxy import allowed_hosts
 from nano_coder.tools.registry import TOOLS
 from nano_rl.rewards import Reward, open_reward, parse_reward
+from nano_rl.tasks.make import read_tasks
 from nano_rl.tasks.oracle import ORACLE
 from nano_shared.checkpoint import checkpoints_dir
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
-from nano_shared.types import Sampling
+from nano_shared.types import Sampling, Split, Task
 
 if TYPE_CHECKING:
     from nano_coder.models.weights import Dtype
     from nano_rl.learn.config import Quantise
+
+
+def all_tasks(
+    file: Path | None, env: Sequence[str] | None, split: Split, seed: int
+) -> tuple[Environments, list[Task]]:
+    """The environments of --env, and the tasks of --tasks and theirs. Raises UsageError without either."""
+    if file is None and not env:
+        raise UsageError("there are no tasks: give --tasks FILE, or --env ENV (docs/environments.md)")
+    environments = Environments.open(env or ())
+    own = read_tasks(file) if file else []
+    return environments, [*own, *environments.tasks(split, seed)]
 
 
 def oracle_runtime(log: str | None) -> Runtime:

@@ -15,11 +15,12 @@ from nano_coder.commands.options import Limit, Net, ToolOption, log_of_environme
 from nano_coder.config import parse_limits
 from nano_rl.commands.options import (
     DeviceOption,
+    EnvOption,
     ModelOption,
     NameOption,
     RewardOption,
 )
-from nano_rl.commands.training_arguments import FRESH, Asked, further_logs, open_sources
+from nano_rl.commands.training_arguments import FRESH, Asked, fresh_tasks, further_logs, open_sources
 from nano_rl.config.training import TrainConfig
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
@@ -34,11 +35,18 @@ if TYPE_CHECKING:
     from nano_shared.store import LogStore
 
 FLAGS = {
-    "Rollouts": ("steps", "prompts_per_step", "group_size", "seed", "overlap"),
+    "Rollouts": (
+        "steps", "prompts_per_step", "group_size", "seed", "overlap", "engine", "asynchronous",
+        "objective.max_staleness",
+    ),
     "Learning": ("objective.objective", "optimizer.learning_rate", "lora_rank"),
     "Settings": ("resume",),
-}
+}  # fmt: skip
 """the settings that are options too, by panel of the help; the others are reached by --config and --set"""
+NAMES = {
+    "prompts_per_step": "--prompts", "asynchronous": "--async",
+    "objective.max_staleness": "--max-off-policy-steps",
+}  # fmt: skip
 _FROM_LOGS = {"steps": 10, "lora_rank": 16, "imitate": "rest"}
 """with --from-logs, where nothing else is said: what tens of runs of one's own bear (docs/training.md)"""
 _FROM_LOGS_RATE = 2e-4
@@ -46,12 +54,13 @@ _FROM_LOGS_SFT = 1.0
 """lambda_sft beside fresh rollouts: imitation of the logged successes and of mended mutants"""
 
 
-@settings_options(TrainConfig, FLAGS, names={"prompts_per_step": "--prompts"})
+@settings_options(TrainConfig, FLAGS, names=NAMES)
 def command(
     settings: Settings[TrainConfig],
     name: NameOption,
     model: ModelOption = None,
     tasks: Annotated[Path | None, Option(help="Tasks to roll out afresh.")] = None,
+    env: EnvOption = None,
     held_out: Annotated[
         Path | None, Option(help="Tasks to measure on, some ten times on the way, and never to learn from.")
     ] = None,
@@ -93,15 +102,15 @@ def command(
     ] = "",
     as_json: JsonOption = False,
 ) -> int:
-    """Train and write checkpoint NAME: --tasks FILE rolls out afresh, --from-logs learns from the log.
+    """Train and write checkpoint NAME: --tasks FILE and --env ENV roll out, --from-logs learns from the log.
 
     With --resume, what is not given is what the training was started with. With --from-logs several --log may
     be given: all are read, and fresh runs are written to the first.
     """
     asked = Asked(
         name=name, model=model, tasks=tasks, held_out=held_out, from_logs=from_logs, fresh=fresh,
-        curriculum=curriculum, logs=tuple(log or ()) or log_of_environment(), tools=tuple(tools or ()),
-        device=device,
+        curriculum=curriculum, envs=tuple(env or ()), logs=tuple(log or ()) or log_of_environment(),
+        tools=tuple(tools or ()), device=device,
         agent=agent, agent_folders=tuple(name.strip() for name in agent_folders.split(",") if name.strip()),
     )  # fmt: skip
     given, limits = settings.sources, parse_limits(limit) | ({"net": net} if net else {})
@@ -114,10 +123,12 @@ def command(
     model_to_train(asked.model)  # before torch is imported, which takes seconds
     if idle := config.idle(given):
         print(idle, file=sys.stderr)
-    if config.overlap and asked.from_logs:
+    if config.ahead and asked.from_logs:
         from nano_rl.gather.overlap.overlapped_source import NOT_FROM_LOGS
 
         raise UsageError(NOT_FROM_LOGS)
+    if config.engine and asked.agent:
+        raise UsageError("--agent is served by this process: leave --engine or --agent out")
     sinks = [name.strip() for name in log_to.split(",") if name.strip()]
     _train(asked, config, limit=limits, log_to=sinks, quiet=as_json)
     return 0
@@ -132,17 +143,17 @@ def _resumed(
 
     record = read_record(trainings_dir() / asked.name)
     if record is None:
-        if asked.tasks is None and not asked.from_logs:
+        if not (asked.tasks or asked.envs or asked.from_logs):
             raise UsageError(f"there is no training {asked.name} to resume; leave --resume out to start one")
         return asked, settings, limit
     filled = replace(
         asked, model=asked.model or record.model, logs=asked.logs or record.reachable_logs,
-        tools=asked.tools or record.tools, agent=asked.agent or record.agent,
+        tools=asked.tools or record.tools, envs=asked.envs or record.envs, agent=asked.agent or record.agent,
         agent_folders=asked.agent_folders or record.agent_folders,
     )  # fmt: skip
     if asked.held_out is None and record.held_out:
         filled = replace(filled, held_out=Path(record.held_out))
-    if asked.tasks is None and not asked.from_logs:
+    if not (asked.tasks or asked.envs or asked.from_logs):
         tasks = Path(record.tasks) if record.tasks else None
         filled = replace(filled, tasks=tasks, from_logs=record.from_logs)
         if record.from_logs and asked.fresh is None:
@@ -192,10 +203,10 @@ def _train(
     from nano_rl.tasks.make import read_tasks
 
     composed = open_reward(config.reward) if config.reward else None
-    tasks = tuple(read_tasks(asked.tasks)) if asked.tasks else ()
     unseen = tuple(read_tasks(asked.held_out)) if asked.held_out else ()
     stores = further_logs(asked)
     target, folder = training_folder(asked.name)
+    environments, tasks = fresh_tasks(asked, config.seed, folder)
     sinks = open_sinks(log_to, name=asked.name, folder=folder, settings=config.model_dump(mode="json"))
     ranks = _ranks()
     if ranks is None or ranks.size == 1:
@@ -205,6 +216,7 @@ def _train(
         temperature=config.temperature, limit=limit, tools=asked.tools, device=asked.device,
         quantise=config.quantise, agent=asked.agent, agent_folders=asked.agent_folders,
     )  # fmt: skip
+    runtime = replace(runtime, environments=environments)
 
     from nano_coder.models.weights import quiet_transformers
     from nano_rl.checkpoints.checkpoint import save_checkpoint
@@ -275,6 +287,7 @@ def _record(
         more_logs=tuple(store.url for store in further),
         limit=limit,
         tools=asked.tools,
+        envs=runtime.environments.references,
         agent=runtime.agent.command if runtime.agent else None,
         agent_folders=tuple(map(str, runtime.agent.mounts)) if runtime.agent else (),
         config=config.model_dump(mode="json"),

@@ -15,6 +15,7 @@ from nano_rl.config.training import TrainConfig
 from nano_shared.errors import UsageError
 
 if TYPE_CHECKING:
+    from nano_coder.environment import Environments
     from nano_coder.models.opening import OpenedWeights
     from nano_coder.run.execution import Runtime
     from nano_coder.sandbox.protocol import Sandbox
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 
 MUTANTS = "mutants.jsonl"
-"""the file's name in the folder of a training"""
+ENVIRONMENT_TASKS = "environment_tasks.jsonl"
+"""names of files in the folder of a training"""
 FRESH = 8
 """runs of a logged group, which fresh rollouts fill up where nothing is said"""
 
@@ -45,6 +47,8 @@ class Asked:
     curriculum: bool
     logs: tuple[str, ...]
     """the first is written to; none: the default one"""
+    envs: tuple[str, ...] = ()
+    """environments, as --env takes them"""
     tools: tuple[str, ...] = ()
     """further tools of the agents, as --tool takes them"""
     device: str | None = None
@@ -60,9 +64,10 @@ class Asked:
 
     def check(self, flags: Collection[str] = ()) -> None:
         """Raises UsageError where the arguments, or these settings given as flags, contradict each other."""
-        if self.from_logs == (self.tasks is not None):
+        if self.from_logs == (self.tasks is not None) and (self.from_logs or not self.envs):
             raise UsageError(
-                "give either --tasks FILE, or --from-logs (with --fresh 0 for no rollouts beside the log)"
+                "give either --tasks FILE or --env ENV, or --from-logs (with --fresh 0 for no rollouts beside"
+                " the log)"
             )
         if self.curriculum and self.from_logs:
             raise UsageError(
@@ -88,6 +93,26 @@ class Asked:
             only.append("lambda_preference")
         if only:
             raise UsageError(f"{only[0]} is read with --from-logs alone: give that too, or leave it out")
+
+
+def fresh_tasks(asked: Asked, seed: int, folder: Path) -> tuple[Environments, tuple[Task, ...]]:
+    """The environments, and the tasks to roll out: those of --tasks, then those of the environments, which
+    `folder` keeps, so that a training that goes on has the same."""
+    from nano_coder.environment import Environments
+    from nano_rl.resume.states import STATES
+    from nano_rl.tasks.make import read_tasks, write_tasks
+    from nano_shared.types import Split
+
+    environments = Environments.open(asked.envs)
+    own = read_tasks(asked.tasks) if asked.tasks else []
+    if asked.from_logs or not asked.envs:
+        return environments, tuple(own)
+    file = folder / ENVIRONMENT_TASKS
+    if (folder / STATES).exists() and file.exists():
+        return environments, (*own, *read_tasks(file))
+    theirs = list(environments.tasks(Split.TRAIN, seed))
+    write_tasks(file, theirs)
+    return environments, (*own, *theirs)
 
 
 def open_sources(

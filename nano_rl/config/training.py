@@ -10,6 +10,8 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from nano_rl.learn.config import Config, CriticConfig, OptimizerConfig, Quantise, UpdateConfig
 
 Scheduler = Literal["lockstep", "free"]
+_BOUND = 4
+"""`max_staleness` of `asynchronous` where none is set"""
 
 
 class RewardConfig(Config):
@@ -55,8 +57,15 @@ class TrainConfig(UpdateConfig):
     overlap: bool = False
     """roll out the next step in a process of its own while this one is learned from: its rollouts are one
     policy version old, which importance weights correct, and the weights lie in memory twice"""
+    engine: tuple[str, ...] = ()
+    """URLs of servers that make the rollouts, http://HOST:8000/v1, separated by commas: vLLM or nano-coder
+    serve, of the model that is trained; a LoRA adapter is loaded there after each update"""
+    asynchronous: bool = False
+    """roll out further steps while one is learned from, by at most `max_staleness` updates (None: 4); without
+    `engine` one step, in a process as of `overlap`"""
     heartbeat_seconds: float = Field(60.0, ge=2)
-    """with `overlap`: silence after which the rollout process is taken for dead and replaced"""
+    """with `overlap`: silence after which the rollout process is taken for dead and replaced; with `engine`:
+    how long a rollout waits while no server answers"""
     peak_tflops: float | None = Field(None, gt=0)
     """of the device in the dtype of the weights, for the metric `perf/mfu/actor`; None: those of a large
     matrix product, which is timed once"""
@@ -76,6 +85,28 @@ class TrainConfig(UpdateConfig):
     """with --from-logs: weight of the preference loss on outcomes that policy gradients may not use"""
     preference_beta: float = Field(0.1, gt=0)
     """of that loss: how strongly the policy is held to where it started (docs/preferences.md)"""
+
+    @property
+    def off_policy_bound(self) -> int:
+        """Largest number of updates between sampling and training of a fresh token; `overlap` aside."""
+        bound = self.objective.max_staleness
+        return (_BOUND if bound is None else bound) if self.asynchronous else 0
+
+    @property
+    def ahead(self) -> int:
+        """Number of further steps that may be rolled out while one is learned from."""
+        return 1 if self.overlap else self.off_policy_bound
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _urls(cls, urls: Any) -> Any:
+        if not isinstance(urls, str | list | tuple) or not all(isinstance(url, str) for url in urls):
+            return urls
+        each = urls.split(",") if isinstance(urls, str) else ",".join(urls).split(",")
+        named = tuple(dict.fromkeys(url.strip().rstrip("/") for url in each if url.strip()))
+        if wrong := [url for url in named if not url.startswith(("http://", "https://"))]:
+            raise ValueError(f"{wrong[0]!r} is no URL; give http://HOST:PORT/v1")
+        return named
 
     def idle(self, given: Collection[str]) -> str | None:
         """A sentence about those of the settings by their dotted names that cannot act, though nothing is
@@ -103,19 +134,23 @@ class TrainConfig(UpdateConfig):
 
     @model_validator(mode="after")
     def _overlappable(self) -> TrainConfig:
-        if not self.overlap:
-            return self
-        if not self.group_size:
+        for name in ("overlap", "asynchronous", "engine"):
+            if getattr(self, name) and not self.group_size:
+                raise ValueError(
+                    f"`{name}` is about fresh rollouts, and group_size = 0 rolls out none: leave one of them"
+                    " out"
+                )
+        if self.overlap and (self.engine or self.asynchronous):
             raise ValueError(
-                "`overlap` rolls out while the trainer learns, and group_size = 0 rolls out none: leave one"
-                " of them out"
+                "`overlap` rolls out one step ahead in this machine: leave it out beside `engine` and"
+                " `asynchronous`, which does that where there is no `engine`"
             )
-        if self.objective.tis_cap is None:
+        if self.ahead and self.objective.tis_cap is None:
             raise ValueError(
-                "`overlap` learns from rollouts that are one version old, which importance weights correct:"
-                " set tis_cap, or leave `overlap` out"
+                f"`{'overlap' if self.overlap else 'asynchronous'}` learns from rollouts of older versions,"
+                " which importance weights correct: set tis_cap, or leave it out"
             )
-        if self.objective.max_staleness == 0:
+        if self.overlap and self.objective.max_staleness == 0:
             raise ValueError(
                 "`overlap` learns from rollouts that are one version old, and max_staleness = 0 leaves all of"
                 " them out: set 1 or more, or leave one of them out"

@@ -26,7 +26,7 @@ def credit(draw: int = 0) -> Iterator[ConformanceCheck]:
         groups = _groups(Random(f"groups {draw} {baseline} {std}"))
         yield ConformanceCheck(
             criterion="AC-5", name=f"groups of any size, missing rewards: {baseline}, std {std}",
-            run=[(f"rewards {_shown(g)}", partial(_advantages, g, baseline, std)) for g in groups],
+            run=[(f"rewards {_as_text(g)}", partial(_advantages, g, baseline, std)) for g in groups],
             tolerance=1e-5,
         )  # fmt: skip
     yield _drawn("AC-8", "turns: discounted returns against the group's", _turns, draw)
@@ -56,7 +56,7 @@ def _known_groups() -> Iterator[ConformanceCheck]:
     for criterion, rewards, baseline, std, expected in known:
         # an epsilon of up to 1e-4 may be added to the deviation
         yield ConformanceCheck(
-            criterion=criterion, name=f"advantages of {_shown(rewards)}: {baseline}, std {std}",
+            criterion=criterion, name=f"advantages of {_as_text(rewards)}: {baseline}, std {std}",
             run=partial(_known, rewards, baseline, std, expected),
             tolerance=1e-3 if std != "none" else 1e-9,
         )  # fmt: skip
@@ -172,5 +172,5 @@ def _weights_of(rows: list[tuple[str, int]], aggregation: str, length: int, subj
     return expected, list(made)
 
 
-def _shown(rewards: Rewards) -> str:
+def _as_text(rewards: Rewards) -> str:
     return ", ".join("none" if r is None else f"{r:g}" for r in rewards)

@@ -6,9 +6,9 @@ import ast
 
 from nano_rl.formats.plain_rows import open_task, plain_cases, target
 from nano_rl.formats.row_format import RowFormat
-from nano_rl.tasks.jsonl import Row, text_field
 from nano_shared.hidden_checks import CaseChecks
 from nano_shared.refusal import Refused
+from nano_shared.strict_json import Row, text_field
 from nano_shared.types import Task
 
 _FILE, _TEST = "solution.py", "check_solution.py"

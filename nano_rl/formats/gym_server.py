@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from nano_rl.formats.episode import Episode, EpisodeOver
-from nano_rl.tasks.jsonl import Row, parse_json
 from nano_shared.errors import UsageError
 from nano_shared.refusal import Refused
+from nano_shared.strict_json import Row, parse_json
 from nano_shared.types import Task, ToolSpec
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from typing import Any
 from nano_rl.formats import harbor_grade
 from nano_rl.formats.folder_format import FolderFormat, Tree, folder_name
 from nano_rl.formats.harbor_config import SCHEMA, HarborConfig, Image, read_config, read_dockerfile
-from nano_rl.tasks.jsonl import to_json
 from nano_shared.hidden_checks import CaseChecks, MutantChecks, RewardFileChecks, expects_answer
 from nano_shared.refusal import Refused
+from nano_shared.strict_json import to_json
 from nano_shared.types import Limits, OracleAction, Provenance, Task
 
 _LEFT_OUT = {"cases": {"metrics"}, "answer": {"scorer"}, "suite": {"entry_point"}}

@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nano_rl.tasks.jsonl import validated
 from nano_shared.refusal import Refused
+from nano_shared.strict_json import validated
 
 PLAIN_IMAGES = frozenset({"ubuntu", "debian", "python", "bash", "busybox"})
 """base images with nothing but a shell, the usual programs and Python"""
@@ -156,7 +156,7 @@ class Phase(_Table):
     collect: list[Any] = []
 
 
-class Environment(_Table):
+class EnvironmentTable(_Table):
     docker_image: str | None = None
     os: str = "linux"
     memory_mb: int | None = Field(None, ge=16)
@@ -181,7 +181,7 @@ class HarborConfig(_Table):
     metadata: dict[str, Any] = {}
     agent: Phase = Phase()
     verifier: Phase = Phase()
-    environment: Environment = Environment()
+    environment: EnvironmentTable = EnvironmentTable()
     solution: Phase = Phase()
     steps: list[Any] | None = None
 

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from nano_rl.formats.row_format import RowFormat
-from nano_rl.tasks.jsonl import Row, validated
 from nano_shared.hashing import content_hash
 from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.refusal import Refused
+from nano_shared.strict_json import Row, validated
 from nano_shared.types import Message, Provenance, Role, Task
 
 NAME = "nemo-gym"
@@ -185,14 +185,14 @@ def _prompt(params: CreateParams) -> str:
     messages = [item for item in params.input if item.type == "message"]
     if all(item.role != "assistant" for item in messages) and len(messages) == len(params.input):
         return "\n\n".join(item.text for item in messages)
-    return "\n\n".join(f"{_speaker(item)}: {_said(item)}" for item in params.input)
+    return "\n\n".join(f"{_speaker(item)}: {_item_text(item)}" for item in params.input)
 
 
 def _speaker(item: InputItem) -> str:
     return item.role or item.type
 
 
-def _said(item: InputItem) -> str:
+def _item_text(item: InputItem) -> str:
     if item.type == "message":
         return item.text
     extra: dict[str, Any] = item.model_extra or {}

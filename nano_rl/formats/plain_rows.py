@@ -8,9 +8,9 @@ from pydantic import JsonValue
 
 from nano_rl.formats.row_format import RowFormat
 from nano_rl.tasks.benchmark_rows import OpenRow, read_row
-from nano_rl.tasks.jsonl import Row, to_json, validated
 from nano_shared.hidden_checks import AnswerChecks, CaseChecks, SuiteChecks
 from nano_shared.refusal import Refused
+from nano_shared.strict_json import Row, to_json, validated
 from nano_shared.types import Task
 
 NAME = "rows"

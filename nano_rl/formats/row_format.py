@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nano_rl.tasks.jsonl import Row, parse_json, read_rows, refusing_invalid, to_json, validated, write_lines
+from nano_rl.tasks.jsonl import read_rows, write_lines
 from nano_shared.blobs import BlobStore
 from nano_shared.refusal import Refusal, Refused
+from nano_shared.strict_json import Row, parse_json, refusing_invalid, to_json, validated
 from nano_shared.types import Task
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from nano_rl.formats.row_format import ReadOptions, RowFormat, original_rows
-from nano_rl.tasks.jsonl import Row, parse_json, text_field
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.refusal import Refusal, Refused
 from nano_shared.scratch import scratch_folder
 from nano_shared.snapshot import Entry, EntryKind
 from nano_shared.snapshot.tree import make_snapshot, save
+from nano_shared.strict_json import Row, parse_json, text_field
 from nano_shared.types import OracleAction, Provenance, Task
 
 _FILE, _EXECUTABLE, _LINK = 0o100644, 0o100755, 0o120000

@@ -19,11 +19,11 @@ from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.formats.episode import PROFILE, Episode, EpisodeOver
 from nano_rl.formats.row_format import WHOLE, RowFormat, embedded
 from nano_rl.formats.verifiers import messages_text
-from nano_rl.tasks.jsonl import Row
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.refusal import Refused
 from nano_shared.store import LogStore
+from nano_shared.strict_json import Row
 from nano_shared.types import Provenance, Task, ToolSpec
 
 NAME = "trl"

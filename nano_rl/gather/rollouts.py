@@ -56,7 +56,7 @@ def collect(
     jobs = [(task, member) for task, size in zip(tasks, sizes, strict=True) for member in range(size)]
     if not jobs:
         return []
-    at_once = min(concurrency, len(jobs))
+    at_once = min(concurrency, len(jobs), runtime.environments.sessions or concurrency)
     slots = slots_for(runtime.policy, len(jobs), at_once)
     done: list[Trajectory] = []
     # grading has its own threads, so that it does not keep an agent's thread from the next agent
@@ -90,8 +90,9 @@ def collect(
 
 
 def failed(run: Trajectory) -> bool:
-    """True if the policy's backend, the sandbox or a judge failed, so that the run has no reward."""
-    if run.stop in (StopReason.POLICY_ERROR, StopReason.SANDBOX_ERROR):
+    """True if the policy's backend, the sandbox, the environment or a judge failed, so that the run has no
+    reward."""
+    if run.stop in (StopReason.POLICY_ERROR, StopReason.SANDBOX_ERROR, StopReason.ENVIRONMENT_ERROR):
         return True
     verdict = run.verdict
     return (

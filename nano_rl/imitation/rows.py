@@ -13,17 +13,18 @@ from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.agent.initial_messages import shown_files
 from nano_coder.agent.loop import text_in
 from nano_coder.agent.profiles import serving_profile
-from nano_coder.agent.prompt import first_started, open_conversation
+from nano_coder.agent.prompt import first_started, open_conversation, rendered
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.rows.sample import TrainSample, to_samples
 from nano_rl.rewards import outcome
-from nano_rl.tasks.jsonl import read_rows, validated
+from nano_rl.tasks.jsonl import read_rows
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import PolicyError, UsageError
 from nano_shared.policy import Conversation
 from nano_shared.profile import InterfaceProfile
 from nano_shared.redact import MARKER, is_redacted
 from nano_shared.refusal import Refusal, Refused
+from nano_shared.strict_json import validated
 from nano_shared.types import Completion, Finish, Message, Role, Sampling, Trajectory, Turn, TurnTokens
 
 
@@ -65,7 +66,7 @@ class RunEncoder:
         """The token ids of the last row of a run, with refused turns, for a reward model."""
         if self.reads(run):
             return to_samples(run, 1.0, imitation=True)[-1].ids
-        shown = run_conversation(run, self.profile, blobs)
+        shown = row_conversations(run, self.profile, blobs)[-1][0]
         trained = [m.role is Role.ASSISTANT for m in shown.messages]
         return conversation_samples(run.id, shown, trained, self.template, self.eos_id)[-1].ids
 
@@ -88,7 +89,8 @@ def _writes(profile: InterfaceProfile, run: Trajectory) -> bool:
     """Whether the profile has the tools that an API model called, and its dialect can write each turn."""
     known = {tool.name for tool in profile.tools}
     called = {call.name for turn in run.turns for call in turn.calls}
-    if not called <= known or any(turn.completion.api is None or not turn.calls for turn in run.turns):
+    acts = [turn for turn in run.turns if not turn.is_aside]
+    if not called <= known or any(turn.completion.api is None or not turn.calls for turn in acts):
         return False
     try:
         return all(text_in(turn, profile) for turn in run.turns)
@@ -108,10 +110,14 @@ def imitation_samples(
     The context is rendered turn by turn by the serving template, so that training sees what the runtime will
     show. Refused turns and redacted completions are context.
     """
-    shown = run_conversation(trajectory, profile, blobs)
-    turns = iter(trajectory.turns)
-    trained = [m.role is Role.ASSISTANT and _teaches(next(turns)) for m in shown.messages]
-    return conversation_samples(trajectory.id, shown, trained, template, eos_id)
+    samples = []
+    for shown, turns in row_conversations(trajectory, profile, blobs):
+        said = iter(turns)
+        sampled = [next(said) if m.role is Role.ASSISTANT else None for m in shown.messages]
+        trained = [turn is not None and _teaches(turn) for turn in sampled]
+        if any(trained) or not trajectory.has_summary:
+            samples += conversation_samples(trajectory.id, shown, trained, template, eos_id)
+    return samples
 
 
 def run_messages(
@@ -127,19 +133,66 @@ def run_conversation(
     """The conversation of a run as its policy saw it under the profile that serves its task, without tokens.
 
     The task message lists the files of the directory in which the run began if `blobs` has it, else those of
-    the task. Raises LogError if that directory belongs to the task and is damaged or missing.
+    the task. A history that was summarised is shown whole, without the summaries. Raises LogError if that
+    directory belongs to the task and is damaged or missing.
     """
-    task, started = trajectory.task, first_started(trajectory)
-    shown = Conversation(started=started)
-    if not (trajectory.turns and trajectory.turns[0].messages):
-        files = shown_files(trajectory, blobs) if blobs else sorted(task.files)
-        shown = open_conversation(serving_profile(profile, task), task, files, started)
+    shown = _opened(trajectory, profile, blobs)
+    sent = not any(turn.is_aside for turn in trajectory.turns)  # by a client
     for turn in trajectory.turns:
-        said = Message(role=Role.ASSISTANT, content=text_in(turn, profile))
-        seen = (Message(role=Role.TOOL, content=observation.text) for observation in turn.observations)
-        for message in (*turn.messages, said, *seen):
+        for message in turn.messages if sent else ():
             shown.append(message)
+        if not turn.is_aside:
+            _append(shown, turn, profile)
     return shown
+
+
+def row_conversations(
+    trajectory: Trajectory, profile: InterfaceProfile, blobs: BlobStore | None = None
+) -> list[tuple[Conversation, list[Turn | None]]]:
+    """The conversation of each row, with the turns of its assistant messages, None for those of the row
+    before. Sub-agents' turns are left out. One row, that of `run_conversation`, if nothing was summarised or
+    the profile summarises nothing.
+    """
+    form = serving_profile(profile, trajectory.task).compaction
+    if form is None or not trajectory.has_summary:
+        turns: list[Turn | None] = [turn for turn in trajectory.turns if not turn.is_aside]
+        return [(run_conversation(trajectory, profile, blobs), turns)]
+    rows: list[tuple[Conversation, list[Turn | None]]] = []
+    main = [turn for turn in trajectory.turns if turn.delegated_by is None]
+    for number, turn in enumerate(main):
+        before = main[number - 1] if number else None
+        if before is None or before.is_summary:
+            summary = rendered(form.summary, summary=before.thought.strip()) if before else ""
+            kept = sum(m.role is Role.ASSISTANT for m in turn.messages) if before else 0
+            shown = _opened(trajectory, profile, blobs, summary)
+            for earlier in main[number - 1 - kept : number - 1] if kept else ():
+                _append(shown, earlier, profile)
+            rows.append((shown, [None] * kept))
+        if turn.is_summary:
+            rows[-1][0].append(Message(role=Role.USER, content=form.request))
+        _append(rows[-1][0], turn, profile)
+        rows[-1][1].append(turn)
+    return rows
+
+
+def _opened(
+    trajectory: Trajectory, profile: InterfaceProfile, blobs: BlobStore | None, summary: str = ""
+) -> Conversation:
+    """The conversation before the first turn, with a summary behind the task; empty if a client sent it."""
+    task, started = trajectory.task, first_started(trajectory)
+    if trajectory.turns and trajectory.turns[0].messages:
+        return Conversation(started=started)
+    files = shown_files(trajectory, blobs) if blobs else sorted(task.files)
+    shown = open_conversation(serving_profile(profile, task), task, files, started)
+    *first, asked = shown.messages
+    asked = asked.model_copy(update={"content": asked.content + summary})
+    return Conversation((*first, asked), tools=shown.tools, started=started)
+
+
+def _append(shown: Conversation, turn: Turn, profile: InterfaceProfile) -> None:
+    shown.append(Message(role=Role.ASSISTANT, content=text_in(turn, profile)))
+    for observation in turn.observations:
+        shown.append(Message(role=Role.TOOL, content=observation.text))
 
 
 NO_DIRECTORY = "its directory is not in the log's blob store"

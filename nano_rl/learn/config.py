@@ -125,8 +125,8 @@ class ObjectiveConfig(Config):
     dead_groups: Literal["drop", "keep"] = "drop"
     """groups without a signal: left out of the step, or kept in its denominator and its KL"""
     max_staleness: int | None = Field(None, ge=0)
-    """largest number of policy updates since a token was sampled; older tokens are left out of the loss.
-    None: any"""
+    """largest number of policy updates since a token was sampled; older tokens are left out of the loss,
+    and none is older with `asynchronous`. None: any"""
     normalise: Normalise = "sum"
     """sum the parts of a reward before the advantage (sum), or normalise each part separately (each)"""
     discount: float | None = Field(None, ge=0, le=1)

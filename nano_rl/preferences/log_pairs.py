@@ -222,7 +222,8 @@ def _conversation(run: Trajectory, blobs: BlobStore) -> tuple[tuple[Message, ...
     """The messages before the first own completion, and those from it to the last completion."""
     messages = run_messages(run, logged_profile(run), blobs)
     said = [i for i, m in enumerate(messages) if m.role is Role.ASSISTANT]
-    first, last = said[run.inherited], said[-1]
+    asides = sum(turn.is_aside for turn in run.turns[: run.inherited])  # which are not among them
+    first, last = said[run.inherited - asides], said[-1]
     return tuple(messages[:first]), tuple(messages[first : last + 1])
 
 

@@ -17,9 +17,10 @@ from pydantic import Field, field_validator, model_validator
 
 from nano_rl.imitation.rows import RunEncoder
 from nano_rl.learn.rows.sample import TrainSample
-from nano_rl.tasks.jsonl import read_rows, validated, write_lines
+from nano_rl.tasks.jsonl import read_rows, write_lines
 from nano_shared.errors import PolicyError, UsageError
 from nano_shared.refusal import Refusal, Refused
+from nano_shared.strict_json import validated
 from nano_shared.types import Message, Role, Split, Value
 
 

@@ -22,10 +22,10 @@ class Phases:
     counted in the next step.
     """
 
-    def __init__(self, *, ahead: bool = False) -> None:
-        """`ahead`: the rollouts of a step start during the step before it (`overlap`)."""
+    def __init__(self, *, ahead: int = 0) -> None:
+        """`ahead`: number of steps before a step in which its rollouts may have started."""
         self._seconds: dict[str, float] = defaultdict(float)
-        self._began = deque([time.time()], maxlen=2 if ahead else 1)
+        self._began = deque([time.time()], maxlen=1 + ahead)
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -37,7 +37,7 @@ class Phases:
 
     def metrics(self, runs: Sequence[Trajectory] = (), *, trained_tokens: float = 0.0) -> dict[str, float]:
         """`seconds_<phase>` of each phase, and for the runs started since the last call (with `ahead`, since
-        the call before it):
+        that many calls before it):
 
         - `step_time`: seconds since the last call;
         - `seconds_generate`: wall clock in which an agent waited for tokens and no tool ran;

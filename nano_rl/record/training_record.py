@@ -87,7 +87,7 @@ class EventKind(StrEnum):
     STARTED = "started"
     RESUMED = "resumed"
     WORKER = "worker"
-    """a rollout worker was lost and replaced"""
+    """a rollout worker was lost and replaced, or a server left out or taken back"""
     GUARD = "guard"
     STOPPED = "stopped"
     FINISHED = "finished"
@@ -146,6 +146,8 @@ class TrainingRecord(BaseModel):
     """what --limit and --net said, by the names of the settings"""
     tools: tuple[str, ...] = ()
     """what --tool said"""
+    envs: tuple[str, ...] = ()
+    """what --env said, with absolute paths"""
     agent: str | None = None
     """what --agent said"""
     agent_folders: tuple[str, ...] = ()

@@ -105,7 +105,7 @@ class Reward:
         """
         by_task: dict[str, list[int]] = {}
         for index, run in enumerate(runs):
-            by_task.setdefault(run.task.id, []).append(index)
+            by_task.setdefault(run.task.listed.id, []).append(index)
         done = list(runs)
         for members in by_task.values():
             verdicts = self.verdicts([runs[i] for i in members], runtime)
@@ -120,7 +120,7 @@ class Reward:
 
         Raises UsageError if a part gives NaN, infinity, or a value outside 0 to 1.
         """
-        if all(run.verdict is not None and self._made(run.verdict) for run in runs):
+        if all(run.verdict is not None and self._is_complete(run.verdict) for run in runs):
             return [run.verdict for run in runs]
         outcomes = [self._outcome(run) for run in runs]
         scores = {name: self._score(name, runs, outcomes, runtime) for name in self.parts if name != TESTS}
@@ -144,7 +144,7 @@ class Reward:
         ]
         return [(weight, [of.get(name) for of in counted]) for name, weight in self.gate.weights.items()]
 
-    def _made(self, verdict: Verdict) -> bool:
+    def _is_complete(self, verdict: Verdict) -> bool:
         """True if the verdict is from this reward and complete; one that lacks a judge's score is
         recomputed."""
         judged = verdict.reward is not None or outcome(verdict) is None

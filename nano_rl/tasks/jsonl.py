@@ -9,19 +9,7 @@ from typing import Any
 
 from nano_shared.errors import UsageError
 from nano_shared.refusal import Refusal, Refused
-from nano_shared.strict_json import Row, parse_json, refusing_invalid, text_field, to_json, validated
-
-__all__ = [
-    "Row",
-    "parse_json",
-    "read_rows",
-    "read_text",
-    "refusing_invalid",
-    "text_field",
-    "to_json",
-    "validated",
-    "write_lines",
-]
+from nano_shared.strict_json import Row, parse_json
 
 
 def read_text(path: Path) -> str:

@@ -113,3 +113,17 @@ class MemoryBlobs(BlobStore):
 
     def __contains__(self, blob: str) -> bool:
         return blob in self._held
+
+
+class OverlayBlobs(MemoryBlobs):
+    """Writes to memory, and reads the blobs of another store too, which does not change."""
+
+    def __init__(self, below: BlobStore) -> None:
+        super().__init__()
+        self._below = below
+
+    def get(self, blob: str) -> bytes:
+        return super().get(blob) if super().__contains__(blob) else self._below.get(blob)
+
+    def __contains__(self, blob: str) -> bool:
+        return super().__contains__(blob) or blob in self._below

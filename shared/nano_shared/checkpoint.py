@@ -182,6 +182,12 @@ def resolve_checkpoint(name_or_path: str | Path) -> Path:
     raise CheckpointError(f"no checkpoint {text!r}: no such folder holds a {MANIFEST}; known: {known}")
 
 
+def folder_content(folder: Path) -> str:
+    """Hash of a folder's files; its manifest, which holds its name and date, does not count."""
+    files = sorted(file for file in folder.iterdir() if file.is_file() and file.name != MANIFEST)
+    return content_hash([[file.name, file_hash(file)] for file in files])
+
+
 def checkpoint_names() -> list[str]:
     """Names of the checkpoints in NANO_HOME, sorted."""
     return sorted(path.parent.name for path in checkpoints_dir().glob(f"[!.]*/{MANIFEST}"))

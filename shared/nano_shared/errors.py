@@ -6,6 +6,7 @@ NanoError                 1
 │   └── CheckpointError   2   a checkpoint that is missing, corrupt or of another kind
 ├── ConfigError           3   configuration or credentials
 ├── PolicyError           4   the model backend is unreachable or failed
+├── EnvironmentFailed     4   an environment of others is unreachable or failed
 ├── GuardTripped          1   a training that would silently go wrong was stopped
 ├── RolloutsFailed        1   a step's rollouts cannot be had; carries the exit code of what failed
 ├── BudgetExhausted       5   a limit was reached where the caller wanted a result
@@ -39,6 +40,10 @@ class ConfigError(NanoError):
 
 
 class PolicyError(NanoError):
+    exit_code = 4
+
+
+class EnvironmentFailed(NanoError):
     exit_code = 4
 
 

@@ -55,16 +55,24 @@ class Extensions(Mapping[str, T]):
         return len(_registered(self.group))
 
 
-def call_extension(function: Callable[..., T], *args: object, name: str) -> T:
-    """Call an extension's function. What one that is not ours raises is a ConfigError that names it."""
+def call_extension(
+    function: Callable[..., T],
+    *args: object,
+    name: str,
+    of: object = None,
+    passing: tuple[type[Exception], ...] = (),
+) -> T:
+    """Call an extension's function. What one that is not ours raises is a ConfigError that names it.
+
+    `of` is the object whose code it is, where that is not the function's own; exceptions of `passing` pass.
+    """
+    module = str((function if of is None else of).__module__)
     try:
         return function(*args)
-    except NanoError:
-        raise
     except Exception as problem:
-        if is_ours(function.__module__):
+        if isinstance(problem, (NanoError, *passing)) or is_ours(module):
             raise
-        raise ConfigError(f"{name} ({function.__module__}) raised {_said(problem)}") from problem
+        raise ConfigError(f"{name} ({module}) raised {_error_text(problem)}") from problem
 
 
 def takes(function: object, *names: str) -> str | None:
@@ -152,7 +160,7 @@ def _loaded(entry: EntryPoint) -> object:
     except (ImportError, AttributeError) as problem:
         raise ConfigError(f"{_source(entry)} cannot be loaded: {problem}") from None
     except (Exception, SystemExit) as problem:
-        raise ConfigError(f"{_source(entry)} raised {_said(problem)} at import") from None
+        raise ConfigError(f"{_source(entry)} raised {_error_text(problem)} at import") from None
 
 
 @functools.cache
@@ -168,7 +176,7 @@ def _module(path: Path) -> ModuleType:
     except NanoError as problem:
         raise ConfigError(f"{path}: {problem}") from None
     except (Exception, SystemExit) as problem:
-        raise ConfigError(f"{path} raised {_said(problem)} at import") from None
+        raise ConfigError(f"{path} raised {_error_text(problem)} at import") from None
     return module
 
 
@@ -189,7 +197,7 @@ def _is_of(value: object, module: ModuleType) -> bool:
     return not isinstance(value, ModuleType) and getattr(value, "__module__", None) in (module.__name__, None)
 
 
-def _said(problem: BaseException) -> str:
+def _error_text(problem: BaseException) -> str:
     return f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
 
 

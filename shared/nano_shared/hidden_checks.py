@@ -168,10 +168,24 @@ class RewardFileChecks(WorkspaceChecks):
     """file in which the command leaves its reward, a number or a JSON object of numbers"""
 
 
+class EnvironmentChecks(ChecksOfAKind):
+    """The environment that the task is of gives its verdict, at the end of the run and at no other time."""
+
+    kind: Literal["environment"] = "environment"
+    environment: str = Field(min_length=1)
+    """its name, as `nano_coder.environment` opens it"""
+    row: dict[str, JsonValue]
+    """the task as the environment knows it"""
+    prompt: str | None = None
+    """of a run: the task's prompt without what the environment showed first"""
+    tools: tuple[str, ...] | None = None
+    """of a run: the task's tools without those of the environment"""
+
+
 ArtifactChecks = CaseChecks | SuiteChecks | MutantChecks
 """checks of the task's artifacts"""
 HiddenChecks = Annotated[
-    ArtifactChecks | AnswerChecks | StateChecks | CommandChecks | RewardFileChecks,
+    ArtifactChecks | AnswerChecks | StateChecks | CommandChecks | RewardFileChecks | EnvironmentChecks,
     Field(discriminator="kind"),
 ]
 

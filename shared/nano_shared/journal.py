@@ -16,6 +16,7 @@ from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback
 from nano_shared.rows import (
     feedback_row,
+    observation_columns,
     run_row,
     task_row,
     tool_call_rows,
@@ -23,7 +24,7 @@ from nano_shared.rows import (
     turn_row,
     verdict_row,
 )
-from nano_shared.types import StopReason, Task, Trajectory, Turn, Verdict
+from nano_shared.types import Observation, StopReason, Task, Trajectory, Turn, Verdict
 
 
 class ClientRequest(NamedTuple):
@@ -107,6 +108,19 @@ def append_turn(
     if request is not None:
         row = {"run_id": run_id, "turn": turn.index, **request._asdict()}
         connection.execute(schema.requests.insert(), row)
+
+
+def insert_observation(connection: sa.Connection, run_id: str, turn: int, observation: Observation) -> None:
+    """Add what the last call of a turn came to, which was logged without. Raises LogError for an ended run,
+    and where no call waits."""
+    refuse_ended(connection, run_id)
+    calls = schema.tool_calls
+    waits = (calls.c.run_id == run_id) & (calls.c.turn == turn) & calls.c.ok.is_(None)
+    if (
+        connection.execute(calls.update().where(waits).values(**observation_columns(observation))).rowcount
+        != 1
+    ):
+        raise LogError(f"no call of turn {turn} of run {run_id} waits for an observation")
 
 
 def insert_verdict(connection: sa.Connection, run_id: str, verdict: Verdict) -> None:

@@ -65,7 +65,7 @@ class Notes:
 
         def work(connection: sa.Connection) -> Note:
             there = connection.execute(
-                sa.select(notes).where(self._seen_by(run_id), notes.c.text == text).limit(1)
+                sa.select(notes).where(self._visible_to(run_id), notes.c.text == text).limit(1)
             )
             if (equal := there.mappings().one_or_none()) is not None:
                 return Note(**equal)
@@ -82,7 +82,7 @@ class Notes:
 
     def recall(self, query: str, *, run_id: str, most: int = 10) -> Sequence[Note]:
         """The notes that hold most of the query's words, best first; the newest for a query without words."""
-        return self._find(query, self._seen_by(run_id), most)
+        return self._find(query, self._visible_to(run_id), most)
 
     def all(self, query: str = "") -> Sequence[Note]:
         """The notes, those that hold words of the query if it has any; private ones too."""
@@ -147,7 +147,7 @@ class Notes:
     def _of_project(self) -> sa.ColumnElement[bool]:
         return sa.true() if self.project is None else notes.c.project == self.project
 
-    def _seen_by(self, run_id: str) -> sa.ColumnElement[bool]:
+    def _visible_to(self, run_id: str) -> sa.ColumnElement[bool]:
         return self._of_project() & sa.or_(~notes.c.private, notes.c.run_id == run_id)
 
 

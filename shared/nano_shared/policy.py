@@ -12,7 +12,8 @@ DecodeIds = Callable[[Sequence[int]], str]
 
 
 class Conversation:
-    """Append-only. Messages before `rendered` are already in `tokens`; a policy renders only the rest.
+    """Append-only within a row. Messages before `rendered` are already in `tokens`; a policy renders only the
+    rest.
 
     `tokens` is everything that the model has read or sampled in the current row, in order. It is never
     decoded and encoded again.
@@ -37,6 +38,8 @@ class Conversation:
         self.tokens: list[int] = []
         self.rendered = 0
         self.row = 0
+        self.last_row = 0
+        """highest number of a row of the run; that of a sub-agent's is above its parent's"""
         self.row_start = len(messages)
         """number of messages before the first turn that was sampled in the current row"""
         self.waited = 0.0
@@ -54,6 +57,18 @@ class Conversation:
     def append(self, message: Message) -> None:
         self._messages.append(message)
 
+    def replace_new(self, messages: Sequence[Message]) -> None:
+        """Put these messages in the place of those that no call has rendered yet."""
+        self._messages[self.rendered :] = messages
+
+    def begin_row(self, messages: Sequence[Message]) -> None:
+        """Rewrite history: a new row, of which no call has rendered anything, begins with these messages."""
+        self._messages = list(messages)
+        self.tokens = []
+        self.rendered = 0
+        self.row = self.last_row = self.last_row + 1
+        self.row_start = len(self._messages)
+
     def record(self, completion: Completion) -> None:
         """Append the completion and its token delta. A text-only completion leaves the tokens empty."""
         if completion.tokens is not None:
@@ -66,6 +81,7 @@ class Conversation:
         if tokens.row != self.row:
             self.tokens = []
             self.row = tokens.row
+            self.last_row = max(self.last_row, tokens.row)
         if not self.tokens:
             self.row_start = len(self._messages)
         self.tokens.extend(tokens.context_ids)

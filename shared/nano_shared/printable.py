@@ -44,10 +44,10 @@ def _written_out(text: str) -> str:
 
 
 def _line(text: str) -> str:
-    return "".join(c if c == "\t" or _shown(c) else _escaped(c) for c in text)
+    return "".join(c if c == "\t" or _is_printable(c) else _escaped(c) for c in text)
 
 
-def _shown(char: str) -> bool:
+def _is_printable(char: str) -> bool:
     return unicodedata.category(char) not in _DRIVES_OR_HIDES and char not in _BLANK
 
 

@@ -6,6 +6,10 @@ hash is frozen by a test, and a reworded prompt is a new profile under a new nam
 
 from __future__ import annotations
 
+from typing import Any
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
 from nano_shared.hashing import content_hash
 from nano_shared.types import ToolSpec, Value
 
@@ -15,6 +19,15 @@ class ObservationFormat(Value):
 
     head_tokens: int
     tail_tokens: int
+
+
+class CompactionFormat(Value):
+    """How a policy whose context is nearly full is asked for a summary, and how the next row shows it."""
+
+    request: str
+    """the user message that asks"""
+    summary: str
+    """Jinja template of what follows the task in the first user message of the new row; variable: summary"""
 
 
 class InterfaceProfile(Value):
@@ -30,6 +43,16 @@ class InterfaceProfile(Value):
     observation: ObservationFormat
     chat_template: str | None
     """Jinja chat template, or None for the one that the policy's tokenizer carries"""
+    compaction: CompactionFormat | None = None
+    """None: a run ends where its context is full"""
+
+    @model_serializer(mode="wrap")
+    def _said(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # the hashes of profiles without compaction are what they were before there was any
+        said: dict[str, Any] = handler(self)
+        if self.compaction is None:
+            said.pop("compaction", None)
+        return said
 
     @property
     def hash(self) -> str:

@@ -30,7 +30,9 @@ _RUN_FIELDS = (
     "parent_step", "seed", "snapshot", "started", "ended", "stop", "stop_detail", "answer", "diff",
     "directory",
 )  # fmt: skip
-_TURN_FIELDS = ("thought", "parse_error", "parser", "repairs", "snapshot", "started", "ended")
+_TURN_FIELDS = (
+    "thought", "parse_error", "parser", "repairs", "snapshot", "started", "ended", "delegated_by",
+)  # fmt: skip
 _OBSERVATION_FIELDS = (
     "tool", "ok", "text", "exit_code", "signal", "timed_out", "bytes_total", "truncated", "blob",
     "files_changed", "started", "ended",
@@ -99,9 +101,7 @@ def tool_call_rows(run_id: str, turn: Turn) -> list[Columns]:
     for position in range(max(len(turn.calls), len(turn.observations))):
         row: Columns = {"run_id": run_id, "turn": turn.index, "position": position}
         row |= _call_columns(turn.calls[position] if position < len(turn.calls) else None)
-        row |= _observation_columns(
-            turn.observations[position] if position < len(turn.observations) else None
-        )
+        row |= observation_columns(turn.observations[position] if position < len(turn.observations) else None)
         rows.append(row)
     return rows
 
@@ -112,7 +112,7 @@ def _call_columns(call: ToolCall | None) -> Columns:
     return {"call_name": call.name, "arguments": call.arguments}
 
 
-def _observation_columns(observation: Observation | None) -> Columns:
+def observation_columns(observation: Observation | None) -> Columns:
     denied = observation.denials if observation else None
     row: Columns = {name: getattr(observation, name, None) for name in _OBSERVATION_FIELDS}
     return row | {f"denied_{name}": getattr(denied, name, None) for name in Denials.model_fields}

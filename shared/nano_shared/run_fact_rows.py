@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from nano_shared import schema
 from nano_shared.run_facts import OPINIONS, RunFacts, TaskFacts, TurnFacts, VerdictFacts, draw_digest
 from nano_shared.run_queries import given_tools
-from nano_shared.types import REDACTED_ID, StopReason, ToolSpec
+from nano_shared.types import REDACTED_ID, SUMMARY, StopReason, Task, ToolSpec
 
 _BATCH = 200
 """number of runs whose turns are in memory at once"""
@@ -94,14 +94,18 @@ class _Tasks:
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection
         self._last: TaskFacts | None = None
+        self._stored = ""
+        """id of the row that `_last` was read from"""
 
     def of(self, row: Any) -> TaskFacts:
-        if self._last is None or self._last.id != row.task_id:
+        if self._last is None or self._stored != row.task_id:
             query = sa.select(schema.tasks.c.body).where(schema.tasks.c.id == row.task_id)
             body = self._connection.scalar(query) or {}
             tools, hidden = body.get("tools"), body.get("hidden") or {}
+            self._stored = row.task_id
+            in_environment = hidden.get("kind") == "environment"
             self._last = TaskFacts(
-                id=row.task_id,
+                id=Task.model_validate(body).listed.id if in_environment else row.task_id,
                 key=row.key,
                 split=row.split,
                 tools=None if tools is None else tuple(tools),
@@ -140,7 +144,8 @@ def _turns(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Turn
             _hides(connection, sa.type_coerce(turns.c.context_ids, raw)).label("context_hidden"),
             sa.type_coerce(turns.c.sampled_ids, raw).label("sampled_ids"),
             sa.type_coerce(turns.c.logprobs, raw).label("logprobs"),
-            turns.c.sampling, turns.c.text, turns.c.started, turns.c.ended,
+            turns.c.sampling, turns.c.text, turns.c.parser, turns.c.delegated_by, turns.c.started,
+            turns.c.ended,
             sa.case((turns.c.token_row.is_(None), turns.c.api)).label("api"),
         )
         .where(turns.c.run_id.in_(ids))
@@ -177,7 +182,7 @@ def _hides(connection: sa.Connection, column: sa.ColumnElement[bytes]) -> sa.Col
 
 def _turn_facts(row: Any, calls: _Calls) -> TurnFacts:
     (_, turn, policy_id, version, finish, token_row, context, count, context_bytes, hidden, ids, logprobs,
-     sampling, text, started, ended, api) = row  # fmt: skip
+     sampling, text, parser, delegated_by, started, ended, api) = row  # fmt: skip
     bare = token_row is None or ids is None
     ids, logprobs, context_bytes = ids or b"", logprobs or b"", context_bytes or 0
     whole = len(ids) % _ID_BYTES == len(logprobs) % _LOGPROB_BYTES == context_bytes % _ID_BYTES == 0
@@ -200,6 +205,8 @@ def _turn_facts(row: Any, calls: _Calls) -> TurnFacts:
         constrained=sampling.get("grammar") is not None,
         text=text,
         calls=calls,
+        summary=parser == SUMMARY,
+        delegated_by=delegated_by,
         draw=draw_digest(drawn, policy_id, sampling.get("seed"), started, ended),
         no_tokens=(api or {}).get("no_tokens"),
     )

@@ -56,6 +56,10 @@ class TurnFacts:
     """whether a grammar forbade tokens"""
     text: str
     calls: tuple[tuple[str, dict[str, Any]], ...]
+    summary: bool
+    """whether it summarises its row: calls in its text were not executed"""
+    delegated_by: int | None
+    """of a sub-agent: index of the turn that delegated to it"""
     draw: bytes
     """digest of what was sampled and when: equal for copies of a turn, different for any two samples"""
     no_tokens: str | None = None
@@ -136,7 +140,7 @@ def facts_of(trajectory: Trajectory) -> RunFacts:
 
 def task_facts(task: Task) -> TaskFacts:
     return TaskFacts(
-        id=task.id,
+        id=task.listed.id,
         key=task.key,
         split=task.split,
         tools=task.tools,
@@ -183,6 +187,8 @@ def _turn_facts(turn: Turn) -> TurnFacts:
         constrained=sampling.grammar is not None,
         text=completion.text,
         calls=tuple((call.name, call.arguments) for call in turn.calls),
+        summary=turn.is_summary,
+        delegated_by=turn.delegated_by,
         draw=draw_digest(drawn, completion.policy_id, sampling.seed, turn.started, turn.ended),
         no_tokens=completion.api.no_tokens if completion.api and not tokens else None,
     )

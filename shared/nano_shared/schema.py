@@ -98,7 +98,7 @@ def _plain(text: str) -> bool:
     return True
 
 
-HEAD = "0008"
+HEAD = "0009"
 """newest migration; revisions are zero-padded numbers, so that they compare as text"""
 VERSION_TABLE = "log_version"
 
@@ -170,6 +170,7 @@ turns = Table(
     Column("started", Double, nullable=False),
     Column("ended", Double, nullable=False),
     Column("api", Json),  # what an API returned beside the text; NULL for other policies
+    Column("delegated_by", Integer),  # of a sub-agent: the turn that delegated to it; else NULL
 )
 
 tool_calls = Table(

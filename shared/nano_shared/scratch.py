@@ -44,7 +44,7 @@ class ScratchFolder:
         parent = parent or tempfile.gettempdir()
         _sweep_once(parent)
         self._owner = os.getpid()
-        self.path, self._held = _made(kind, parent)
+        self.path, self._held = _new_folder(kind, parent)
 
     def remove(self) -> None:
         """Remove the folder and its contents; does nothing in a fork of its owner. Idempotent."""
@@ -98,7 +98,7 @@ def _sweep_once(parent: str) -> None:
         sweep(parent)
 
 
-def _made(kind: str, parent: str) -> tuple[Path, int]:
+def _new_folder(kind: str, parent: str) -> tuple[Path, int]:
     while True:
         path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-", dir=parent))
         # a concurrent sweep may remove it before it is locked: then create another

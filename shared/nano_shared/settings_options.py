@@ -128,7 +128,7 @@ def settings_options(
         def command(**given: Any) -> Any:
             file, texts, shown = (given.pop(name) for name in _OF_SETTINGS)
             told = {option: (name, given.pop(_parameter(name))) for name, option in options.items()}
-            values, sources = _told(kind, file, texts or (), told)
+            values, sources = _given_values(kind, file, texts or (), told)
             return function(**given, settings=Settings(kind, values, sources, shown))
 
         command.__dict__["__signature__"] = signature.replace(parameters=[*own, *parameters])
@@ -138,7 +138,7 @@ def settings_options(
     return decorate
 
 
-def _told(
+def _given_values(
     kind: type[BaseModel], file: Path | None, texts: Sequence[str], flags: Mapping[str, tuple[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The nested values, flags over --set over the file, and where each came from.

@@ -115,6 +115,7 @@ TURNS = SqlView(
         "started": ("t.started", "unix seconds"),
         "ended": ("t.ended", "unix seconds"),
         "seconds": ("t.ended - t.started", "wall clock"),
+        "delegated_by": ("t.delegated_by", "of a sub-agent: the turn that delegated to it; else NULL"),
         "api": ("t.api", "calls, reasoning, usage and cost as an API returned them, JSON; else NULL"),
     },
     "log_turns t",

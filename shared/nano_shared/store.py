@@ -32,7 +32,7 @@ from nano_shared.run_fact_rows import RunFilter, stream_facts
 from nano_shared.run_facts import RunFacts
 from nano_shared.run_pages import Cursor, GroupName, RunChoice
 from nano_shared.run_queries import RunSummary
-from nano_shared.types import Split, StopReason, Task, ToolSpec, Trajectory, Turn, Verdict
+from nano_shared.types import Observation, Split, StopReason, Task, ToolSpec, Trajectory, Turn, Verdict
 
 
 @contextmanager
@@ -154,6 +154,12 @@ class LogStore:
         Raises LogError for an unknown or ended run, and for a turn out of order.
         """
         self._database.write(lambda connection: journal.append_turn(connection, run_id, turn, request))
+
+    def add_observation(self, run_id: str, turn: int, observation: Observation) -> None:
+        """Add what the last call of a logged turn came to: the answer of a sub-agent. Raises LogError."""
+        self._database.write(
+            lambda connection: journal.insert_observation(connection, run_id, turn, observation)
+        )
 
     def finish(
         self,

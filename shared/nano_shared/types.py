@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from nano_shared.hashing import content_hash
-from nano_shared.hidden_checks import HiddenChecks
+from nano_shared.hidden_checks import EnvironmentChecks, HiddenChecks
 from nano_shared.printable import printable
 from nano_shared.value import Value as Value
 
@@ -52,7 +52,7 @@ class Limits(Value):
     """largest workspace, MB; None is the default of snapshots and sandbox"""
 
     @model_serializer(mode="wrap")
-    def _said(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # a task's id is the hash of its dump: limits that are not set leave the ids of older tasks alone
         return {name: value for name, value in handler(self).items() if value is not None}
 
@@ -149,7 +149,7 @@ class Task(Value):
     """the chain of a project's AGENTS.md, for profiles that show it"""
 
     @model_serializer(mode="wrap")
-    def _said(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # the ids of tasks without instructions are what they were before there were any
         said: dict[str, Any] = handler(self)
         if not self.instructions:
@@ -176,6 +176,15 @@ class Task(Value):
         """Content hash of the whole task, hidden checks included."""
         dump = self.model_dump(mode="json", exclude={"hidden"})
         return content_hash(dump | {"hidden": self.hidden and self.hidden.full_dump()})
+
+    @property
+    def listed(self) -> Task:
+        """The task as its environment lists it, without what a session showed; a task of ours as it is."""
+        checks = self.hidden
+        if not isinstance(checks, EnvironmentChecks) or checks.prompt is None:
+            return self
+        plain = checks.model_copy(update={"prompt": None, "tools": None})
+        return self.model_copy(update={"prompt": checks.prompt, "tools": checks.tools, "hidden": plain})
 
     @property
     def is_control(self) -> bool:
@@ -336,12 +345,17 @@ class Observation(Value):
         return not (self.ok or self.timed_out) and self.exit_code is None and self.signal is None
 
 
+SUMMARY = "summary"
+"""parser of a turn that summarises its row"""
+
+
 class Turn(Value):
     """One turn: complete -> parse -> execute -> observe."""
 
     index: int = Field(ge=0)
     messages: tuple[Message, ...] = ()
-    """what a client of the server sent since the turn before; empty where nano's own loop asked"""
+    """what was appended to the row before it was sampled, where that is not the observations before it: of a
+    client of the server, of a request for a summary, and of a row that begins with a summary"""
     completion: Completion
     thought: str = ""
     """text of the completion besides the calls"""
@@ -349,7 +363,7 @@ class Turn(Value):
     parse_error: str | None = None
     """why no call could be parsed from the completion; None if one was"""
     parser: str
-    """dialect that parsed the completion"""
+    """dialect that parsed the completion; `summary` for a summary of the row, whose calls are not executed"""
     repairs: tuple[str, ...] = ()
     """liberties that the parser, and then the tools, took with the calls, by name"""
     observations: tuple[Observation, ...] = ()
@@ -357,6 +371,18 @@ class Turn(Value):
     """workspace after the turn, in the blob store; None if no call was made, or no snapshot could be taken"""
     started: float
     ended: float
+    delegated_by: int | None = None
+    """of a sub-agent: index of the turn that delegated to it"""
+
+    @property
+    def is_summary(self) -> bool:
+        """Whether it summarises its row: the turn after it begins a new one."""
+        return self.parser == SUMMARY
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether the conversation of the run is whole without it: a summary, or a sub-agent's."""
+        return self.is_summary or self.delegated_by is not None
 
 
 class StopReason(StrEnum):
@@ -370,13 +396,17 @@ class StopReason(StrEnum):
     FORMAT_ERRORS = "format_errors"
     LOOP = "loop"
     SANDBOX_ERROR = "sandbox_error"
+    ENVIRONMENT_ERROR = "environment_error"
     POLICY_ERROR = "policy_error"
     INTERRUPTED = "interrupted"
 
     @property
     def ours(self) -> bool:
         """Whether the policy could not have caused it: the reward of such a trajectory is None."""
-        return self in (StopReason.SANDBOX_ERROR, StopReason.POLICY_ERROR, StopReason.INTERRUPTED)
+        return self in (
+            StopReason.SANDBOX_ERROR, StopReason.ENVIRONMENT_ERROR, StopReason.POLICY_ERROR,
+            StopReason.INTERRUPTED,
+        )  # fmt: skip
 
     @property
     def budget(self) -> bool:
@@ -570,6 +600,11 @@ class Trajectory(Value):
     @property
     def num_sampled_tokens(self) -> int:
         return sum(len(t.completion.tokens.sampled_ids) for t in self.own_turns if t.completion.tokens)
+
+    @property
+    def has_summary(self) -> bool:
+        """Whether its history was summarised."""
+        return any(turn.is_summary and turn.delegated_by is None for turn in self.turns)
 
     @property
     def has_tokens(self) -> bool:

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nano_coder.models.local.continuous_batching import ContinuousDecoder, TokenCounts
-from nano_coder.models.local.engine import DecodingRow, Engine, GenerationRequest
+from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.kv_cache import Arena, KVShape
+from nano_coder.models.local.row import DecodingRow, GenerationRequest
 from nano_coder.models.weights import load_policy
 from nano_shared import Sampling
 

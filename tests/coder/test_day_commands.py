@@ -22,6 +22,9 @@ _MAIN = "import sys; from nano_coder.cli import main; sys.exit(main())"
 NAMES = ("AGENTS.override.md", "AGENTS.md")
 FROZEN = {
     "workday-1-api": "sha256:26ef9d275f341b6a86d16003fdf63e984e355a6f1309a8199f4e1d0ddfab9510",
+    "workday-2-api": "sha256:c6ef0f16de81c1d3d79c66868ac3316c6df720b0056686194314591db825b580",
+    "workday-2-hermes-json": "sha256:46ea945dbe6180e83dde47fdb5ea8c0324efb4feff3a7fd4815c253881466b1d",
+    "prompted-workday-2-pythonic": "sha256:75ff2027b5bf003d7d3d837f8033536bc13e7f23e9016c300b2fa544cdeb30c9",
     "workday-1-hermes-json": "sha256:74355b4bbdb6272efd3d18addaa4e9ea326855f0ce261659e3ee50862a770073",
     "prompted-workday-1-pythonic": "sha256:ecabccb1bb040fe83503e851ffe491ee782e1bbfe040ab63c8167d1f00bed7ea",
 }
@@ -85,7 +88,7 @@ def test_a_run_is_gone_on_with_and_applied_message_by_message(home: Path, projec
     assert "+first" in chat.stdout
     assert (work / "a.py").read_text() == "first\nsecond\n"
     names = [tool["function"]["name"] for tool in script.seen[0]["tools"]]
-    assert names == [tool.name for tool in find_profile("workday-1-api").tools]
+    assert names == [tool.name for tool in find_profile("workday-2-api").tools]
     told = script.seen[0]["messages"][1]["content"]
     assert told.index("Use tabs.") < told.index("Test with make.") < told.index("Mend it.")
     assert "Others wrote them" in told
@@ -104,7 +107,7 @@ def test_tools_are_listed_with_schemas_and_sources(home: Path, tmp_path: Path) -
     )
     listed = nano("tools", "--model", "openai:x", "--tool", f"{tmp_path}/fare.py:fare")
     assert listed.returncode == 0, listed.stderr
-    assert "profile workday-1-api+fare offers 9 tools" in listed.stdout
+    assert "profile workday-2-api+fare offers 10 tools" in listed.stdout
     assert "bash(command, background?)  (nano_coder.tools.bash:bash (package nano-rl-coder))" in listed.stdout
     assert f"fare(city)  ({tmp_path}/fare.py:fare)" in listed.stdout
     rows = json.loads(nano("tools", "--profile", "compact-1", "--json").stdout)

@@ -320,7 +320,9 @@ PASSING = [
 @pytest.mark.parametrize("failure", PASSING, ids=lambda f: f.__name__ if callable(f) else str(f.status))
 def test_a_failure_that_passes_costs_nothing_but_time(failure: Any) -> None:
     with strict_api(failure, failure, Say("at last", (call("shell", command="ls"),))) as (server, script):
-        done = policy_for(server, stall_seconds=0.3).complete(conversation(), Sampling())
+        # a busy machine may be silent for as long as a stall
+        patience = 0.3 if failure in (stalls, stalls_within) else 30.0
+        done = policy_for(server, stall_seconds=patience).complete(conversation(), Sampling())
     assert done.api is not None
     assert (done.text, len(done.api.calls)) == ("at last", 1)
     assert script.tried == 3

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from nano_coder.models.local.engine import Engine, GenerationRequest
+from nano_coder.models.local.engine import Engine
+from nano_coder.models.local.row import GenerationRequest
 from nano_coder.models.weights import load_policy
 from nano_shared import ContextFull, Finish, Sampling, UsageError
 

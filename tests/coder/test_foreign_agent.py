@@ -105,6 +105,35 @@ def test_limits_end_the_run_and_are_named(runtime: Callable[..., Runtime]) -> No
     assert run_task(task(), slow, seed=0).stop is StopReason.MAX_SECONDS
 
 
+STUBBORN = """
+import json, os, time, urllib.error, urllib.request
+
+while True:
+    body = {"model": "m", "messages": [{"role": "user", "content": str(time.time())}]}
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)).read()
+        with open("hello.txt", "w") as file:
+            file.write("hi\\n")
+    except urllib.error.HTTPError:
+        time.sleep(0.05)
+"""
+
+
+def test_an_agent_that_retries_after_its_limit_is_ended_and_its_work_is_graded(
+    runtime: Callable[..., Runtime], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nano_coder.run.foreign_agent._GRACE_S", 0.5)
+    (tmp_path / "agent" / "stubborn.py").write_text(STUBBORN)
+    agent = ForeignAgent(command=f"python {tmp_path}/agent/stubborn.py", mounts=(tmp_path / "agent",))
+    made = runtime(ScriptedPolicy(["one", "two"] * 9), agent=agent, limits={"max_turns": 2})
+    began = time.monotonic()
+    run = grade_run(run_task(task(), made, seed=0), made)
+    assert (run.stop, run.reward) == (StopReason.MAX_TURNS, 1.0)
+    assert time.monotonic() - began < 60  # of 900 that the run may take
+
+
 class Slow(ScriptedPolicy):
     def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
         time.sleep(6)

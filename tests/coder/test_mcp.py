@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,11 +12,13 @@ from typing import Any
 
 import pytest
 from executions import SUBMIT, a_runtime, a_task, limits
+from typer.testing import CliRunner
 
 pytest.importorskip("mcp")
 from mcp_types import Tool as ListedTool
 
 from nano_coder.agent.profiles import COMPACT_1, with_tools
+from nano_coder.cli import cli
 from nano_coder.config import AgentConfig
 from nano_coder.mcp.connection import McpConnection, McpFailure
 from nano_coder.mcp.tools import further_tools, made_tools, offer_servers, tool_name
@@ -332,6 +335,20 @@ def test_long_names_stay_apart() -> None:
 def test_settings_that_cannot_work(server: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         McpSettings.model_validate({"servers": {"s": server}})
+
+
+def test_tools_lists_those_of_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "nano" / "config.toml"
+    config.parent.mkdir()
+    values = {"command": open_sandbox().python, "args": ["-c", PROBE], "startup_timeout_sec": 120}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+    config.write_text("\n".join(["[mcp.servers.probe]", *lines]))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("NANO_HOME", str(tmp_path / "home"))
+    done = CliRunner().invoke(cli, ["tools", "--json"])
+    listed = json.loads(done.stdout)["tools"]
+    sources = {tool["source"] for tool in listed if tool["name"].startswith("mcp__probe__")}
+    assert sources == {"MCP server probe"}
 
 
 def test_a_projects_file(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from nano_coder.agent.chat_template import ChatTemplate
-from nano_coder.models.local.engine import DecodingRow, Engine, GenerationRequest
+from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.models.local.row import DecodingRow, GenerationRequest
 from nano_coder.models.local.scheduler import Lockstep, Scheduler
 from nano_coder.models.weights import LoadedModel, load_policy
 from nano_shared import Conversation, Message, PolicyError, Role, Sampling

@@ -23,8 +23,9 @@ from starlette.testclient import TestClient
 from nano_coder.agent.profiles import HERMES_1
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.serve.app import ServerLimits, serve_app
+from nano_coder.serve.app import serve_app
 from nano_coder.serve.conversations import Conversations, ServedModel, end_interrupted
+from nano_coder.serve.generation import ServerLimits
 from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import verify
 from nano_shared.errors import UsageError

@@ -18,6 +18,7 @@ import nano_coder.commands
 import nano_rl.commands
 from nano_coder.agent.chat_template import CHATML
 from nano_coder.models.weights import (
+    _BASE_BYTES,
     BASE,
     _base_gguf,
     _say_slow,
@@ -185,6 +186,7 @@ def test_the_base_is_converted_once_and_loads(home: Path, capfd: pytest.CaptureF
         base_folder().name,
         base_folder().with_suffix(".lock").name,
     ]
+    assert (base_folder() / "model.safetensors").stat().st_size == _BASE_BYTES
     assert "quantization_config" not in json.loads((base_folder() / "config.json").read_text())
     file = home / f"{BASE}.gguf"  # what `plan` and `train` ask of a file
     file.symlink_to(_base_gguf())

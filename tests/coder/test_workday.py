@@ -361,11 +361,11 @@ def test_grep_shows_lines(finder: Use, context: ToolContext) -> None:
     assert "more characters]" in finder("grep", pattern="hitx").text
 
 
-_NAMES = st.sampled_from(["a", "b", "ab", "a.py", "b.log", "x", "x y", "[a]", "é"])
+_NAMES = st.sampled_from(["a", "b", "ab", "a.py", "b.log", "x", "x y", "[a]", "é", "Å"])
 _PATTERNS = st.lists(
     st.sampled_from(
         ["a", "/a", "a/", "a/b", "*.py", "!a.py", "**/b", "a/**", "a/**/x", "?", "[ab]", "[!a]*", "\\[a\\]",
-         "#c", "!/a/b", "x\\ y", "x ", "*", "!*/", "/*", "é", "**", "a*/b", "\\!x"]
+         "#c", "!/a/b", "x\\ y", "x ", "*", "!*/", "/*", "é", "Å", "??", "**", "a*/b", "\\!x"]
     ),
     max_size=4,
 )  # fmt: skip

@@ -17,7 +17,8 @@ from fake_device import install
 from families import sample
 
 from nano_coder.models.local import attention
-from nano_coder.models.local.engine import Engine, GenerationRequest
+from nano_coder.models.local.engine import Engine
+from nano_coder.models.local.row import GenerationRequest
 from nano_rl.learn.config import CriticConfig, OptimizerConfig
 from nano_rl.learn.credit.gae import Chain
 from nano_rl.learn.model.critic import Critic

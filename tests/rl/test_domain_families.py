@@ -15,7 +15,7 @@ from nano_rl.tasks.suite import find_suite, suite_names
 from nano_shared.hashing import content_hash
 from nano_shared.types import Split
 
-DOMAINS = ("shell", "sql", "data", "logic", "workplace")
+DOMAINS = ("shell", "sql", "data", "logic", "workplace", "search", "perceive", "long", "plan")
 each_domain = pytest.mark.parametrize("suite", DOMAINS)
 
 

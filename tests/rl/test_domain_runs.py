@@ -11,6 +11,8 @@ from nano_shared.hidden_checks import StateChecks
 from nano_shared.types import Split, StopReason, Task
 
 DOMAINS = ("shell", "sql", "data", "logic", "workplace")
+CAPABILITIES = ("search", "perceive", "long", "plan")
+"""suites that need one; fewer of their tasks are run, since their oracles take up to thirty steps"""
 LEVELS = range(4)
 
 
@@ -34,10 +36,19 @@ def test_the_oracle_earns_one_and_doing_nothing_earns_nothing(
         assert run(task, [act("submit")], within).reward == 0.0, task.key
 
 
+@pytest.mark.parametrize("level", [0, 3])
+@pytest.mark.parametrize("suite", CAPABILITIES)
+def test_the_oracle_of_a_capability_earns_one(suite: str, level: int, within: Runtime) -> None:
+    (task,) = of_level(suite, level, 1)
+    solved = run(task, task.oracle or (), within)
+    assert (solved.reward, solved.stop) == (1.0, StopReason.FINISHED), (task.key, solved.verdict)
+    assert run(task, [act("submit")], within).reward == 0.0, task.key
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("split", Split)
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("suite", DOMAINS)
+@pytest.mark.parametrize("suite", [*DOMAINS, *CAPABILITIES])
 def test_many_oracles_earn_one(suite: str, level: int, split: Split, within: Runtime) -> None:
     for task in of_level(suite, level, 25, split):
         assert run(task, task.oracle or (), within).reward == 1.0, task.key
@@ -57,6 +68,8 @@ def test_a_wrong_answer_earns_nothing(suite: str, within: Runtime) -> None:
         ("sql", None),
         ("data", act("python", code="import glob\nfor f in glob.glob('*.*'): open(f, 'a').write('x')")),
         ("workplace", act("send_mail", to="a@example.org", subject="Hello", body="you")),
+        ("plan", act("write_file", path="steps.md", content="- nothing\n")),
+        ("long", None),
     ],
 )
 def test_a_wrong_end_state_earns_nothing(suite: str, spoil: object, within: Runtime) -> None:
@@ -69,6 +82,9 @@ def test_a_wrong_end_state_earns_nothing(suite: str, spoil: object, within: Runt
         assert isinstance(task.hidden, StateChecks)
         table = str(task.hidden.state[0].query).split()[3]
         spoil = act("sql", database=database, statement=f"DELETE FROM {table}")
+    if suite == "long":
+        assert isinstance(task.hidden, StateChecks)
+        spoil = act("edit_file", path=str(task.hidden.state[-1].path), line=1, new='"""Else."""')
     assert run(task, [*solution, spoil, end], within).reward == 0.0  # type: ignore[list-item]
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from builders import trajectory
 
+from nano_coder.agent.profiles import COMPACT_1
 from nano_rl.checkpoints.evaluate import paired, row_of, success_interval, suite_of, table
 from nano_rl.checkpoints.statistics import wilson
+from nano_rl.commands.eval import tool_names, without_tools
 from nano_rl.tasks.make import make_tasks
 from nano_shared import Provenance, Split, Task, Trajectory
+from nano_shared.errors import UsageError
 
 
 def run(
@@ -74,3 +78,15 @@ def test_a_task_counts_once_in_a_comparison() -> None:
     old = [run("a", 0.0), run("b", 0.0)]
     new = [*(run("a", 1.0) for _ in range(9)), run("b", 0.0)]
     assert paired(new, old)[0] == 0.5
+
+
+def test_tools_are_left_out_of_what_a_task_or_its_profile_offers() -> None:
+    assert tool_names("plan, memory") == ("plan", "remember", "recall")
+    own = Task(key="a", prompt="Do it.", tools=("plan", "shell", "submit"))
+    assert without_tools(own, ("plan",), COMPACT_1).tools == ("shell", "submit")
+    open_task = Task(key="b", prompt="Do it.")
+    left = without_tools(open_task, ("shell", "recall"), COMPACT_1).tools
+    assert left == tuple(tool.name for tool in COMPACT_1.tools if tool.name != "shell")
+    for wrong, why in (("submit", "ends every run"), ("plans", "is no tool")):
+        with pytest.raises(UsageError, match=why):
+            tool_names(wrong)

@@ -13,7 +13,7 @@ from nano_rl.formats import Refusal
 from nano_rl.formats.harbor import HARBOR
 from nano_rl.formats.nemo_gym import NEMO_GYM
 from nano_rl.formats.row_format import ReadOptions
-from nano_rl.tasks.jsonl import Row
+from nano_shared.strict_json import Row
 from nano_shared.types import Task
 
 EXAMPLES = os.environ.get("NANO_EXCHANGE_EXAMPLES", "")

@@ -18,8 +18,9 @@ from nano_coder.grading.grade import grade
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.suites.functions.admitted_program import numbered
-from nano_rl.suites.functions.program import compile_function, outcome, program_hash
+from nano_rl.suites.functions.program import compile_function, outcome
 from nano_rl.suites.functions.views import VIEWS, View, make_task
+from nano_rl.tasks.program_hash import program_hash
 from nano_rl.tasks.suite import split_of
 from nano_shared.hidden_checks import CaseChecks
 from nano_shared.types import Split, Task

@@ -97,8 +97,8 @@ def test_a_training_is_recorded_watched_and_goes_on_from_its_name_alone(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--tasks", "x", "--from-logs"], "give either --tasks FILE, or --from-logs"),
-        ([], "give either --tasks FILE, or --from-logs"),
+        (["--tasks", "x", "--from-logs"], "give either --tasks FILE or --env ENV, or --from-logs"),
+        ([], "give either --tasks FILE or --env ENV, or --from-logs"),
         (["--from-logs", "--curriculum"], "--curriculum chooses among tasks"),
         (["--tasks", "x", "--group-size", "0"], "--group-size 0 leaves nothing to train on"),
         (["--resume"], "there is no training other to resume"),

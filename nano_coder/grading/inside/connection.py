@@ -197,7 +197,7 @@ class Peer:
         except ConnectionBroken:
             raise
         except BaseException as error:  # SystemExit and skips included: each is an answer to report
-            return {"w": _told_changes(crossing, before), **self.pack_error(error)}
+            return {"w": _plain_changes(crossing, before), **self.pack_error(error)}
         try:
             reply = {"w": crossing.changes(before), "v": crossing.pack(value)}
         except (NotPlain, *MALFORMED) as refused:  # also too long for the memory, or nested too deeply
@@ -217,7 +217,7 @@ class Peer:
         return self.crossing().unpack_error(answer["e"])
 
 
-def _told_changes(crossing: Crossing, before: list[list[Any]]) -> list[Any]:
+def _plain_changes(crossing: Crossing, before: list[list[Any]]) -> list[Any]:
     try:
         return crossing.changes(before)
     except NotPlain:

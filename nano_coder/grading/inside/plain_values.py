@@ -378,7 +378,7 @@ def exception_class(node: Any, depth: int = 0) -> type[BaseException]:
         return _OWN[key]
     if key not in _CLASSES:
         made = tuple(exception_class(base, depth + 1) for base in bases) or (Exception,)
-        spelt = {"__module__": "solution", "__str__": _told, "__qualname__": name}
+        spelt = {"__module__": "solution", "__str__": _error_text, "__qualname__": name}
         try:
             _CLASSES[key] = type(name.rpartition(".")[2], made, spelt)
         except TypeError:  # incompatible bases
@@ -414,11 +414,11 @@ def may_come_back(kind: Any) -> bool:
     return library or is_made(kind)
 
 
-def _told(self: BaseException) -> str:
+def _error_text(self: BaseException) -> str:
     given = vars(self).get(TEXT_KEY)
     if given is not None:
         return str(given)
-    theirs = next(c for c in type(self).__mro__ if vars(c).get("__str__", _told) is not _told)
+    theirs = next(c for c in type(self).__mro__ if vars(c).get("__str__", _error_text) is not _error_text)
     text: str = vars(theirs)["__str__"](self)
     return text
 

@@ -126,7 +126,7 @@ def turn_tokens(answer: AnswerParts, conversation: Conversation) -> TurnTokens |
     before = conversation.tokens
     goes_on = len(prompt) > len(before) and prompt[: len(before)] == before
     return TurnTokens(
-        row=conversation.row if goes_on else conversation.row + 1,
+        row=conversation.row if goes_on else conversation.last_row + 1,
         context_ids=tuple(prompt[len(before) :] if goes_on else prompt),
         sampled_ids=tuple(sampled),
         logprobs=tuple(logprobs),

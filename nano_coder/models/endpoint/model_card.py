@@ -38,6 +38,10 @@ class ModelCard:
     template_hash: str | None = None
     policy_id: str | None = None
     version: int = 0
+    root: str = ""
+    """folder of the weights on the server, or what it names in its place"""
+    content: str | None = None
+    """`folder_content` of an adapter as it was opened"""
 
 
 def read_cards(base_url: str, api_key: str | None) -> list[ModelCard]:
@@ -72,30 +76,33 @@ def _card(card: Mapping[str, Any]) -> ModelCard:
     length, version = card.get("max_model_len"), card.get("weight_version")
     limit = length if isinstance(length, int) and length > 0 else None
     owner, root = card.get("owned_by"), card.get("root")
-    told = ModelCard(id=card["id"], gives_tokens=owner in _GIVING, context_limit=limit)
+    claimed = ModelCard(
+        id=card["id"], gives_tokens=owner in _GIVING, context_limit=limit, root=_text(root) or ""
+    )
     if owner != OWNER:
-        return _of_checkpoint(root, told) if told.gives_tokens and isinstance(root, str) else told
+        return _of_checkpoint(root, claimed) if claimed.gives_tokens and isinstance(root, str) else claimed
     return ModelCard(
-        id=told.id, ours=True, gives_tokens=card.get("gives_tokens") is not False, context_limit=limit,
+        id=claimed.id, ours=True, gives_tokens=card.get("gives_tokens") is not False, context_limit=limit,
         profile=_known(card.get("profile"), card.get("profile_hash")),
-        template_hash=_text(card.get("template_hash")), policy_id=_text(root),
+        template_hash=_text(card.get("template_hash")), policy_id=_text(root), root=claimed.root,
+        content=_text(card.get("content")),
         version=version if isinstance(version, int) and version >= 0 else 0,
     )  # fmt: skip
 
 
-def _of_checkpoint(root: str, told: ModelCard) -> ModelCard:
+def _of_checkpoint(root: str, claimed: ModelCard) -> ModelCard:
     """The card with what the manifest says, where another server's model is a checkpoint of this machine."""
     from nano_coder.models.weights import policy_id
 
     try:
         manifest: Manifest | None = read_checkpoint(Path(root)) if (Path(root) / MANIFEST).is_file() else None
         if manifest is None:
-            return told
+            return claimed
         weights = policy_id(root)
     except (NanoError, OSError, ValueError):
-        return told
+        return claimed
     return ModelCard(
-        id=told.id, gives_tokens=True, context_limit=told.context_limit,
+        id=claimed.id, gives_tokens=True, context_limit=claimed.context_limit, root=root,
         profile=_known(manifest.profile, manifest.profile_hash), template_hash=manifest.template_hash,
         policy_id=weights, version=manifest.policy_version,
     )  # fmt: skip

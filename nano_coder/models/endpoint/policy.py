@@ -98,7 +98,7 @@ class EndpointPolicy:
         self.profile = self.card.profile or API_1.name
         """of runs that name none"""
         self.model = model
-        self.context_limit = self.card.context_limit or context_limit
+        self._context_limit = self.card.context_limit or context_limit
         self.template_hash = self.card.template_hash or content_hash(f"endpoint: {model}")
         self._sessions: WeakKeyDictionary[Conversation, str] = WeakKeyDictionary()
         self.price = price
@@ -110,6 +110,11 @@ class EndpointPolicy:
         self._retry_seconds = retry_seconds
         self._own_temperature = own_temperature
         self._usual_wait = tenacity.wait_random_exponential(multiplier=first_wait, max=_LONGEST_WAIT_S)
+
+    @property
+    def context_limit(self) -> int:
+        """Of the server's card, or what it named when it refused a longer prompt; tokens."""
+        return min(self._context_limit, self._accepted.context or self._context_limit)
 
     def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
         """The server's answer to all messages.

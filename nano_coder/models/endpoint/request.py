@@ -47,6 +47,8 @@ class Accepted:
     """name of the limit of an answer"""
     most: int | None = None
     """longest answer that may be asked for"""
+    context: int | None = None
+    """context in tokens, where a refusal named it"""
     refused: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -83,6 +85,8 @@ class Accepted:
     def _shorten(self, said: str, body: dict[str, Any]) -> str | None:
         """Ask for as much as the context leaves. Raises ContextFull where that is nothing."""
         context, prompt = _CONTEXT.search(said), _PROMPT.search(said)
+        if context:
+            self.context = int(context[1].replace(",", "")) or None
         if context and prompt and self.length in body:
             room = int(context[1].replace(",", "")) - int(prompt[1].replace(",", ""))
             if 0 < room < body[self.length]:

@@ -58,8 +58,6 @@ def _probe(parameter: Tensor) -> Tensor:
     return flat[:: max(1, flat.numel() // _PROBES)][: _PROBES + 1].float()
 
 
-__all__ = ["DecodingRow", "Engine", "GenerationRequest", "Sampled"]
-
 MAX_BATCH = 64
 """rows decoded together; beyond it, on a CPU, a step's time grows with its rows"""
 KV_BYTES = 2 << 30

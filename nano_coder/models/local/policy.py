@@ -124,19 +124,23 @@ class LocalPolicy:
     ) -> Sampled:
         from nano_coder.models.local.row import GenerationRequest
 
-        room = self.context_limit - len(row)
-        if room < 1:
-            raise ContextFull(
-                f"the row has {len(row)} tokens with the new messages, of the {self.context_limit} that"
-                f" {self.id} reads; shorten the task or end the run"
-            )
-        fitting = sampling.model_copy(update={"max_tokens": min(sampling.max_tokens, room)})
+        fitting = self.fitting(row, sampling)
         constraint = self._grammars.constraint(sampling.grammar) if sampling.grammar is not None else None
         request = GenerationRequest(row, fitting, sampling.seed, owner, on_token, constraint)
         sampled = self._scheduler.call(request)
         if constraint is not None:
             constraint.check()
         return sampled
+
+    def fitting(self, row: Sequence[int], sampling: Sampling) -> Sampling:
+        """The sampling of what may follow a row. Raises ContextFull if no token would fit."""
+        room = self.context_limit - len(row)
+        if room < 1:
+            raise ContextFull(
+                f"the row has {len(row)} tokens with the new messages, of the {self.context_limit} that"
+                f" {self.id} reads; shorten the task or end the run"
+            )
+        return sampling.model_copy(update={"max_tokens": min(sampling.max_tokens, room)})
 
     def _completion(
         self, sampled: Sampled, number: int, delta: tuple[int, ...], sampling: Sampling

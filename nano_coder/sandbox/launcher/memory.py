@@ -75,6 +75,9 @@ class MemoryWatch:
         """whether the agent stopped the program"""
 
     def exceeded(self) -> bool:
+        # the kernel may kill a few processes, so that the rest stays below the limit
+        if self._group_kills():
+            return True
         locks = count_locks(_locks)
         if locks >= _MOST_LOCKS:
             return True
@@ -90,8 +93,11 @@ class MemoryWatch:
             not self.stopped
             and os.WIFSIGNALED(status)
             and os.WTERMSIG(status) == signal.SIGKILL
-            and cgroup.kills(_programs.events) > self._before.kills
+            and self._group_kills()
         )
+
+    def _group_kills(self) -> bool:
+        return cgroup.kills(_programs.events) > self._before.kills
 
 
 def in_use() -> int:

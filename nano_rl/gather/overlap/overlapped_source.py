@@ -35,8 +35,8 @@ from nano_shared.run_facts import facts_of
 from nano_shared.types import Task, Trajectory
 
 NOT_FROM_LOGS = (
-    "--overlap rolls out tasks ahead, and groups that begin in a log are not drawn ahead: give --tasks FILE"
-    " instead of --from-logs, or leave --overlap out"
+    "--overlap and --async roll out tasks ahead, and groups that begin in a log are not drawn ahead: give"
+    " --tasks FILE instead of --from-logs, or leave the other out"
 )
 
 
@@ -217,6 +217,7 @@ def _worker_config(opened: OpenedWeights, runtime: Runtime, config: TrainConfig)
         profile=opened.profile.name,
         runtime_profile=runtime.profile.name,
         tool_files=TOOLS.files,
+        environments=runtime.environments.references,
         scheduler=config.scheduler,
         log=runtime.store.address,
         blobs=str(runtime.store.blobs.root),

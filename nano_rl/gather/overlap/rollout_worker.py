@@ -47,6 +47,8 @@ class WorkerConfig(Value):
     runtime_profile: str
     tool_files: tuple[str, ...] = ()
     """tools of that profile that are in files, as `path.py:name`"""
+    environments: tuple[str, ...] = ()
+    """as `--env` takes them"""
     scheduler: Literal["lockstep", "free"]
     log: str
     """address of the log with its password, as `LogStore.open` takes it"""
@@ -110,6 +112,7 @@ class Worker:
     def __init__(self, config: WorkerConfig) -> None:
         """Raises CheckpointError if the model's weights have changed since training began."""
         from nano_coder.agent.profiles import find_profile
+        from nano_coder.environment import Environments
         from nano_coder.models.opening import local_policy, open_weights
         from nano_coder.models.scripted import ScriptedPolicy
         from nano_coder.run.execution import Runtime
@@ -143,6 +146,7 @@ class Worker:
             policy_name=config.policy_name,
             limits=config.limits,
             hosts=config.hosts,
+            environments=Environments.open(config.environments),
         )
 
     def roll_out(self, request: RolloutRequest) -> dict[str, Any]:

@@ -104,7 +104,7 @@ class Group:
 
 def _content(task: Task) -> str:
     """Content id of a task without its limits, which a command may override (`--limit`)."""
-    return task.model_copy(update={"limits": Limits()}).id
+    return task.listed.model_copy(update={"limits": Limits()}).id
 
 
 def sampled_by(run: Trajectory) -> int:

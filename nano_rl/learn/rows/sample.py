@@ -92,11 +92,13 @@ def to_samples(
     _refuse_redacted(trajectory)
     own = {turn.index for turn in trajectory.own_turns} - set(context_turns)
     rows: dict[int, list[tuple[Turn, TurnTokens]]] = {}
+    newest: dict[int | None, int] = {}
     for turn in trajectory.turns:
         tokens = turn.completion.tokens
         assert tokens is not None  # `has_tokens` was checked above
-        if rows and tokens.row < max(rows):
+        if tokens.row < newest.get(turn.delegated_by, 0):
             raise ValueError(f"run {trajectory.id!r}: turn {turn.index} returns to row {tokens.row}")
+        newest[turn.delegated_by] = tokens.row
         rows.setdefault(tokens.row, []).append((turn, tokens))
     samples = []
     for turns in rows.values():

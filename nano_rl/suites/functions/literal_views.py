@@ -21,8 +21,9 @@ from nano_rl.suites.functions.admitted_program import (
 )
 from nano_rl.suites.functions.arithmetic import draw_arithmetic
 from nano_rl.suites.functions.grammar import belongs, draw_admitted
-from nano_rl.suites.functions.program import WORDS, Program, compile_function, outcome, program_hash
+from nano_rl.suites.functions.program import WORDS, Program, compile_function, outcome
 from nano_rl.suites.functions.prompt_phrases import CHOOSE, COMPLETE, COPY, EMIT, PREDICT, REPLACE, SUMS
+from nano_rl.tasks.program_hash import program_hash
 from nano_rl.tasks.suite import Made
 from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks
 from nano_shared.types import Split
@@ -73,7 +74,7 @@ def _literal(kind: str, rng: random.Random) -> Any:
             return [rng.randint(0, 20), _literal("str", rng)]
 
 
-def _shown(value: Any) -> str:
+def _answer_text(value: Any) -> str:
     """As an answer: texts without quotes."""
     return value if isinstance(value, str) else repr(value)
 
@@ -95,7 +96,7 @@ def draw_copy(rng: random.Random) -> LiteralQuestion:
     return LiteralQuestion(
         code=code,
         asked=asked,
-        answer=_shown(values[index]),
+        answer=_answer_text(values[index]),
         family=f"copy.{'-'.join(kinds)}.{index}{alias}",
         source=f"def f():\n{body}\n    return {asked}\n",
     )

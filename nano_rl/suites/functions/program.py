@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from nano_shared.hashing import content_hash
+from nano_rl.tasks.program_hash import Anonymous, program_hash
 
 MAX_STEPS = 500
 """turns of all `while` loops of one call"""
@@ -158,33 +158,6 @@ def failing_line(function: Callable[..., Any], args: list[Any]) -> int | None:
     return None
 
 
-class _Anonymous(ast.NodeTransformer):
-    """Renames every name that the function binds, in order of appearance, and drops annotations."""
-
-    def __init__(self) -> None:
-        self.names: dict[str, str] = {}
-
-    def _rename(self, name: str) -> str:
-        return self.names.setdefault(name, f"v{len(self.names)}")
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        node.name = self._rename(node.name)
-        node.returns = None
-        if ast.get_docstring(node) is not None:
-            node.body = node.body[1:]
-        for arg in node.args.args:
-            arg.arg, arg.annotation = self._rename(arg.arg), None
-        bound = [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-        for name in bound:
-            self._rename(name)
-        self.generic_visit(node)
-        return node
-
-    def visit_Name(self, node: ast.Name) -> ast.Name:
-        node.id = self.names.get(node.id, node.id)
-        return node
-
-
 class _Blank(ast.NodeTransformer):
     """Replaces numbers, texts and lists of them by one mark a type."""
 
@@ -201,12 +174,7 @@ class _Blank(ast.NodeTransformer):
 
 def skeleton(source: str) -> str:
     """The source's AST as text, with names, annotations, docstrings and constants normalised away."""
-    return ast.dump(_Blank().visit(_Anonymous().visit(ast.parse(source))))
-
-
-def program_hash(source: str) -> str:
-    """Content hash of the source's AST with names, annotations and docstrings normalised away."""
-    return content_hash(ast.dump(_Anonymous().visit(ast.parse(source))))
+    return ast.dump(_Blank().visit(Anonymous().visit(ast.parse(source))))
 
 
 # ------------------------------------------------------------------------------------------ sampling

@@ -19,7 +19,7 @@ from nano_shared.redact.redactor import Redactor, scrub_bytes
 from nano_shared.redact.trajectory import learn, mask_turns, scrub_trajectory, scrub_value
 from nano_shared.rows import run_row
 from nano_shared.store import LogStore
-from nano_shared.types import Trajectory, Turn, Verdict
+from nano_shared.types import Observation, Trajectory, Turn, Verdict
 
 
 def redact_run(store: LogStore, run_id: str, redactor: Redactor) -> bool:
@@ -128,7 +128,16 @@ class RedactingStore(LogStore):
             if observation.blob is not None:
                 self._learn_output(observation.blob, run)
         run.turns.append(turn)
-        super().append_turn(run_id, scrub_value(self._masked(run), self.redactor, run.known), request)
+        super().append_turn(
+            run_id, scrub_value(self._mask_newest_turn(run), self.redactor, run.known), request
+        )
+
+    def add_observation(self, run_id: str, turn: int, observation: Observation) -> None:
+        run = self._of(run_id)
+        learn(observation, self.redactor, run.known)
+        if observation.blob is not None:
+            self._learn_output(observation.blob, run)
+        super().add_observation(run_id, turn, scrub_value(observation, self.redactor, run.known))
 
     def finish(self, run_id: str, **end: Any) -> None:
         run = self._of(run_id)
@@ -153,7 +162,7 @@ class RedactingStore(LogStore):
         """Store the full output of a tool, redacted."""
         return super().put_blob(scrub_bytes(data, self.redactor))
 
-    def _masked(self, run: _Run) -> Turn:
+    def _mask_newest_turn(self, run: _Run) -> Turn:
         """The newest turn, with the ids masked that spell a secret in its row so far."""
         turn = run.turns[-1]
         if turn.completion.tokens is None:

@@ -1,0 +1,89 @@
+"""Tasks out of twenty packages of the registry: their source distributions are downloaded, then mined.
+
+    python integration/mine_packages.py --out FOLDER [--workers 16] [--packages 3]
+
+FOLDER/sdists keeps the archives, FOLDER/mined.jsonl the tasks, FOLDER/yield.json what each package gave;
+their workspaces are in the log of NANO_HOME. What was downloaded is not downloaded again, and a mining that
+was stopped goes on. pip runs the build backend of a package on this machine to name it, as in any
+installation; mining runs its code in jails alone. A package whose archive holds no tests is named and left
+out. The exit code is 1 where fewer tasks came out than `--wanted`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGES = [
+    "toolz==1.0.0",
+    "more-itertools==10.8.0",
+    "boltons==25.0.0",
+    "networkx==3.5",
+    "attrs==25.3.0",
+    "pyparsing==3.2.3",
+    "sqlparse==0.5.3",
+    "funcy==2.0",
+    "tomlkit==0.13.3",
+    "click==8.2.1",
+    "jinja2==3.1.6",
+    "marshmallow==4.0.0",
+    "cachetools==6.1.0",
+    "natsort==8.4.0",
+    "mistune==3.1.3",
+    "xmltodict==0.14.2",
+    "wcwidth==0.2.13",
+    "semver==3.0.4",
+    "tabulate==0.9.0",
+    "pyrsistent==0.20.0",
+]
+
+
+def download(requirement: str, folder: Path) -> Path | None:
+    """The source distribution of a requirement; None if pip has none."""
+    name, _, version = requirement.partition("==")
+    stem = f"{name.replace('-', '_')}-{version}"
+    known = [*folder.glob(f"{stem}.tar.gz"), *folder.glob(f"{name}-{version}.tar.gz")]
+    if not known:
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-binary", ":all:", "--no-deps"]
+        subprocess.run([*command, "-d", str(folder), requirement], check=False)
+        known = [*folder.glob(f"{stem}.tar.gz"), *folder.glob(f"{name}-{version}.tar.gz")]
+    return known[0] if known else None
+
+
+def with_tests(archive: Path) -> bool:
+    from nano_rl.tasks.mine.packages import read_package
+    from nano_shared.errors import UsageError
+
+    try:
+        read_package(archive)
+    except UsageError as problem:
+        print(f"left out: {problem}", file=sys.stderr)
+        return False
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--packages", type=int, default=len(PACKAGES), help="the first so many of the list")
+    parser.add_argument("--wanted", type=int, default=5000)
+    given = parser.parse_args()
+    folder = given.out / "sdists"
+    folder.mkdir(parents=True, exist_ok=True)
+    found = [download(requirement, folder) for requirement in PACKAGES[: given.packages]]
+    archives = [str(archive) for archive in found if archive is not None and with_tests(archive)]
+    print(f"{len(archives)} of {given.packages} packages have tests", file=sys.stderr)
+    tasks, report = given.out / "mined.jsonl", given.out / "yield.json"
+    command = [sys.executable, "-m", "nano_rl", "tasks", "mine", *archives]
+    command += ["--out", str(tasks), "--report", str(report)]
+    subprocess.run([*command, *(["--workers", str(given.workers)] if given.workers else [])], check=True)
+    count = len(tasks.read_text(encoding="utf-8").splitlines())
+    print(f"{count} tasks of {len(archives)} packages")
+    return int(count < given.wanted)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

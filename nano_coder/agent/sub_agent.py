@@ -1,0 +1,87 @@
+"""Sub-agents: an agent of its own context that works on a part of the task, inside the run of its parent.
+
+Its turns are turns of the run, in token rows of their own, and name the turn that delegated. That turn is
+logged with its call, before the sub-agent works; the answer is added to it as the call's observation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nano_coder.agent.compaction import compaction_of
+from nano_coder.agent.prompt import DELEGATE, open_conversation, without_delegate
+from nano_coder.tools.delegate import delegate
+from nano_coder.tools.tool import ToolResult
+from nano_shared.types import Observation, StopReason, Turn
+
+if TYPE_CHECKING:
+    from nano_coder.agent.loop import Agent
+
+
+def delegating(turns: Sequence[Turn]) -> int | None:
+    """Index of the last of an agent's turns if its call waits for a sub-agent; else None."""
+    last = turns[-1] if turns else None
+    waits = last is not None and len(last.observations) < len(last.calls) and last.calls[-1].name == DELEGATE
+    return last.index if last is not None and waits else None
+
+
+def sub_agent(parent: Agent, at: int) -> Agent:
+    """The agent to which the turn `at` delegates: same files, tools and limits, another task and context."""
+    asked = delegate.arguments.model_validate(parent.turns[at].calls[-1].arguments).model_dump()
+    tools = without_delegate(parent.tools)
+    names = tuple(tool.name for tool in tools)
+    task = parent.task.model_copy(update={"prompt": asked["prompt"], "tools": names, "check": None})
+    before = parent.conversation
+    conversation = open_conversation(parent.profile, task, parent.workspace.files(), before.started)
+    conversation.row = conversation.last_row = before.last_row + 1
+    conversation.on_text = before.on_text
+    most = task.limits.completion_tokens or parent.sampling.max_tokens
+    return replace(
+        parent, task=task, tools=tools, conversation=conversation, parent=at, most_turns=asked["max_turns"],
+        compaction=compaction_of(parent.profile.compaction, parent.policy, conversation, most),
+        elapsed=parent.elapsed - before.waited, child=None, stop=None, answer=None,
+    )  # fmt: skip
+
+
+def child_result(child: Agent) -> ToolResult:
+    """What a sub-agent came to: its answer, or why it has none and what it wrote last."""
+    if child.stop is StopReason.FINISHED:
+        return ToolResult(text=child.answer or "(the sub-agent ended without an answer)")
+    last = child.own[-1].thought.strip() if child.own else ""
+    why = child.stop or "the run ended"
+    return ToolResult(text=f"error: the sub-agent gave no answer ({why})" + (last and f"\n{last}"), ok=False)
+
+
+def answered(turn: Turn, observation: Observation) -> Turn:
+    """The turn with one more observation."""
+    return turn.model_copy(update={"observations": (*turn.observations, observation)})
+
+
+def last_main(turns: Sequence[Turn]) -> Turn:
+    """The last turn of a run that is no sub-agent's."""
+    return next(turn for turn in reversed(turns) if turn.delegated_by is None)
+
+
+def observed_last(turns: Sequence[Turn], observation: Observation) -> tuple[Turn, ...]:
+    """The turns of a run, the last that is no sub-agent's with one more observation. A sub-agent that was at
+    work has ended without an answer."""
+    last = last_main(turns)
+    changed = last
+    if delegating([last]) is not None:
+        now, text = time.time(), "error: the sub-agent gave no answer (interrupted)"
+        size = len(text.encode())
+        said = Observation(tool=DELEGATE, ok=False, text=text, bytes_total=size, started=now, ended=now)
+        changed = answered(last, said)
+    return (*turns[: last.index], answered(changed, observation), *turns[last.index + 1 :])
+
+
+def cut_turns(turns: Sequence[Turn], at: int) -> tuple[Turn, ...]:
+    """The first turns of a run. A sub-agent that was at work after them has not answered yet."""
+    parent = turns[at].delegated_by if at < len(turns) else None
+    if parent is None:
+        return tuple(turns[:at])
+    waiting = turns[parent].model_copy(update={"observations": turns[parent].observations[:-1]})
+    return (*turns[:parent], waiting, *turns[parent + 1 : at])

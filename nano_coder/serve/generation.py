@@ -1,0 +1,274 @@
+"""Generation: requests are sampled in threads, whole or as a stream, and bounded, measured and traced."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from nano_coder.serve.conversations import Conversations, ServedModel
+from nano_coder.serve.http_json import data_line, error_shape
+from nano_coder.serve.request import BadRequest, ModelAnswer, ModelRequest
+from nano_coder.serve.server_metrics import ServerMetrics
+from nano_coder.serve.tracing import RequestTimes, Tracing
+from nano_shared.errors import NanoError
+
+_T = TypeVar("_T")
+_SESSION_HEADER = "x-session-id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    concurrent: int = 64
+    """requests that are answered at a time; more wait"""
+    waiting: int = 256
+    """requests that may wait; further ones get 429"""
+    idle_seconds: float = 600.0
+    """after which a conversation's run is ended"""
+
+
+class ClientGone(Exception):
+    """The client went away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """Who asks, in which session, and since when."""
+
+    session: str
+    agent: str
+    """its user agent"""
+    headers: Mapping[str, str]
+    received: float
+    """unix seconds"""
+    connected: threading.Event
+    """cleared when the client goes away"""
+
+    @classmethod
+    def of(cls, request: Request) -> Client:
+        connected = threading.Event()
+        connected.set()
+        return cls(
+            session=session_of(request), agent=request.headers.get("user-agent", "")[:200],
+            headers=request.headers, received=time.time(), connected=connected,
+        )  # fmt: skip
+
+
+def session_of(request: Request) -> str:
+    """The session that the path or a header names; empty without one."""
+    return str(request.path_params.get("session") or request.headers.get(_SESSION_HEADER, ""))[:200]
+
+
+class EventWriter(NamedTuple):
+    """Writes the server-sent events of an API. The first argument is the index of the choice."""
+
+    first: Callable[[int], Sequence[str]]
+    text: Callable[..., Sequence[str]]
+    """with the text, token ids and log-probs that came"""
+    end: Callable[[int, ModelAnswer], Sequence[str]]
+    close: Callable[[], Sequence[str]] = tuple
+
+
+class Generation:
+    """Samples the requests of clients in threads of its own, off the event loop."""
+
+    def __init__(
+        self,
+        conversations: Conversations,
+        metrics: ServerMetrics,
+        limits: ServerLimits,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self._conversations, self._metrics = conversations, metrics
+        self._limits, self._tracing = limits, tracing
+        self._pool = ThreadPoolExecutor(limits.concurrent, thread_name_prefix="answer")
+        self._in_flight = 0
+
+    async def answers(
+        self, request: Request, asked: Sequence[ModelRequest], model: ServedModel
+    ) -> list[ModelAnswer]:
+        """The answers to several requests of one client, which ends them all by going away.
+
+        Raises BadRequest when too many requests wait, ClientGone, and what `Conversations.answer` raises.
+        """
+        client = Client.of(request)
+        return await self.in_threads(
+            request, client, [partial(self._sample, each, client, None, model) for each in asked]
+        )
+
+    async def in_threads(
+        self, request: Request, client: Client, calls: Sequence[Callable[[], _T]]
+    ) -> list[_T]:
+        """Results of the calls, which count as one request. Raises as `answers`."""
+        self._enter()
+        watching = asyncio.ensure_future(_gone(request, client))
+        try:
+            loop = asyncio.get_running_loop()
+            return list(await asyncio.gather(*(loop.run_in_executor(self._pool, call) for call in calls)))
+        finally:
+            client.connected.clear()
+            watching.cancel()
+            self._leave()
+
+    async def stream(
+        self, request: Request, asked: Sequence[ModelRequest], model: ServedModel, writer: EventWriter
+    ) -> Response:
+        """The answers as server-sent events, while their tokens come. Raises as `answers`."""
+        self._enter()
+        stream = _Stream(Client.of(request), len(asked))
+        loop = asyncio.get_running_loop()
+
+        def sample(index: int) -> ModelAnswer:
+            def on_text(*given: Any) -> None:
+                loop.call_soon_threadsafe(stream.put, index, given)
+
+            return self._sample(asked[index], stream.client, on_text, model)
+
+        stream.jobs = [loop.run_in_executor(self._pool, sample, index) for index in range(len(asked))]
+        for index, job in enumerate(stream.jobs):
+            job.add_done_callback(lambda _, index=index: stream.put(index, None))  # type: ignore[misc]
+        # not in `events`, which never begins for a client that left at once
+        stream.whole = asyncio.gather(*stream.jobs, return_exceptions=True)
+        stream.whole.add_done_callback(lambda _: self._leave())
+        if model.upstream:  # whose refusal is the answer's status
+            await stream.first_event(request)
+        return StreamingResponse(
+            stream.events(writer, error_shape(request)),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store"},
+        )
+
+    def close(self) -> None:
+        """Wait for what is being sampled; what waits is cancelled."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._tracing is not None:
+            self._tracing.close()
+
+    def _enter(self) -> None:
+        if self._in_flight >= self._limits.concurrent + self._limits.waiting:
+            raise BadRequest("too many requests wait; try again", status=429, code="rate_limit_exceeded")
+        self._in_flight += 1
+        self._note()
+
+    def _leave(self) -> None:
+        self._in_flight -= 1
+        self._note()
+
+    def _note(self) -> None:
+        running = min(self._in_flight, self._limits.concurrent)
+        self._metrics.running.set(running)
+        self._metrics.waiting.set(self._in_flight - running)
+
+    def _sample(self, asked: ModelRequest, client: Client, on_text: Any, model: ServedModel) -> ModelAnswer:
+        if not client.connected.is_set():
+            raise ClientGone
+        began = time.time()
+        first = last = 0.0
+
+        def emit(text: str, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> bool:
+            nonlocal first, last
+            now = time.time()
+            if (text or ids) and not first:
+                first = now
+                self._metrics.first.labels(model.name).observe(now - client.received)
+            elif ids:
+                for _ in ids:
+                    self._metrics.between.labels(model.name).observe((now - last) / len(ids))
+            last = now
+            if on_text is not None:
+                on_text(text, ids, logprobs)
+            return client.connected.is_set()
+
+        def times() -> RequestTimes:
+            now = time.time()
+            return RequestTimes(received=client.received, began=began, first=first or now, ended=now)
+
+        try:
+            answer = self._conversations.answer(asked, client.session, emit, model, client.agent)
+        except NanoError as problem:
+            if self._tracing is not None:
+                self._tracing.failed(problem, times(), client.headers, client.session)
+            raise
+        self._metrics.answered(model.name, answer, time.time() - client.received)
+        if self._tracing is not None:
+            self._tracing.answered(asked, answer, times(), client.headers, client.session)
+        return answer
+
+
+class _Stream:
+    """The choices of one streamed request, sampled in threads and written as their tokens come."""
+
+    jobs: list[asyncio.Future[ModelAnswer]]
+    whole: asyncio.Future[Any]
+
+    def __init__(self, client: Client, choices: int) -> None:
+        self.client = client
+        self._queue: asyncio.Queue[tuple[int, tuple[Any, ...] | None]] = asyncio.Queue()
+        self._begun = asyncio.Event()
+        self._written = [""] * choices
+
+    def put(self, index: int, given: tuple[Any, ...] | None) -> None:
+        """Text, ids and log-probs of a choice; None at its end."""
+        self._queue.put_nowait((index, given))
+        if given is None or given[0]:
+            self._begun.set()
+
+    async def first_event(self, request: Request) -> None:
+        """Wait for it. Raises what a choice that has ended raised."""
+        watching = asyncio.ensure_future(_gone(request, self.client))
+        await self._begun.wait()
+        watching.cancel()
+        for job in self.jobs:
+            if job.done():
+                job.result()
+
+    async def events(self, writer: EventWriter, error: Callable[..., dict[str, Any]]) -> AsyncIterator[str]:
+        try:
+            for index in range(len(self.jobs)):
+                for line in writer.first(index):
+                    yield line
+            for _ in self.jobs:
+                while (event := await self._queue.get())[1] is not None:
+                    for line in self._text(writer, event[0], event[1]):
+                        yield line
+                try:
+                    answer = await self.jobs[event[0]]
+                except (NanoError, BadRequest) as problem:
+                    yield f"event: error\n{data_line(error(problem))}"
+                    return
+                for line in self._end(writer, event[0], answer):
+                    yield line
+            for line in writer.close():
+                yield line
+        finally:
+            self.client.connected.clear()
+            if not self.whole.done():
+                await asyncio.wait([self.whole])
+
+    def _text(self, writer: EventWriter, index: int, given: tuple[Any, ...] | None) -> Sequence[str]:
+        if not given or not given[0]:
+            return ()
+        self._written[index] += given[0]
+        return writer.text(index, *given)
+
+    def _end(self, writer: EventWriter, index: int, answer: ModelAnswer) -> Iterator[str]:
+        """What of the answer was not streamed, and its end."""
+        rest = answer.text[len(self._written[index]) :]
+        if rest and answer.text.startswith(self._written[index]):
+            yield from writer.text(index, rest, (), ())
+        yield from writer.end(index, answer)
+
+
+async def _gone(request: Request, client: Client) -> None:
+    """Wait until the client goes away."""
+    while not await request.is_disconnected():
+        await asyncio.sleep(0.05)
+    client.connected.clear()

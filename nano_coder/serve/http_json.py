@@ -1,0 +1,102 @@
+"""JSON over HTTP: the body of a request, errors in each API's own shape, lines of server-sent events."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from nano_coder.models.endpoint.exchange import EndpointError
+from nano_coder.serve import upstream
+from nano_coder.serve.request import BadRequest
+from nano_shared.errors import BudgetExhausted, ConfigError, NanoError, PolicyError
+from nano_shared.printable import printable
+
+LARGEST_BODY = 32 << 20
+"""bytes of a request"""
+_KINDS = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
+}  # fmt: skip
+"""HTTP status -> OpenAI's type of an error"""
+
+
+async def read_body(request: Request) -> Mapping[str, Any]:
+    """The JSON object of a request. Raises BadRequest for anything else."""
+    size, parts = 0, []
+    async for part in request.stream():
+        size += len(part)
+        if size > LARGEST_BODY:
+            raise BadRequest(f"the request is longer than {LARGEST_BODY >> 20} MiB", status=413)
+        parts.append(part)
+    try:
+        body = _plain(json.loads(b"".join(parts), parse_constant=_no_number))
+    except (ValueError, RecursionError):
+        raise BadRequest("the request is no JSON") from None
+    if not isinstance(body, dict):
+        raise BadRequest("the request must be a JSON object")
+    return body
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(name)
+
+
+def _plain(value: Any) -> Any:
+    """JSON without halves of surrogate pairs, which nothing can encode."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {_plain(name): _plain(each) for name, each in value.items()}
+    return value
+
+
+def error_response(request: Request, problem: NanoError | BadRequest) -> JSONResponse:
+    """The answer to a request that failed, in the shape of its API."""
+    status, _ = status_of(problem)
+    after = getattr(problem, "after", None)
+    wait = 1 if after is None and status in (429, 503) else after
+    headers = None if wait is None else {"Retry-After": f"{math.ceil(wait)}"}
+    return JSONResponse(error_shape(request)(problem), status_code=status, headers=headers)
+
+
+def error_shape(request: Request) -> Callable[[NanoError | BadRequest], dict[str, Any]]:
+    """How the API of a request writes an error."""
+
+    def of_anthropic(problem: NanoError | BadRequest) -> dict[str, Any]:
+        return {"type": "error", "error": {"type": status_of(problem)[1], "message": _sentence(problem)}}
+
+    def of_openai(problem: NanoError | BadRequest) -> dict[str, Any]:
+        param, code = (getattr(problem, name, None) for name in ("param", "code"))
+        kind = status_of(problem)[1]
+        return {"error": {"message": _sentence(problem), "type": kind, "param": param, "code": code}}
+
+    return of_anthropic if "/messages" in request.url.path else of_openai
+
+
+def _sentence(problem: Exception) -> str:
+    return printable(str(problem), 1000)
+
+
+def status_of(problem: Exception) -> tuple[int, str]:
+    """HTTP status and OpenAI's type of an error."""
+    if isinstance(problem, BadRequest):
+        return problem.status, _KINDS.get(problem.status, "invalid_request_error")
+    if isinstance(problem, EndpointError):
+        status = upstream.status(problem)
+        return status, _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
+    if isinstance(problem, ConfigError):  # the key for the server behind
+        return 502, "api_error"
+    if isinstance(problem, BudgetExhausted):
+        return 400, "invalid_request_error"
+    return (503 if isinstance(problem, PolicyError) else 500), "api_error"
+
+
+def data_line(chunk: Mapping[str, Any]) -> str:
+    """A server-sent event without a name."""
+    return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"

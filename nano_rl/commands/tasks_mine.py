@@ -1,0 +1,84 @@
+"""`nano-rl tasks mine`: tasks out of Python packages that have tests."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rich.table import Table
+from typer import Argument, Option
+
+from nano_coder.commands.options import open_log
+from nano_rl.commands.options import Log, Seed
+from nano_rl.tasks.make import refuse_unwritable, write_tasks
+from nano_shared.console import Console
+from nano_shared.errors import UsageError
+
+if TYPE_CHECKING:
+    from nano_rl.tasks.mine.mining import PackageYield
+
+
+def command(
+    sources: Annotated[
+        list[Path], Argument(metavar="DIR|SDIST", help="Folders of packages, or their .tar.gz with tests.")
+    ],
+    out: Annotated[Path, Option(help="File of the tasks; beside it, FILE.journal keeps what is done.")],
+    kind: Annotated[
+        list[str] | None, Option(help="bug, body, code or test, repeatable or with commas; else all.")
+    ] = None,
+    bugs: Annotated[int, Option(min=1, help="Bugs planted in one function, at most.")] = 3,
+    seed: Seed = 0,
+    workers: Annotated[
+        int | None, Option(min=1, help="Jails at a time.", show_default="one a processor")
+    ] = None,
+    report: Annotated[Path | None, Option(help="JSON of what each package gave.")] = None,
+    log: Log = None,
+) -> int:
+    """Make tasks of the functions and classes that a package's tests call.
+
+    A bug is planted, a body is removed, a whole definition, or the tests. A task is kept if its checks fail
+    as it stands and pass on its oracle's work; the package's code runs in jails alone. The same command goes
+    on after a kill.
+    """
+    from nano_coder.sandbox.backend import open_sandbox
+    from nano_rl.commands.progress import bar
+    from nano_rl.tasks.mine.candidates import KINDS
+    from nano_rl.tasks.mine.mining import Miner, MiningJournal
+    from nano_rl.tasks.mine.packages import read_package
+
+    kinds = tuple(word for given in kind or [",".join(KINDS)] for word in given.split(","))
+    if unknown := [word for word in kinds if word not in KINDS]:
+        raise UsageError(f"unknown kind {unknown[0]!r}; kinds: {', '.join(KINDS)}")
+    packages = [read_package(source) for source in sources]
+    for path in (out, report):
+        if path is not None:
+            refuse_unwritable(path)
+    journal = MiningJournal(out.with_name(f"{out.name}.journal"))
+    with closing(journal), bar("mining", 1) as progress:
+        miner = Miner(
+            store=open_log(log, create=True).blobs, sandbox=open_sandbox(), journal=journal, kinds=kinds,
+            bugs=bugs, seed=seed, workers=workers or os.cpu_count() or 1, on_progress=progress.reach,
+        )  # fmt: skip
+        tasks, yields = miner.mine(packages)
+    write_tasks(out, tasks)
+    if report is not None:
+        report.write_text(
+            json.dumps([found.as_json() for found in yields], indent=1) + "\n", encoding="utf-8"
+        )
+    _print(yields, kinds)
+    print(f"{len(tasks)} tasks in {out}; their workspaces are in the blobs of this log")
+    return int(not tasks)
+
+
+def _print(yields: Sequence[PackageYield], kinds: Sequence[str]) -> None:
+    console = Console(width=160) if not Console().is_terminal else Console()
+    table = Table("package", "licence", "functions", "called", "repeated", *kinds, "refused", box=None)
+    for found in yields:
+        counts = (found.functions, found.called, found.repeated, *(found.tasks[kind] for kind in kinds))
+        refused = found.refused.total()
+        table.add_row(found.origin, found.licence or "unknown", *map(str, counts), str(refused))
+    console.print(table)

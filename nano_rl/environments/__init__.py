@@ -1,0 +1,1 @@
+"""Clients of the environments of others, which `--env SCHEME:TARGET` names."""

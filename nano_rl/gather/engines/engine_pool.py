@@ -1,0 +1,255 @@
+"""The pool of servers that roll out: sticky by conversation, balanced, probed; the faulty are left out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from nano_coder.models.endpoint.token_server import (
+    InvalidAnswer,
+    ServedTokens,
+    ServerUnavailable,
+    TokenServer,
+)
+from nano_rl.gather.engines.adapter_probe import AdapterProbe, PublishedAdapter
+from nano_shared.errors import BudgetExhausted, PolicyError
+from nano_shared.policy import Conversation
+from nano_shared.types import Sampling
+
+ANSWER_SECONDS = 600.0
+"""longest time of one answer"""
+SYNC_SECONDS = 120.0
+"""longest time to load an adapter, and then to be probed"""
+_ATTEMPTS = 4
+"""engines that one request may lose before it is given up"""
+_PAUSE = 0.5
+"""seconds between two looks at engines that are left out"""
+
+
+@dataclass(slots=True, eq=False)
+class PooledEngine:
+    server: TokenServer
+    problem: str | None = "not probed yet"
+    """why it gets no requests; None: it does"""
+    seeded: bool = False
+    context_limit: int | None = None
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    """loaded adapter -> the server's name for the weights, when it was probed"""
+    gaps: list[float] = field(default_factory=list)
+    """of that probe, nats"""
+    running: Counter[str] = field(default_factory=Counter)
+    """adapter -> requests in flight"""
+
+
+class EnginePool:
+    """Servers that hold the same adapter. Thread-safe.
+
+    A server that fails, or is found wrong by a probe or an answer, is left out with its reason; `publish`
+    probes it anew, and so does a request when no server is left.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        probe: AdapterProbe,
+        *,
+        api_key: str | None = None,
+        patience: float = 60.0,
+        on_change: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`patience`: seconds that a request waits while no server is ready. `on_change` gets a sentence when
+        one is left out or comes back."""
+        self._closed = threading.Event()
+        self._engines = [
+            PooledEngine(
+                TokenServer(
+                    url, api_key, answer_seconds=ANSWER_SECONDS, sync_seconds=SYNC_SECONDS,
+                    wanted=lambda: not self._closed.is_set(),
+                )
+            )
+            for url in urls
+        ]  # fmt: skip
+        self._probe, self._patience, self._on_change = probe, patience, on_change
+        self._adapter: PublishedAdapter | None = None
+        self._sticky: WeakKeyDictionary[Conversation, PooledEngine] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+        self._mending = threading.Lock()
+        self.retries = 0
+        """requests that were sent again to another server"""
+
+    def publish(self, adapter: PublishedAdapter) -> None:
+        """Load an adapter on every server, probe each, and send requests to it from now on.
+
+        Raises PolicyError if no server holds it, and none comes back in time.
+        """
+        with self._mending:
+            # a server that was never there is a slip of the pen, and not waited for
+            until = time.monotonic() + (self._patience if self._adapter else 0)
+            self._admit_all(self._engines, adapter)
+            with self._lock:
+                self._adapter = adapter
+        while not self._ready:
+            self._mend(until)
+        self._unload_old(adapter.name)
+
+    def sample(
+        self, ids: Sequence[int], sampling: Sampling, conversation: Conversation
+    ) -> tuple[ServedTokens, PublishedAdapter]:
+        """What follows these ids, and the adapter that sampled it. Raises PolicyError, and BudgetExhausted at
+        the conversation's deadline."""
+        deadline = conversation.deadline or float("inf")
+        lost = 0
+        while True:
+            engine, adapter = self._choose(conversation, deadline)
+            try:
+                return self._sample(engine, adapter, ids, sampling, deadline), adapter
+            except (ServerUnavailable, InvalidAnswer) as problem:
+                if time.monotonic() >= deadline:
+                    raise BudgetExhausted("the time of the run ended while an engine answered") from None
+                busy, refused = getattr(problem, "busy", False), getattr(problem, "refused", False)
+                if busy:
+                    self._closed.wait(_PAUSE)
+                elif not refused:
+                    self._leave_out(engine, str(problem), adapter)
+                lost += not busy
+                if self._closed.is_set() or refused or lost >= _ATTEMPTS:
+                    raise
+                self.retries += 1
+
+    @property
+    def context_limit(self) -> int | None:
+        """The shortest context of a ready server, tokens; None if none says."""
+        limits = [engine.context_limit for engine in self._ready if engine.context_limit]
+        return min(limits, default=None)
+
+    def metrics(self) -> dict[str, float]:
+        """`engines_ready`, `engines_out`, `engine_retries`, and of the last probes `engine_mismatch` and
+        `engine_mismatch_max`, |log-prob of an engine - of the trainer|, nats."""
+        ready = self._ready
+        gaps = [gap for engine in ready for gap in engine.gaps]
+        values = {
+            "engines_ready": float(len(ready)), "engines_out": float(len(self._engines) - len(ready)),
+            "engine_retries": float(self.retries),
+        }  # fmt: skip
+        return values | (
+            {"engine_mismatch": sum(gaps) / len(gaps), "engine_mismatch_max": max(gaps)} if gaps else {}
+        )
+
+    def close(self) -> None:
+        """Give up what is in flight, and unload the adapters."""
+        self._closed.set()
+        self._unload_old("")
+
+    @property
+    def _ready(self) -> list[PooledEngine]:
+        return [engine for engine in self._engines if engine.problem is None]
+
+    def _choose(self, conversation: Conversation, deadline: float) -> tuple[PooledEngine, PublishedAdapter]:
+        """The conversation's server, which has its prefix cached, or the one with the fewest requests."""
+        until = min(deadline, time.monotonic() + self._patience)
+        while True:
+            with self._lock:
+                assert self._adapter is not None  # `publish` comes first
+                engine = self._sticky.get(conversation)
+                if ready := self._ready:
+                    if engine not in ready:
+                        engine = min(ready, key=lambda each: each.running.total())
+                        self._sticky[conversation] = engine
+                    assert engine is not None
+                    return engine, self._adapter
+            self._mend(until)
+
+    def _mend(self, until: float) -> None:
+        """Probe the servers that are left out, while none is ready. Raises PolicyError after `until`."""
+        with self._mending:
+            if self._closed.is_set() or time.monotonic() > until:
+                self._refuse_none_ready()
+            if self._ready:
+                return
+            assert self._adapter is not None
+            self._admit_all(self._engines, self._adapter)
+            if not self._ready:
+                self._closed.wait(_PAUSE)
+
+    def _admit_all(self, engines: Sequence[PooledEngine], adapter: PublishedAdapter) -> None:
+        with ThreadPoolExecutor(len(engines)) as threads:
+            list(threads.map(lambda engine: self._admit(engine, adapter), engines))
+
+    def _admit(self, engine: PooledEngine, adapter: PublishedAdapter) -> None:
+        """Load and probe; the server is ready afterwards, or left out with the reason."""
+        engine.fingerprints.setdefault(adapter.name, "")
+        try:
+            card = self._probe.check_card(engine.server, adapter)
+            engine.seeded, engine.context_limit = card.ours, card.context_limit
+            # the first answer of some servers waits for a compiler
+            limit = SYNC_SECONDS if engine.gaps else ANSWER_SECONDS
+            engine.gaps, fingerprint = self._probe.gaps(engine.server, adapter, time.monotonic() + limit)
+            engine.fingerprints[adapter.name] = fingerprint
+        except (ServerUnavailable, InvalidAnswer) as problem:
+            return self._leave_out(engine, str(problem))
+        except BudgetExhausted:
+            return self._leave_out(engine, f"{engine.server.url} was not probed in time")
+        if engine.problem is not None:
+            engine.problem = None
+            self._on_change(f"{engine.server.url} is ready with {adapter.name}")
+
+    def _leave_out(self, engine: PooledEngine, why: str, adapter: PublishedAdapter | None = None) -> None:
+        """`adapter`: that of a request, which says nothing of a server that was given another since."""
+        with self._lock:
+            if adapter is not None and adapter is not self._adapter:
+                return
+            known, engine.problem = engine.problem, why
+        if known != why:
+            self._on_change(f"left out: {why}")
+
+    def _refuse_none_ready(self) -> None:
+        problems = [f"{engine.server.url}: {engine.problem}" for engine in self._engines if engine.problem]
+        if not self._ready:
+            raise PolicyError(
+                "no engine is ready: "
+                + "; ".join(problems)
+                + "; start them again, and the same command goes on"
+            )
+
+    def _sample(
+        self, engine: PooledEngine, adapter: PublishedAdapter, ids: Sequence[int], sampling: Sampling,
+        deadline: float,
+    ) -> ServedTokens:  # fmt: skip
+        with self._running(engine, adapter.name):
+            answer = engine.server.sample(
+                adapter.name, ids, sampling, eos_ids=self._probe.eos_ids, vocab_size=self._probe.vocab_size,
+                deadline=deadline, seeded=engine.seeded,
+            )  # fmt: skip
+        probed = engine.fingerprints.get(adapter.name, "")
+        if answer.fingerprint != probed:
+            raise InvalidAnswer(
+                f"{engine.server.url} answered with other weights ({answer.fingerprint or 'unnamed'}) than"
+                f" those it was probed with ({probed}): was it started anew?"
+            )
+        return answer
+
+    @contextmanager
+    def _running(self, engine: PooledEngine, adapter: str) -> Iterator[None]:
+        with self._lock:
+            engine.running[adapter] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                engine.running[adapter] -= 1
+
+    def _unload_old(self, current: str) -> None:
+        """Unload all adapters but the current one that no request uses; without a current one, all."""
+        with self._mending:
+            for engine in self._engines:
+                old = [n for n in engine.fingerprints if n != current and not (current and engine.running[n])]
+                for name in old:
+                    del engine.fingerprints[name]
+                    with suppress(ServerUnavailable):  # one that was started anew has none
+                        engine.server.unload(name)

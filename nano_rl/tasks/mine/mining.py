@@ -1,0 +1,186 @@
+"""Mining: packages are traced, their functions broken, and the candidates admitted, by several workers.
+
+Each finished piece of work (the trace of a test file, the candidates of a function) is a line of a journal,
+so that a mining which was killed goes on where it was, and ends with the same tasks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from nano_coder.sandbox.protocol import Sandbox
+from nano_rl.tasks.mine.candidates import GENERATOR, MinedTarget, admit, mined_targets
+from nano_rl.tasks.mine.packages import MinedPackage
+from nano_rl.tasks.mine.targets import targets_of
+from nano_rl.tasks.mine.traces import trace_file, traced_tests
+from nano_rl.tasks.suite import split_of
+from nano_shared import snapshot
+from nano_shared.blobs import BlobStore
+from nano_shared.errors import UsageError
+from nano_shared.hashing import content_hash
+from nano_shared.strict_json import Row
+from nano_shared.types import Task
+
+Work = TypeVar("Work")
+OnProgress = Callable[[int, int, str], None]
+"""(done, all, remark)"""
+
+
+class MiningJournal:
+    """The finished pieces of work by their id, one JSON line each; a torn last line is dropped."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises UsageError if the file cannot be read as a journal, or written."""
+        try:
+            data = path.read_bytes() if path.exists() else b""
+            whole = data[: data.rfind(b"\n") + 1]
+            self.rows: dict[str, Row] = {r.pop("id"): r for r in map(json.loads, whole.splitlines())}
+            self._file = path.open("r+b" if path.exists() else "wb")
+            self._file.truncate(len(whole))
+            self._file.seek(len(whole))
+        except (OSError, ValueError, KeyError, AttributeError) as problem:
+            raise UsageError(f"{path}: no journal of a mining ({problem}); delete it to start anew") from None
+
+    def add(self, id: str, row: Row) -> None:
+        self.rows[id] = row
+        self._file.write(json.dumps({"id": id, **row}).encode() + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@dataclass(slots=True, kw_only=True)
+class PackageYield:
+    """What one package gave."""
+
+    origin: str
+    licence: str | None
+    functions: int = 0
+    """functions and classes"""
+    called: int = 0
+    """of which so many are called by a test"""
+    repeated: int = 0
+    """of which so many are programs that came before"""
+    tasks: Counter[str] = field(default_factory=Counter)
+    """by kind"""
+    refused: Counter[str] = field(default_factory=Counter)
+    """candidates by kind and reason"""
+
+    def as_json(self) -> Row:
+        counts = {"functions": self.functions, "called": self.called, "repeated": self.repeated}
+        by_kind = {"tasks": dict(self.tasks), "refused": dict(self.refused.most_common())}
+        return {"package": self.origin, "licence": self.licence, **counts, **by_kind}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Miner:
+    """What a mining works with."""
+
+    store: BlobStore
+    """of the log: the workspaces of the tasks go there"""
+    sandbox: Sandbox
+    journal: MiningJournal
+    kinds: tuple[str, ...]
+    bugs: int
+    seed: int
+    workers: int
+    on_progress: OnProgress
+
+    def mine(self, packages: Sequence[MinedPackage]) -> tuple[list[Task], list[PackageYield]]:
+        """The tasks of all packages in their order, and what each package gave."""
+        files = [(package, file) for package in packages for file in package.tests]
+        self._run("traced", files, _trace_id, lambda job: {"rows": trace_file(*job, self.sandbox)})
+        yields = [PackageYield(origin=str(p.origin), licence=p.origin.licence) for p in packages]
+        jobs = list(self._targets(packages, yields))
+        self._run("mined", [mined for _, mined in jobs], self._id, self._candidates)
+        tasks: dict[str, Task] = {}
+        for found, mined in jobs:
+            row = self.journal.rows[self._id(mined)]
+            found.refused.update(row["refused"])
+            for task in map(Task.model_validate, row["tasks"]):
+                if tasks.setdefault(task.key, task) is task:
+                    found.tasks[str(task.view).removeprefix("mined_")] += 1
+        return list(tasks.values()), yields
+
+    def _targets(
+        self, packages: Sequence[MinedPackage], yields: Sequence[PackageYield]
+    ) -> Iterator[tuple[PackageYield, MinedTarget]]:
+        """The functions and classes that tests call; of programs that are the same, the first."""
+        programs: set[str] = set()
+        for package, found in zip(packages, yields, strict=True):
+            rows = (self.journal.rows[_trace_id((package, file))]["rows"] for file in package.tests)
+            tests = traced_tests(row for some in rows for row in some)
+            targets = [t for path, text in package.modules.items() for t in targets_of(path, text)]
+            found.functions = len(targets)
+            for target, calling, family in mined_targets(package, targets, tests, len(packages) == 1):
+                found.called += 1
+                found.repeated += target.hash in programs
+                if target.hash not in programs:
+                    programs.add(target.hash)
+                    yield (
+                        found,
+                        MinedTarget(
+                            package=package,
+                            target=target,
+                            tests=calling,
+                            family=family,
+                            split=split_of(family),
+                        ),
+                    )
+
+    def _id(self, mined: MinedTarget) -> str:
+        """Everything that the tasks of a target depend on."""
+        settings = [GENERATOR, self.kinds, self.bugs, self.seed, mined.family, mined.package.id]
+        return content_hash([settings, mined.target.path, mined.target.name, mined.target.first])
+
+    def _candidates(self, mined: MinedTarget) -> Row:
+        tasks: list[Row] = []
+        refused: Counter[str] = Counter()
+        for task, why, blobs in admit(mined, self.kinds, self.bugs, self.seed, self.sandbox):
+            if task is None:
+                refused[why] += 1
+            else:
+                if task.snapshot is not None:
+                    snapshot.copy(task.snapshot, blobs, self.store)
+                tasks.append(task.model_dump(mode="json", exclude_defaults=True))
+        return {"tasks": tasks, "refused": dict(refused)}
+
+    def _run(
+        self, label: str, jobs: Sequence[Work], name: Callable[[Work], str], work: Callable[[Work], Row]
+    ) -> None:
+        """Do the jobs that the journal lacks, some at once, and note each when it is done."""
+        left = [job for job in jobs if name(job) not in self.journal.rows]
+        done, count = len(jobs) - len(left), 0
+        for job, row in in_threads(left, work, self.workers):
+            self.journal.add(name(job), row)
+            done, count = done + 1, count + len(row.get("tasks", ()))
+            self.on_progress(done, len(jobs), f"{label}; {count} tasks now" if "tasks" in row else label)
+
+
+def _trace_id(job: tuple[MinedPackage, str]) -> str:
+    package, file = job
+    return f"{GENERATOR} trace {package.id} {file}"
+
+
+def in_threads(jobs: Iterable[Work], work: Callable[[Work], Row], workers: int) -> Iterator[tuple[Work, Row]]:
+    """Each job with its result, as they end; so many at a time."""
+    source = iter(jobs)
+    pool = ThreadPoolExecutor(workers)
+    running: dict[Future[Row], Work] = {pool.submit(work, job): job for job in islice(source, workers)}
+    try:
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                job = running.pop(future)
+                yield job, future.result()
+                for following in islice(source, 1):
+                    running[pool.submit(work, following)] = following
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

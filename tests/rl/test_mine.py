@@ -1,0 +1,265 @@
+"""Tasks mined from packages: what is read, how a text is broken and repaired, and a killed mining."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nano_coder.grading.submission import grade_trajectory
+from nano_coder.run.execution import run_task
+from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.tools.edit_file import _replace_line
+from nano_rl.commands.tasks_mine import command
+from nano_rl.tasks.admission import log_folder, scratch_runtime
+from nano_rl.tasks.check import check_task
+from nano_rl.tasks.make import read_tasks
+from nano_rl.tasks.mine.candidates import KINDS
+from nano_rl.tasks.mine.packages import read_package
+from nano_rl.tasks.mine.targets import outline, targets_of, without_body, without_definition, without_tests
+from nano_rl.tasks.mine.test_tasks import cut_out
+from nano_rl.tasks.mine.traces import trace_file, traced_tests
+from nano_rl.tasks.oracle import oracle_policy
+from nano_shared.errors import UsageError
+from nano_shared.types import Trust
+
+ROOT = Path(__file__).parents[2]
+MODULE = '''"""Sums."""
+
+
+def clamp(x, low, high):
+    """The number nearest to x between low and high."""
+    # this comment tells how
+    if x < low:
+        return low
+    return high if x > high else x
+
+
+def bound(y, least, most):
+    if y < least:
+        return least
+    return most if y > most else y
+
+
+def never(x):
+    """No test calls it."""
+    return x + 1
+'''
+TESTS = """import pytest
+
+from demo.sums import bound, clamp
+
+
+@pytest.mark.parametrize("x, result", [(5, 3), (0, 1), (2, 2)])
+def test_clamp(x, result):
+    assert clamp(x, 1, 3) == result
+
+
+class TestBound:
+    def test_bound(self):
+        assert bound(5, 1, 3) == 3
+
+    def test_nothing(self):
+        assert True
+"""
+PROJECT = '[project]\nname = "demo"\nversion = "0.1"\nlicense = "MIT"\n'
+FILES = {
+    "src/demo/__init__.py": '"""Demo."""\n', "src/demo/sums.py": MODULE, "tests/test_sums.py": TESTS,
+    "pyproject.toml": PROJECT, "tests/conftest.py": "", "setup.py": "raise SystemExit('on the host')\n",
+}  # fmt: skip
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        path = tmp_path / "project" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "project"
+
+
+def _archive(path: Path, files: dict[str, str]) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"demo-0.1/{name}")
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return path
+
+
+def test_a_folder_and_its_archive_are_one_package(project: Path, tmp_path: Path) -> None:
+    folder, archive = read_package(project), read_package(_archive(tmp_path / "demo-0.1.tar.gz", FILES))
+    assert folder.id == archive.id
+    assert str(folder.origin) == "demo 0.1"
+    assert folder.origin.licence == "MIT"
+    assert folder.roots == ("src",)
+    assert folder.editable == ("src/demo",)
+    assert set(folder.modules) == {"src/demo/__init__.py", "src/demo/sums.py"}
+    assert set(folder.tests) == {"tests/test_sums.py"}
+    assert set(folder.support("tests/test_sums.py")) == {"tests/conftest.py"}
+
+
+def test_the_licence_is_read_from_metadata(tmp_path: Path) -> None:
+    said = (
+        "Metadata-Version: 2.1\nName: Demo\nVersion: 2\nClassifier: License :: OSI Approved :: BSD License\n"
+    )
+    origin = read_package(_archive(tmp_path / "demo.tar.gz", FILES | {"PKG-INFO": said})).origin
+    assert (origin.name, origin.version, origin.licence) == ("Demo", "2", "BSD License")
+
+
+def test_what_is_no_package_is_refused(project: Path, tmp_path: Path) -> None:
+    (project / "tests/test_sums.py").unlink()
+    (tmp_path / "broken.tar.gz").write_bytes(b"no archive")
+    outside = _archive(tmp_path / "outside.tar.gz", {"../../escaped.py": "x = 1\n"})
+    for source, says in (
+        (project, "no tests found"), (tmp_path / "broken.tar.gz", "cannot be read"),
+        (outside, "cannot be read"), (tmp_path / "demo.whl", "neither a folder"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=says):
+            read_package(source)
+
+
+def test_every_breakage_is_undone_by_its_edit() -> None:
+    count = 0
+    for path in sorted((ROOT / "nano_rl/tasks/mine").glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        for target in targets_of(path.name, text):
+            for change in (without_body, without_definition):
+                if (broken := change(text, target)) is not None:
+                    back = _replace_line(path.name, broken.source, broken.line, broken.new)
+                    assert ast.dump(ast.parse(back)) == ast.dump(ast.parse(text)), (path, target.name)
+                    assert broken.source != text
+                    count += 1
+    assert count > 50
+
+
+def test_an_outline_of_a_class_shows_no_body() -> None:
+    text = """class Stack:
+    \"\"\"Last in, first out.\"\"\"
+
+    limit = 9
+
+    @property
+    def top(self):
+        \"\"\"The last.\"\"\"
+        return self.items[-1]
+"""
+    shown = outline(text, targets_of("stack.py", text)[0])
+    assert shown.rstrip() == text.replace("return self.items[-1]", "...").rstrip()
+
+
+def test_a_removed_body_leaves_no_hint() -> None:
+    (clamp, bound, _) = targets_of("sums.py", MODULE)
+    assert clamp.hash == bound.hash, "the same program under other names"
+    broken = without_body(MODULE, clamp)
+    assert broken is not None
+    assert "tells how" not in broken.source
+    assert "nearest" in broken.source
+
+
+def test_a_function_is_cut_out_with_what_it_uses() -> None:
+    text = """from __future__ import annotations
+
+import re
+from math import floor
+
+from demo import other
+
+LIMIT = 3
+BOTH = (LIMIT, other)
+
+
+@re.deco
+def half(x):
+    return floor(x / 2)
+
+
+def capped(x):
+    return min(half(x), LIMIT)
+
+
+def foreign(x):
+    return other(x)
+"""
+    alone = cut_out(text, "capped")
+    assert alone is not None
+    for used in ("from __future__", "import re", "import floor", "LIMIT = 3", "@re.deco", "def capped"):
+        assert used in alone
+    assert "BOTH" not in alone
+    assert "demo" not in alone
+    assert cut_out(text, "foreign") is None
+    assert cut_out("class A:\n    def f(self):\n        pass\n", "f") is None
+
+
+def test_tests_are_taken_out_by_name() -> None:
+    left = without_tests(TESTS, lambda name: name != "test_nothing")
+    assert "test_nothing" in left
+    assert "test_clamp" not in left
+    assert "parametrize" not in left
+    none = without_tests(TESTS, lambda name: True)
+    assert "TestBound" not in none
+    based = without_tests(TESTS + "\n\nclass TestMore(TestBound):\n    pass\n", lambda name: True)
+    assert "class TestBound:\n    pass" in based
+    assert ast.parse(based)
+
+
+def test_a_trace_names_the_functions_that_a_test_calls(project: Path) -> None:
+    package = read_package(project)
+    tests = traced_tests(trace_file(package, "tests/test_sums.py", open_sandbox()))
+    calls = {test.name: {line for path, line in test.calls if path == "src/demo/sums.py"} for test in tests}
+    assert calls == {"test_clamp": {4}, "test_bound": {12}, "test_nothing": set()}
+    returns = {row for test in tests for row in test.returns if row[0] == "src/demo/sums.py"}
+    assert ("src/demo/sums.py", 4, "5, 1, 3", "3") in returns
+
+
+def test_a_trace_of_another_shape_is_left_out() -> None:
+    right = {"test": "t.py::test_a", "passed": True, "seconds": 0.1, "calls": [["a.py", 1]], "options": ""}
+    assert len(traced_tests([right])) == 1
+    returned = [["a.py", 1, "1, b=[2]", "'x'"], ["a.py", 1, "open('x')", "1"], ["a.py", 1, "1) or (2", "1"]]
+    (test,) = traced_tests([right | {"returns": returned}])
+    assert [row[2:] for row in test.returns] == [("1, b=[2]", "'x'")], "only literals leave a jail"
+    for wrong in ({"passed": False}, {"seconds": 9.0}, {"seconds": "1"}, {"calls": []}, {"calls": None}):
+        assert not traced_tests([right | wrong])
+
+
+def test_a_killed_mining_ends_with_the_same_tasks(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANO_HOME", str(tmp_path / "home"))
+    out, report = tmp_path / "tasks.jsonl", tmp_path / "report.json"
+    journal = tmp_path / "tasks.jsonl.journal"
+    assert command([project], out, bugs=1, workers=2, report=report) == 0
+    tasks, whole = read_tasks(out), out.read_bytes()
+    assert sorted(str(task.view) for task in tasks) == [f"mined_{kind}" for kind in sorted(KINDS)]
+    (found,) = json.loads(report.read_text())
+    assert (found["functions"], found["called"], found["repeated"]) == (3, 2, 1)
+    assert {task.provenance.source for task in tasks} == {"demo 0.1: src/demo/sums.py:4 clamp"}
+    assert {task.provenance.licence for task in tasks} == {"MIT"}
+
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])  # killed while it wrote the last line
+    out.unlink()
+    assert command([project], out, bugs=1, workers=2) == 0
+    assert out.read_bytes() == whole
+
+    with log_folder() as folder:
+        runtime = scratch_runtime(folder, tmp_path / "home" / "blobs")
+        with runtime.store:
+            assert [check_task(task, runtime).reasons for task in tasks] == [()] * 4
+            run = run_task(tasks[0], replace(runtime, policy=oracle_policy(tasks[0], runtime.profile)))
+            verdict = grade_trajectory(run, open_sandbox(), runtime.store.blobs)
+    assert verdict is not None
+    assert (verdict.reward, verdict.trust) == (1.0, Trust.HIDDEN)
+
+
+def test_a_journal_of_another_kind_is_refused(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl.journal").write_text('{"no": "id"}\n')
+    with pytest.raises(UsageError, match="delete it to start anew"):
+        command([project], tmp_path / "tasks.jsonl")
+    with pytest.raises(UsageError, match="unknown kind 'bugs'"):
+        command([project], tmp_path / "tasks.jsonl", kind=["bugs,body"])
