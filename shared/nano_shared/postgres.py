@@ -51,9 +51,27 @@ _BY_SYMPTOM = {
 }
 
 
+_RELEASED = "a process that has ended"
+
+
+def application_name() -> str:
+    """How the server lists this process."""
+    return f"{_our_processes()}{os.getpid()}"
+
+
+def _our_processes() -> str:
+    return f"nano {socket.gethostname()[:32]} pid "
+
+
+def _has_ended(owner: str) -> bool:
+    """Whether `owner`, an application_name, is a process of this machine that is no more."""
+    pid = owner.removeprefix(_our_processes())
+    return owner == _RELEASED or (pid != owner and pid.isdigit() and not os.path.exists(f"/proc/{pid}"))
+
+
 def engine_of(url: sa.URL, name: str) -> sa.Engine:
     """An engine with time-outs; what the URL says of them goes first. Raises ConfigError without psycopg."""
-    arguments = _CONNECTION | {"application_name": f"nano {socket.gethostname()[:32]} pid {os.getpid()}"}
+    arguments = _CONNECTION | {"application_name": application_name()}
     given = {key for key in arguments if key in url.query}
     options = " ".join((_SESSION, *_texts(url.query.get("options"))))
     try:
@@ -175,9 +193,10 @@ class Claims:
         """Raises LogError, on entry, if another process or thread executes the run."""
         key = _key("run", run_id)
         with self._lock:
-            if run_id in self._held or not retrying()(self._take, key):
+            owner = application_name() if run_id in self._held else self._take(key)
+            if owner is not None:
                 raise LogError(
-                    f"run {run_id} is being executed by another process ({self._holder(key)}); "
+                    f"run {run_id} is being executed by another process ({owner}); "
                     "wait for it, or end that process"
                 )
             self._held[run_id] = key
@@ -200,8 +219,20 @@ class Claims:
         with self._lock:
             self._drop()
 
-    def _take(self, key: int) -> bool:
-        return bool(self._connected().scalar(sa.select(sa.func.pg_try_advisory_lock(key))))
+    def _take(self, key: int) -> str | None:
+        """Take a lock; who holds it instead, or None. A process that just ended here holds it a moment more."""
+
+        def other_owner() -> str | None:
+            if self._connected().scalar(sa.select(sa.func.pg_try_advisory_lock(key))):
+                return None
+            return self._holder(key)
+
+        waiting = retrying().copy(
+            retry=retry_if_exception(_is_repeatable)
+            | retry_if_result(lambda owner: owner and _has_ended(owner)),
+            retry_error_callback=lambda state: state.outcome and state.outcome.result(),
+        )
+        return waiting(other_owner)
 
     def _release(self, connection: sa.Connection, key: int) -> None:
         try:
@@ -242,7 +273,7 @@ class Claims:
             "WHERE l.locktype = 'advisory' AND l.granted AND a.datname = current_database() "
             "AND ((CAST(l.classid AS bigint) << 32) | CAST(l.objid AS bigint)) = :key"
         )
-        return str(self._connected().scalar(query, {"key": key}) or "unknown")
+        return str(self._connected().scalar(query, {"key": key}) or _RELEASED)
 
 
 def copy_rows(
