@@ -7,6 +7,7 @@ that jail is untrusted: frames are bounded, and its files are unpacked in the ru
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import hashlib
 import inspect
@@ -63,6 +64,7 @@ class ResidentProgram:
         self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
         self._sending = threading.Lock()
         self._over: ExecResult | SandboxError | None = None
+        self._ended: concurrent.futures.Future[str] = concurrent.futures.Future()
         start = {"argv": list(argv), "env": dict(environment), "cwd": cwd, "workspace": workspace is not None}
         self._running = threading.Thread(target=self._run, args=(theirs, start), daemon=True)
         self._running.start()
@@ -130,7 +132,8 @@ class ResidentProgram:
         self._hang_up()
         self._running.join(_PATIENCE_S)
         self._packed.put(None)
-        self._on_end(self._reason(said))
+        self._ended.set_result(self._reason(said))
+        self._on_end(self._ended.result())
         self._jail.close()
         with self._sending:
             self._channel.close()
@@ -180,7 +183,14 @@ class ResidentProgram:
             self._hang_up()  # half a frame may be on its way
             raise SandboxError(f"it read nothing for {_SEND_S} s") from None
         except OSError:
-            raise SandboxError("it has ended") from None
+            raise SandboxError(self._how_it_ended()) from None
+
+    def _how_it_ended(self) -> str:
+        """Why the program is no more, which its reader learns a moment after its channel broke."""
+        try:
+            return self._ended.result(_PATIENCE_S)
+        except concurrent.futures.TimeoutError:
+            return "it has ended"
 
     def _hang_up(self) -> None:
         with contextlib.suppress(OSError):

@@ -29,11 +29,12 @@ from nano_coder.run.fork import fork_run
 from nano_coder.run.replay import execute, refeed
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Jail
+from nano_coder.sandbox.resident_program import ResidentProgram
 from nano_coder.tools.registry import TOOLS
 from nano_coder.tools.tool import HeldOpen, ToolContext, ToolFailure
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_coder.verify.trainable import verify
-from nano_shared.errors import ConfigError
+from nano_shared.errors import ConfigError, SandboxError
 from nano_shared.types import Limits, Trajectory
 
 PROBE = (Path(__file__).parent / "mcp_probe.py").read_text()
@@ -171,6 +172,19 @@ def test_a_server_that_does_not_start(command: tuple[str, ...], said: str) -> No
     assert "\n" not in warnings[0]
     with pytest.raises(ConfigError, match="the MCP server probe is required"):
         offered(server.model_copy(update={"required": True}))
+
+
+def test_who_writes_to_a_program_that_ends_learns_how_it_ended() -> None:
+    heard: list[str] = []
+    program = ResidentProgram(
+        open_sandbox().open(None, LIMITS), ["sh", "-c", "echo wrong >&2; exit 3"], environment={},
+        on_output=lambda _: None, on_end=heard.append,
+    )  # fmt: skip
+    with pytest.raises(SandboxError, match=r"^it ended with exit code 3 \(wrong\)$"):
+        while True:
+            program.send(b"hello\n")
+    program.close()
+    assert heard == ["it ended with exit code 3 (wrong)"]
 
 
 @pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
