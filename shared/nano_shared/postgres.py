@@ -220,7 +220,7 @@ class Claims:
             self._drop()
 
     def _take(self, key: int) -> str | None:
-        """Take a lock; who holds it instead, or None. A process that just ended here holds it a moment more."""
+        """Take a lock; who holds it instead, or None. One that just ended here holds it a moment more."""
 
         def other_owner() -> str | None:
             if self._connected().scalar(sa.select(sa.func.pg_try_advisory_lock(key))):

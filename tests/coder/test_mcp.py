@@ -174,6 +174,11 @@ def test_a_server_that_does_not_start(command: tuple[str, ...], said: str) -> No
         offered(server.model_copy(update={"required": True}))
 
 
+def write_for_ever(program: ResidentProgram) -> None:
+    while True:
+        program.send(b"hello\n")
+
+
 def test_who_writes_to_a_program_that_ends_learns_how_it_ended() -> None:
     heard: list[str] = []
     program = ResidentProgram(
@@ -181,8 +186,7 @@ def test_who_writes_to_a_program_that_ends_learns_how_it_ended() -> None:
         on_output=lambda _: None, on_end=heard.append,
     )  # fmt: skip
     with pytest.raises(SandboxError, match=r"^it ended with exit code 3 \(wrong\)$"):
-        while True:
-            program.send(b"hello\n")
+        write_for_ever(program)
     program.close()
     assert heard == ["it ended with exit code 3 (wrong)"]
 
