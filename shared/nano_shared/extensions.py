@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -206,4 +206,10 @@ def _source(entry: EntryPoint) -> str:
 
 
 def _package(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist is not None else "unknown"
+    return _name_of(entry.dist) if entry.dist is not None else "unknown"
+
+
+@functools.cache
+def _name_of(package: Distribution) -> str:
+    """Its name, which the library parses out of the package's metadata each time."""
+    return package.name
