@@ -86,7 +86,7 @@ def train(
             "there is nothing to train on: no task to roll out and no logged group with a signal"
         )
     refuse_untrainable(model)
-    controls = Controls(config.objective, config.temperature, overlap=config.ahead > 0)
+    controls = Controls(config.objective, config.temperature, ahead=config.off_policy_bound > 0)
     updater = _open_updater(model, config, reward, controls, open_learner)
     learner = updater.learner
     identity = identify(opened, runtime, sources, config)
@@ -105,7 +105,7 @@ def train(
         else:
             seed_all(config.seed)
             progress.save()
-        used, phases = UsedRuns(folder / USED, step=learner.step), Phases(ahead=config.ahead)
+        used, phases = UsedRuns(folder / USED, step=learner.step), Phases(ahead=config.off_policy_bound)
         stepper = _Stepper(
             model=model, opened=opened, runtime=runtime, sources=sources, updater=updater, config=config,
             reward=reward, gatherer=gatherer,
@@ -285,7 +285,7 @@ def _gatherer(
         print(f"nano: {printable(why)}", file=sys.stderr)
         note(folder, EventKind.WORKER, learner.step, why)
 
-    if config.overlap or (bound and not config.engine):
+    if bound and not config.engine:
         return OverlappedGatherer(model, opened, runtime, sources, config, reward, changed)
     if not (config.engine or config.asynchronous):
         return Gatherer(sources, config, reward)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 FLAGS = {
     "Rollouts": (
-        "steps", "prompts_per_step", "group_size", "seed", "overlap", "engine", "asynchronous",
+        "steps", "prompts_per_step", "group_size", "seed", "engine", "asynchronous",
         "objective.max_staleness",
     ),
     "Learning": ("objective.objective", "optimizer.learning_rate", "lora_rank"),
@@ -54,7 +54,7 @@ _FROM_LOGS_SFT = 1.0
 """lambda_sft beside fresh rollouts: imitation of the logged successes and of mended mutants"""
 
 
-@settings_options(TrainConfig, FLAGS, names=NAMES)
+@settings_options(TrainConfig, FLAGS, names=NAMES, moved={"--overlap": "--async"})
 def command(
     settings: Settings[TrainConfig],
     name: NameOption,
@@ -123,7 +123,7 @@ def command(
     model_to_train(asked.model)  # before torch is imported, which takes seconds
     if idle := config.idle(given):
         print(idle, file=sys.stderr)
-    if config.ahead and asked.from_logs:
+    if config.off_policy_bound and asked.from_logs:
         from nano_rl.gather.overlap.overlapped_source import NOT_FROM_LOGS
 
         raise UsageError(NOT_FROM_LOGS)

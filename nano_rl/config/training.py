@@ -54,18 +54,15 @@ class TrainConfig(UpdateConfig):
     scheduler: Scheduler = "lockstep"
     """of rollouts: lockstep decodes in rounds that a seed reproduces bit for bit; free decodes each request
     when it comes"""
-    overlap: bool = False
-    """roll out the next step in a process of its own while this one is learned from: its rollouts are one
-    policy version old, which importance weights correct, and the weights lie in memory twice"""
     engine: tuple[str, ...] = ()
     """URLs of servers that make the rollouts, http://HOST:8000/v1, separated by commas: vLLM or nano-coder
     serve, of the model that is trained; a LoRA adapter is loaded there after each update"""
     asynchronous: bool = False
-    """roll out further steps while one is learned from, by at most `max_staleness` updates (None: 4); without
-    `engine` one step, in a process as of `overlap`"""
+    """roll out further steps while one is learned from, by at most `max_staleness` updates (None: 4), which
+    importance weights correct; without `engine` one step, in a second process with a copy of the weights"""
     heartbeat_seconds: float = Field(60.0, ge=2)
-    """with `overlap`: silence after which the rollout process is taken for dead and replaced; with `engine`:
-    how long a rollout waits while no server answers"""
+    """with `asynchronous`: silence after which the rollout process is taken for dead and replaced; with
+    `engine`: how long a rollout waits while no server answers"""
     peak_tflops: float | None = Field(None, gt=0)
     """of the device in the dtype of the weights, for the metric `perf/mfu/actor`; None: those of a large
     matrix product, which is timed once"""
@@ -88,14 +85,22 @@ class TrainConfig(UpdateConfig):
 
     @property
     def off_policy_bound(self) -> int:
-        """Largest number of updates between sampling and training of a fresh token; `overlap` aside."""
+        """Largest number of updates between sampling and training of a fresh token, and of further steps that
+        are rolled out while one is learned from."""
+        if not self.asynchronous:
+            return 0
         bound = self.objective.max_staleness
-        return (_BOUND if bound is None else bound) if self.asynchronous else 0
+        bound = _BOUND if bound is None else bound
+        return bound if self.engine else min(bound, 1)
 
-    @property
-    def ahead(self) -> int:
-        """Number of further steps that may be rolled out while one is learned from."""
-        return 1 if self.overlap else self.off_policy_bound
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, settings: Any) -> Any:
+        """`overlap` was `asynchronous` without `engine`."""
+        if not isinstance(settings, Mapping) or "overlap" not in settings:
+            return settings
+        rest = {name: value for name, value in settings.items() if name != "overlap"}
+        return {"asynchronous": settings["overlap"]} | rest
 
     @field_validator("engine", mode="before")
     @classmethod
@@ -133,27 +138,17 @@ class TrainConfig(UpdateConfig):
         return self
 
     @model_validator(mode="after")
-    def _overlappable(self) -> TrainConfig:
-        for name in ("overlap", "asynchronous", "engine"):
+    def _asynchronous_or_on_servers(self) -> TrainConfig:
+        for name in ("asynchronous", "engine"):
             if getattr(self, name) and not self.group_size:
                 raise ValueError(
                     f"`{name}` is about fresh rollouts, and group_size = 0 rolls out none: leave one of them"
                     " out"
                 )
-        if self.overlap and (self.engine or self.asynchronous):
+        if self.off_policy_bound and self.objective.tis_cap is None:
             raise ValueError(
-                "`overlap` rolls out one step ahead in this machine: leave it out beside `engine` and"
-                " `asynchronous`, which does that where there is no `engine`"
-            )
-        if self.ahead and self.objective.tis_cap is None:
-            raise ValueError(
-                f"`{'overlap' if self.overlap else 'asynchronous'}` learns from rollouts of older versions,"
-                " which importance weights correct: set tis_cap, or leave it out"
-            )
-        if self.overlap and self.objective.max_staleness == 0:
-            raise ValueError(
-                "`overlap` learns from rollouts that are one version old, and max_staleness = 0 leaves all of"
-                " them out: set 1 or more, or leave one of them out"
+                "`asynchronous` learns from rollouts of older versions, which importance weights correct: set"
+                " tis_cap, or leave it out"
             )
         return self
 

@@ -112,5 +112,5 @@ def test_what_a_control_needs_is_said(objective: str, tmp_path: Path) -> None:
         UsageError, match=r"AdaptiveKL of objective = .* needs a reference: set objective\.beta"
     ):
         Controls(ObjectiveConfig(objective=f"{objective}KL"), 1.0)
-    with pytest.raises(UsageError, match=r"TemperatureSchedule .* `overlap` begins a step earlier"):
-        Controls(ObjectiveConfig(objective=f"{objective}ALL"), 1.0, overlap=True)
+    with pytest.raises(UsageError, match=r"TemperatureSchedule .* `asynchronous` begins a step earlier"):
+        Controls(ObjectiveConfig(objective=f"{objective}ALL"), 1.0, ahead=True)

@@ -179,7 +179,6 @@ def test_what_cannot_be_rolled_out_on_servers(tiny: Path, tmp_path: Path) -> Non
     ("settings", "sentence"),
     [
         ({"engine": "gpu1:8000"}, "is no URL"),
-        ({"engine": "http://a/v1", "overlap": True}, "leave it out beside `engine`"),
         ({"engine": "http://a/v1", "group_size": 0}, "group_size = 0 rolls out none"),
         ({"asynchronous": True, "objective": {"tis_cap": None}}, "set tis_cap"),
     ],
@@ -231,5 +230,5 @@ def test_rollouts_ahead_on_a_server(tiny: Path, server: EngineServer, tmp_path: 
 
 def test_groups_of_a_log_are_not_rolled_out_ahead(tiny: Path, server: EngineServer, tmp_path: Path) -> None:
     logged = Sources(logged=logged_groups(tiny, tmp_path / "log.db"))
-    with pytest.raises(UsageError, match="--async roll out tasks ahead"):
+    with pytest.raises(UsageError, match="--async rolls out tasks ahead"):
         Loop(tiny, tmp_path / "loop").go(on(server.url, asynchronous=True), sources=logged)

@@ -36,7 +36,7 @@ from nano_shared.store import LogStore
 # a worker imports all of torch: on a machine that is busy with other things that takes a minute each
 pytestmark = pytest.mark.timeout(1800)
 HERE = Path(__file__).parent
-AHEAD = CONFIG.model_copy(update={"overlap": True, "heartbeat_seconds": 120.0, "refill": 1})
+AHEAD = CONFIG.model_copy(update={"asynchronous": True, "heartbeat_seconds": 120.0, "refill": 1})
 """patient, for a machine that is busy with other things"""
 
 
@@ -205,7 +205,7 @@ def test_a_worker_that_always_dies_ends_the_training_with_its_state_saved(
 ) -> None:
     befall(signal.SIGKILL, 4)
     loop = Loop(tiny, tmp_path / "dying")
-    with pytest.raises(RolloutsFailed, match=r"ended with SIGKILL.* as did 3 before it.*--overlap") as failed:
+    with pytest.raises(RolloutsFailed, match=r"ended with SIGKILL.* as did 3 before it.*--async") as failed:
         loop.go(AHEAD)
     assert failed.value.exit_code == 1
     assert States(loop.folder / "states").steps() == [0, 1]
@@ -320,11 +320,10 @@ def test_what_the_worker_refuses_is_told_as_the_trainer_would(tmp_path: Path) ->
 def test_contradictions_are_refused(tiny: Path, tmp_path: Path) -> None:
     for settings, sentence in (
         ({"objective": {"tis_cap": None}}, "importance weights correct: set tis_cap"),
-        ({"objective": {"max_staleness": 0}}, "max_staleness = 0 leaves all of them out"),
         ({"group_size": 0}, "group_size = 0 rolls out none"),
     ):
         with pytest.raises(ConfigError, match=sentence):
-            parse_config(TrainConfig, {"overlap": True, **settings})
+            parse_config(TrainConfig, {"asynchronous": True, **settings})
     groups = logged_groups(tiny, tmp_path / "log.db")
     with pytest.raises(UsageError, match="give --tasks FILE instead of --from-logs"):
         Loop(tiny, tmp_path).go(AHEAD, sources=Sources(logged=groups))

@@ -19,7 +19,7 @@ OPTIONS = {
     OptimizerConfig: "learning_rate schedule warmup_steps weight_decay grad_clip states",
     GuardConfig: "mismatch_max mismatch_mean patience entropy_min shift_max",
     TrainConfig: "steps prompts_per_step group_size temperature max_tokens lora_rank dtype seed save_every"
-    " gradient_checkpointing quantise keep_states resume refill scheduler overlap heartbeat_seconds"
+    " gradient_checkpointing quantise keep_states resume refill scheduler heartbeat_seconds"
     " shuffle_rewards reward controls objective optimizer guards updates_per_step minibatches critic logs"
     " lambda_sft imitate lambda_preference preference_beta offload peak_tflops engine asynchronous",
     CriticConfig: "gae_lambda discount value_clip whiten optimizer",
@@ -44,6 +44,12 @@ def test_defaults_are_the_recipe() -> None:
     assert (objective.beta, objective.kl) == (0.0, "k3")
     # rewards come at the end: below 1, a fresh critic would have to carry them back to the first tokens
     assert TrainConfig().critic.gae_lambda == 1.0
+
+
+def test_a_training_of_an_earlier_version_still_rolls_out_ahead() -> None:
+    assert TrainConfig.model_validate({"overlap": True}) == TrainConfig(asynchronous=True)
+    assert TrainConfig(asynchronous=True).off_policy_bound == 1
+    assert TrainConfig(asynchronous=True, engine=("http://a/v1",)).off_policy_bound == 4
 
 
 def test_configs_are_frozen() -> None:

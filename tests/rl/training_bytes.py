@@ -76,7 +76,7 @@ def trained(folder: Path) -> dict[str, str]:
         "grpo": loop("grpo", objective=ObjectiveConfig(objective="grpo"), **several),
         "gspo, an adapter": loop("gspo", objective=ObjectiveConfig(objective="gspo"), lora_rank=2),
         "ppo": loop("ppo", **ppo, **several),
-        "overlap": loop("overlap", overlap=True),
+        "overlap": loop("overlap", asynchronous=True),
         "from logs": loop("from logs", **from_logs, logs=LogsConfig(uses=None, min_ess=0, max_drift=None)),
         "sft": offline(train_sft, rows, SftConfig(batch=2, lora_rank=0, optimizer=fast)),
         "dpo": offline(train_dpo, pairs, DpoConfig(batch=2, lora_rank=0, optimizer=fast)),

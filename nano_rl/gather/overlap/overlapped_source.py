@@ -35,7 +35,7 @@ from nano_shared.run_facts import facts_of
 from nano_shared.types import Task, Trajectory
 
 NOT_FROM_LOGS = (
-    "--overlap and --async roll out tasks ahead, and groups that begin in a log are not drawn ahead: give"
+    "--async rolls out tasks ahead, and groups that begin in a log are not drawn ahead: give"
     " --tasks FILE instead of --from-logs, or leave the other out"
 )
 

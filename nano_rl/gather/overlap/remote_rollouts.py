@@ -235,7 +235,7 @@ class RemoteRollouts:
         if lost > RESTARTS:
             raise RolloutsFailed(
                 f"the rollout worker {problem}, as did {RESTARTS} before it in this step; train without"
-                " --overlap, which rolls out in one process, or give a longer --heartbeat-seconds where it"
+                " --async, which rolls out in one process, or give a longer --heartbeat-seconds where it"
                 " was only slow; the same command goes on from the last saved state"
             )
         self.restarts += 1

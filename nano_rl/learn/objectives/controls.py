@@ -114,16 +114,17 @@ class ReferenceRefresh(Control):
 class Controls:
     """The controls of an objective over a training; part of its saved state."""
 
-    def __init__(self, objective: ObjectiveConfig, temperature: float, *, overlap: bool = False) -> None:
-        """Raises UsageError for a control that needs what the settings do not give."""
+    def __init__(self, objective: ObjectiveConfig, temperature: float, *, ahead: bool = False) -> None:
+        """`ahead`: rollouts begin before the step that learns from them. Raises UsageError for a control that
+        needs what the settings do not give."""
         self._controls = find_objective(objective.objective).controls
         for control in self._controls:
             name = f"{type(control).__name__} of objective = {objective.objective}"
             if control.reference and objective.beta == 0:
                 raise UsageError(f"{name} needs a reference: set objective.beta above 0")
-            if control.rollouts and overlap:
+            if control.rollouts and ahead:
                 raise UsageError(
-                    f"{name} changes rollouts, which `overlap` begins a step earlier: leave one out"
+                    f"{name} changes rollouts, which `asynchronous` begins a step earlier: leave one out"
                 )
         self.now = Controlled(
             temperature=temperature, entropy_bonus=objective.entropy_bonus, beta=objective.beta
