@@ -148,7 +148,7 @@ class AgentConfig(BaseModel):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """where a local model runs and trains: auto (a GPU where there is one), cpu, cuda or cuda:N"""
     log: str | None = None
-    """path of the log, or postgresql://...?blobs=FOLDER; None is NANO_HOME/log.db"""
+    """path of the log, or postgresql://...?blobs=FOLDER|s3://BUCKET/PREFIX; None is NANO_HOME/log.db"""
     profile: str | None = None
     """interface profile: prompts, tools and dialect; None is what the model was trained with"""
     tools: tuple[str, ...] = ()

@@ -47,7 +47,7 @@ def command(
     if out is not None:
         refuse_unwritable(out)
     borrowed = any(task.snapshot for task in tasks)  # their files lie in the log that they were made from
-    blobs = open_log(log).blobs.root if borrowed else None
+    blobs = open_log(log).blobs.address if borrowed else None
     findings, admitted = [], []
     with bar("checked", len(tasks)) as progress:
         found = check_tasks(tasks, jobs=min(jobs, len(tasks)), blobs=blobs)

@@ -23,7 +23,7 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.tasks.check import TaskFinding, check_task
 from nano_rl.tasks.oracle import ORACLE
 from nano_rl.tasks.pytest_plugins import PluginsOff
-from nano_shared.blobs import BlobStore
+from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.scratch import in_memory, scratch_folder
@@ -36,13 +36,13 @@ def log_folder() -> AbstractContextManager[Path]:
     return scratch_folder("check", in_memory())
 
 
-def scratch_runtime(folder: Path, blobs: Path | None = None) -> Runtime:
+def scratch_runtime(folder: Path, blobs: str | Path | None = None) -> Runtime:
     """A runtime with its own log in `folder`; `blobs` are those of the log whose snapshots tasks start
     from."""
     log = tempfile.mkdtemp(prefix=f"check-{os.getpid()}-", dir=folder)
     store = LogStore.open(Path(log) / "log.db")
     if blobs is not None:
-        store.blobs = _SharedBlobs(store.blobs.root, BlobStore(blobs))
+        store.blobs = _SharedBlobs(store.blobs.root, open_blobs(blobs))
     return Runtime(
         policy=ScriptedPolicy([]),
         sandbox=PluginsOff(open_sandbox()),
@@ -75,7 +75,7 @@ _runtime: Runtime | None = None
 """runtime of this worker process"""
 
 
-def _start(folder: Path, blobs: Path | None) -> None:
+def _start(folder: Path, blobs: str | Path | None) -> None:
     global _runtime
     _runtime = scratch_runtime(folder, blobs)
 
@@ -86,11 +86,11 @@ def _work(task: Task) -> TaskFinding:
 
 
 def check_tasks(
-    tasks: Iterable[Task], *, jobs: int = 2, blobs: Path | None = None
+    tasks: Iterable[Task], *, jobs: int = 2, blobs: str | Path | None = None
 ) -> Iterator[tuple[Task, TaskFinding]]:
     """Each task with its finding, in order. `tasks` may be infinite; it is read a few tasks ahead.
 
-    `blobs` is the folder of the log whose snapshots tasks start from. One job runs in this process, several
+    `blobs` are those of the log whose snapshots tasks start from. One job runs in this process, several
     in worker processes.
     """
     with log_folder() as folder:

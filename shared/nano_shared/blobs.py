@@ -15,7 +15,7 @@ from nano_shared.hashing import content_hash
 
 _ID = re.compile(r"sha256:[0-9a-f]{64}")
 # workspaces are snapshotted after each turn: speed matters more than the last tenth of the size
-_COMPRESSION = 1
+COMPRESSION = 1
 
 
 class BlobStore:
@@ -27,10 +27,17 @@ class BlobStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.address = str(root)
+        """where `open_blobs` finds these blobs again"""
+
+    @staticmethod
+    def is_id(text: str) -> bool:
+        """Whether a text is the id of a blob, stored or not."""
+        return _ID.fullmatch(text) is not None
 
     def path(self, blob: str) -> Path:
         """The file of a blob, whether or not it exists. Raises LogError for an invalid id."""
-        if not _ID.fullmatch(blob):
+        if not self.is_id(blob):
             raise LogError(f"{blob!r} is not a blob id; one is 'sha256:' and 64 hexadecimal digits")
         digest = blob.removeprefix("sha256:")
         return self.root / digest[:2] / digest[2:4] / digest[4:]
@@ -39,7 +46,7 @@ class BlobStore:
         """The ids of all blobs, in no order."""
         for path in self.root.glob("??/??/*"):
             blob = "sha256:" + "".join(path.relative_to(self.root).parts)
-            if _ID.fullmatch(blob):
+            if self.is_id(blob):
                 yield blob
 
     def put(self, data: bytes) -> str:
@@ -52,7 +59,7 @@ class BlobStore:
         if not target.exists():
             with full_disk_explained(self.root):
                 try:
-                    _write(target, zlib.compress(data, _COMPRESSION))
+                    _write(target, zlib.compress(data, COMPRESSION))
                 except PermissionError as error:
                     raise LogError(
                         f"cannot write blobs in {self.root}: {error.strerror}; check its owner"
@@ -78,6 +85,22 @@ class BlobStore:
 
     def __contains__(self, blob: str) -> bool:
         return self.path(blob).exists()
+
+
+def open_blobs(address: str | Path) -> BlobStore:
+    """The blobs of a folder, or of an object store: s3://BUCKET/PREFIX, gs://..., az://....
+
+    Raises LogError for another address, ConfigError where the library for object stores is not installed.
+    """
+    scheme, found, _ = str(address).partition("://")
+    if not found:
+        return BlobStore(Path(address).expanduser().absolute())
+    from nano_shared.object_blobs import SCHEMES, ObjectBlobs
+
+    if scheme not in SCHEMES:
+        known = ", ".join(f"{scheme}://BUCKET/PREFIX" for scheme in SCHEMES)
+        raise LogError(f"blobs {address}: name a folder, or an object store by {known}")
+    return ObjectBlobs(str(address))
 
 
 def _write(target: Path, data: bytes) -> None:

@@ -101,16 +101,16 @@ class Database:
 
     @property
     def address(self) -> str:
-        """Path or URL to open it again, with password and folder of blobs."""
+        """Path or URL to open it again, with password and address of blobs."""
         url = self.engine.url.set(drivername=self.engine.dialect.name)
         if self._blobs is not None:
             url = url.update_query_dict({_BLOBS: self._blobs})
         return self.name if self.is_sqlite and self._blobs is None else url.render_as_string(False)
 
     @property
-    def blobs(self) -> Path:
-        """Folder of the blobs."""
-        return Path(self._blobs).expanduser().absolute() if self._blobs else self.folder / "blobs"
+    def blobs(self) -> str:
+        """Address of the blobs, for `open_blobs`."""
+        return self._blobs or str(self.folder / "blobs")
 
     @property
     def folder(self) -> Path:
@@ -222,7 +222,7 @@ def explained(name: str) -> Iterator[None]:
 
 
 def _resolve(url: str | Path | None) -> tuple[sa.URL, str | None]:
-    """The URL that the driver takes, and the folder of blobs if one is named."""
+    """The URL that the driver takes, and the address of blobs if one is named."""
     if url is None:
         url = nano_home() / "log.db"
     blobs = None
@@ -254,7 +254,7 @@ def _parse(url: str) -> tuple[sa.URL, str | None]:
         )
     blobs = parsed.query.get(_BLOBS)
     if isinstance(blobs, tuple) or blobs == "":
-        raise LogError(f"log {_name(parsed)}: ?{_BLOBS}= names one folder")
+        raise LogError(f"log {_name(parsed)}: ?{_BLOBS}= names one folder or bucket")
     backend = "sqlite" if parsed.drivername == "sqlite" else "postgresql"
     return parsed.difference_update_query([_BLOBS]).set(drivername=backend), blobs
 

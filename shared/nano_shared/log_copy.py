@@ -103,7 +103,7 @@ def refuse_other_runs(source: Database, target: Database) -> None:
 
 def copy_blobs(source: BlobStore, target: BlobStore, done: Copied) -> None:
     """Copy every blob, with its hash verified; damaged ones are left out and named."""
-    for blob in source.ids() if source.root != target.root else ():
+    for blob in source.ids() if source.address != target.address else ():
         if blob in target:
             done.known_blobs += 1
             continue

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from sqlalchemy.exc import DBAPIError
 
 from nano_shared import journal, postgres, run_pages, run_queries, schema
-from nano_shared.blobs import BlobStore
+from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.database import Database, open_database
 from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback, Said
@@ -89,16 +89,16 @@ class LogStore:
 
     @classmethod
     def open(
-        cls, url: str | Path | None = None, *, create: bool = True, blobs: Path | None = None
+        cls, url: str | Path | None = None, *, create: bool = True, blobs: str | Path | None = None
     ) -> LogStore:
         """Open a log by path or SQLAlchemy URL; None is `log.db` in NANO_HOME. Applies missing migrations.
 
-        Blobs are in the folder `blobs`, or in that of the URL's `?blobs=`, else in `blobs/` beside an SQLite
-        file, and in NANO_HOME for a server.
+        Blobs are at the address `blobs`, or that of the URL's `?blobs=` (see `open_blobs`), else in `blobs/`
+        beside an SQLite file, and in NANO_HOME for a server.
         Raises LogError for a file that is no log, is newer than this program, or cannot be written.
         """
         database = open_database(url, create=create)
-        return cls(database, BlobStore(blobs or database.blobs))
+        return cls(database, open_blobs(blobs or database.blobs))
 
     @property
     def url(self) -> str:

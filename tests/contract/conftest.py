@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,38 @@ def postgres_server() -> Iterator[PostgresServer]:
         pytest.skip(reason)
     with running_server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """URL of a server of the S3 protocol, which holds its objects in memory."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def object_store(s3_server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """That URL, with an environment in which it is where buckets are."""
+    for name, value in {
+        "AWS_ENDPOINT_URL": s3_server, "AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "key",
+        "AWS_REGION": "us-east-1", "NANO_HOME": str(tmp_path / "home"),
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    return s3_server
+
+
+@pytest.fixture
+def bucket(object_store: str) -> str:
+    """Address of an empty bucket."""
+    name = f"nano-{secrets.token_hex(4)}"
+    make = urllib.request.Request(f"{object_store}/{name}", method="PUT")
+    urllib.request.urlopen(make).close()
+    return f"s3://{name}/blobs"
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

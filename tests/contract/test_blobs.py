@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nano_shared.blobs import BlobStore
+from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.errors import LogError
 from nano_shared.hashing import content_hash
 
@@ -20,12 +20,19 @@ def blobs(tmp_path: Path) -> BlobStore:
     return BlobStore(tmp_path / "blobs")
 
 
+@pytest.fixture(params=["folder", "bucket"])
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
+    address = tmp_path / "blobs" if request.param == "folder" else request.getfixturevalue("bucket")
+    return open_blobs(address)
+
+
 @given(data=st.binary())
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_get_gives_back_what_was_put(blobs, data):
-    blob = blobs.put(data)
+def test_get_gives_back_what_was_put(either, data):
+    blob = either.put(data)
     assert blob == content_hash(data)
-    assert blobs.get(blob) == data
+    assert either.get(blob) == data
+    assert blob in either.ids()
 
 
 def test_two_levels_of_fan_out(blobs):
@@ -38,21 +45,21 @@ def test_equal_content_is_stored_once(blobs):
     assert len([path for path in blobs.root.rglob("*") if path.is_file()]) == 1
 
 
-def test_contains(blobs):
-    assert blobs.put(b"x") in blobs
-    assert content_hash(b"never stored") not in blobs
+def test_contains(either):
+    assert either.put(b"x") in either
+    assert content_hash(b"never stored") not in either
 
 
-def test_missing_blob_is_named(blobs):
+def test_missing_blob_is_named(either):
     blob = content_hash(b"never stored")
     with pytest.raises(LogError, match=blob):
-        blobs.get(blob)
+        either.get(blob)
 
 
 @pytest.mark.parametrize("name", ["", "sha256:", "sha256:../../etc/passwd", "md5:" + "0" * 64, "0" * 64])
-def test_what_is_no_blob_id_is_refused(blobs, name):
+def test_what_is_no_blob_id_is_refused(either, name):
     with pytest.raises(LogError, match="not a blob id"):
-        blobs.get(name)
+        either.get(name)
 
 
 @pytest.mark.parametrize("damage", [b"", b"not zlib", b"\x78\x01"])
@@ -70,12 +77,12 @@ def test_other_content_under_the_name_is_corrupt(blobs):
         blobs.get(blob)
 
 
-def test_concurrent_writers_of_the_same_content(blobs):
+def test_concurrent_writers_of_the_same_content(either):
     data = [bytes([number % 4]) * 10_000 for number in range(64)]
     with ThreadPoolExecutor(8) as pool:
-        stored = list(pool.map(blobs.put, data))
-    assert [blobs.get(blob) for blob in stored] == data
-    assert not list(blobs.root.rglob("*.tmp"))
+        stored = list(pool.map(either.put, data))
+    assert [either.get(blob) for blob in stored] == data
+    assert not list(either.root.rglob("*.tmp"))
 
 
 def test_no_space_left_names_the_folder_and_the_way_out(tmp_path):

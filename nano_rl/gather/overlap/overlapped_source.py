@@ -220,7 +220,7 @@ def _worker_config(opened: OpenedWeights, runtime: Runtime, config: TrainConfig)
         environments=runtime.environments.references,
         scheduler=config.scheduler,
         log=runtime.store.address,
-        blobs=str(runtime.store.blobs.root),
+        blobs=runtime.store.blobs.address,
         policy_name=runtime.policy_name,
         limits=dict(runtime.limits),
         hosts=runtime.hosts,

@@ -139,7 +139,7 @@ class Worker:
             policy=ScriptedPolicy([]),
             sandbox=open_sandbox(),
             store=redacting_store(
-                LogStore.open(config.log, blobs=Path(config.blobs)),
+                LogStore.open(config.log, blobs=config.blobs),
                 local_policy(opened.loaded, opened.profile).template.encoder.decode,
             ),
             profile=find_profile(config.runtime_profile),
