@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, ValidationError
 
+from nano_rl.config.training import TrainConfig
 from nano_shared.types import Value
 
 FREE = ("steps", "save_every", "keep_states", "max_tokens", "heartbeat_seconds", "peak_tflops")
@@ -52,7 +53,7 @@ def difference(saved: Identity, now: Identity, *, resume: bool) -> str | None:
         return "began under another profile or chat template; start anew under another --name"
     if saved.tasks != now.tasks:
         return "began with other tasks, or the same in another order; give the same ones, or another --name"
-    old, new = ({**of.config, **({"limit": of.limits} if of.limits else {})} for of in (saved, now))
+    old, new = ({**_whole(of.config), **({"limit": of.limits} if of.limits else {})} for of in (saved, now))
     changed = list(_changes(old, new, resume))
     if not changed:
         return None
@@ -63,6 +64,14 @@ def difference(saved: Identity, now: Identity, *, resume: bool) -> str | None:
         + ("--resume accepts that" if free and not resume else "give the same")
         + ", or start anew under another --name"
     )
+
+
+def _whole(config: Mapping[str, JsonValue]) -> Mapping[str, Any]:
+    """The settings of a training, those that its version did not know yet at their defaults."""
+    try:
+        return TrainConfig.model_validate(config).model_dump(mode="json")
+    except ValidationError:  # one that is no more: it is told as a difference
+        return config
 
 
 def _changes(
