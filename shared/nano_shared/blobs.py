@@ -28,7 +28,7 @@ class BlobStore:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.address = str(root)
-        """where `open_blobs` finds these blobs again"""
+        """where `object_blobs.open_blobs` finds these blobs again"""
 
     @staticmethod
     def is_id(text: str) -> bool:
@@ -85,22 +85,6 @@ class BlobStore:
 
     def __contains__(self, blob: str) -> bool:
         return self.path(blob).exists()
-
-
-def open_blobs(address: str | Path) -> BlobStore:
-    """The blobs of a folder, or of an object store: s3://BUCKET/PREFIX, gs://..., az://....
-
-    Raises LogError for another address, ConfigError where the library for object stores is not installed.
-    """
-    scheme, found, _ = str(address).partition("://")
-    if not found:
-        return BlobStore(Path(address).expanduser().absolute())
-    from nano_shared.object_blobs import SCHEMES, ObjectBlobs
-
-    if scheme not in SCHEMES:
-        known = ", ".join(f"{scheme}://BUCKET/PREFIX" for scheme in SCHEMES)
-        raise LogError(f"blobs {address}: name a folder, or an object store by {known}")
-    return ObjectBlobs(str(address))
 
 
 def _write(target: Path, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Blobs in an object store: S3 and servers that speak its protocol, Google Cloud Storage, Azure."""
+"""Blobs by their address: those of a folder, or of an object store (S3, Google Cloud Storage, Azure)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nano_shared.blobs import COMPRESSION, BlobStore
@@ -110,6 +111,20 @@ class ObjectBlobs(BlobStore):
                 f"blobs {self.address}: {_cause(error)}; is there such a bucket, and does AWS_ENDPOINT_URL"
                 " name its server?"
             ) from None
+
+
+def open_blobs(address: str | Path) -> BlobStore:
+    """The blobs of a folder, or of an object store: s3://BUCKET/PREFIX, gs://..., az://....
+
+    Raises LogError for another address, ConfigError where the library for object stores is not installed.
+    """
+    scheme, found, _ = str(address).partition("://")
+    if not found:
+        return BlobStore(Path(address).expanduser().absolute())
+    if scheme not in SCHEMES:
+        known = ", ".join(f"{scheme}://BUCKET/PREFIX" for scheme in SCHEMES)
+        raise LogError(f"blobs {address}: name a folder, or an object store by {known}")
+    return ObjectBlobs(str(address))
 
 
 def _opened(address: str) -> ObjectStore:

@@ -9,10 +9,10 @@ import pytest
 from log_values import a_run
 
 from nano_shared import object_blobs
-from nano_shared.blobs import open_blobs
 from nano_shared.errors import ConfigError, LogError
 from nano_shared.hashing import content_hash
 from nano_shared.log_copy import Copied
+from nano_shared.object_blobs import open_blobs
 from nano_shared.store import LogStore
 
 

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from workspaces import read_tree, trees, write_tree
 
 from nano_shared import snapshot
@@ -93,6 +93,10 @@ def test_repetitive_text_is_replaced_whole_between_its_common_ends(blobs):
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+@example(
+    before={b"a": ("symlink", b"a", 0)},
+    after={b"a": ("dir", {b"a": ("symlink", b"a", 0)}, 0o755)},
+)
 @given(before=trees, after=trees)
 @settings(max_examples=25, deadline=None)
 def test_git_applies_it(before, after):
@@ -118,7 +122,8 @@ def test_git_applies_it(before, after):
 
 
 def _plain(tree: dict) -> dict:
-    """The modes and the text that a patch can carry, and no empty directories, which git does not keep."""
+    """The modes and the text that a patch can carry; no empty directories, which git does not keep, and no
+    link that leads to itself, which git cannot replace by a directory."""
     plain = {}
     for name, (kind, content, mode) in tree.items():
         if kind == "dir":
@@ -127,7 +132,7 @@ def _plain(tree: dict) -> dict:
                 plain[name] = (kind, inner, 0o755)
         else:
             shown = content if b"\0" not in content and b"\xff" not in content else b"text"
-            shown = shown.decode("utf-8", "ignore").encode()
+            shown = (b"../" if kind == "symlink" else b"") + shown.decode("utf-8", "ignore").encode()
             plain[name] = (kind, shown, 0o755 if mode == 0o755 else 0o644 if kind == "file" else 0)
     return plain
 
