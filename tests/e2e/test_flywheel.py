@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow  # test_native_model.py goes the whole way in `make test`, without asking for a gain
 @pytest.mark.timeout(900)
 def test_the_small_flywheel_gains_on_held_out_programs(tmp_path: Path) -> None:
     command = [sys.executable, "integration/flywheel.py", "--small", "--out", str(tmp_path)]
