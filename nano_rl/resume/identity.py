@@ -67,10 +67,10 @@ def difference(saved: Identity, now: Identity, *, resume: bool) -> str | None:
 
 
 def _whole(config: Mapping[str, JsonValue]) -> Mapping[str, Any]:
-    """The settings of a training, those that its version did not know yet at their defaults."""
+    """The saved settings, with defaults for those that a newer version added."""
     try:
         return TrainConfig.model_validate(config).model_dump(mode="json")
-    except ValidationError:  # one that is no more: it is told as a difference
+    except ValidationError:  # a setting that was removed stays, and differs
         return config
 
 

@@ -15,7 +15,7 @@ from nano_shared.hashing import content_hash
 
 _ID = re.compile(r"sha256:[0-9a-f]{64}")
 # workspaces are snapshotted after each turn: speed matters more than the last tenth of the size
-COMPRESSION = 1
+_COMPRESSION = 1
 
 
 class BlobStore:
@@ -59,7 +59,7 @@ class BlobStore:
         if not target.exists():
             with full_disk_explained(self.root):
                 try:
-                    _write(target, zlib.compress(data, COMPRESSION))
+                    _write(target, pack(data))
                 except PermissionError as error:
                     raise LogError(
                         f"cannot write blobs in {self.root}: {error.strerror}; check its owner"
@@ -70,21 +70,33 @@ class BlobStore:
         """The bytes of a blob, with their hash verified. Raises LogError if it is missing or corrupt."""
         path = self.path(blob)
         try:
-            data = zlib.decompress(path.read_bytes())
+            packed = path.read_bytes()
         except FileNotFoundError:
             raise LogError(
                 f"blob {blob} is missing: there is no {path}; copy blobs/ along with log.db"
             ) from None
-        except zlib.error as error:
-            raise LogError(f"blob {blob} is corrupt: {path} does not decompress ({error})") from error
-        if content_hash(data) != blob:
-            raise LogError(
-                f"blob {blob} is corrupt: the content of {path} has another hash; restore it from a copy"
-            )
-        return data
+        return unpack(blob, packed, str(path))
 
     def __contains__(self, blob: str) -> bool:
         return self.path(blob).exists()
+
+
+def pack(data: bytes) -> bytes:
+    """Bytes as they are stored."""
+    return zlib.compress(data, _COMPRESSION)
+
+
+def unpack(blob: str, packed: bytes, where: str) -> bytes:
+    """The bytes of a blob that is stored at `where`. Raises LogError if they are damaged."""
+    try:
+        data = zlib.decompress(packed)
+    except zlib.error as error:
+        raise LogError(f"blob {blob} is corrupt: {where} does not decompress ({error})") from error
+    if content_hash(data) != blob:
+        raise LogError(
+            f"blob {blob} is corrupt: the content of {where} has another hash; restore it from a copy"
+        )
+    return data
 
 
 def _write(target: Path, data: bytes) -> None:

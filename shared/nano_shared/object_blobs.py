@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nano_shared.blobs import COMPRESSION, BlobStore
+from nano_shared.blobs import BlobStore, pack, unpack
 from nano_shared.errors import ConfigError, LogError
 from nano_shared.hashing import content_hash
 from nano_shared.printable import one_line
@@ -53,7 +52,7 @@ class ObjectBlobs(BlobStore):
         blob = content_hash(data)
         if blob not in self:
             with self._explained():
-                self._store.put(self._key(blob), zlib.compress(data, COMPRESSION))
+                self._store.put(self._key(blob), pack(data))
             self._there.add(blob)
         return super().put(data)
 
@@ -70,14 +69,7 @@ class ObjectBlobs(BlobStore):
                 packed = bytes(self._store.get(self._key(blob)).bytes())
             except FileNotFoundError:
                 raise LogError(f"blob {blob} is missing: there is no {where}") from None
-        try:
-            data = zlib.decompress(packed)
-        except zlib.error as error:
-            raise LogError(f"blob {blob} is corrupt: {where} does not decompress ({error})") from error
-        if content_hash(data) != blob:
-            raise LogError(
-                f"blob {blob} is corrupt: the content of {where} has another hash; restore it from a copy"
-            )
+        data = unpack(blob, packed, where)
         self._there.add(blob)
         super().put(data)
         return data

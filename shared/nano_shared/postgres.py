@@ -220,7 +220,11 @@ class Claims:
             self._drop()
 
     def _take(self, key: int) -> str | None:
-        """Take a lock; who holds it instead, or None. One that just ended here holds it a moment more."""
+        """Take an advisory lock; returns the application_name of another process that holds it, or None.
+
+        The server frees the lock of a process that was killed only when it notices: until then it is tried
+        again.
+        """
 
         def other_owner() -> str | None:
             if self._connected().scalar(sa.select(sa.func.pg_try_advisory_lock(key))):
