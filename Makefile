@@ -25,7 +25,7 @@ help:
 
 run: $(INSTALLED)
 	@dir="$(DIR)"; if [ -z "$$dir" ]; then dir="$$(mktemp -d)/buggy_stats"; cp -r $(EXAMPLE) "$$dir"; fi; \
-	$(BIN)/nano-coder run "$(TASK)" -C "$$dir" --check "$(CHECK)"
+	$(BIN)/nano-coder run "$(TASK)" -C "$$dir" --check "$(CHECK)" --temperature 0
 
 # The workers of pytest share the cores: with more threads each they would wait for each other. One worker more than
 # the two cores that a newcomer may have: many tests wait, for a time-out or a process.

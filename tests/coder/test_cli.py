@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from executions import a_runtime, a_task, act
 
@@ -115,11 +116,21 @@ def argv(program: str, *arguments: str) -> list[str]:
 @pytest.fixture
 def cli(home: Path, tmp_path: Path) -> Cli:
     def call(
-        *arguments: str, program: str = "nano-coder", **options: Any
+        *arguments: str, program: str = "nano-coder", input: str = "", cwd: Path = tmp_path
     ) -> subprocess.CompletedProcess[str]:
+        return forked.run(program, *arguments, env=environment(home), cwd=cwd, given=input)
+
+    return call
+
+
+@pytest.fixture
+def fresh(home: Path, tmp_path: Path) -> Cli:
+    """`cli` in a fresh interpreter, with options of subprocess.run."""
+
+    def call(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            argv(program, *arguments), capture_output=True, text=True, check=False,
-            env=environment(home), **{"input": "", "cwd": tmp_path} | options,
+            argv("nano-coder", *arguments), capture_output=True, text=True, check=False,
+            env=environment(home), cwd=tmp_path, **options,
         )  # fmt: skip
 
     return call
@@ -285,7 +296,7 @@ def test_a_directory_that_cannot_be_written_is_named_with_the_file(
     assert "+two" in done.stdout
 
 
-def test_a_disk_that_is_full_names_the_file(cli: Cli, endpoint: Endpoint, project: Path) -> None:
+def test_a_disk_that_is_full_names_the_file(cli: Cli, fresh: Cli, endpoint: Endpoint, project: Path) -> None:
     endpoint.script = hermes(("shell", {"command": "head -c 300000 /dev/urandom > large"}), ("submit", {}))
     done = cli("run", "Fill.", "-C", str(project), *endpoint.flags)
     assert done.returncode == 0
@@ -293,7 +304,7 @@ def test_a_disk_that_is_full_names_the_file(cli: Cli, endpoint: Endpoint, projec
     def allow_little() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 
-    applied = cli("apply", "last", preexec_fn=allow_little)
+    applied = fresh("apply", "last", preexec_fn=allow_little, input="")
     refused(applied, 2, str(project), "cannot change 'large': File too large")
     assert sorted(path.name for path in project.iterdir()) == ["a.py", "untracked.txt"]
 
@@ -396,10 +407,10 @@ def test_bad_input_is_one_sentence(cli: Cli, project: Path, home: Path) -> None:
     refused(cli("apply", "x", "-C", "nowhere"), 2, "no such directory: nowhere")
 
 
-def test_a_task_that_is_no_text_is_refused(cli: Cli, project: Path, tmp_path: Path) -> None:
+def test_a_task_that_is_no_text_is_refused(fresh: Cli, project: Path, tmp_path: Path) -> None:
     (tmp_path / "task").write_bytes(b"\xff")
     with (tmp_path / "task").open() as file:
-        done = cli("run", "-", "-C", str(project), input=None, stdin=file)
+        done = fresh("run", "-", "-C", str(project), stdin=file)
     refused(done, 2, "not UTF-8 text")
 
 
@@ -539,7 +550,7 @@ def test_an_endpoint_that_is_not_there_ends_the_run(cli: Cli, project: Path) -> 
 
 
 def test_a_full_disk_is_named_with_the_way_out(
-    cli: Cli, endpoint: Endpoint, project: Path, home: Path
+    fresh: Cli, endpoint: Endpoint, project: Path, home: Path
 ) -> None:
     (project / "large").write_bytes(os.urandom(400_000))
     LogStore.open(home / "log.db").close()
@@ -548,7 +559,7 @@ def test_a_full_disk_is_named_with_the_way_out(
     def allow_little() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    done = cli("run", "x", "-C", str(project), *endpoint.flags, preexec_fn=allow_little)
+    done = fresh("run", "x", "-C", str(project), *endpoint.flags, preexec_fn=allow_little, input="")
     refused(done, 2, "no space left while writing", "NANO_HOME")
 
 

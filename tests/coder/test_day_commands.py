@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from strict_api import KEY, Say, call, strict_api
 
@@ -18,7 +18,6 @@ from nano_coder.commands.display import Display
 from nano_coder.trust import trust
 from nano_shared.types import Completion, Finish, Observation, Sampling, ToolCall, Turn
 
-_MAIN = "import sys; from nano_coder.cli import main; sys.exit(main())"
 NAMES = ("AGENTS.override.md", "AGENTS.md")
 FROZEN = {
     "workday-1-api": "sha256:26ef9d275f341b6a86d16003fdf63e984e355a6f1309a8199f4e1d0ddfab9510",
@@ -53,9 +52,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def nano(*argv: str, typed: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", _MAIN, *argv], input=typed, capture_output=True, text=True, check=False
-    )
+    return forked.run("nano-coder", *argv, env=os.environ, cwd=os.getcwd(), given=typed)
 
 
 def patch(old: str, new: str) -> Any:

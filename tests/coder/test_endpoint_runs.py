@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from executions import a_runtime, a_task
 from strict_api import KEY, Call, Fail, Handler, Say, call, stream_bytes, strict_api
@@ -245,10 +245,7 @@ def cli(tmp_path: Path) -> Cli:
             **plain, "NANO_HOME": str(tmp_path / "home"), "XDG_CONFIG_HOME": str(tmp_path / "config"),
             "OPENAI_API_KEY": key, "OPENAI_BASE_URL": server.base_url, "NANO_RETRY_SECONDS": "0.5",
         }  # fmt: skip
-        code = "from nano_coder.cli import main; main()"
-        return subprocess.run(
-            [sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True, check=False
-        )
+        return forked.run("nano-coder", *arguments, env=env, cwd=os.getcwd())
 
     return run
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 
 Exec = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -18,12 +19,9 @@ Exec = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def run(tmp_path: Path) -> Exec:
     def call(*arguments: str, given: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-        program = [sys.executable, "-c", "from nano_coder.cli import main; main()", "exec", *arguments]
         path = os.pathsep.join(p for p in sys.path if p)
         env = {**os.environ, "PYTHONPATH": path, "NANO_HOME": str(tmp_path / "home"), **environment}
-        return subprocess.run(
-            program, input=given, capture_output=True, text=True, check=False, cwd=tmp_path, env=env
-        )
+        return forked.run("nano-coder", "exec", *arguments, env=env, cwd=tmp_path, given=given)
 
     return call
 

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from executions import limits
@@ -65,11 +64,11 @@ class Shell:
     def __init__(self, cli: Cli, endpoint: Endpoint, home: Path) -> None:
         self._cli, self._endpoint, self._home = cli, endpoint, home
 
-    def __call__(self, project: Path, *lines: str, flags: tuple[str, ...] = (), **options: Any) -> Told:
+    def __call__(self, project: Path, *lines: str, flags: tuple[str, ...] = ()) -> Told:
         """A run of which each turn is a line of shell."""
         turns = [("shell", {"command": line}) for line in lines]
         self._endpoint.script = hermes(*turns, ("submit", {"answer": "ok"}))
-        done = self._cli("run", "look", "-C", str(project), *self._endpoint.flags, *flags, **options)
+        done = self._cli("run", "look", "-C", str(project), *self._endpoint.flags, *flags)
         assert "run: " in done.stdout, done.stderr
         return Told(done, LogStore.open(str(self._home / "log.db")).get("last"))
 
@@ -259,7 +258,7 @@ def test_a_run_in_a_hostile_repository_ends_well(
     shell: Shell, project: Path, tmp_path: Path, kind: str
 ) -> None:
     hostile(kind, project, tmp_path)
-    told = shell(project, "git log; ls -a; ls /opt", timeout=60)
+    told = shell(project, "git log; ls -a; ls /opt")
     assert told.code == 0
     assert len(told.left_out) == 1, told.said
     assert "not a git repository" in told.seen
@@ -274,7 +273,7 @@ def test_refs_that_lead_out_or_are_none_stay_out(shell: Shell, project: Path, tm
     os.mkfifo(heads / "pipe")
     (heads / "text").write_text("no hash\n")
     (heads / "a\nb").write_text(git(project, "rev-parse", "HEAD"))
-    told = shell(project, "git log --all --format=%s; cat .git/packed-refs; git branch", timeout=60)
+    told = shell(project, "git log --all --format=%s; cat .git/packed-refs; git branch")
     assert (told.left_out, SECRET in told.seen) == ([], False)
     assert "two\none" in told.seen
     assert "* main" in told.seen

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +28,6 @@ from nano_shared.types import Limits
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(memory_mb=256, tool_seconds=30)
-_MAIN = "import sys; from nano_coder.cli import main; sys.exit(main())"
 
 Open = Callable[..., Session]
 
@@ -55,10 +54,9 @@ def session(sandbox: NsSandbox) -> Iterator[Open]:
 
 def batch(*requests: dict[str, Any], concurrency: int = 2) -> tuple[int, dict[Any, dict[str, Any]]]:
     lines = "".join(json.dumps(request) + "\n" for request in requests)
-    done = subprocess.run(
-        [sys.executable, "-c", _MAIN, "exec", "--batch", "--concurrency", str(concurrency)],
-        input=lines, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}"},
+    done = forked.run(
+        "nano-coder", "exec", "--batch", "--concurrency", str(concurrency),
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}"}, cwd=os.getcwd(), given=lines,
     )  # fmt: skip
     assert done.stderr == ""
     answers = [json.loads(line) for line in done.stdout.splitlines()]

@@ -1,0 +1,90 @@
+"""Commands of nano in forks of one process that has imported their modules.
+
+Each command is a process of its own, with its own arguments, environment, directory and streams; only the
+second that a fresh interpreter spends on imports is saved. What depends on the start of an interpreter (light
+imports, PYTHON* variables, -P) is tested with a fresh one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+_SERVER = """
+import importlib, json, os, socket, sys, tempfile
+
+link = socket.socket(fileno=int(sys.argv[1]))
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+while True:
+    request, fds, _, _ = socket.recv_fds(link, 1 << 20, 3)
+    if not request:
+        os._exit(0)
+    if os.fork() == 0:
+        break
+    for fd in fds:
+        os.close(fd)
+    link.send(str(os.waitstatus_to_exitcode(os.wait()[1])).encode())
+link.close()
+for number, fd in enumerate(fds):
+    os.dup2(fd, number)
+    os.close(fd)
+wanted = json.loads(request)
+os.environ.clear()
+os.environ.update(wanted["env"])
+os.chdir(wanted["cwd"])
+sys.argv = [wanted["program"], *wanted["argv"]]
+tempfile.tempdir = None
+sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
+sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
+sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+main = importlib.import_module(wanted["program"].replace("-", "_") + ".cli").main
+sys.exit(main())
+"""
+_IMPORTED = (
+    "nano_coder.commands.apply", "nano_coder.commands.config", "nano_coder.commands.diff",
+    "nano_coder.commands.exec", "nano_coder.commands.log", "nano_coder.commands.run",
+    "nano_coder.commands.tools",
+    "nano_coder.agent.profiles", "nano_coder.grading.grade", "nano_coder.models.endpoint.policy",
+    "nano_coder.models.opening", "nano_coder.run.execution", "nano_coder.run.redacting_log",
+    "nano_coder.sandbox.namespaces", "nano_rl.commands.rollout",
+)  # fmt: skip
+
+
+def run(
+    program: str, *argv: str, env: Mapping[str, str], cwd: Path | str, given: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run `program` (nano-coder or nano-rl) to its end, with the text `given` as its standard input."""
+    request = {"program": program, "argv": argv, "env": dict(env), "cwd": str(cwd)}
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        stdin.write(given.encode())
+        stdin.seek(0)
+        fds = [file.fileno() for file in (stdin, out, err)]
+        link, _ = _server(os.getpid())
+        socket.send_fds(link, [json.dumps(request).encode()], fds)
+        code = int(link.recv(100))
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode("utf-8", "strict").replace("\r\n", "\n"))
+    return subprocess.CompletedProcess([program, *argv], code, *texts)
+
+
+@cache
+def _server(process: int) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """The server of a test process, and the socket to it; the server ends with the process."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    path = os.pathsep.join(p for p in sys.path if p)
+    with theirs:
+        server = subprocess.Popen(
+            [sys.executable, "-c", _SERVER, str(theirs.fileno()), *_IMPORTED],
+            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+    return ours, server
