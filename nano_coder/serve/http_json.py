@@ -102,8 +102,8 @@ def status_of(problem: Exception) -> tuple[int, str]:
         return status, _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
     if isinstance(problem, ConfigError):  # the key for the server behind
         return 502, "api_error"
-    if isinstance(problem, RunEnded):  # litellm retries a 400
-        return 403, _KINDS[403]
+    if isinstance(problem, RunEnded):  # what programs on litellm retry no more than the SDKs do: 401 and 404
+        return 404, _KINDS[404]
     if isinstance(problem, BudgetExhausted):
         return 400, "invalid_request_error"
     return (503 if isinstance(problem, PolicyError) else 500), "api_error"

@@ -117,7 +117,7 @@ clients = [
 ]
 chat, messages = clients[0].chat.completions, clients[1].messages
 for _ in range(2):
-    for api, refusal in ((chat, openai.PermissionDeniedError), (messages, anthropic.PermissionDeniedError)):
+    for api, refusal in ((chat, openai.NotFoundError), (messages, anthropic.NotFoundError)):
         for stream in (False, True):
             try:
                 list(api.create(**ask, stream=stream))
@@ -130,8 +130,8 @@ sys.exit(7)
 @pytest.mark.parametrize(
     ("texts", "limits", "statuses", "stop"),
     [
-        (9, {"max_turns": 3}, [200] * 3 + [403] * 5, StopReason.MAX_TURNS),
-        (2, {}, [200] * 2 + [503] + [403] * 6, StopReason.POLICY_ERROR),
+        (9, {"max_turns": 3}, [200] * 3 + [404] * 5, StopReason.MAX_TURNS),
+        (2, {}, [200] * 2 + [503] + [404] * 6, StopReason.POLICY_ERROR),
     ],
 )
 def test_clients_do_not_retry_once_their_run_has_ended(
