@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ from nano_shared.printable import printable
 
 LARGEST_BODY = 32 << 20
 """bytes of a request"""
+BODY_SECONDS = 60.0
+"""for all of a request's body"""
 _KINDS = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
 }  # fmt: skip
@@ -29,19 +32,28 @@ _CONTEXT_FULL = "This model's maximum context length is exceeded by the messages
 
 async def read_body(request: Request) -> Mapping[str, Any]:
     """The JSON object of a request. Raises BadRequest for anything else."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            whole = await _bytes(request)
+    except TimeoutError:
+        raise BadRequest(f"the request was not whole after {BODY_SECONDS:g} s", status=408) from None
+    try:
+        body = _plain(json.loads(whole, parse_constant=_no_number))
+    except (ValueError, RecursionError):
+        raise BadRequest("the request is no JSON") from None
+    if not isinstance(body, dict):
+        raise BadRequest("the request must be a JSON object")
+    return body
+
+
+async def _bytes(request: Request) -> bytes:
     size, parts = 0, []
     async for part in request.stream():
         size += len(part)
         if size > LARGEST_BODY:
             raise BadRequest(f"the request is longer than {LARGEST_BODY >> 20} MiB", status=413)
         parts.append(part)
-    try:
-        body = _plain(json.loads(b"".join(parts), parse_constant=_no_number))
-    except (ValueError, RecursionError):
-        raise BadRequest("the request is no JSON") from None
-    if not isinstance(body, dict):
-        raise BadRequest("the request must be a JSON object")
-    return body
+    return b"".join(parts)
 
 
 def _no_number(name: str) -> None:
@@ -67,6 +79,8 @@ def error_response(request: Request, problem: NanoError | BadRequest) -> JSONRes
     headers = {} if wait is None else {"Retry-After": f"{math.ceil(wait)}"}
     if isinstance(problem, RunEnded):  # OpenAI's and Anthropic's SDKs obey it
         headers["X-Should-Retry"] = "false"
+    if status in (408, 413):  # the rest of the body is not read
+        headers["Connection"] = "close"
     return JSONResponse(error_shape(request)(problem), status_code=status, headers=headers)
 
 
