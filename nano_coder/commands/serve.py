@@ -89,8 +89,10 @@ def command(
     )  # fmt: skip
     url = f"http://{host}:{listening.getsockname()[1]}/v1"
     print(f"{conversations.model.name} on {url}, logged in {store.url}", file=sys.stderr, flush=True)
-    options = {"log_level": "warning", "http": HttpConnection, "h11_max_incomplete_event_size": 64 << 10}
-    server = uvicorn.Server(uvicorn.Config(app, **options))
+    served = uvicorn.Config(
+        app, log_level="warning", http=HttpConnection, h11_max_incomplete_event_size=64 << 10
+    )
+    server = uvicorn.Server(served)
     server.run(sockets=[listening])
     return 0
 

@@ -224,17 +224,17 @@ class _Stream:
 
     async def first_event(self, request: Request) -> None:
         """Wait for it. Raises what a choice that has ended raised, and ends the others."""
-        watching = asyncio.ensure_future(_gone(request, self.client))
+        watching, begun = asyncio.ensure_future(_gone(request, self.client)), False
         try:
             await self._begun.wait()
             for job in self.jobs:
                 if job.done():
                     job.result()
-        except BaseException:
-            self.client.connected.clear()
-            raise
+            begun = True
         finally:
             watching.cancel()
+            if not begun:
+                self.client.connected.clear()
 
     async def events(self, writer: EventWriter, error: Callable[..., dict[str, Any]]) -> AsyncIterator[str]:
         try:

@@ -11,7 +11,7 @@ HEAD_SECONDS = 20.0
 
 
 class HttpConnection(H11Protocol):
-    """uvicorn bounds the idle time between requests alone: bytes that drip would hold a connection for ever."""
+    """uvicorn bounds only the idle time between requests: dripping bytes would hold a connection for ever."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -54,7 +54,10 @@ class Asked:
     @property
     def body(self) -> dict[str, Any]:
         more = {key: value for key, value in self.sampling.items() if key != "tokens"}
-        body = more | {LENGTH.get(self.dialect, "max_tokens"): self.sampling["tokens"], "return_token_ids": True}
+        body = more | {
+            LENGTH.get(self.dialect, "max_tokens"): self.sampling["tokens"],
+            "return_token_ids": True,
+        }
         if self.dialect == "completions":
             return body | {"prompt": self.messages[-1][1]}
         messages = [{"role": role, "content": text} for role, text in self.messages]
@@ -104,7 +107,11 @@ class Clients:
             opening = (*system, ("user", rng.choice(OPENINGS)))
             return Asked(session=rng.choice(SESSIONS), messages=opening, **more)
         before = rng.choice(answered)
-        messages = (*before.messages, ("assistant", before.text), ("user", rng.choice(["Go on.", f"{number}"])))
+        messages = (
+            *before.messages,
+            ("assistant", before.text),
+            ("user", rng.choice(["Go on.", f"{number}"])),
+        )
         session, parent, roll = before.session, before if before.whole else None, rng.random()
         if roll < 0.15:
             session, parent = rng.choice(SESSIONS), None
@@ -262,7 +269,8 @@ def check(server: Served, requests: int, seed: int) -> dict[str, Any]:
     return {
         "requests": len(clients.asked), "apis": Counter(each.dialect for each in clients.asked),
         "streamed": sum(each.sampling["stream"] for each in clients.asked), "runs": len(runs),
-        "continued": sum(turn.index > 0 for turn in turns), "forks": sum(run.parent is not None for run in runs),
+        "continued": sum(turn.index > 0 for turn in turns),
+        "forks": sum(run.parent is not None for run in runs),
         "cancelled": sum(turn.completion.finish is Finish.CANCELLED for turn in turns),
         "ambiguous": sum(run.tools_hash.startswith(AMBIGUOUS_TOOLS) for run in runs),
         "largest difference of log-probs, nats": worst,
