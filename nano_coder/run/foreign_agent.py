@@ -110,7 +110,8 @@ def run_foreign_agent(agent: ForeignAgent, begun: Trajectory, start: str, runtim
             ended = jail.run(
                 ["/bin/sh", "-c", agent.line(task)], env=agent.variables(), timeout=task.limits.max_seconds
             )
-        stop, detail = _why(ended, episode.reached)
+        full = StopReason.CONTEXT_FULL if episode.overflowed else None
+        stop, detail = _why(ended, episode.reached or full)
         workspace = Workspace(jail, runtime.store.blobs, start=start, snapshot=start)
         try:
             workspace.refresh()

@@ -30,7 +30,7 @@ from nano_coder.serve import upstream
 from nano_coder.serve.given_reward import end_conversation, give_reward
 from nano_coder.serve.request import ClientCall, ClientMessage, ModelAnswer, ModelRequest, OnText
 from nano_coder.serve.text_stream import TextStream
-from nano_shared.errors import BudgetExhausted, LogError, PolicyError
+from nano_shared.errors import BudgetExhausted, ContextFull, LogError, PolicyError
 from nano_shared.hashing import content_hash
 from nano_shared.journal import ClientRequest
 from nano_shared.policy import Conversation, Policy
@@ -95,17 +95,19 @@ class AgentEpisode:
     """sampled so far"""
     reached: StopReason | None = None
     """the limit that was reached"""
+    overflowed: bool = False
+    """whether the last request did not fit the context"""
     limited: threading.Event = field(default_factory=threading.Event)
     """set when the agent gets no answers any more"""
 
     def reach(self, stop: StopReason) -> None:
-        """The run is over for that reason."""
-        self.reached = stop
+        """The run is over for that reason, if it was not before."""
+        self.reached = self.reached or stop
         self.limited.set()
 
 
-class LimitReached(BudgetExhausted):
-    """The episode has used up its turns or tokens."""
+class RunEnded(BudgetExhausted):
+    """The episode has used up its turns or tokens, or its policy failed: it gets no answer any more."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -172,6 +174,10 @@ class Conversations:
         held.client = client
         try:
             return self._sample(held, new, request, keys[-1], on_text)
+        except ContextFull:  # the agent may compact its history
+            if self._episode is not None:
+                self._episode.overflowed = True
+            raise
         except PolicyError:
             if self._episode is not None:
                 self._episode.reach(StopReason.POLICY_ERROR)
@@ -185,17 +191,17 @@ class Conversations:
                 self._lock.notify_all()
 
     def _limited(self, request: ModelRequest) -> ModelRequest:
-        """The request under the sampling of the episode. Raises LimitReached."""
+        """The request under the sampling of the episode. Raises RunEnded."""
         episode = self._episode
         if episode is None:
             return request
         limits, asked = episode.run.task.limits, request.sampling
         with self._lock:
             left = limits.max_tokens - episode.tokens
-            if episode.turns >= limits.max_turns or left <= 0:
-                reached = StopReason.MAX_TOKENS if left <= 0 else StopReason.MAX_TURNS
-                episode.reach(reached)
-                raise LimitReached(f"this run's {reached.value} is reached; it ends here")
+            if left <= 0 or episode.turns >= limits.max_turns:
+                episode.reach(StopReason.MAX_TOKENS if left <= 0 else StopReason.MAX_TURNS)
+            if episode.reached is not None:
+                raise RunEnded(f"this run has ended ({episode.reached.value}) and gets no further answer")
             number, episode.turns = episode.turns, episode.turns + 1
         sampling = episode.sampling.model_copy(
             update={
@@ -389,6 +395,7 @@ class Conversations:
         store.append_turn(run.id, turn, None if self._episode else asked)
         with self._lock:
             if self._episode is not None:
+                self._episode.overflowed = False
                 self._episode.tokens += answer.sampled_tokens
                 if self._episode.tokens >= run.task.limits.max_tokens:
                     self._episode.reach(StopReason.MAX_TOKENS)

@@ -121,7 +121,9 @@ class Generation:
     async def stream(
         self, request: Request, asked: Sequence[ModelRequest], model: ServedModel, writer: EventWriter
     ) -> Response:
-        """The answers as server-sent events, while their tokens come. Raises as `answers`."""
+        """The answers as server-sent events, while their tokens come. Raises as `answers`, before the first
+        event: a refusal is the status of the answer.
+        """
         self._enter()
         stream = _Stream(Client.of(request), len(asked))
         loop = asyncio.get_running_loop()
@@ -138,8 +140,7 @@ class Generation:
         # not in `events`, which never begins for a client that left at once
         stream.whole = asyncio.gather(*stream.jobs, return_exceptions=True)
         stream.whole.add_done_callback(lambda _: self._leave())
-        if model.upstream:  # whose refusal is the answer's status
-            await stream.first_event(request)
+        await stream.first_event(request)
         return StreamingResponse(
             stream.events(writer, error_shape(request)),
             media_type="text/event-stream",
@@ -218,17 +219,22 @@ class _Stream:
     def put(self, index: int, given: tuple[Any, ...] | None) -> None:
         """Text, ids and log-probs of a choice; None at its end."""
         self._queue.put_nowait((index, given))
-        if given is None or given[0]:
+        if given is None or given[0] or given[1]:
             self._begun.set()
 
     async def first_event(self, request: Request) -> None:
-        """Wait for it. Raises what a choice that has ended raised."""
-        watching = asyncio.ensure_future(_gone(request, self.client))
-        await self._begun.wait()
-        watching.cancel()
-        for job in self.jobs:
-            if job.done():
-                job.result()
+        """Wait for it. Raises what a choice that has ended raised, and ends the others."""
+        watching, begun = asyncio.ensure_future(_gone(request, self.client)), False
+        try:
+            await self._begun.wait()
+            for job in self.jobs:
+                if job.done():
+                    job.result()
+            begun = True
+        finally:
+            watching.cancel()
+            if not begun:
+                self.client.connected.clear()
 
     async def events(self, writer: EventWriter, error: Callable[..., dict[str, Any]]) -> AsyncIterator[str]:
         try:

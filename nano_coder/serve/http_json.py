@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -12,33 +13,47 @@ from starlette.responses import JSONResponse
 
 from nano_coder.models.endpoint.exchange import EndpointError
 from nano_coder.serve import upstream
+from nano_coder.serve.conversations import RunEnded
 from nano_coder.serve.request import BadRequest
-from nano_shared.errors import BudgetExhausted, ConfigError, NanoError, PolicyError
+from nano_shared.errors import BudgetExhausted, ConfigError, ContextFull, NanoError, PolicyError
 from nano_shared.printable import printable
 
 LARGEST_BODY = 32 << 20
 """bytes of a request"""
+BODY_SECONDS = 60.0
+"""for all of a request's body"""
 _KINDS = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
 }  # fmt: skip
 """HTTP status -> OpenAI's type of an error"""
+_CONTEXT_FULL = "This model's maximum context length is exceeded by the messages: "
+"""by these words litellm knows a full context, which it does not retry; Anthropic's clients by others"""
 
 
 async def read_body(request: Request) -> Mapping[str, Any]:
     """The JSON object of a request. Raises BadRequest for anything else."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            whole = await _bytes(request)
+    except TimeoutError:
+        raise BadRequest(f"the request was not whole after {BODY_SECONDS:g} s", status=408) from None
+    try:
+        body = _plain(json.loads(whole, parse_constant=_no_number))
+    except (ValueError, RecursionError):
+        raise BadRequest("the request is no JSON") from None
+    if not isinstance(body, dict):
+        raise BadRequest("the request must be a JSON object")
+    return body
+
+
+async def _bytes(request: Request) -> bytes:
     size, parts = 0, []
     async for part in request.stream():
         size += len(part)
         if size > LARGEST_BODY:
             raise BadRequest(f"the request is longer than {LARGEST_BODY >> 20} MiB", status=413)
         parts.append(part)
-    try:
-        body = _plain(json.loads(b"".join(parts), parse_constant=_no_number))
-    except (ValueError, RecursionError):
-        raise BadRequest("the request is no JSON") from None
-    if not isinstance(body, dict):
-        raise BadRequest("the request must be a JSON object")
-    return body
+    return b"".join(parts)
 
 
 def _no_number(name: str) -> None:
@@ -61,7 +76,11 @@ def error_response(request: Request, problem: NanoError | BadRequest) -> JSONRes
     status, _ = status_of(problem)
     after = getattr(problem, "after", None)
     wait = 1 if after is None and status in (429, 503) else after
-    headers = None if wait is None else {"Retry-After": f"{math.ceil(wait)}"}
+    headers = {} if wait is None else {"Retry-After": f"{math.ceil(wait)}"}
+    if isinstance(problem, RunEnded):  # OpenAI's and Anthropic's SDKs obey it
+        headers["X-Should-Retry"] = "false"
+    if status in (408, 413):  # the rest of the body is not read
+        headers["Connection"] = "close"
     return JSONResponse(error_shape(request)(problem), status_code=status, headers=headers)
 
 
@@ -69,18 +88,23 @@ def error_shape(request: Request) -> Callable[[NanoError | BadRequest], dict[str
     """How the API of a request writes an error."""
 
     def of_anthropic(problem: NanoError | BadRequest) -> dict[str, Any]:
-        return {"type": "error", "error": {"type": status_of(problem)[1], "message": _sentence(problem)}}
+        full = "prompt is too long: " if isinstance(problem, ContextFull) else ""
+        message = _sentence(f"{full}{problem}")
+        return {"type": "error", "error": {"type": status_of(problem)[1], "message": message}}
 
     def of_openai(problem: NanoError | BadRequest) -> dict[str, Any]:
         param, code = (getattr(problem, name, None) for name in ("param", "code"))
-        kind = status_of(problem)[1]
-        return {"error": {"message": _sentence(problem), "type": kind, "param": param, "code": code}}
+        full, kind = "", status_of(problem)[1]
+        if isinstance(problem, ContextFull):
+            full, code = _CONTEXT_FULL, "context_length_exceeded"
+        message = _sentence(f"{full}{problem}")
+        return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
     return of_anthropic if "/messages" in request.url.path else of_openai
 
 
-def _sentence(problem: Exception) -> str:
-    return printable(str(problem), 1000)
+def _sentence(text: str) -> str:
+    return printable(text, 1000)
 
 
 def status_of(problem: Exception) -> tuple[int, str]:
@@ -92,6 +116,8 @@ def status_of(problem: Exception) -> tuple[int, str]:
         return status, _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
     if isinstance(problem, ConfigError):  # the key for the server behind
         return 502, "api_error"
+    if isinstance(problem, RunEnded):  # what programs on litellm retry no more than the SDKs do: 401 and 404
+        return 404, _KINDS[404]
     if isinstance(problem, BudgetExhausted):
         return 400, "invalid_request_error"
     return (503 if isinstance(problem, PolicyError) else 500), "api_error"

@@ -105,6 +105,54 @@ def test_limits_end_the_run_and_are_named(runtime: Callable[..., Runtime]) -> No
     assert run_task(task(), slow, seed=0).stop is StopReason.MAX_SECONDS
 
 
+SDKS = """
+import sys, anthropic, openai
+
+statuses = open("statuses.txt", "w", buffering=1)
+hooks = {"response": [lambda answer: print(answer.status_code, file=statuses)]}
+ask = {"model": "m", "messages": [{"role": "user", "content": sys.argv[1]}], "max_tokens": 20}
+clients = [
+    client(max_retries=9, http_client=sdk.DefaultHttpxClient(event_hooks=hooks))
+    for sdk, client in ((openai, openai.OpenAI), (anthropic, anthropic.Anthropic))
+]
+chat, messages = clients[0].chat.completions, clients[1].messages
+for _ in range(2):
+    for api, refusal in ((chat, openai.NotFoundError), (messages, anthropic.NotFoundError)):
+        for stream in (False, True):
+            try:
+                list(api.create(**ask, stream=stream))
+            except refusal as problem:
+                assert "this run has ended" in str(problem), problem
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("texts", "limits", "statuses", "stop"),
+    [
+        (9, {"max_turns": 3}, [200] * 3 + [404] * 5, StopReason.MAX_TURNS),
+        (2, {}, [200] * 2 + [503] + [404] * 6, StopReason.POLICY_ERROR),
+    ],
+)
+def test_clients_do_not_retry_once_their_run_has_ended(
+    runtime: Callable[..., Runtime], tmp_path: Path, texts: int, limits: dict[str, int],
+    statuses: list[int], stop: StopReason,
+) -> None:  # fmt: skip
+    """By the SDKs themselves, which retry nine times: after a refusal they send nothing more."""
+    (tmp_path / "agent" / "sdks.py").write_text(SDKS)
+    agent = ForeignAgent(command=f"python {tmp_path}/agent/sdks.py {{prompt}}", mounts=(tmp_path / "agent",))
+    made = runtime(ScriptedPolicy(["hello"] * texts, tokens=True), agent=agent, limits=limits)
+    run = run_task(task(), made, seed=0)
+    assert (run.stop, run.stop_detail) == (stop, None)
+    assert [int(line[1:]) for line in run.diff.splitlines() if line[1:].isdigit()] == statuses
+
+
+def test_a_run_whose_agent_gave_up_at_a_full_context_says_so(runtime: Callable[..., Runtime]) -> None:
+    made = runtime(ScriptedPolicy([calls("yes | head -c 9000000")], tokens=True, context_limit=4000))
+    run = run_task(task(), made, seed=0)
+    assert (run.stop, len(run.turns)) == (StopReason.CONTEXT_FULL, 1)
+
+
 STUBBORN = """
 import json, os, time, urllib.error, urllib.request
 

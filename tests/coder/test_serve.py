@@ -26,6 +26,7 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.serve.app import serve_app
 from nano_coder.serve.conversations import Conversations, ServedModel, end_interrupted
 from nano_coder.serve.generation import ServerLimits
+from nano_coder.serve.http_connection import HttpConnection
 from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import verify
 from nano_shared.errors import UsageError
@@ -61,7 +62,7 @@ class Served:
         listening = socket.create_server(("127.0.0.1", 0))
         self.root = f"http://127.0.0.1:{listening.getsockname()[1]}"
         app = serve_app(self.conversations, **options)
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", http=HttpConnection))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]})
         self._thread.start()
         while not self._server.started:
@@ -401,6 +402,33 @@ def test_no_json_and_too_much_of_it(tiny: Served) -> None:
         assert (answer.status_code, "message" in answer.json()["error"]) == (400, True)
     large = httpx.post(f"{tiny.root}/v1/chat/completions", content=b" " * (33 << 20))
     assert large.status_code == 413
+
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "answered"),
+    [
+        (b"", b""),
+        (HEAD + b"X-Slow: ", b""),
+        (HEAD + b"Content-Length: 100\r\n\r\n{", b"HTTP/1.1 408"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n", b"HTTP/1.1 408"),
+        (b"\x16\x03\x01 no HTTP\r\n\r\n", b"HTTP/1.1 400"),
+    ],
+)
+def test_a_client_that_drips_holds_no_connection(
+    scripted: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, sent: bytes, answered: bytes
+) -> None:
+    monkeypatch.setattr("nano_coder.serve.http_connection.HEAD_SECONDS", 0.2)
+    monkeypatch.setattr("nano_coder.serve.http_json.BODY_SECONDS", 0.2)
+    server = scripted(["hi"])
+    with socket.create_connection(("127.0.0.1", int(server.root.rpartition(":")[2])), timeout=60) as client:
+        client.sendall(sent)
+        received = b"".join(iter(lambda: client.recv(4096), b""))  # to the end of the connection
+    assert received[:12] == answered
+    assert server.runs() == []
+    assert httpx.post(f"{server.root}/v1/chat/completions", json={"messages": [ASK]}).status_code == 200
 
 
 def test_a_key_is_asked_for(scripted: Callable[..., Served]) -> None:
