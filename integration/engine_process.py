@@ -51,11 +51,12 @@ class EngineProcess:
     def is_vllm(self) -> bool:
         return self._vllm is not None
 
-    def start(self, model: Path, *more: str, dtype: str = "float32", positions: int = 512) -> float:
-        """Serve that folder, with `more` arguments and, of vLLM, a context of so many tokens. Returns the
-        seconds until it answers. Raises SystemExit if it does not."""
+    def start(self, model: Path | None, *more: str, dtype: str = "float32", positions: int = 512) -> float:
+        """Serve that folder, or what `more` arguments name, and of vLLM a context of so many tokens. Returns
+        the seconds until it answers. Raises SystemExit if it does not."""
         began = time.monotonic()
-        base = ["--model", str(model), "--host", "127.0.0.1", "--port", str(self.port), "--dtype", dtype]
+        base = ["--host", "127.0.0.1", "--port", str(self.port)]
+        base += ["--model", str(model), "--dtype", dtype] if model else []
         variables = {**os.environ, "NANO_HOME": str(self._home), "NANO_SERVE_ADMIN_KEY": KEY}
         command = [sys.executable, "-c", "from nano_coder.cli import main; main()", "serve", *base, *more]
         if self._vllm:
