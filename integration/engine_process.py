@@ -21,7 +21,7 @@ START_SECONDS = 3600.0
 _VLLM = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "auto", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_HOST_IP": "127.0.0.1", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "3600",
 }  # fmt: skip
 _VLLM_ARGUMENTS = (
     "--max-num-seqs", "16", "--enable-lora", "--max-lora-rank", "16", "--max-loras", "2",
