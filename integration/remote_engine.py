@@ -1,10 +1,11 @@
-"""Trains a tiny policy whose rollouts servers make, in step and ahead, and kills the trainer on the way.
+"""Trains a tiny policy whose rollouts servers make, in step and ahead; kills servers and trainer on the way.
 
 The servers are processes of `nano-coder serve`, or one of vLLM with `--vllm PYTHON`, the interpreter of an
 environment that has it. Each training is `nano-rl train --engine URL,...` with a LoRA adapter that the
-servers load after each update. The second one rolls out ahead (`--async`), is killed with SIGKILL in the
-middle and goes on: each step must be trained once, each run at most once, and no token may be older than
-the bound.
+servers load after each update. In the first one a server is killed, started again with other weights, which
+must be found, and then with the right ones, which must be taken back. The second one rolls out ahead
+(`--async`), is killed with SIGKILL in the middle and goes on: each step must be trained once, each run at
+most once, and no token may be older than the bound.
 
     python integration/remote_engine.py --steps 20 --servers 2
     python integration/remote_engine.py --steps 20 --vllm ~/vllm/bin/python
@@ -14,22 +15,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
+from engine_process import KEY, START_SECONDS, EngineProcess
 
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages
+from nano_rl.gather.engines.adapter_publisher import ADAPTERS
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.logs.used_runs import USED, read_used
 from nano_rl.record.training_record import read_events
@@ -38,55 +37,10 @@ from nano_rl.tiny_model import build_tiny
 from nano_shared.store import LogStore
 from nano_shared.types import Split
 
-KEY = secrets.token_hex(8)
-VLLM = {
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "auto", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_HOST_IP": "127.0.0.1",
-}  # fmt: skip
-VLLM_ARGUMENTS = [
-    "--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "16", "--enable-lora",
-    "--max-lora-rank", "16", "--max-loras", "2", "--max-cpu-loras", "8",
-]  # fmt: skip
-
 
 def parity(prompts: Sequence[str], completions: Sequence[str], **_: Any) -> list[float]:
     """A reward that varies from run to run and depends on the sampled text alone."""
     return [float(sum(map(ord, text)) % 2) for text in completions]
-
-
-@contextmanager
-def server(model: Path, home: Path, number: int, vllm: str | None) -> Iterator[str]:
-    """The URL of a server of the model, which ends with the block."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    base = ["--model", str(model), "--host", "127.0.0.1", "--port", str(port)]
-    variables = {**os.environ, "NANO_HOME": str(home / f"server-{number}"), "NANO_SERVE_ADMIN_KEY": KEY}
-    program = "from nano_coder.cli import main; main()"
-    command = [sys.executable, "-c", program, "serve", *base, "--dtype", "float32"]
-    if vllm:
-        command = [vllm, "-m", "vllm.entrypoints.openai.api_server", *base, *VLLM_ARGUMENTS]
-        variables = {**variables, **VLLM}
-    with (home / f"server-{number}.log").open("wb") as log:
-        process = subprocess.Popen(command, env=variables, stdout=log, stderr=log, start_new_session=True)
-    try:
-        wait_for(f"http://127.0.0.1:{port}/health", process)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + 900
-    while time.monotonic() < until and process.poll() is None:
-        try:
-            if httpx.get(url).is_success:
-                return
-        except httpx.HTTPError:
-            time.sleep(0.2)
-    raise SystemExit(f"no server at {url}: its log is beside the trainings")
 
 
 def start_training(
@@ -97,7 +51,7 @@ def start_training(
         ",".join(urls), "--lora-rank", "8", "--steps", str(steps), "--prompts", "2", "--group-size", "4",
         "--learning-rate", "1e-3", "--reward", "py:remote_engine:parity=1", "--limit",
         "max_completion_tokens=16", "--set", "guards.patience=1000", "--set", "guards.mismatch_max=1e-3",
-        *more,
+        "--set", f"heartbeat_seconds={START_SECONDS}", *more,
     ]  # fmt: skip
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     variables = {**os.environ, "NANO_HOME": str(home), "NANO_ENGINE_KEY": KEY, "PYTHONPATH": path}
@@ -109,17 +63,43 @@ def finish(training: subprocess.Popen[bytes]) -> None:
         raise SystemExit(f"the training ended with {training.returncode}")
 
 
-def kill_after(training: subprocess.Popen[bytes], metrics: Path, steps: int) -> None:
-    while training.poll() is None and not (metrics.exists() and len(read_metrics(metrics)) >= steps):
+def wait_until(training: subprocess.Popen[bytes], reached: Callable[[], bool], what: str) -> None:
+    while not reached():
+        if training.poll() is not None:
+            raise SystemExit(f"the training ended before {what}")
         time.sleep(0.05)
-    if training.poll() is not None:
-        raise SystemExit("the training ended before it could be killed")
-    training.kill()
-    training.wait()
+
+
+def steps_done(folder: Path) -> int:
+    return len(read_metrics(folder / METRICS)) if (folder / METRICS).exists() else 0
+
+
+def told(folder: Path, words: str) -> int:
+    """Events of a training that hold these words."""
+    return sum(words in event.text for event in read_events(folder))
+
+
+def restart(training: subprocess.Popen[bytes], engine: EngineProcess, home: Path, folder: Path) -> None:
+    """Kill a server, start it again with other weights and then with the right ones; the training must leave
+    it out, find the other weights, and take it back."""
+    left_out, ready = told(folder, "left out"), told(folder, "is ready with")
+    engine.kill()
+    wait_until(training, lambda: told(folder, "left out") > left_out, "a killed server was left out")
+    if engine.is_vllm:
+        *_, before, newest = sorted((folder / ADAPTERS).glob("nano-*"), key=lambda f: f.stat().st_mtime)
+        engine.start(home / "tiny", "--lora-modules", f"{newest.name}={before}")
+        found = f"holds other files under the name {newest.name}"
+    else:
+        engine.start(home / "other")
+        found = "this server holds"
+    wait_until(training, lambda: told(folder, found) > 0, "other weights were found")
+    engine.kill()
+    engine.start(home / "tiny")
+    wait_until(training, lambda: told(folder, "is ready with") > ready, "the server was taken back")
 
 
 def check(folder: Path, home: Path, steps: int, bound: int) -> list[dict[str, float]]:
-    """The metrics, after: each step once, each run once, and no token older than the bound."""
+    """The metrics, after: each step once, each run once, no token older than the bound or encoded anew."""
     used = read_used(folder / USED)
     assert [line["step"] for line in used] == list(range(steps)), "each step once"
     runs = [[run for group in line["groups"] for run in group["runs"]] for line in used]
@@ -128,13 +108,15 @@ def check(folder: Path, home: Path, steps: int, bound: int) -> list[dict[str, fl
     with LogStore.open(home / "log.db") as store:
         for step, of_step in enumerate(runs):
             for run in map(store.get, of_step):
-                assert all(0 <= step - t.completion.policy_version <= bound for t in run.turns), run.id
+                answers = [turn.completion for turn in run.turns]
+                assert all(0 <= step - answer.policy_version <= bound for answer in answers), run.id
+                assert all(answer.tokens and answer.tokens.row == 0 for answer in answers), "encoded anew"
     rows = read_metrics(folder / METRICS)
     assert all(row["stale_dropped"] == 0 for row in rows if not row["skipped"])
     return rows
 
 
-def report(name: str, rows: Sequence[dict[str, float]], events: Sequence[str]) -> None:
+def report(name: str, folder: Path, rows: Sequence[dict[str, float]]) -> None:
     learned = [row for row in rows if not row["skipped"]]
     tokens = sum(row["tokens_rollout"] for row in rows)
     print(f"{name}: {len(rows)} steps, {len(learned)} with an update; {tokens:.0f} tokens sampled")
@@ -150,8 +132,9 @@ def report(name: str, rows: Sequence[dict[str, float]], events: Sequence[str]) -
     print(f"  age of the oldest token of each step, in updates: {ages}")
     age, sync = mean(rows, "staleness_mean"), mean(rows, "seconds_sync")
     print(f"  mean age of a token {age:.2f}; a sync took {sync:.2f} s")
-    for event in events:
-        print(f"  {event}")
+    for event in read_events(folder):
+        if event.text:
+            print(f"  {event.text}")
 
 
 def mean(rows: Sequence[dict[str, float]], name: str) -> float:
@@ -174,19 +157,25 @@ def main() -> None:
         tasks = make_tasks(levels=[0], n=8, seed=1, split=Split.TRAIN, views=["copy"])
         write_tasks(home / "tasks.jsonl", tasks)
         texts = [m.content for task in tasks for m in first_messages(COMPACT_1, task, ())]
-        build_tiny(home / "tiny", texts, hidden=64, layers=2, max_positions=512, vocab_size=400)
+        for name, seed in (("tiny", 0), ("other", 1)):
+            build_tiny(home / name, texts, seed=seed, hidden=64, layers=2, max_positions=512, vocab_size=400)
         count = 1 if given.vllm else given.servers
-        urls = [stack.enter_context(server(home / "tiny", home, n, given.vllm)) for n in range(count)]
-        trainings = home / "trainings"
-        finish(start_training(home, "in-step", urls, given.steps))
-        rows = check(trainings / "in-step", home, given.steps, 0)
-        report("in step", rows, [])
+        engines = [stack.enter_context(EngineProcess(home, n, given.vllm)) for n in range(count)]
+        for engine in engines:
+            print(f"{engine.url}: answers after {engine.start(home / 'tiny'):.0f} s")
+        urls = [engine.url for engine in engines]
+        training, folder = start_training(home, "in-step", urls, given.steps), home / "trainings/in-step"
+        wait_until(training, lambda: steps_done(folder) >= given.steps // 3, "its server was killed")
+        restart(training, engines[0], home, folder)
+        finish(training)
+        report("in step", folder, check(folder, home, given.steps, 0))
         ahead = ("--async", "--max-off-policy-steps", str(given.bound))
-        first = start_training(home, "ahead", urls, given.steps, *ahead)
-        kill_after(first, trainings / "ahead" / METRICS, given.steps // 2)
+        training, folder = start_training(home, "ahead", urls, given.steps, *ahead), folder.with_name("ahead")
+        wait_until(training, lambda: steps_done(folder) >= given.steps // 2, "it was killed")
+        training.kill()
+        training.wait()
         finish(start_training(home, "ahead", urls, given.steps, *ahead))
-        rows = check(trainings / "ahead", home, given.steps, given.bound)
-        report("ahead", rows, [event.text for event in read_events(trainings / "ahead") if event.text])
+        report("ahead", folder, check(folder, home, given.steps, given.bound))
     print("all held")
 
 

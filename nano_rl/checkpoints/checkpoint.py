@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nano_coder import __version__ as runtime_version
 from nano_coder.models.opening import OpenedWeights, open_weights
@@ -35,8 +35,9 @@ def export_checkpoint(name: str, target: Path, *, adapter: bool, dtype: str) -> 
     """Write weights, tokenizer and chat template of a model to the new folder `target`.
 
     By default one merged model in Hugging Face format. With `adapter` two folders: `base/`, the base model,
-    and `adapter/`, whose `base_model_name_or_path` is the absolute path of `base/`. `dtype` is float32,
-    bfloat16 or auto. Raises UsageError for an unknown model, for `adapter` with a model that has none, and if
+    and `adapter/`, whose `base_model_name_or_path` is the absolute path of `base/`. The manifest of a
+    checkpoint goes with it, so that runs on a server of the export may train. `dtype` is float32, bfloat16 or
+    auto. Raises UsageError for an unknown model, for `adapter` with a model that has none, and if
     `target` exists; CheckpointError for a damaged model or a full disk.
     """
     if target.exists():
@@ -52,6 +53,10 @@ def export_checkpoint(name: str, target: Path, *, adapter: bool, dtype: str) -> 
         whole = folder / BASE_FOLDER if adapter else folder
         model.save_pretrained(whole)
         _save_text_side(opened, whole)
+        if opened.manifest:
+            kind: Literal["adapter", "full"] = "adapter" if adapter else "full"
+            manifest = opened.manifest.model_copy(update={"kind": kind})
+            write_manifest(folder / ADAPTER_FOLDER if adapter else folder, manifest)
 
 
 def _copy_adapter(opened: OpenedWeights, folder: Path, base: Path) -> None:

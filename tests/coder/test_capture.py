@@ -232,8 +232,13 @@ def test_only_a_server_that_says_so_is_asked(monkeypatch: pytest.MonkeyPatch) ->
             assert not card_of("little", read_cards(server.base_url, "k")).gives_tokens
 
 
-TAKES = ("return_token_ids", "logprobs", "top_k", "repetition_penalty")
+TAKES = ("return_token_ids", "logprobs", "top_k", "min_p", "repetition_penalty")
 CARD = ModelCard(id="little", gives_tokens=True)
+OWN_DEFAULTS = {
+    "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
+    "presence_penalty": 0.0, "frequency_penalty": 0.0,
+}  # fmt: skip
+"""what vLLM takes from a model's generation_config.json where a request lacks it; its log-probs show none"""
 
 
 def body(**tokens: Any) -> Any:
@@ -261,9 +266,8 @@ def test_ids_and_logprobs_of_a_server_are_the_turns() -> None:
     assert (completion.tokens.context_ids, completion.tokens.sampled_ids) == ((1, 2, 3), (7, 8))
     assert completion.tokens.logprobs == (-0.5, -0.25)
     asked = script.seen[0]
-    assert (asked["return_token_ids"], asked["logprobs"], asked["top_p"], asked["temperature"]) == (
-        True, True, 1.0, 1.0,
-    )  # fmt: skip
+    assert (asked["return_token_ids"], asked["logprobs"]) == (True, True)
+    assert {name: asked[name] for name in OWN_DEFAULTS} == OWN_DEFAULTS
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -17,7 +18,9 @@ from peft import LoraConfig, get_peft_model
 from nano_coder.models.opening import open_weights
 from nano_rl.cli import cli
 from nano_rl.tiny_model import build_tiny
+from nano_shared.checkpoint import Manifest, read_checkpoint, write_manifest
 from nano_shared.command_line import run_command
+from nano_shared.hashing import content_hash
 
 IDS = [5, 9, 40, 7]
 
@@ -97,6 +100,26 @@ def test_an_adapter_export_loads_in_plain_peft_by_its_name_and_over_its_base(
     found = logits_elsewhere(tmp_path / "out/adapter", "adapter")
     assert torch.allclose(found, our_logits(adapter), atol=1e-4)
     assert not torch.allclose(found, our_logits(tmp_path / "out/base"), atol=1e-3)
+
+
+def test_an_export_names_the_checkpoint_that_it_is(adapter: Path, tmp_path: Path) -> None:
+    """A server that names the folder, as vLLM does, is known by it, and its runs may train."""
+    mine = shutil.copytree(adapter, tmp_path / "mine")
+    opened = open_weights(str(adapter))
+    template = opened.profile.chat_template or ""
+    written = write_manifest(mine, Manifest(
+        name="mine", kind="adapter", base_model="tiny", profile=opened.profile.name, policy_version=7,
+        profile_hash=opened.profile.hash, template_hash=content_hash(template),
+        tools_hash=opened.profile.tools_hash, code_version="0", created=0.0,
+    ))  # fmt: skip
+    for out, more, kind in (("merged", (), "full"), ("apart", ("--adapter",), "adapter")):
+        assert nano_rl("checkpoints", "export", mine, "--to", tmp_path / out, *more) == 0
+        folder = tmp_path / out / "adapter" if more else tmp_path / out
+        manifest = read_checkpoint(folder)
+        assert manifest.model_copy(update={"kind": "adapter", "files": written.files}) == written
+        assert manifest.kind == kind
+        assert (folder / "chat_template.jinja").read_text() == template
+        assert open_weights(str(folder)).version == 7
 
 
 def test_what_cannot_be_exported_is_refused(

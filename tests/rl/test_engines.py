@@ -114,6 +114,22 @@ def test_a_server_that_lies_about_its_version_is_left_out(
     assert [row["mismatch_max"] <= CONFIG.guards.mismatch_max for row in rows(loop)] == [True] * 3
 
 
+def test_a_request_leaves_no_setting_of_sampling_to_the_server(
+    tiny: Path, liar: Liar, tmp_path: Path
+) -> None:
+    """vLLM takes those that a request lacks from the model's generation_config.json, and its log-probs show
+    none of them."""
+    asked: list[dict[str, Any]] = []
+    liar.hook = lambda body: asked.append(body) if body.get("max_tokens") else None
+    Loop(tiny, tmp_path / "loop").go(on(liar.url), steps=1)
+    neutral = {
+        "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
+        "presence_penalty": 0.0, "frequency_penalty": 0.0,
+    }  # fmt: skip
+    assert asked
+    assert all(neutral.items() <= body.items() for body in asked)
+
+
 def test_a_server_that_does_not_answer_holds_nobody_up(
     tiny: Path, server: EngineServer, liar: Liar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,13 +19,16 @@ from nano_shared.types import ApiAnswer, ApiCall
 
 _LENGTHS = ("max_completion_tokens", "max_tokens")
 """names of the limit of an answer: the API's own, and that of servers which still know the old one alone"""
-_OPTIONAL = ("temperature", "top_p", "top_k", "seed", "stop", "stream_options", "stream", "return_token_ids",
-             "logprobs", "repetition_penalty")  # fmt: skip
-_WITH_TOKENS = {
-    "return_token_ids": True, "logprobs": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0,
-    "repetition_penalty": 1.0,
+UNSHAPED = {
+    "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
 }  # fmt: skip
-"""asked for with tokens: a server's own defaults may not be those that the log takes for granted"""
+"""parameters that leave the policy's distribution as it is. vLLM takes those that a request lacks from the
+model's generation_config.json, and its log-probs do not show them"""
+_OPTIONAL = ("temperature", "seed", "stop", "stream_options", "stream", "return_token_ids", "logprobs",
+             *UNSHAPED)  # fmt: skip
+_WITH_TOKENS = {"return_token_ids": True, "logprobs": True, "temperature": 1.0, **UNSHAPED}
+"""asked for with tokens"""
 _FULL = re.compile(
     r"context.{0,20}(length|window|size|limit)|context_length_exceeded|exceed_context|prompt is too long"
     r"|too many (input |prompt )?tokens",

@@ -19,6 +19,7 @@ from nano_coder.models.endpoint.exchange import (
     excerpt,
 )
 from nano_coder.models.endpoint.model_card import ModelCard, read_cards
+from nano_coder.models.endpoint.request import UNSHAPED
 from nano_shared.errors import PolicyError
 from nano_shared.types import Finish, Sampling
 
@@ -99,11 +100,9 @@ class TokenServer:
         vLLM; `deadline` is monotonic."""
         body = {
             "model": model, "prompt": list(ids), "max_tokens": sampling.max_tokens, "logprobs": 0,
-            "temperature": sampling.temperature, "top_p": sampling.top_p, "return_token_ids": True,
-            "stop_token_ids": sorted(eos_ids), "skip_special_tokens": False,
+            "return_token_ids": True, "stop_token_ids": sorted(eos_ids), "skip_special_tokens": False,
+            **UNSHAPED, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k,
         }  # fmt: skip
-        if sampling.top_k:
-            body["top_k"] = sampling.top_k
         if sampling.stop:
             body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
         if seeded and sampling.seed is not None:
