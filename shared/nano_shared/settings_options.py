@@ -14,7 +14,7 @@ import typer
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from nano_shared.command_line import COMMON, PRINT
+from nano_shared.command_line import PRINT
 from nano_shared.errors import ConfigError, NanoError, UsageError
 from nano_shared.settings import (
     alternatives,
@@ -90,14 +90,12 @@ def settings_options(
     *,
     names: Mapping[str, str] | None = None,
     moved: Mapping[str, str] | None = None,
-    shown: bool = True,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command --config FILE, --set NAME=VALUE, --print-config, and a flag for some settings of `kind`.
 
     `flags` maps a panel of the help to dotted names; `names` gives a setting's option another name. The
     command gets `settings: Settings[kind]`. Every other setting answers to its own name as an option with
     the --set that sets it, since that is what it was called in earlier versions; `moved` adds to these.
-    Where the three options are not `shown`, the help only names them.
     """
     fields = dict(setting_fields(kind))
     options = {
@@ -114,7 +112,7 @@ def settings_options(
         )
         for heading, settings in flags.items()
         for setting in settings
-    ] + _of_settings(hidden=not shown)
+    ] + _of_settings()
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(function, eval_str=True)
@@ -177,13 +175,13 @@ def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _dotted(value, f"{prefix}{name}.")
 
 
-def _of_settings(*, hidden: bool) -> list[inspect.Parameter]:
+def _of_settings() -> list[inspect.Parameter]:
     return [
         inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=False if kind is bool else None,
             annotation=Annotated[
                 kind,
-                typer.Option(option, metavar=metavar, help=help, rich_help_panel="Settings", hidden=hidden),
+                typer.Option(option, metavar=metavar, help=help, rich_help_panel="Settings"),
             ],
         )
         for name, (kind, option, metavar, help) in _OF_SETTINGS.items()
@@ -193,9 +191,7 @@ def _of_settings(*, hidden: bool) -> list[inspect.Parameter]:
 def _option(setting: str, field: FieldInfo, option: str, panel: str, kind: type[BaseModel]) -> Any:
     """The option of one setting. Its text is checked with the other settings, in `Settings.config`."""
     kinds = [kind for kind in alternatives(field.annotation) if kind is not NoneType]
-    more: dict[str, Any] = {
-        "rich_help_panel": panel, "help": _help(setting, field, kind), "hidden": option in COMMON,
-    }  # fmt: skip
+    more: dict[str, Any] = {"rich_help_panel": panel, "help": _help(setting, field, kind)}
     if kinds == [bool]:
         return Annotated[bool | None, typer.Option(f"{option}/--no-{option[2:]}", **more)]
     if any(get_origin(each) in (tuple, list) for each in kinds):
