@@ -87,12 +87,12 @@ def configured(
     """
     _refuse_missing(directory)
     more = {"tools": tuple(tools)} if tools else {}
-    replace(settings).config()  # which names the flag that is wrong
+    replace(settings, print_only=False).config()  # which names the flag that is wrong
     config, sources = load_config({**settings.values, **parse_limits(limit), **more}, directory)
-    if settings.shown:
+    if settings.print_only:
         log = config.log and without_password(config.log)
-        shown = {"api_key": None, "log": log, "mcp": config.mcp.without_variables()}
-        settings.show(config.model_copy(update=shown))
+        masked = {"api_key": None, "log": log, "mcp": config.mcp.without_variables()}
+        settings.show(config.model_copy(update=masked))
     return config, sources
 
 

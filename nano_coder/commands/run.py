@@ -106,7 +106,7 @@ def command(
             apply_to(trajectory, directory, store, accepted)
             applied = True
         except (NanoError, OSError, KeyboardInterrupt) as caught:
-            problem = caught  # told after the result, which must not be lost
+            problem = caught  # raised after the result is printed
     if as_json:
         more = {"attempts": [{"run": a.id, "reward": a.reward} for a in attempts]} if reflect else {}
         print(json.dumps(summary(trajectory, applied=applied) | more))
@@ -120,9 +120,9 @@ def command(
 def _not_applied(problem: BaseException, trajectory: Trajectory) -> BaseException:
     if isinstance(problem, KeyboardInterrupt):
         return problem
-    told = str(problem) if isinstance(problem, NanoError) else f"not applied: {problem}"
+    message = str(problem) if isinstance(problem, NanoError) else f"not applied: {problem}"
     again = f"nano-coder apply {trajectory.id} -C {shlex.quote(str(trajectory.directory))} tries again"
-    return UsageError(f"{told.rstrip('.')}; {again}")
+    return UsageError(f"{message.rstrip('.')}; {again}")
 
 
 def _text(given: bytes) -> str:

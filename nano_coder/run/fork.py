@@ -103,9 +103,7 @@ def _refuse_other_reader(run: Trajectory, runtime: Runtime, at: int) -> None:
     if at == 0:
         return  # only the files are taken over
     if is_redacted(run):
-        raise UsageError(
-            f"run {run.id} was redacted: tokens that would be gone on from are hidden; fork it at 0"
-        )
+        raise UsageError(f"run {run.id} was redacted: the tokens to continue from are hidden; fork it at 0")
     profile = continuing_profile(runtime.profile, run)
     if profile.hash != run.profile_hash:
         raise UsageError(

@@ -309,9 +309,9 @@ def _tell(target: Path, folder: Path, watch: Watcher, steps: int, *, quiet: bool
     rows = read_metrics(folder / METRICS)
     if quiet:
         last = {name: value if math.isfinite(value) else None for name, value in watch.last.items()}
-        told = {"checkpoint": str(target), "steps": len(rows), "metrics": last}
+        result = {"checkpoint": str(target), "steps": len(rows), "metrics": last}
         learned = learned_from(rows)
-        print(json.dumps({**told, "learned_from": learned} if learned else told))
+        print(json.dumps({**result, "learned_from": learned} if learned else result))
         return
     print_metrics(rows)
     table = learned_table(rows)

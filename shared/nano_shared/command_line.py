@@ -135,8 +135,8 @@ def lazy_app(
     return app
 
 
-def _say_version(context: typer.Context, asked: bool) -> None:
-    if asked:
+def _say_version(context: typer.Context, requested: bool) -> None:
+    if requested:
         print(f"{context.info_name}, version {__version__}")
         raise typer.Exit
 
@@ -198,8 +198,8 @@ def run_command(app: typer.Typer, arguments: list[str] | None = None) -> None:
     except typer.TyperException as problem:
         context = getattr(problem, "ctx", None)
         where = f"; see {context.command_path} --help" if context else ""
-        told = " ".join(problem.format_message().replace("Value error, ", "").split())
-        _fail(told.rstrip(".") + where, 2)
+        message = " ".join(problem.format_message().replace("Value error, ", "").split())
+        _fail(message.rstrip(".") + where, 2)
     except NanoError as problem:
         _fail(str(problem), problem.exit_code)
     except BrokenPipeError:

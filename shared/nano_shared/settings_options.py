@@ -39,14 +39,14 @@ _OF_SETTINGS: dict[str, tuple[Any, str, str | None, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Settings(Generic[M]):
-    """What a command was told of its settings, by --config, --set and flags: nested plain values."""
+    """The settings given by --config, --set and flags, as nested plain values."""
 
     kind: type[M]
     values: dict[str, Any]
     sources: Mapping[str, str]
     """dotted name -> the flag, `--set`, or the file that it comes from"""
-    shown: bool = False
-    """whether the user asked to see the config instead of the command's work"""
+    print_only: bool = False
+    """True with --print-config: print the settings instead of running the command"""
 
     @property
     def flags(self) -> frozenset[str]:
@@ -66,7 +66,7 @@ class Settings(Generic[M]):
             config = self.kind.model_validate(over_defaults(self.kind, merged(self.values, more or {})))
         except ValidationError as error:
             raise self._wrong(error) from error
-        if self.shown:
+        if self.print_only:
             self.show(config)
         return config
 
@@ -76,12 +76,12 @@ class Settings(Generic[M]):
         raise typer.Exit(0)
 
     def _wrong(self, error: ValidationError) -> NanoError:
-        told, ours = [], False
+        problems, ours = [], False
         for name, text in wrong_settings(error, self.kind):
             source = next((s for n, s in self.sources.items() if f"{n}.".startswith(f"{name}.")), "")
-            told.append(f"{source}: {text}" if name and source else text)
+            problems.append(f"{source}: {text}" if name and source else text)
             ours |= source.startswith("-") or (not (name and source) and bool(self.flags))
-        return (UsageError if ours else ConfigError)("; ".join(told))
+        return (UsageError if ours else ConfigError)("; ".join(problems))
 
 
 def settings_options(
@@ -124,10 +124,10 @@ def settings_options(
 
         @wraps(function)
         def command(**given: Any) -> Any:
-            file, texts, shown = (given.pop(name) for name in _OF_SETTINGS)
-            told = {option: (name, given.pop(_parameter(name))) for name, option in options.items()}
-            values, sources = _given_values(kind, file, texts or (), told)
-            return function(**given, settings=Settings(kind, values, sources, shown))
+            file, texts, print_only = (given.pop(name) for name in _OF_SETTINGS)
+            given_flags = {option: (name, given.pop(_parameter(name))) for name, option in options.items()}
+            values, sources = _given_values(kind, file, texts or (), given_flags)
+            return function(**given, settings=Settings(kind, values, sources, print_only))
 
         command.__dict__["__signature__"] = signature.replace(parameters=[*own, *parameters])
         command.__dict__["moved"] = {**_earlier_names(fields, set(options.values())), **(moved or {})}
@@ -216,9 +216,9 @@ def _help(setting: str, field: FieldInfo, kind: type[BaseModel]) -> str:
     default: Any = kind()
     for part in setting.split("."):
         default = getattr(default, part, None)
-    told = [bounds.strip()] if bounds else []
-    told += [f"default: {default}"] if default not in (None, False, ()) else []
-    return f"{text} ({', '.join(told)})" if told else text
+    notes = [bounds.strip()] if bounds else []
+    notes += [f"default: {default}"] if default not in (None, False, ()) else []
+    return f"{text} ({', '.join(notes)})" if notes else text
 
 
 def _earlier_names(fields: Mapping[str, FieldInfo], options: set[str]) -> dict[str, str]:

@@ -85,7 +85,7 @@ def run(*arguments: str) -> Example | str:
     result = CliRunner().invoke(app, ["try", "--need", "x", *arguments], standalone_mode=False)
     if result.exception:
         raise result.exception
-    return TOLD[0].config() if not TOLD[0].shown else result.output
+    return TOLD[0].config() if not TOLD[0].print_only else result.output
 
 
 @pytest.mark.parametrize(
