@@ -241,9 +241,9 @@ def _exact(chosen: Trajectory, rejected: Trajectory) -> Exact | None:
 def pairs_beside(
     stores: Sequence[LogStore], rest: set[str], usable: set[str], config: TrainConfig
 ) -> tuple[PreferencePair, ...]:
-    """The pairs that `lambda_preference` compares: two outcomes of one task, at least one of them in `rest`,
+    """Pairs for `logs.lambda_preference`: two outcomes of one task, at least one of them in `rest`,
     both in `rest` or `usable`."""
-    if config.lambda_preference == 0 or not rest:
+    if config.logs.lambda_preference == 0 or not rest:
         return ()
     found: dict[tuple[str | None, str | None], PreferencePair] = {}
     for store in stores:
