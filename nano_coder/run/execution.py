@@ -50,7 +50,6 @@ from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.notes import Notes
 from nano_shared.policy import Conversation, Policy
 from nano_shared.profile import InterfaceProfile
-from nano_shared.redact import is_redacted
 from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import Sampling, StopReason, Task, Trajectory, Turn, Verdict
@@ -429,7 +428,7 @@ def _check_resumable(trajectory: Trajectory, runtime: Runtime) -> tuple[str, str
     resume."""
     run, profile = trajectory.id, runtime.profile
     refuse_ended(trajectory)
-    if is_redacted(trajectory):
+    if trajectory.is_redacted:
         raise UsageError(
             f"run {run} was redacted: what the model read is not in the log any more, so it cannot go on; run"
             f" the task again, or take what it did with nano-coder apply {run}"

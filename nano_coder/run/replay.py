@@ -24,7 +24,6 @@ from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, OverlayBlobs
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.profile import InterfaceProfile
-from nano_shared.redact import is_redacted
 from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.snapshot import EntryKind
 from nano_shared.types import Observation, Sampling, Trajectory, Turn
@@ -232,7 +231,7 @@ def refeed(run: Trajectory, reader: PromptRenderer | None, blobs: BlobStore) -> 
     `reader` renders prompts for the model that sampled; None, for a text-only run, compares none. Raises
     UsageError for a run with an unknown profile or with redacted tokens.
     """
-    if is_redacted(run):
+    if run.is_redacted:
         raise UsageError(
             f"run {run.id} was redacted: its hidden tokens cannot be held against what is rendered today"
         )
