@@ -85,7 +85,7 @@ def test_a_redacted_run_does_not_resume(logged) -> None:  # type: ignore[no-unty
 def test_a_redacted_run_is_neither_gone_on_from_nor_re_fed_nor_certified(logged) -> None:  # type: ignore[no-untyped-def]
     run, runtime = logged
     read = runtime.store.get(run.id)
-    with pytest.raises(UsageError, match="was redacted: tokens to continue from"):
+    with pytest.raises(UsageError, match="was redacted: the tokens to continue from"):
         fork_run(read, runtime, at=1, n=1)
     with pytest.raises(UsageError, match="was redacted: its hidden tokens"):
         refeed(read, ScriptedPolicy([]), runtime.store.blobs)
