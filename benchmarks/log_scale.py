@@ -146,10 +146,10 @@ def fill(log: Path, runs: list[Trajectory], count: int) -> None:
 COLUMNS = """
 import json, sys
 from nano_rl.logs.admission import TargetPolicy
-from nano_rl.logs.survey import LogSurvey
+from nano_rl.logs.admission_report import LogAdmission
 from nano_shared.run_fact_rows import RunFilter
 from nano_shared.store import LogStore
-report = LogSurvey(
+report = LogAdmission(
     store=LogStore.open(sys.argv[1]), chosen=RunFilter(), target=TargetPolicy(), fresh=12
 ).report()
 print(json.dumps(report.as_dict()))

@@ -354,7 +354,7 @@ def _joined(key: str, below: Any, above: Any) -> Any:
     return above
 
 
-def _tightened(key: str, below: Any, asked: Any) -> tuple[Any, dict[str, Any]]:
+def _tightened(key: str, below: Any, requested: Any) -> tuple[Any, dict[str, Any]]:
     """What the file of a project that nobody trusts makes of a value, and what of it is refused.
 
     A setting that is not named here is not such a file's to choose.
@@ -362,34 +362,34 @@ def _tightened(key: str, below: Any, asked: Any) -> tuple[Any, dict[str, Any]]:
     match key:
         case _ if key in LIMITS:
             # None is no limit of a cost, and the profile's of an answer
-            kept = (asked if key == "max_cost" else None) if below is None else min(below, asked)
+            kept = (requested if key == "max_cost" else None) if below is None else min(below, requested)
         case "check":
-            kept = below or asked
+            kept = below or requested
         case "exclude":
-            return _joined(key, below, asked), {}
+            return _joined(key, below, requested), {}
         case "git":
-            kept = False if asked is False else below
+            kept = False if requested is False else below
         case "redact":
-            return _tightened_redaction(below, asked)
+            return _tightened_redaction(below, requested)
         case _:
             kept = below
-    return kept, {} if kept == asked else {key: asked}
+    return kept, {} if kept == requested else {key: requested}
 
 
-def _tightened_redaction(below: dict[str, Any], asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _tightened_redaction(below: dict[str, Any], requested: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """More patterns beside the user's, which stay as they are; nothing turned off, nothing allowed."""
-    patterns = asked.get("patterns", {}) | below["patterns"]
-    on = "write" if "write" in (below["on"], asked.get("on")) else "off"
+    patterns = requested.get("patterns", {}) | below["patterns"]
+    on = "write" if "write" in (below["on"], requested.get("on")) else "off"
     kept = below | {"on": on, "patterns": patterns}
     refused = {
         f"redact.patterns.{kind}": pattern
-        for kind, pattern in asked.get("patterns", {}).items()
+        for kind, pattern in requested.get("patterns", {}).items()
         if patterns[kind] != pattern
     }
-    if asked.get("on", on) != on:
-        refused["redact.on"] = asked["on"]
-    if set(asked.get("allow", ())) - set(below["allow"]):
-        refused["redact.allow"] = asked["allow"]
+    if requested.get("on", on) != on:
+        refused["redact.on"] = requested["on"]
+    if set(requested.get("allow", ())) - set(below["allow"]):
+        refused["redact.allow"] = requested["allow"]
     return kept, refused
 
 

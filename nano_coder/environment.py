@@ -130,7 +130,7 @@ class OpenedEnvironment:
     def tasks(self, split: Split, seed: int) -> list[Task]:
         """Its tasks, equal ones once. Raises UsageError for a row that is none, and EnvironmentFailed."""
         most = self.most_tasks or MOST_TASKS
-        found = guarded(
+        found = call_environment(
             self.environment, self.name, lambda: list(islice(self.environment.tasks(split, seed), most + 1))
         )
         if len(found) > most and self.most_tasks is None:
@@ -185,7 +185,7 @@ def open_environment(text: str) -> OpenedEnvironment:
     except TypeError as problem:
         known = ", ".join(inspect.signature(opener).parameters)
         raise UsageError(f"--env {text!r}: {problem}; it takes {known or 'nothing'}") from None
-    environment = guarded(opener, name, lambda: opener(*target, **given))
+    environment = call_environment(opener, name, lambda: opener(*target, **given))
     missing = [name for name in ("tasks", "start") if not callable(getattr(environment, name, None))]
     if missing:
         raise UsageError(f"--env {reference} is {described(environment)}, which has no method {missing[0]}")
@@ -233,11 +233,12 @@ def _count(name: str, value: Any) -> int:
     return value
 
 
-def guarded(
+def call_environment(
     owner: object, name: str, function: Any, *args: Any, passing: tuple[type[Exception], ...] = ()
 ) -> Any:
-    """Call an environment whose code `owner` is. What it raises is an EnvironmentFailed; UsageErrors,
-    ToolFailures and those of `passing` pass."""
+    """Call a function of an environment, whose code `owner` is.
+
+    Its exceptions become EnvironmentFailed, except UsageError, ToolFailure and those of `passing`."""
     try:
         return call_extension(function, *args, name=name, of=owner, passing=(ToolFailure, *passing))
     except ConfigError as problem:
@@ -249,7 +250,7 @@ class OpenSession:
 
     def __init__(self, name: str, session: EnvironmentSession) -> None:
         self._name, self._session = name, session
-        specs: Sequence[ToolSpec] = guarded(session, name, lambda: session.tools)
+        specs: Sequence[ToolSpec] = call_environment(session, name, lambda: session.tools)
         self._names = {re.sub("[^A-Za-z0-9_-]", "_", spec.name): spec.name for spec in specs}
         self.tools = tuple(
             ToolSpec(
@@ -281,9 +282,9 @@ class OpenSession:
 
     def step(self, call: ToolCall) -> ToolResult:
         """Raises EnvironmentFailed, and ToolFailure for what the environment refuses."""
-        asked = ToolCall(name=self._names[call.name], arguments=call.arguments)
+        translated = ToolCall(name=self._names[call.name], arguments=call.arguments)
         try:
-            result = guarded(self._session, self._name, self._session.step, asked)
+            result = call_environment(self._session, self._name, self._session.step, translated)
         except ToolFailure as refused:
             if refused.__cause__ is None:
                 raise
@@ -299,7 +300,7 @@ class OpenSession:
         try:
             if run.stop is None or run.stop.ours:
                 return ungraded(str(run.stop), run.stop_detail or "")
-            return self._verdict(run, guarded(self._session, self._name, self._session.grade, run))
+            return self._verdict(run, call_environment(self._session, self._name, self._session.grade, run))
         except EnvironmentFailed as problem:
             return ungraded("environment_error", str(problem))
         finally:
@@ -307,7 +308,7 @@ class OpenSession:
 
     def close(self) -> None:
         try:
-            guarded(self._session, self._name, self._session.close)
+            call_environment(self._session, self._name, self._session.close)
         except EnvironmentFailed as problem:  # the run has its verdict, or fails for another reason
             print(one_line(f"{problem}", 300), file=sys.stderr)
 
@@ -368,7 +369,9 @@ class Environments:
         if found is None:
             raise UsageError(f"task {task.key!r} is of the environment {name}; give --env {name}")
         try:
-            session = guarded(found.environment, name, found.environment.start, checks.row, task.limits)
+            session = call_environment(
+                found.environment, name, found.environment.start, checks.row, task.limits
+            )
         except ToolFailure as refused:
             raise EnvironmentFailed(f"{name}: {refused}") from refused
         if not isinstance(session, EnvironmentSession):

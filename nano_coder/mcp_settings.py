@@ -18,8 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from nano_shared.errors import ConfigError
 
 PROJECT_SERVERS = ".mcp.json"
-INHERITED = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
-"""the variables that a server gets unasked; it never gets the rest of the environment"""
 _LOADING = re.compile(
     r"LD_.*|DYLD_.*|PYTHON(PATH|HOME|STARTUP|INSPECT)|NODE_OPTIONS|BASH_ENV|ENV|PERL5(LIB|OPT)|RUBYOPT"
 )

@@ -113,7 +113,7 @@ def train(
             flops=FlopCounter(model), controls=controls,
         )  # fmt: skip
         with gatherer, MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
-            while learner.step < config.steps and not interrupt.asked:
+            while learner.step < config.steps and not interrupt.requested:
                 step = learner.step
                 measured = stepper.measure(held_out, step)
                 if (taken := stepper.take(step)) is None:
@@ -127,9 +127,9 @@ def train(
                     progress.save()
                 on_step(learner.step, config.steps, values)
         progress.save()
-        if not interrupt.asked:
+        if not interrupt.requested:
             stepper.measure(held_out, learner.step)
-    if interrupt.asked and learner.step < config.steps:
+    if interrupt.requested and learner.step < config.steps:
         raise TrainingStopped(
             f"stopped after step {learner.step} of {config.steps}, which is saved under {folder}; the same"
             " command goes on from there"

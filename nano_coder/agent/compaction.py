@@ -1,9 +1,8 @@
 """Compaction: a policy whose context is nearly full writes a summary, and a new row begins with it.
 
 The summary is a turn like any other, sampled at the end of the old row. The new row begins with the system
-message, the task with the summary, and as many of the last turns as fit. What was shown in other words than
-the observations of the log is in the `messages` of the turn, so that nothing has to be computed again.
-"""
+message, the task with the summary, and as many of the last turns as fit. Messages that differ from the logged
+observations are stored in `messages` of the turn, so that nothing is recomputed."""
 
 from __future__ import annotations
 
@@ -48,12 +47,12 @@ class Compaction:
 
     @property
     def _reserve(self) -> int:
-        """What stays free for the request, the summary, and a history that a template writes anew."""
+        """Tokens kept free for the request, the summary, and a history that the template renders again."""
         return self._summary + self._request_size + self.policy.context_limit // 16
 
     @property
     def _answer(self) -> int:
-        """What an answer gets at least."""
+        """Smallest number of tokens for an answer."""
         return min(self.most, self.policy.context_limit // 4)
 
     @property
@@ -69,20 +68,20 @@ class Compaction:
         return self.tools + self._size(self.opening)
 
     def _opening(self, turns: Sequence[Turn]) -> int:
-        """What the opening takes, as the first turn has it."""
+        """Tokens of the opening, as the first turn counted them."""
         first = turns[0].completion if turns else None
         if first and first.tokens:
             return len(first.tokens.context_ids)
         return (read_tokens(first) if first else 0) or self._estimate
 
     def _possible(self, turns: Sequence[Turn]) -> bool:
-        """Whether a row that begins with a summary leaves room for work."""
+        """True if a row that begins with a summary has room for further turns."""
         begun = self._opening(turns) + self._summary
         return begun + self._answer + self._reserve <= self.policy.context_limit
 
     def due(self, conversation: Conversation, turns: Sequence[Turn]) -> bool:
-        """Whether the row has to be summarised before its next answer. Raises ContextFull for a run that was
-        summarised as often as one may be, and for a summary after which nothing can go on."""
+        """Whether the row has to be summarised before its next answer. Raises ContextFull after
+        `MOST_SUMMARIES`, and if the row after a summary has no room."""
         if turns and turns[-1].is_summary:
             self._check(turns[-1], conversation, turns)
             return False
@@ -93,7 +92,7 @@ class Compaction:
         return True
 
     def refuse_more(self, turns: Sequence[Turn]) -> None:
-        """Raises ContextFull for a run that was summarised as often as one may be."""
+        """Raises ContextFull for a run with `MOST_SUMMARIES` summaries."""
         if sum(turn.is_summary for turn in turns) >= MOST_SUMMARIES:
             raise ContextFull(f"its history was summarised {MOST_SUMMARIES} times, as often as it may be")
 
@@ -104,15 +103,15 @@ class Compaction:
             raise ContextFull("task and summary leave no room in the context of the policy")
 
     def answer_tokens(self, conversation: Conversation, turns: Sequence[Turn]) -> int:
-        """The most that the next answer may have, so that a summary still fits behind it."""
+        """Largest number of tokens of the next answer that leaves room for a summary."""
         return max(1, self._room(conversation, turns)) if self._possible(turns) else self.most
 
     def summary_tokens(self) -> int:
-        """The most that a summary may have."""
+        """Largest number of tokens of a summary."""
         return self._summary
 
     def asking(self, conversation: Conversation, turns: Sequence[Turn]) -> list[Message]:
-        """The messages that ask for a summary: those that wait, cut to what fits, and the request."""
+        """The messages that ask for a summary: pending messages, truncated to fit, and the request."""
         waiting = conversation.new_messages
         read = self._used(conversation, turns) - self._size(waiting)
         return [*self._cut(waiting, self.policy.context_limit - read - self._reserve), self._request]
@@ -152,7 +151,7 @@ class Compaction:
         return self.policy.context_limit - self._used(conversation, turns) - self._reserve
 
     def _used(self, conversation: Conversation, turns: Sequence[Turn]) -> int:
-        """Size of the row with the messages that wait."""
+        """Tokens of the row with its pending messages."""
         waiting = self._size(conversation.new_messages)
         if conversation.tokens:
             return len(conversation.tokens) + waiting
@@ -168,7 +167,7 @@ class Compaction:
 
 
 def read_tokens(completion: Completion) -> int:
-    """Size of the prompt as the server counted it; 0 where it did not."""
+    """Prompt tokens as the server counted them; 0 if it did not."""
     usage = completion.api.usage if completion.api else Usage(estimated=True)
     return 0 if usage.estimated else usage.prompt
 

@@ -1,4 +1,4 @@
-"""What a run's policy was shown before its first word."""
+"""The initial messages of a logged run: system message, task message and tools."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ORIGINAL_TOOLS = "tools"
 
 
 def opening(run: Trajectory, blobs: BlobStore) -> tuple[Message, ...] | None:
-    """The messages before the first completion; None where this program cannot know them any more."""
+    """The messages before the first completion; None if they cannot be reconstructed."""
     if run.turns and run.turns[0].messages:
         return run.turns[0].messages
     original = run.task.provenance.original or {}
@@ -47,7 +47,7 @@ def tools(run: Trajectory) -> list[dict[str, Any]] | None:
 
 
 def profile_of(run: Trajectory) -> InterfaceProfile | None:
-    """The profile a run was made under, where this version still has it unchanged."""
+    """The profile of the run; None if this version does not have it unchanged."""
     profile = logged_profile(run)
     if profile is None:
         return None
@@ -56,7 +56,7 @@ def profile_of(run: Trajectory) -> InterfaceProfile | None:
 
 
 def plain_opening(task: Task) -> tuple[Message, ...]:
-    """The prompt alone, where no more is known."""
+    """The prompt as the only message, for a run whose first messages are unknown."""
     return (Message(role=Role.USER, content=task.prompt),)
 
 

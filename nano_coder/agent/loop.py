@@ -80,7 +80,7 @@ class Agent:
     session: OpenSession | None = None
     """of the environment that the task is of; None for a task of ours"""
     record: RecordedAnswers | None = None
-    """answers of a logged run, which take the place of calls to tools that are recorded"""
+    """recorded answers of a logged run, used instead of calling recorded tools"""
     elapsed: float = 0.0
     """seconds used before this process, if the run was resumed"""
     began: float = field(default_factory=time.monotonic)
@@ -93,11 +93,11 @@ class Agent:
     log_observation: Callable[[int, Observation], None] | None = None
     """gets the answer of a sub-agent, with the index of the turn that delegated to it"""
     _liberties: list[str] = field(default_factory=list)
-    """those that tools took with the calls of the current turn"""
+    """deviations from the given arguments that tools accepted in the current turn"""
 
     def step(self) -> Turn:
-        """The next turn: of the sub-agent that works, else a summary of the row where the context is nearly
-        full, else an action."""
+        """The next turn: the active sub-agent's, else a summary if the context is nearly full, else an
+        action."""
         if (at := self._delegating()) is not None:
             return self._delegated(self._child_of(at))
         if self.compaction is None:
@@ -142,7 +142,7 @@ class Agent:
         return turn
 
     def _summarise(self, compaction: Compaction) -> Turn:
-        """Let the policy summarise the row. Raises ContextFull where there is no room to do so."""
+        """Let the policy summarise the row. Raises ContextFull if there is no room."""
         started = time.time()
         compaction.refuse_more(self.own)
         messages = compaction.asking(self.conversation, self.own)
@@ -157,7 +157,7 @@ class Agent:
         return turn
 
     def complete(self, most: int | None = None) -> Completion:
-        """The policy's next completion, of `most` sampled tokens, or as many as an answer may have."""
+        """The policy's next completion, of at most `most` sampled tokens (None: the limit of an answer)."""
         self.conversation.deadline = time.monotonic() + self.task.limits.max_seconds - self._used()
         completion = self.policy.complete(self.conversation, self._sampling(most))
         self.conversation.record(completion)
@@ -171,7 +171,7 @@ class Agent:
         return parsed
 
     def _asked(self) -> bool:
-        """Whether the last turn was prose, and was asked for a call."""
+        """True if the last turn was prose, after which the policy was asked for a call."""
         last = self.own[-1] if self.own else None
         return last is not None and last.parse_error is not None and self._parse(last.completion).prose
 
@@ -243,7 +243,7 @@ class Agent:
         self, name: str, turn: int, number: int, result: ToolResult, started: float,
         changed: tuple[str, ...] = (),
     ) -> Observation:  # fmt: skip
-        """A result as it is shown: shortened, its whole text kept beside it."""
+        """The observation of a result: truncated, with the whole text stored."""
         # a call can quote half a surrogate pair, which no tokenizer accepts
         full = result.text.encode("utf-8", "backslashreplace")
         spill = spill_path(turn, number)
@@ -282,8 +282,8 @@ class Agent:
         return TOOLS.find(call.name)(context, dict(call.arguments))
 
     def _refuse(self, parsed: Parsed, completion: Completion) -> list[Observation]:
-        """The parse error as an observation; one for each call that an API returned, which all want an
-        answer."""
+        """The parse error as an observation; one for each call of an API, which requires an answer to
+        each."""
         now = time.time()
         text = f"error: {parsed.error}"
         size = len(text.encode())
@@ -292,11 +292,11 @@ class Agent:
 
     @property
     def own(self) -> list[Turn]:
-        """The turns of this agent, without those of the other."""
+        """The turns of this agent, without its sub-agents'."""
         return [turn for turn in self.turns if turn.delegated_by == self.parent]
 
     def of(self, turn: Turn) -> Agent:
-        """Whose logged turn it is: this agent or a sub-agent of it."""
+        """The agent of a logged turn: this one or its sub-agent."""
         if turn.delegated_by is not None:
             return self._child_of(turn.delegated_by)
         if self.child is not None:
@@ -304,7 +304,7 @@ class Agent:
         return self
 
     def settle(self) -> None:
-        """Give the answer of a sub-agent that has ended, itself or with the run, to the call that waits."""
+        """Record the answer of an ended sub-agent as the observation of the call that started it."""
         at = self._delegating()
         if at is None:
             if self.child is not None:
@@ -323,11 +323,11 @@ class Agent:
         self.stop = self.stop or self._limit()
 
     def _delegating(self) -> int | None:
-        """The turn whose sub-agent works."""
+        """The turn whose sub-agent is active."""
         return delegating(self.own)
 
     def _delegated(self, child: Agent) -> Turn:
-        """The next turn of the sub-agent, or where it cannot go on, the one after it."""
+        """The next turn of the sub-agent; if it has ended, the parent's next turn."""
         try:
             return child.step()
         except ContextFull:
@@ -346,7 +346,7 @@ class Agent:
         self.child = None
 
     def _execute_all(self, calls: Sequence[ToolCall]) -> list[Observation]:
-        """One observation for each call, but for a last one that starts a sub-agent."""
+        """One observation for each call, except a last one that starts a sub-agent."""
         observations = []
         for number, call in enumerate(calls):
             if call.name == DELEGATE and number + 1 < len(calls):
@@ -369,7 +369,7 @@ class Agent:
         return self._budget()
 
     def _budget(self) -> StopReason | None:
-        """The limit of the whole run that is reached."""
+        """The limit of the run that is reached; None: none."""
         limits = self.task.limits
         if len(self.turns) >= limits.max_turns:
             return StopReason.MAX_TURNS
@@ -382,7 +382,7 @@ class Agent:
         return None
 
     def _used(self) -> float:
-        """Seconds of the run so far, without those spent waiting for other conversations of a batch."""
+        """Seconds of the run so far, without time spent waiting for other rows of a batch."""
         return self.elapsed + time.monotonic() - self.began - self.conversation.waited
 
     def _sampled_tokens(self) -> int:
@@ -390,7 +390,7 @@ class Agent:
 
 
 def _later(turns: Sequence[Turn], messages: Callable[[Turn], list[Message]]) -> list[Message]:
-    """A row whose messages the log holds, in the turn after the summary."""
+    """A row whose messages are in the log, in the turn after the summary."""
     return []
 
 
@@ -457,5 +457,5 @@ def _trailing(turns: Sequence[Turn], holds: Callable[[Turn], bool]) -> int:
 
 
 def _action_key(turn: Turn) -> tuple[object, ...]:
-    """What a turn did and saw, for loop detection: repeated equal turns are a loop."""
+    """Calls and observations of a turn, for loop detection: repeated equal turns are a loop."""
     return turn.calls, tuple(o.text for o in turn.observations), turn.parse_error

@@ -56,10 +56,10 @@ class NativeTemplate(ChatTemplate):
         self._system_role = self._shows({"role": "system", "content": "nano-probe"}, _user("x"))
         self._repeats = self._shows(_user("x"), _user("nano-probe"))
         call = self._calls((ToolCall(name="probe_tool", arguments={"x": "nano-probe"}),), 0)
-        asked: TemplateMessage = {"role": "assistant", "content": "", "tool_calls": call}
+        call_message: TemplateMessage = {"role": "assistant", "content": "", "tool_calls": call}
         answered = _answered("y", call[0])
-        self._call_field = self._shows(_user("x"), asked, answered)
-        said = asked if self._call_field else {"role": "assistant", "content": "x"}
+        self._call_field = self._shows(_user("x"), call_message, answered)
+        said = call_message if self._call_field else {"role": "assistant", "content": "x"}
         self._tool_role = self._shows(_user("x"), said, _answered("nano-probe", call[0]))
         facts = {
             "no system role: its message begins the first user message": self._system_role,

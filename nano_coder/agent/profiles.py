@@ -126,7 +126,7 @@ _SUCCESSORS = {COMPACT_1.name: "compact-2", HERMES_1.name: "hermes-2"}
 
 
 class Profiles(Extensions[InterfaceProfile]):
-    """Profiles by name, those with further tools among them where the tools are at hand."""
+    """Profiles by name, including `NAME+TOOL` if the tools are installed."""
 
     def __init__(self) -> None:
         super().__init__("nano.profiles", InterfaceProfile)
@@ -175,13 +175,12 @@ def native_profile(name: str) -> InterfaceProfile | None:
 
 
 def describing(profile: InterfaceProfile) -> InterfaceProfile:
-    """The profile whose system message describes the tools, for those of a client, which the log keeps as
-    text."""
+    """The profile that describes a client's tools in the system message, which the log keeps as text."""
     return (native_profile(f"prompted-1-{profile.dialect}") if is_native(profile) else None) or profile
 
 
 def days_profile(usual: InterfaceProfile) -> InterfaceProfile:
-    """The profile in which a user's model works on the user's project, where `usual` is the model's own."""
+    """The workday profile of a model whose own profile is `usual`, for work on a user's project."""
     return find_profile("workday-2-api") if usual.name == API_1.name else usual
 
 
@@ -201,7 +200,7 @@ PROFILES = Profiles()
 
 
 def find_profile(name: str) -> InterfaceProfile:
-    """The profile of that name. Raises UsageError with the names there are, or with the tool that is not."""
+    """The profile of that name. Raises UsageError that lists the known names or the missing tool."""
     if name in PROFILES or is_file_reference(name):
         return PROFILES.find(name)
     if missing := missing_tools(name):
@@ -216,7 +215,7 @@ def find_profile(name: str) -> InterfaceProfile:
 
 
 def missing_tools(name: str) -> str | None:
-    """The tools of the profile `NAME+TOOL` that are not at hand, and how to name them; None for none."""
+    """A message about tools of the profile `NAME+TOOL` that are not installed; None if all are."""
     missing = [tool for tool in name.split("+")[1:] if tool not in TOOLS]
     if not missing:
         return None
@@ -243,7 +242,7 @@ def given_tools(profile: InterfaceProfile) -> tuple[ToolSpec, ...]:
 
 
 def with_specs(profile: InterfaceProfile, specs: Iterable[ToolSpec]) -> InterfaceProfile:
-    """The profile with the tools of an environment, which take the place of others of their names."""
+    """The profile with the tools of an environment, which replace its own tools of the same names."""
     base, *_ = profile.name.split("+")
     given = {tool.name: tool for tool in (*given_tools(profile), *specs)}
     own = tuple(tool for tool in find_profile(base).tools if tool.name not in given)
@@ -290,7 +289,7 @@ def serving_profile(profile: InterfaceProfile, task: Task) -> InterfaceProfile:
 def continuing_profile(profile: InterfaceProfile, run: Trajectory) -> InterfaceProfile:
     """The profile to go on with a logged run: the policy's, with the tools that the run was given.
 
-    Raises UsageError where one of them is not at hand, and for a run in an environment of others.
+    Raises UsageError if one is not installed, and for a run in an external environment.
     """
     if isinstance(run.task.hidden, EnvironmentChecks):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Recorded answers: what a logged run's tools answered that depend on more than the workspace.
+"""Recorded answers of a logged run's tools whose results depend on more than the workspace.
 
 A replay takes all of them from the log. A fork takes those of tools that only look outside (a page, a search,
 a service behind a URL) where its parent made the same call, so that a group sees one world.
@@ -16,11 +16,12 @@ from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.types import Observation, ToolCall, Trajectory
 
 SERVER_TOOL = "mcp__"
-"""what the names of MCP servers' tools begin with; a replay needs no server"""
+"""prefix of the names of MCP servers' tools; a replay needs no server"""
 
 
 def recorded_kind(name: str, run: Trajectory) -> Recorded:
-    """Who takes the answers of a tool from the log of the run; those of an environment, every replay."""
+    """Who takes a tool's answers from the log: replays, forks, or nobody. Tools of an environment: every
+    replay."""
     if isinstance(run.task.hidden, EnvironmentChecks) and name in {tool.name for tool in run.given_tools}:
         return "replays"
     if name in TOOLS:

@@ -30,24 +30,24 @@ def delegating(turns: Sequence[Turn]) -> int | None:
 
 def sub_agent(parent: Agent, at: int) -> Agent:
     """The agent to which the turn `at` delegates: same files, tools and limits, another task and context."""
-    asked = delegate.arguments.model_validate(parent.turns[at].calls[-1].arguments).model_dump()
+    given = delegate.arguments.model_validate(parent.turns[at].calls[-1].arguments).model_dump()
     tools = without_delegate(parent.tools)
     names = tuple(tool.name for tool in tools)
-    task = parent.task.model_copy(update={"prompt": asked["prompt"], "tools": names, "check": None})
+    task = parent.task.model_copy(update={"prompt": given["prompt"], "tools": names, "check": None})
     before = parent.conversation
     conversation = open_conversation(parent.profile, task, parent.workspace.files(), before.started)
     conversation.row = conversation.last_row = before.last_row + 1
     conversation.on_text = before.on_text
     most = task.limits.completion_tokens or parent.sampling.max_tokens
     return replace(
-        parent, task=task, tools=tools, conversation=conversation, parent=at, most_turns=asked["max_turns"],
+        parent, task=task, tools=tools, conversation=conversation, parent=at, most_turns=given["max_turns"],
         compaction=compaction_of(parent.profile.compaction, parent.policy, conversation, most),
         elapsed=parent.elapsed - before.waited, child=None, stop=None, answer=None,
     )  # fmt: skip
 
 
 def child_result(child: Agent) -> ToolResult:
-    """What a sub-agent came to: its answer, or why it has none and what it wrote last."""
+    """The result of a sub-agent: its answer, or why there is none and its last text."""
     if child.stop is StopReason.FINISHED:
         return ToolResult(text=child.answer or "(the sub-agent ended without an answer)")
     last = child.own[-1].thought.strip() if child.own else ""
@@ -66,8 +66,8 @@ def last_main(turns: Sequence[Turn]) -> Turn:
 
 
 def observed_last(turns: Sequence[Turn], observation: Observation) -> tuple[Turn, ...]:
-    """The turns of a run, the last that is no sub-agent's with one more observation. A sub-agent that was at
-    work has ended without an answer."""
+    """The turns of a run, the last that is no sub-agent's with one more observation. An active sub-agent ends
+    without an answer."""
     last = last_main(turns)
     changed = last
     if delegating([last]) is not None:
@@ -79,7 +79,7 @@ def observed_last(turns: Sequence[Turn], observation: Observation) -> tuple[Turn
 
 
 def cut_turns(turns: Sequence[Turn], at: int) -> tuple[Turn, ...]:
-    """The first turns of a run. A sub-agent that was at work after them has not answered yet."""
+    """The first turns of a run. A sub-agent that was active then has not answered yet."""
     parent = turns[at].delegated_by if at < len(turns) else None
     if parent is None:
         return tuple(turns[:at])

@@ -44,14 +44,14 @@ class Workspace:
         self.start = start
         self.snapshot = snapshot
         self.lost = False
-        """whether the last change made a workspace of which no snapshot can be taken"""
+        """True if no snapshot can be taken of the workspace after the last change"""
         self._most = MAX_BYTES if most_mb is None else most_mb << 20
         self._quota = Quota(2 * self._most)
 
     def refresh(self) -> tuple[str, ...]:
         """Take a snapshot and return the files that changed since the last one.
 
-        Raises SnapshotError, which the agent can mend, if the workspace is too large or unreadable.
+        Raises SnapshotError if the workspace is too large or unreadable, which the agent can repair.
         """
         self.lost = True
         before, self.snapshot = self.snapshot, self._take()

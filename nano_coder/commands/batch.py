@@ -57,7 +57,7 @@ class InOrder:
 
 
 class SessionLost(SandboxError):
-    """The state that a request counts on is gone; told once, then the name is free again."""
+    """The session of a request has ended; raised once, after which its name is free."""
 
 
 class Sessions:
@@ -81,7 +81,7 @@ class Sessions:
         stdin: bytes,
         files: dict[str, str],
     ) -> tuple[ExecResult, str | None]:
-        """What became of the request, and why the session is gone, if it ended with it.
+        """The result of the request, and why the session ended, if it did.
 
         The first request opens the session with `limits`, whose memory stays; `memory_mb` is what a request
         asks for itself. Raises SessionLost where an earlier request, or something between the two, ended it.
@@ -96,8 +96,8 @@ class Sessions:
             return session.run(source, stdin=stdin, files=files, timeout=limits.tool_seconds), session.lost
         except SandboxError as error:
             self._forget(name)
-            told = str(error) if lost_before else f"{error}, before it answered this request"
-            raise SessionLost(f"session {name!r}: {told}; the name is free for a new one") from error
+            reason = str(error) if lost_before else f"{error}, before it answered this request"
+            raise SessionLost(f"session {name!r}: {reason}; the name is free for a new one") from error
 
     def _opened(self, name: str, kind: SessionKind, limits: Limits) -> Session:
         with self._lock:
@@ -180,7 +180,7 @@ def answer_all(
             said = _answer(line, sandbox, workspace, limits, sessions)
         finally:
             slots.release()
-        # a session that is gone is no fault of the request
+        # the request did not cause the end of its session
         if "error" in said and "lost" not in said:
             bad.set()
         with writing:

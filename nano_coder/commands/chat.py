@@ -36,7 +36,7 @@ _HELP = (
 )
 
 
-@agent_options("model", "base_url", "profile", "check", "net", "log", shown=False)
+@agent_options("model", "base_url", "profile", "check", "net", "log")
 def command(
     settings: Settings[AgentConfig],
     message: Annotated[str | None, Argument(metavar="[TEXT]", help="The first message.")] = None,

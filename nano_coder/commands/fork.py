@@ -27,7 +27,7 @@ from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
 
 
-@agent_options("model", "base_url", "temperature", "net", "log", shown=False)
+@agent_options("model", "base_url", "temperature", "net", "log")
 def command(
     run: RunArgument,
     settings: Settings[AgentConfig],

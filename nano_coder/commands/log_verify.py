@@ -139,16 +139,16 @@ class _Look:
             )
 
     def as_dict(self) -> dict[str, Any]:
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "run": self.facts.id,
             "trainable": self.trainable,
             "findings": [check.as_dict() for check in self.checks],
         }
         if self.certificate is not None:
-            told["deep"] = self.certificate.as_dict()
+            fields["deep"] = self.certificate.as_dict()
         if self.missing is not None:
-            told["deep"] = {"certified": None, "reason": str(self.missing)}
-        return told
+            fields["deep"] = {"certified": None, "reason": str(self.missing)}
+        return fields
 
 
 def _look(facts: RunFacts, store: LogStore, deep: bool, model: str | None) -> _Look:

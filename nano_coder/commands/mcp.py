@@ -118,8 +118,8 @@ def inspect(name: ServerName, directory: DirectoryOption = Path(), as_json: Json
     finally:
         connection.close()
     if as_json:
-        told = {"server": name, "protocol": protocol, "instructions": instructions, "tools": tools}
-        print(json.dumps(told))
+        result = {"server": name, "protocol": protocol, "instructions": instructions, "tools": tools}
+        print(json.dumps(result))
         return 0
     print(printable(f"{name}: protocol {protocol}, {len(tools)} tools"))
     for each in tools:

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from nano_shared.types import InstructionFile, Trajectory
 
 RunArgument = Annotated[str, Argument(metavar="RUN", help="An id, the beginning of one, or `last`.")]
-Log = Annotated[str | None, Option("--log", hidden=True, help="Path of the log, or postgresql://... of one.")]
+Log = Annotated[str | None, Option("--log", help="Path of the log, or postgresql://... of one.")]
 Limit = Annotated[
     list[str] | None,
     Option(
-        "--limit", metavar="NAME=VALUE", hidden=True,
+        "--limit", metavar="NAME=VALUE",
         help="A limit in place of the task's own, such as max_turns=30; repeatable.",
     ),
 ]  # fmt: skip
@@ -47,7 +47,7 @@ ToolOption = Annotated[
 Net = Annotated[
     str | None,
     Option(
-        "--net", metavar="none|allow=HOST,...", hidden=True,
+        "--net", metavar="none|allow=HOST,...",
         help="Hosts that runs may reach by HTTP(S), through a proxy; off unless given.",
     ),
 ]  # fmt: skip
@@ -69,13 +69,10 @@ SuccessChoice = Annotated[
 ]
 
 
-def agent_options(*settings: str, shown: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Flags for these settings of the agent, and --config, --set and --print-config for all of them.
-
-    Where these three are not `shown`, the help points to that of the program, which shows them.
-    """
+def agent_options(*settings: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Flags for these settings of the agent, and --config, --set and --print-config for all of them."""
     moved = {"--max-tokens": "--limit max_completion_tokens=..."}
-    return settings_options(AgentConfig, {"Settings": settings}, moved=moved, shown=shown)
+    return settings_options(AgentConfig, {"Settings": settings}, moved=moved)
 
 
 def configured(
@@ -90,12 +87,12 @@ def configured(
     """
     _refuse_missing(directory)
     more = {"tools": tuple(tools)} if tools else {}
-    replace(settings, shown=False).config()  # which names the flag that is wrong
+    replace(settings, print_only=False).config()  # which names the flag that is wrong
     config, sources = load_config({**settings.values, **parse_limits(limit), **more}, directory)
-    if settings.shown:
+    if settings.print_only:
         log = config.log and without_password(config.log)
-        shown = {"api_key": None, "log": log, "mcp": config.mcp.without_variables()}
-        settings.show(config.model_copy(update=shown))
+        masked = {"api_key": None, "log": log, "mcp": config.mcp.without_variables()}
+        settings.show(config.model_copy(update=masked))
     return config, sources
 
 

@@ -142,8 +142,8 @@ def _way(flags: dict[str, bool]) -> str:
     if not given:
         raise UsageError("say how to replay: --view, --execute or --refeed")
     if len(given) > 1:
-        asked = " and ".join(f"--{way}" for way in given)
-        raise UsageError(f"{asked} are different kinds of replay; give one of them")
+        named = " and ".join(f"--{way}" for way in given)
+        raise UsageError(f"{named} are different kinds of replay; give one of them")
     return given[0]
 
 
@@ -191,8 +191,8 @@ def _execute(runs: Iterable[Trajectory], store: LogStore, sandbox: str | None, a
 
 
 def _print_executed(result: Executed) -> None:
-    told = f"{len(result.drifts)} drifts" if result.drifts else "nothing drifted"
-    print(f"run {result.run}: {result.actions} actions executed again, {told}")
+    count = f"{len(result.drifts)} drifts" if result.drifts else "nothing drifted"
+    print(f"run {result.run}: {result.actions} actions executed again, {count}")
     for drift in result.drifts:
         print(f"  {_place(drift)}: {drift.cause}: {_short(drift.logged)} -> {_short(drift.now)}")
 
@@ -228,7 +228,7 @@ def _refeed(
         except UsageError as problem:
             if not every:
                 raise
-            refused[run.id] = str(problem)  # one model that is gone must not hide the other runs
+            refused[run.id] = str(problem)  # the other runs are still replayed
             continue
         results.append(result)
         if not as_json:

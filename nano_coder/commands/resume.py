@@ -21,7 +21,7 @@ from nano_shared.settings_options import Settings
 from nano_shared.store import LogStore
 
 
-@agent_options("model", "base_url", "net", "log", shown=False)
+@agent_options("model", "base_url", "net", "log")
 def command(
     run: RunArgument,
     settings: Settings[AgentConfig],

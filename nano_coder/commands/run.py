@@ -39,7 +39,7 @@ from nano_shared.types import Task, Trajectory
 
 @agent_options(
     "model", "base_url", "profile", "device", "check", "max_turns", "max_seconds", "max_cost",
-    "tool_seconds", "temperature", "sandbox", "net", "python", "exclude", "log",
+    "temperature", "sandbox", "net", "python", "exclude", "log",
 )  # fmt: skip
 def command(
     task: Annotated[str, Argument(metavar="TASK", help="Text, or - for standard input.")],
@@ -106,7 +106,7 @@ def command(
             apply_to(trajectory, directory, store, accepted)
             applied = True
         except (NanoError, OSError, KeyboardInterrupt) as caught:
-            problem = caught  # told after the result, which must not be lost
+            problem = caught  # raised after the result is printed
     if as_json:
         more = {"attempts": [{"run": a.id, "reward": a.reward} for a in attempts]} if reflect else {}
         print(json.dumps(summary(trajectory, applied=applied) | more))
@@ -120,9 +120,9 @@ def command(
 def _not_applied(problem: BaseException, trajectory: Trajectory) -> BaseException:
     if isinstance(problem, KeyboardInterrupt):
         return problem
-    told = str(problem) if isinstance(problem, NanoError) else f"not applied: {problem}"
+    message = str(problem) if isinstance(problem, NanoError) else f"not applied: {problem}"
     again = f"nano-coder apply {trajectory.id} -C {shlex.quote(str(trajectory.directory))} tries again"
-    return UsageError(f"{told.rstrip('.')}; {again}")
+    return UsageError(f"{message.rstrip('.')}; {again}")
 
 
 def _text(given: bytes) -> str:

@@ -26,7 +26,7 @@ from nano_shared.settings_options import Settings
 from nano_shared.store import LogStore
 
 
-@agent_options("model", "base_url", "net", "log", shown=False)
+@agent_options("model", "base_url", "net", "log")
 def command(
     run: RunArgument,
     message: Annotated[str, Argument(metavar="TEXT", help="What to do next, or - for standard input.")],

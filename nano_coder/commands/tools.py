@@ -15,7 +15,7 @@ from nano_shared.printable import printable
 from nano_shared.settings_options import Settings
 
 
-@agent_options("model", "profile", shown=False)
+@agent_options("model", "profile")
 def command(
     settings: Settings[AgentConfig],
     directory: Annotated[Path, Option("-C", metavar="DIR", help="Where the work is.")] = Path(),

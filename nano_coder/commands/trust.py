@@ -70,12 +70,12 @@ def _trust(directory: Path, yes: bool) -> int:
             _show_servers(file)
         else:
             _show_instructions(file)
-    asked = [file for file in found if not file.trusted]
-    if asked and not yes:
+    untrusted = [file for file in found if not file.trusted]
+    if untrusted and not yes:
         if not on_terminal():
             raise UsageError("nobody is there to ask; say --yes to trust it")
         typer.confirm("trust it?", abort=True, err=True)
-    for file in asked:
+    for file in untrusted:
         trust(file.path, file.content)
         print(printable(f"{file.path}: trusted until it changes"))
     return 0
@@ -94,11 +94,11 @@ def _show_instructions(file: ProjectFile) -> None:
 
 
 def _show_settings(project: ProjectFile) -> None:
-    asked = typed_layer("nano.toml", parse_toml(project.path, project.content))
+    layer = typed_layer("nano.toml", parse_toml(project.path, project.content))
     beyond = {key.split(".")[0] for key in configured({}, project).ignored}
     print(printable(f"{project.path} sets:"), file=sys.stderr)
     # what only trust gives stands last, where it is read
-    for key, value in sorted(asked.items(), key=lambda item: item[0] in beyond):
+    for key, value in sorted(layer.items(), key=lambda item: item[0] in beyond):
         more = "  (only if you trust it)" if key in beyond else ""
         print(f"  {key} = {printable('(set)' if key == 'api_key' else repr(value))}{more}", file=sys.stderr)
 

@@ -34,8 +34,8 @@ def with_original_examples(original: bytes, changed: bytes, *, code: bool) -> by
     edits = [_edit(new[name][0], doc, changed, starts) for name, doc in lost.items() if name in new]
     for first, end, text in sorted(edits, reverse=True):
         changed = changed[:first] + text + changed[end:]
-    gone = [doc for name, doc in lost.items() if name not in new]
-    more = (f"\n\n\ndef _examples_{n}():\n    {doc!r}\n" for n, doc in enumerate(gone))
+    removed = [doc for name, doc in lost.items() if name not in new]
+    more = (f"\n\n\ndef _examples_{n}():\n    {doc!r}\n" for n, doc in enumerate(removed))
     return changed + "".join(more).encode("utf-8", "backslashreplace")
 
 

@@ -1,7 +1,7 @@
 """Protected files: those that decide over a check, and are therefore taken from the original workspace.
 
 Some are protected by name. Others by who was seen to read them: a shell or make that runs them, a test runner
-that looks for its configuration, an interpreter that was told to run them as a test. Modules that such a
+that looks for its configuration, an interpreter that runs them as a test. Modules that such a
 program imports count as the work, unless the task names what may be edited (`artifacts`): then everything
 else that the check reads is protected.
 """

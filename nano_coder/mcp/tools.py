@@ -102,10 +102,12 @@ def offer_servers(
     enabled = {name: server for name, server in servers.items() if server.enabled}
     offered: list[Tool] = []
     with ThreadPoolExecutor(max(1, len(enabled))) as pool:  # each takes seconds to start
-        asked = {name: pool.submit(list_tools, name, each, sandbox, limits) for name, each in enabled.items()}
+        listings = {
+            name: pool.submit(list_tools, name, each, sandbox, limits) for name, each in enabled.items()
+        }
     for name, server in enabled.items():
         try:
-            offered += made_tools(name, server, asked[name].result(), warn)
+            offered += made_tools(name, server, listings[name].result(), warn)
         except McpFailure as problem:
             if server.required:
                 raise ConfigError(f"the MCP server {name} is required: {problem}") from None

@@ -143,7 +143,7 @@ def refuse_unknown(name: str | None) -> None:
 
 
 def _quantised(quantise: BaseBits | None, dtype: Dtype, device: torch.device) -> dict[str, Any]:
-    """What `from_pretrained` is told to load the linear layers in 4 or 8 bits."""
+    """Arguments of `from_pretrained` that load the linear layers in 4 or 8 bits."""
     if quantise is None:
         return {}
     if importlib.util.find_spec("bitsandbytes") is None:

@@ -50,7 +50,6 @@ from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.notes import Notes
 from nano_shared.policy import Conversation, Policy
 from nano_shared.profile import InterfaceProfile
-from nano_shared.redact import is_redacted
 from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import Sampling, StopReason, Task, Trajectory, Turn, Verdict
@@ -78,23 +77,23 @@ class Runtime:
     limits: Mapping[str, Any] = field(default_factory=dict)
     """names and values of `Limits`, in place of the task's own"""
     agent: ForeignAgent | None = None
-    """an agent of others, which acts in the place of nano's own loop"""
+    """external agent that acts instead of nano's own loop; None: nano's loop"""
     history: GitHistory | None = None
     """the project's git history, visible to runs; not to grading"""
     hosts: frozenset[str] = frozenset()
-    """hosts that runs may reach; not grading"""
+    """hosts that runs may reach; grading reaches none"""
     notes: Notes | None = None
-    """what runs remember of their project; None where they may not"""
+    """notes that outlive a run of this project; None: no notes"""
     search: SearchSettings | None = None
-    """where `web_search` looks; None is a library in the workspace"""
+    """search service of `web_search`; None: the documents in the workspace"""
     environments: Environments = Environments()  # noqa: RUF009
-    """those of others that tasks may be of"""
+    """external environments whose tasks may be run"""
     on_text: Callable[[str], None] | None = None
-    """gets completions as they come, from a policy that streams; for one run at a time"""
+    """called with streamed text of a completion; for one run at a time"""
 
 
 def with_limits(task: Task, limits: Mapping[str, Any]) -> Task:
-    """The task with these limits in place of its own."""
+    """The task with these limits replacing its own."""
     changed = task.limits.model_copy(update=dict(limits))
     return task if changed == task.limits else task.model_copy(update={"limits": changed})
 
@@ -146,7 +145,7 @@ def run_task(
 
 
 def _run_in_environment(task: Task, runtime: Runtime, **how: Any) -> Trajectory:
-    """A run in an environment of others, which ends without a verdict where that fails."""
+    """Run a task of an external environment; if the environment fails, the run ends without a verdict."""
     try:
         session = runtime.environments.start(task)
     except EnvironmentFailed as problem:
@@ -429,7 +428,7 @@ def _check_resumable(trajectory: Trajectory, runtime: Runtime) -> tuple[str, str
     resume."""
     run, profile = trajectory.id, runtime.profile
     refuse_ended(trajectory)
-    if is_redacted(trajectory):
+    if trajectory.is_redacted:
         raise UsageError(
             f"run {run} was redacted: what the model read is not in the log any more, so it cannot go on; run"
             f" the task again, or take what it did with nano-coder apply {run}"

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from nano_coder.run.execution import Runtime
 
 _GRACE_S = 10.0
-"""seconds that an agent may go on after its run's limit: it may save its work, but has no answers any more"""
+"""seconds after the run's limit in which the agent may save its work; its requests are refused"""
 URL = f"http://127.0.0.1:{PORT}"
 _KEY = "nano"
 
 
 def open_agent(command: str | None, folders: Sequence[str] = ()) -> ForeignAgent | None:
-    """The agent of that command; None without one. Raises UsageError for a folder that is not there."""
+    """The agent of that command; None without one. Raises UsageError for a missing folder."""
     if command is None:
         return None
     return ForeignAgent(
@@ -59,7 +59,7 @@ class ForeignAgent:
     """folders of the host that the jail sees read-only, where the agent is installed: at the same place, or
     below /opt/agents where the jail has a /tmp or /work of its own"""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """beside what names the server and its key"""
+    """further environment variables, beside those of the server's address and key"""
 
     def __post_init__(self) -> None:
         if not self.command.strip():
@@ -87,9 +87,8 @@ class ForeignAgent:
 def run_foreign_agent(agent: ForeignAgent, begun: Trajectory, start: str, runtime: Runtime) -> Trajectory:
     """Let the agent work on the task of `begun`, from the workspace `start`. Its requests are the turns.
 
-    The longest of its conversations is the run; others are logged without a verdict. An agent that asked
-    nothing leaves a run without turns, which ended in a failure of ours.
-    """
+    The longest of its conversations is the run; others are logged without a verdict. An agent that sent no
+    request leaves a run without turns, with a stop reason that counts as our failure."""
     try:
         from nano_coder.serve.app import episode_app
         from nano_coder.serve.conversations import AgentEpisode, Conversations, ServedModel

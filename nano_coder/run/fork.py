@@ -17,7 +17,6 @@ from nano_coder.run.replay import refeed
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.hidden_checks import CommandChecks
-from nano_shared.redact import is_redacted
 from nano_shared.types import Task, Trajectory
 
 _AT_ONCE = 16
@@ -102,10 +101,8 @@ def _refuse_other_reader(run: Trajectory, runtime: Runtime, at: int) -> None:
     """Raises UsageError unless the policy reads the logged prefix as the policy that sampled it."""
     if at == 0:
         return  # only the files are taken over
-    if is_redacted(run):
-        raise UsageError(
-            f"run {run.id} was redacted: tokens that would be gone on from are hidden; fork it at 0"
-        )
+    if run.is_redacted:
+        raise UsageError(f"run {run.id} was redacted: the tokens to continue from are hidden; fork it at 0")
     profile = continuing_profile(runtime.profile, run)
     if profile.hash != run.profile_hash:
         raise UsageError(

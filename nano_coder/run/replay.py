@@ -24,7 +24,6 @@ from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, OverlayBlobs
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.profile import InterfaceProfile
-from nano_shared.redact import is_redacted
 from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.snapshot import EntryKind
 from nano_shared.types import Observation, Sampling, Trajectory, Turn
@@ -151,12 +150,12 @@ def _compare(found: _Execution, turn: Turn, number: int, again: Observation, blo
 
 
 def _whole(observation: Observation, blobs: BlobStore) -> str:
-    """The output before it was cut for the model."""
+    """The whole output, before truncation."""
     return observation.text if observation.blob is None else blobs.get(observation.blob).decode()
 
 
 def _restore_others(turn: Turn, jail: Jail, blobs: BlobStore) -> None:
-    """Restore outputs of observations that answer no call: those of a reflection."""
+    """Restore outputs of observations without a call: those of a reflection."""
     for number in range(len(turn.calls), len(turn.observations)):
         blob = turn.observations[number].blob
         if blob is not None:
@@ -164,8 +163,7 @@ def _restore_others(turn: Turn, jail: Jail, blobs: BlobStore) -> None:
 
 
 def _restore_files(turn: Turn, jail: Jail, blobs: BlobStore) -> None:
-    """Give the workspace the files that the turn left: those that a recorded tool changed are in the log
-    alone."""
+    """Restore the files as the turn left them; changes by recorded tools are only in the log."""
     with scratch_folder("files", in_memory()) as folder:
         snapshot.materialise(str(turn.snapshot), blobs, folder / "work")
         with pack_workspace(folder / "work").stream as packed:
@@ -233,7 +231,7 @@ def refeed(run: Trajectory, reader: PromptRenderer | None, blobs: BlobStore) -> 
     `reader` renders prompts for the model that sampled; None, for a text-only run, compares none. Raises
     UsageError for a run with an unknown profile or with redacted tokens.
     """
-    if is_redacted(run):
+    if run.is_redacted:
         raise UsageError(
             f"run {run.id} was redacted: its hidden tokens cannot be held against what is rendered today"
         )
@@ -260,7 +258,7 @@ def refeed(run: Trajectory, reader: PromptRenderer | None, blobs: BlobStore) -> 
 def _cut_otherwise(
     turn: Turn, reader: PromptRenderer | None, profile: InterfaceProfile, blobs: BlobStore
 ) -> Iterator[ReplayDifference]:
-    """Observations that would be shortened differently today."""
+    """Observations that today's version truncates differently."""
     for number, observation in enumerate(turn.observations):
         if observation.blob is None or reader is None:
             continue

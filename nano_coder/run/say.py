@@ -14,7 +14,6 @@ from nano_coder.agent.sub_agent import observed_last
 from nano_coder.run.execution import OnTurn, Runtime, branch_run, refuse_served
 from nano_coder.run.reflection import as_much_again
 from nano_shared.errors import UsageError
-from nano_shared.redact import is_redacted
 from nano_shared.types import Observation, StopReason, Trajectory
 
 
@@ -48,7 +47,7 @@ def refuse_unsaid(run: Trajectory, text: str) -> None:
         raise UsageError(f"run {run.id} has not ended; nano-coder resume {run.id} goes on with it")
     if not run.turns:
         raise UsageError(f"run {run.id} has no turn to go on from; run the task again")
-    if is_redacted(run):
+    if run.is_redacted:
         raise UsageError(f"run {run.id} was redacted: what the model read is not in the log any more")
     if run.stop is StopReason.CONTEXT_FULL:
         raise UsageError(

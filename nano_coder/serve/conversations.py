@@ -36,7 +36,6 @@ from nano_shared.journal import ClientRequest
 from nano_shared.policy import Conversation, Policy
 from nano_shared.profile import InterfaceProfile
 from nano_shared.redact import MARKER
-from nano_shared.redact.trajectory import is_redacted
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import (
     AMBIGUOUS_TOOLS,
@@ -655,7 +654,7 @@ def _is_unredacted(run: Trajectory) -> bool:
     """Whether nothing of what the model read and wrote was hidden in the log."""
     said = [m.content for turn in run.turns for m in turn.messages]
     hidden = any(MARKER.search(text) for text in (*said, *(turn.completion.text for turn in run.turns)))
-    return not (hidden or is_redacted(run))
+    return not (hidden or run.is_redacted)
 
 
 def _read(text: str, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> bool:

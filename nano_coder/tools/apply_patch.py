@@ -140,8 +140,8 @@ class _Order:
         """Write all files, or none. Raises ToolFailure."""
         write = {p: (text, self._sources.get(p, p)) for p, text in self._texts.items() if text is not None}
         # what was added and deleted by the same patch was never there
-        gone = [p for p, text in self._texts.items() if text is None and self._exists(p)]
-        data = json.dumps({"write": write, "delete": gone}).encode()
+        deleted = [p for p, text in self._texts.items() if text is None and self._exists(p)]
+        data = json.dumps({"write": write, "delete": deleted}).encode()
         execution = self._context.run_python(_PROGRAM, isolated=True, stdin=data)
         if execution.exit_code != 0:
             lines = execution.stderr.decode("utf-8", "backslashreplace").strip().splitlines()

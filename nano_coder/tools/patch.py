@@ -147,8 +147,8 @@ class _Reader:
             raise self._wrong(f"a hunk begins with @@, not with {_excerpt(self._lines[self._at])}")
         lines = list(self._hunk_lines())
         if not lines:
-            told = _excerpt(self._lines[self._at]) if self._at < len(self._lines) else "the end of the patch"
-            raise self._wrong(f"{told}: a line of a hunk begins with a blank (stays), + (comes) or - (goes)")
+            found = _excerpt(self._lines[self._at]) if self._at < len(self._lines) else "the end of the patch"
+            raise self._wrong(f"{found}: a line of a hunk begins with a blank (stays), + (comes) or - (goes)")
         at_end = self._at < len(self._lines) and self._lines[self._at].strip() == END_OF_FILE
         self._at += at_end
         wanted = tuple(header for header in headers if header.strip())
@@ -254,11 +254,11 @@ class _Finder:
         if found is None:
             near = difflib.get_close_matches(header.strip(), [line.strip() for line in self._lines], 1, 0.5)
             at = next((n for n, line in enumerate(self._lines, 1) if near and line.strip() == near[0]), None)
-            told = f"; nearest is line {at}: {_excerpt(self._lines[at - 1])}" if at else ""
+            nearest = f"; nearest is line {at}: {_excerpt(self._lines[at - 1])}" if at else ""
             below = f" below line {self._from}" if self._from else ""
             raise PatchError(
                 f"{self.path}: no line{below} reads as the header {_excerpt(header)} of line {hunk.number} of"
-                f" the patch{told}"
+                f" the patch{nearest}"
             )
         return found
 

@@ -154,9 +154,9 @@ class TokenCheck:
             tokens = tokens_of(turn)
             new_row = max(new_row, tokens.row + 1)
             if run.is_raw:
-                told = "".join(message.content for message in turn.messages)
-                if self.template.encoder.decode(tokens.context_ids) != told:
-                    return self._differs(turn, tuple(self.template.encoder.prompt(told)))
+                logged = "".join(message.content for message in turn.messages)
+                if self.template.encoder.decode(tokens.context_ids) != logged:
+                    return self._differs(turn, tuple(self.template.encoder.prompt(logged)))
                 continue
             listed = served or turn.index > 0 or (files is not None and run.parent is None)
             if listed:

@@ -220,8 +220,8 @@ def _interface(run: RunFacts) -> Iterator[RunFinding]:
         yield _no(RefusalCode.OTHER_TOOLS, f"the hash of its tools is not that of profile {run.profile}")
         return
     if profile.dialect == Api.name:
-        told = f"profile {profile.name}: hashes match; an API returned the calls beside the text"
-        yield RunFinding(False, "interface", told)
+        reason = f"profile {profile.name}: hashes match; an API returned the calls beside the text"
+        yield RunFinding(False, "interface", reason)
         return
     tools = _offered(profile, run.task.tools)
     for turn in run.turns:

@@ -51,7 +51,7 @@ def asset(name: str) -> str:
 def view_app(view: LogView, *, keys: Sequence[str] = ()) -> Starlette:
     """The application. With keys, /?key=KEY gives a browser a cookie; without, only loopback names count."""
 
-    def guarded(answer: Callable[[Request], Response]) -> Callable[[Request], Response]:
+    def authorised(answer: Callable[[Request], Response]) -> Callable[[Request], Response]:
         def endpoint(request: Request) -> Response:
             refusal = _refusal(request, keys)
             response = refusal or answer(request)
@@ -84,8 +84,8 @@ def view_app(view: LogView, *, keys: Sequence[str] = ()) -> Starlette:
         return response
 
     paths = ["/", "/view.js", "/view.css"]
-    routes = [Route(path, guarded(page)) for path in paths]
-    routes += [Route(f"/api/{name}", guarded(partial(answer, name))) for name in view.answers]
+    routes = [Route(path, authorised(page)) for path in paths]
+    routes += [Route(f"/api/{name}", authorised(partial(answer, name))) for name in view.answers]
     return Starlette(routes=routes)
 
 

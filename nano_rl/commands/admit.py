@@ -46,7 +46,7 @@ def command(
     chosen = RunFilter(task=task, since=moment(since), policy=policy)
     with open_log(log) as store:
         from nano_rl.logs.admission import TargetPolicy as Bench
-        from nano_rl.logs.survey import LogSurvey as Survey
+        from nano_rl.logs.admission_report import LogAdmission as Survey
 
         opened, note = _opened(model)
         look, bench = None, Bench(max_staleness=max_staleness)

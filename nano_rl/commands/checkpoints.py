@@ -44,8 +44,8 @@ def list_checkpoints(as_json: JsonOption = False) -> int:
         return 0
     for row in found:
         marked = "  (promoted)" if row["promoted"] else ""
-        told = row["problem"] or f"from {row['parent'] or '-'}  {row['score'] or 'not evaluated'}"
-        print(printable(f"{row['name']}  {told}{marked}"))
+        description = row["problem"] or f"from {row['parent'] or '-'}  {row['score'] or 'not evaluated'}"
+        print(printable(f"{row['name']}  {description}{marked}"))
     return 0
 
 

@@ -13,7 +13,7 @@ FLAGS = {
 }
 
 
-@settings_options(DpoConfig, FLAGS, shown=False)
+@settings_options(DpoConfig, FLAGS)
 def command(
     settings: Settings[DpoConfig],
     name: NameOption,

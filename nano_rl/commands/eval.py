@@ -38,7 +38,7 @@ from nano_shared.types import Split, Task, Trajectory
 
 Temperature = Annotated[float, Option(min=0, help="Of the sampling; 0 is greedy.")]
 Repeat = Annotated[int, Option(min=1, help="Runs of each task, seeded.")]
-how_options = agent_options("log", shown=False)
+how_options = agent_options("log")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class How:
         return evaluation, runs
 
 
-@agent_options("model", "base_url", "device", "net", "log", "agent", "agent_folders", shown=False)
+@agent_options("model", "base_url", "device", "net", "log", "agent", "agent_folders")
 def command(
     settings: Settings[AgentConfig],
     tasks: Tasks = None,

@@ -88,19 +88,19 @@ def print_lineage(folder: Path) -> None:
 
 def promotion_line(record: Promotion) -> str:
     """When and why, in one line."""
-    told = f"{_when(record.created)}  {record.kind.replace('_', ' ')}, nano {record.code_version}"
+    line = f"{_when(record.created)}  {record.kind.replace('_', ' ')}, nano {record.code_version}"
     if record.evidence is not None:
-        told += f"; {record.evidence.overall} against {record.evidence.baseline_model}"
-        told += (
+        line += f"; {record.evidence.overall} against {record.evidence.baseline_model}"
+        line += (
             f", seed {record.evidence.conditions.seed}, tasks {record.evidence.conditions.tasks_hash[:19]}"
         )
-    return told + "".join(f"; against it: {text}" for text in record.objections)
+    return line + "".join(f"; against it: {text}" for text in record.objections)
 
 
 def _step(step: Ancestor) -> dict[str, Any]:
-    told: dict[str, Any] = {"name": step.name, "problem": step.remark}
+    fields: dict[str, Any] = {"name": step.name, "problem": step.remark}
     if step.manifest is not None:
-        told |= {
+        fields |= {
             "kind": step.manifest.kind,
             "policy_version": step.manifest.policy_version,
             "runs": step.manifest.trained_on.runs,
@@ -108,7 +108,7 @@ def _step(step: Ancestor) -> dict[str, Any]:
             "code_version": step.manifest.code_version,
             "created": step.manifest.created,
         }
-    return told
+    return fields
 
 
 def _sentence(step: Ancestor) -> str:

@@ -24,7 +24,7 @@ ModelOption = Annotated[
 ]
 DeviceOption = Annotated[
     str | None,
-    Option(metavar="auto|cpu|cuda|cuda:N", help="Where the model trains.", show_default="auto", hidden=True),
+    Option(metavar="auto|cpu|cuda|cuda:N", help="Where the model trains.", show_default="auto"),
 ]
 DtypeOption = Annotated[Literal["float32", "bfloat16"], Option(help="Of the arithmetic.")]
 Seed = Annotated[int, Option(help="The same one repeats the random choices.")]

@@ -31,7 +31,7 @@ _LEAST_TOKENS = 256
 _MIB = 2**20
 
 
-@settings_options(TrainConfig, FLAGS, names={"prompts_per_step": "--prompts"}, shown=False)
+@settings_options(TrainConfig, FLAGS, names={"prompts_per_step": "--prompts"})
 def command(
     settings: Settings[TrainConfig],
     model: ModelOption = None,

@@ -16,9 +16,8 @@ from nano_shared.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nano_rl.preferences.log_pairs import Groups
+    from nano_rl.preferences.log_pairs import Groups, RunScorer
     from nano_rl.preferences.log_pairs import PairSource as Source
-    from nano_rl.preferences.log_pairs import RunScorer as Asked
     from nano_shared.store import LogStore
 from collections.abc import Mapping, Sequence
 
@@ -100,9 +99,9 @@ def command(
         raise UsageError(f"{out} exists already; name another file with --out")
     settings = _settings(sources or (), judge_url, judge_model, principles)
     with open_log(log) as store:
-        asked = {name: _judge(name, given, store) for name, given in settings.items()}
+        scorers = {name: _judge(name, given, store) for name, given in settings.items()}
         chosen = [source for source in LOGGED if not sources or source in sources]
-        found = log_pairs(store, sources=chosen, per_task=per_task, seed=seed, asked=asked)
+        found = log_pairs(store, sources=chosen, per_task=per_task, seed=seed, scorers=scorers)
     say(found.refused)
     if not found.pairs:
         raise UsageError(no_pair(found.refused))
@@ -130,7 +129,7 @@ def _settings(
     return judged
 
 
-def _judge(name: str, settings: dict[str, str | None], store: LogStore) -> Asked:
+def _judge(name: str, settings: dict[str, str | None], store: LogStore) -> RunScorer:
     from nano_coder.models.scripted import ScriptedPolicy
     from nano_coder.run.execution import Runtime
     from nano_coder.sandbox.backend import open_sandbox

@@ -103,8 +103,8 @@ def tell_ungraded(runs: Sequence[Trajectory]) -> None:
         return
     if len(ungraded) == len(runs):
         raise none_graded(ungraded)
-    told = why_ungraded(ungraded[0])
-    print(f"{len(ungraded)} of {len(runs)} runs could not be graded; the first, {told}", file=sys.stderr)
+    reason = why_ungraded(ungraded[0])
+    print(f"{len(ungraded)} of {len(runs)} runs could not be graded; the first, {reason}", file=sys.stderr)
 
 
 def print_rows(rows: list[Row]) -> None:

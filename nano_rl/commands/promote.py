@@ -36,13 +36,13 @@ class Decision:
         }
 
     def sentences(self) -> list[str]:
-        told = [f"against it: {text}" for text in self.objections]
+        lines = [f"against it: {text}" for text in self.objections]
         if self.evidence and self.evidence.earlier:
-            told.append(f"stored besides: {self.evidence.earlier} other comparisons of these two")
+            lines.append(f"stored besides: {self.evidence.earlier} other comparisons of these two")
         if self.promoted:
             forced = ", by force, which is recorded" if self.objections else ""
-            return [*told, f"{self.name} is promoted{forced}; nano-rl checkpoints rollback takes it back"]
-        return [*told, f"{self.name} is not promoted; --force promotes it and records that"]
+            return [*lines, f"{self.name} is promoted{forced}; nano-rl checkpoints rollback takes it back"]
+        return [*lines, f"{self.name} is not promoted; --force promotes it and records that"]
 
 
 def decide(folder: Path, name: str, how: How | None, against: str | None, *, force: bool) -> Decision:

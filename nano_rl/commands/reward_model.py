@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 @settings_options(
     RewardModelConfig,
     {"Learning": ("optimizer.learning_rate", "epochs", "lora_rank", "held_out")},
-    shown=False,
 )
 def command(
     settings: Settings[RewardModelConfig],

@@ -65,7 +65,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-@agent_options("model", "base_url", "device", "net", "log", "agent", "agent_folders", shown=False)
+@agent_options("model", "base_url", "device", "net", "log", "agent", "agent_folders")
 def command(
     settings: Settings[AgentConfig],
     tasks: Tasks = None,

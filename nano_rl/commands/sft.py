@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nano_shared.types import Task
 
 
-@settings_options(SftConfig, {"Learning": ("optimizer.learning_rate", "epochs", "lora_rank")}, shown=False)
+@settings_options(SftConfig, {"Learning": ("optimizer.learning_rate", "epochs", "lora_rank")})
 def command(
     settings: Settings[SftConfig],
     name: NameOption,

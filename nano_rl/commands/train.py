@@ -82,12 +82,10 @@ def command(
     ] = False,
     device: DeviceOption = None,
     reward: RewardOption = None,
-    log: Annotated[list[str] | None, Option(hidden=True)] = None,
+    log: Annotated[list[str] | None, Option()] = None,
     log_to: Annotated[
         str,
-        Option(
-            metavar="NAME,...", hidden=True, help="Metrics beside metrics.jsonl: tensorboard, wandb, trackio."
-        ),
+        Option(metavar="NAME,...", help="Metrics beside metrics.jsonl: tensorboard, wandb, trackio."),
     ] = "",
     limit: Limit = None,
     net: Net = None,
@@ -98,7 +96,7 @@ def command(
     ] = None,
     agent_folders: Annotated[
         str,
-        Option(metavar="DIR,...", hidden=True, help="Folders that the jail of --agent sees."),
+        Option(metavar="DIR,...", help="Folders that the jail of --agent sees."),
     ] = "",
     as_json: JsonOption = False,
 ) -> int:
@@ -311,9 +309,9 @@ def _tell(target: Path, folder: Path, watch: Watcher, steps: int, *, quiet: bool
     rows = read_metrics(folder / METRICS)
     if quiet:
         last = {name: value if math.isfinite(value) else None for name, value in watch.last.items()}
-        told = {"checkpoint": str(target), "steps": len(rows), "metrics": last}
+        result = {"checkpoint": str(target), "steps": len(rows), "metrics": last}
         learned = learned_from(rows)
-        print(json.dumps({**told, "learned_from": learned} if learned else told))
+        print(json.dumps({**result, "learned_from": learned} if learned else result))
         return
     print_metrics(rows)
     table = learned_table(rows)

@@ -89,8 +89,6 @@ class Asked:
         if len(self.logs) > 1:
             raise UsageError("several --log are read together with --from-logs; without it give one")
         only = sorted(name for name in flags if name.startswith("logs."))
-        if "lambda_preference" in flags:
-            only.append("lambda_preference")
         if only:
             raise UsageError(f"{only[0]} is read with --from-logs alone: give that too, or leave it out")
 

@@ -10,6 +10,9 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from nano_rl.learn.config import Config, CriticConfig, OptimizerConfig, Quantise, UpdateConfig
 
 Scheduler = Literal["lockstep", "free"]
+_OF_LOGS = ("lambda_preference", "preference_beta")
+_EARLIER = ("overlap", *_OF_LOGS)
+"""names of earlier versions"""
 _BOUND = 4
 """`max_staleness` of `asynchronous` where none is set"""
 
@@ -78,10 +81,6 @@ class TrainConfig(UpdateConfig):
     imitate: Literal["own", "oracles", "log", "rest"] = "own"
     """what lambda_sft imitates: the step's own successes, the tasks' oracles, successes in the log, or those
     of the logs that policy gradients may not use (rest; what --from-logs imitates where nothing is said)"""
-    lambda_preference: float = Field(0.0, ge=0)
-    """with --from-logs: weight of the preference loss on outcomes that policy gradients may not use"""
-    preference_beta: float = Field(0.1, gt=0)
-    """of that loss: how strongly the policy is held to where it started (docs/preferences.md)"""
 
     @property
     def off_policy_bound(self) -> int:
@@ -96,11 +95,16 @@ class TrainConfig(UpdateConfig):
     @model_validator(mode="before")
     @classmethod
     def _of_earlier_versions(cls, settings: Any) -> Any:
-        """`overlap` was `asynchronous` without `engine`."""
-        if not isinstance(settings, Mapping) or "overlap" not in settings:
+        """`overlap` was `asynchronous` without `engine`; the preference loss is a setting of `logs`."""
+        if not isinstance(settings, Mapping):
             return settings
-        rest = {name: value for name, value in settings.items() if name != "overlap"}
-        return {"asynchronous": settings["overlap"]} | rest
+        rest = {name: value for name, value in settings.items() if name not in _EARLIER}
+        if "overlap" in settings:
+            rest = {"asynchronous": settings["overlap"]} | rest
+        moved = {name: settings[name] for name in _OF_LOGS if name in settings}
+        if moved and isinstance(logs := rest.get("logs", {}), Mapping):
+            rest["logs"] = {**moved, **logs}
+        return rest
 
     @field_validator("engine", mode="before")
     @classmethod

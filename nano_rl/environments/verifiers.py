@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nano_coder.environment import EnvironmentSession, guarded
+from nano_coder.environment import EnvironmentSession, call_environment
 from nano_coder.tools.tool import ToolFailure, ToolResult
 from nano_shared.errors import EnvironmentFailed, UsageError
 from nano_shared.types import Limits, Split, ToolCall, ToolSpec, Trajectory
@@ -57,7 +57,7 @@ class Verifiers:
 
     def tasks(self, split: Split, seed: int) -> Iterator[dict[str, Any]]:
         """The taskset's tasks in its order: it has no splits, but settings of its own that choose."""
-        for task in guarded(self._taskset, self._name, lambda: iter(self._taskset)):
+        for task in call_environment(self._taskset, self._name, lambda: iter(self._taskset)):
             data = task.data
             if task.NEEDS_CONTAINER or _of_a_runtime(task):
                 raise UsageError(
@@ -133,7 +133,7 @@ class VerifiersSession(EnvironmentSession):
             return await asyncio.wait_for(work, self._seconds)
 
         try:
-            return guarded(self._task, self._name, self._loop.run, bounded(), passing=passing)
+            return call_environment(self._task, self._name, self._loop.run, bounded(), passing=passing)
         except EnvironmentFailed as problem:
             if isinstance(problem.__cause__, TimeoutError):
                 raise EnvironmentFailed(f"{self._name}: no answer within {self._seconds:g} s") from None
@@ -195,9 +195,9 @@ def _fill(trace: Any, run: Trajectory) -> None:
     from verifiers.v1.types import ToolCall as Called
 
     data = trace.task.data
-    asked = [UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else data.prompt
+    prompt = [UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else data.prompt
     system = [SystemMessage(content=data.system_prompt)] if data.system_prompt else []
-    messages: list[tuple[Any, bool]] = [(message, False) for message in (*system, *asked)]
+    messages: list[tuple[Any, bool]] = [(message, False) for message in (*system, *prompt)]
     for turn in run.turns:
         acted = [
             (f"call_{turn.index}_{i}", call) for i, call in enumerate(turn.calls) if call.name != "submit"

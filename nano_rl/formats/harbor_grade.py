@@ -106,8 +106,8 @@ def _case(job: dict[str, Any], work: Path, case: dict[str, Any]) -> bool:
         )
     except subprocess.TimeoutExpired:
         return False
-    told = [line for line in done.stdout.split("\n") if line.startswith(nonce)]
-    return len(told) == 1 and _same(json.loads(told[0][len(nonce) :]), case["expected"])
+    reports = [line for line in done.stdout.split("\n") if line.startswith(nonce)]
+    return len(reports) == 1 and _same(json.loads(reports[0][len(nonce) :]), case["expected"])
 
 
 def _suite(suite: dict[str, Any], name: str, work: Path) -> bool:

@@ -181,7 +181,7 @@ def message(value: Message) -> dict[str, str]:
 
 
 def _prompt(params: CreateParams) -> str:
-    """The texts of the messages; a conversation that has begun is told with the names of its speakers."""
+    """The texts of the messages, each after its speaker's name if there are answers among them."""
     messages = [item for item in params.input if item.type == "message"]
     if all(item.role != "assistant" for item in messages) and len(messages) == len(params.input):
         return "\n\n".join(item.text for item in messages)
@@ -205,8 +205,8 @@ def _key(row: Row) -> str:
         if (value := _text(row.get(name))) and isinstance(row[name], str):
             return value
     parts = {k: v for k, v in row.items() if not k.startswith("_ng_")}
-    asked = parts["responses_create_params"] if row.keys() & ROLLOUT_FIELDS else parts
-    return f"{NAME}/{content_hash(asked).removeprefix('sha256:')[:16]}"
+    question = parts["responses_create_params"] if row.keys() & ROLLOUT_FIELDS else parts
+    return f"{NAME}/{content_hash(question).removeprefix('sha256:')[:16]}"
 
 
 def _hidden(row: Row) -> AnswerChecks | None:

@@ -70,8 +70,8 @@ def patched(tree: Mapping[str, Blob], patch: str, field: str) -> dict[str, Blob]
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(tree[name].data)
         _git(folder, "apply", "--whitespace=nowarn", "-", stdin=text.encode(), field=field)
-        if gone := [name for name in names if not (folder / name).is_file()]:
-            raise Refused(field, f"deletes {gone[0]!r}, which the grader cannot do")
+        if missing := [name for name in names if not (folder / name).is_file()]:
+            raise Refused(field, f"deletes {missing[0]!r}, which the grader cannot do")
         return {name: Blob(_FILE, (folder / name).read_bytes()) for name in names}
 
 

@@ -46,7 +46,7 @@ class Sources:
     rest: tuple[Trajectory, ...] = ()
     """logged runs that cannot train a policy gradient, for imitation and preferences"""
     pairs: tuple[RunPair, ...] = ()
-    """preference pairs for `lambda_preference`"""
+    """preference pairs for `logs.lambda_preference`"""
     pair_of: Callable[[Trajectory, Trajectory, BlobStore], RunPair | None] | None = None
     """makes a pair of (chosen, rejected); needed where there are `pairs`"""
     curriculum: Curriculum | None = None

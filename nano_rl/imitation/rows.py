@@ -22,7 +22,7 @@ from nano_shared.blobs import BlobStore
 from nano_shared.errors import PolicyError, UsageError
 from nano_shared.policy import Conversation
 from nano_shared.profile import InterfaceProfile
-from nano_shared.redact import MARKER, is_redacted
+from nano_shared.redact import MARKER
 from nano_shared.refusal import Refusal, Refused
 from nano_shared.strict_json import validated
 from nano_shared.types import Completion, Finish, Message, Role, Sampling, Trajectory, Turn, TurnTokens
@@ -40,7 +40,7 @@ class RunEncoder:
         """True if the logged tokens of a run have this policy's template, profile and vocabulary."""
         return (
             run.has_tokens
-            and not is_redacted(run)
+            and not run.is_redacted
             and run.template_hash == self.template.template_hash
             and self.speaks(run)
             and self._shows(run)

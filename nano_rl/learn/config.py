@@ -316,6 +316,10 @@ class LogsConfig(Config):
     mutants: int = Field(32, ge=0)
     """with fresh rollouts: further tasks, each the workspace that a passing logged run left with one line
     changed so that the run's check fails; 0 for none"""
+    lambda_preference: float = Field(0.0, ge=0)
+    """weight of the preference loss on outcomes that policy gradients may not use"""
+    preference_beta: float = Field(0.1, gt=0)
+    """strength of that loss's KL constraint to the initial policy (docs/preferences.md)"""
 
 
 class UpdateConfig(Config):

@@ -105,7 +105,7 @@ class LogContents:
         raise UsageError(
             f"none of the {self.seen} runs of {names} can train this policy by policy gradient ({reasons});"
             " nano-rl admit shows them by reason; --fresh 8 rolls their tasks out afresh, lambda_sft and"
-            " lambda_preference take what is left"
+            " logs.lambda_preference take what is left"
         )
 
 
@@ -120,7 +120,7 @@ def read_logs(
 ) -> LogContents:
     """Read every run of the logs once. `rescore` gives the admitted runs the verdicts to train on, before
     groups are formed."""
-    keeps_rest = bool(config.lambda_sft or config.lambda_preference)
+    keeps_rest = bool(config.lambda_sft or config.logs.lambda_preference)
     target = TargetPolicy(profile=opened.profile, template_hash=template_hash)
     verifiers = [RunVerifier(opened, store) for store in stores]
     verify_now = rescore is not None or _few(stores)
@@ -344,6 +344,6 @@ def _comparable(
         else:
             kept.append(group)
             continue
-        if config.lambda_sft or config.lambda_preference:
+        if config.lambda_sft or config.logs.lambda_preference:
             rest += [run for member in group.members if (run := group.runs.verified(member)) is not None]
     return tuple(kept)

@@ -229,18 +229,18 @@ class PreferencePart:
 def preference_term(
     model: nn.Module, opened: OpenedWeights, pairs: Sequence[PreferencePair], config: TrainConfig
 ) -> PreferenceTerm | None:
-    """The loss term of `lambda_preference`; None if it is 0 or there are no pairs.
+    """The loss term of `logs.lambda_preference`; None if it is 0 or there are no pairs.
 
     `model` must hold the starting weights of the training, also when it is resumed.
     """
-    if config.lambda_preference == 0 or not pairs:
+    if config.logs.lambda_preference == 0 or not pairs:
         return None
     reader = reader_of(opened)
     vocabulary = int(opened.loaded.model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
     rows = tuple(_rows(pair, reader, vocabulary) for pair in pairs)
-    settings = DpoConfig(beta=config.preference_beta, seed=config.seed, max_tokens=config.max_tokens)
+    settings = DpoConfig(beta=config.logs.preference_beta, seed=config.seed, max_tokens=config.max_tokens)
     return PreferenceTerm(
-        weight=config.lambda_preference, pairs=rows, reference=reference_scores(model, rows, settings),
+        weight=config.logs.lambda_preference, pairs=rows, reference=reference_scores(model, rows, settings),
         settings=settings,
         batch=config.prompts_per_step,
     )  # fmt: skip

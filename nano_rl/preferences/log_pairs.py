@@ -48,7 +48,7 @@ def log_pairs(
     sources: Collection[PairSource] = SOURCES,
     per_task: int = 4,
     seed: int = 0,
-    asked: Mapping[PairSource, RunScorer] | None = None,
+    scorers: Mapping[PairSource, RunScorer] | None = None,
 ) -> LogPairs:
     """Pairs of runs of one task under one template and profile; each names its source.
 
@@ -59,7 +59,7 @@ def log_pairs(
     pairs per task, in a seeded order. `feedback`: `prefer` rows, and runs above 0.5 on the scale of the
     reward part `human` against runs below it. `edit`: see `edit_pairs.py`. `judge`: a score above 0.5 against
     one below. `constitution`: a run that kept all principles against one that did not. The scorers of the
-    last two are in `asked`.
+    last two are in `scorers`.
     """
     refused: Counter[str] = Counter()
     blobs = store.blobs
@@ -71,7 +71,7 @@ def log_pairs(
         pairs += _scored_pairs(runs, opinions, "feedback", per_task, seed, refused, blobs)
     if "edit" in sources:
         pairs += [pair for run in runs for pair in edit_pairs(store, run, refused)]
-    for source, ask in (asked or {}).items():
+    for source, ask in (scorers or {}).items():
         worth: dict[str, float | None] = dict(ask(list(_comparable(runs).values()), refused))
         pairs += _scored_pairs(runs, worth, source, per_task, seed, refused, blobs)
     if "graded" in sources:
@@ -241,9 +241,9 @@ def _exact(chosen: Trajectory, rejected: Trajectory) -> Exact | None:
 def pairs_beside(
     stores: Sequence[LogStore], rest: set[str], usable: set[str], config: TrainConfig
 ) -> tuple[PreferencePair, ...]:
-    """The pairs that `lambda_preference` compares: two outcomes of one task, at least one of them in `rest`,
+    """Pairs for `logs.lambda_preference`: two outcomes of one task, at least one of them in `rest`,
     both in `rest` or `usable`."""
-    if config.lambda_preference == 0 or not rest:
+    if config.logs.lambda_preference == 0 or not rest:
         return ()
     found: dict[tuple[str | None, str | None], PreferencePair] = {}
     for store in stores:

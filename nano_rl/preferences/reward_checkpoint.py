@@ -103,7 +103,7 @@ class SavedRewardModel:
         than the context only the last tokens are read.
 
         `blobs` are the log's, which know the directories that text-only runs began in (`run_messages`).
-        Raises UsageError for a run of another template or vocabulary, LogError where a directory is gone.
+        Raises UsageError for a run of another template or vocabulary, LogError if a directory is missing.
         """
         scores = [-float("inf")] * len(runs)
         written = [i for i, run in enumerate(runs) if run.turns]

@@ -134,41 +134,6 @@ class LiveView:
         return table
 
 
-class LinesView:
-    """One line per step on stderr, for logs and pipes."""
-
-    def __init__(self, name: str, total: int, rows: list[MetricsRow]) -> None:
-        self._name = name
-        self._total = total
-        self._rows = rows[-KEPT:]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    def run_done(self) -> None:
-        pass
-
-    def step_done(self, done: int, total: int, row: Mapping[str, float]) -> None:
-        self._rows = _with(self._rows, row)
-        shown = [
-            f"{line.label.strip()} {written(line, row)}"
-            for panel in ("Reward", "Objective")
-            for line in PANELS[panel]
-            if line.metric in row and line.metric in _IN_LINES
-        ]
-        left = seconds_left(self._rows, done, total)
-        parts = [f"step {done}/{total}", *shown, f"left {duration(left or 0)}"]
-        print("  ".join(parts), file=sys.stderr, flush=True)
-
-
-_IN_LINES = {"reward_mean", "success/all", "frac_zero_std", "entropy", "loss", "grad_norm", "ess", "stale"}
-
-
 class NoView:
     """Shows nothing."""
 
@@ -185,6 +150,30 @@ class NoView:
 
     def step_done(self, done: int, total: int, row: Mapping[str, float]) -> None:
         pass
+
+
+class LinesView(NoView):
+    """One line per step on stderr, for logs and pipes."""
+
+    def __init__(self, name: str, total: int, rows: list[MetricsRow]) -> None:
+        self._name = name
+        self._total = total
+        self._rows = rows[-KEPT:]
+
+    def step_done(self, done: int, total: int, row: Mapping[str, float]) -> None:
+        self._rows = _with(self._rows, row)
+        shown = [
+            f"{line.label.strip()} {written(line, row)}"
+            for panel in ("Reward", "Objective")
+            for line in PANELS[panel]
+            if line.metric in row and line.metric in _IN_LINES
+        ]
+        left = seconds_left(self._rows, done, total)
+        parts = [f"step {done}/{total}", *shown, f"left {duration(left or 0)}"]
+        print("  ".join(parts), file=sys.stderr, flush=True)
+
+
+_IN_LINES = {"reward_mean", "success/all", "frac_zero_std", "entropy", "loss", "grad_norm", "ess", "stale"}
 
 
 class Watcher:

@@ -115,9 +115,9 @@ def _tiles(t: Training) -> list[tuple[str, str, str]]:
         begin, end = first.get(name), last.get(name)
         if end is not None:
             interval = interval_of(name, last)
-            told = "" if interval is None else "95 %: {} to {}".format(*(format(x, form) for x in interval))
+            bounds = "" if interval is None else "95 %: {} to {}".format(*(format(x, form) for x in interval))
             since = "" if begin is None else f"{format(begin, form)} at first. "
-            tiles.append((f"{label} in the last step", format(end, form), since + told))
+            tiles.append((f"{label} in the last step", format(end, form), since + bounds))
     tokens = sum(row.get("tokens_rollout") or 0 for row in t.rows)
     tiles.append(("time in the steps", duration(sum(seconds_of(row) for row in t.rows)), ""))
     if tokens:
@@ -255,13 +255,13 @@ def comparison_page(trainings: Sequence[Training]) -> Shown:
 
 def _differing(trainings: Sequence[Training]) -> list[tuple[str, list[str]]]:
     """The settings that differ between the trainings, with the value of each."""
-    told: list[Mapping[str, str]] = [
+    settings: list[Mapping[str, str]] = [
         {f"{section}.{name}".lstrip("."): value for section, rows in t.settings for name, value, _ in rows}
         | ({"model": t.record.model, "tasks": str(t.record.tasks)} if t.record else {})
         for t in trainings
     ]
-    names = sorted({name for values in told for name in values})
-    rows = [(name, [values.get(name, "-") for values in told]) for name in names]
+    names = sorted({name for values in settings for name in values})
+    rows = [(name, [values.get(name, "-") for values in settings]) for name in names]
     return [(name, values) for name, values in rows if len(set(values)) > 1]
 
 

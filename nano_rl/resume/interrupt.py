@@ -23,15 +23,15 @@ class TrainingStopped(NanoError):
 
 
 class Interrupt:
-    """The handler of SIGINT and SIGTERM; `asked` is True after the first signal."""
+    """The handler of SIGINT and SIGTERM; `requested` is True after the first signal."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._end: threading.Timer | None = None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        if not self.asked:
-            self.asked = True
+        if not self.requested:
+            self.requested = True
             # not print: the signal may interrupt another print
             os.write(2, b"\nfinishing this step, then saving; once more to stop at once\n")
             return

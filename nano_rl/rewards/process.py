@@ -51,7 +51,8 @@ def turn_worth(turns: Sequence[Turn]) -> list[float]:
 
 
 def _misused(observation: Observation) -> bool:
-    """The call failed as a call. A program that ran and failed has told something, as tests do."""
+    """True if the call itself failed. A program that ran and reported an error, such as a failing test, does
+    not count."""
     ran = observation.exit_code is not None and observation.exit_code not in _NOT_FOUND
     return observation.timed_out or not (observation.ok or ran)
 

@@ -277,10 +277,10 @@ def open_sharded(
 
     `folder` is that of the training, which all ranks reach.
     """
-    if settings.quantise or settings.lambda_preference:
+    if settings.quantise or settings.logs.lambda_preference:
         raise ConfigError(
-            "a training on several ranks takes neither `quantise` nor `lambda_preference`: leave them out, or"
-            " train in one process"
+            "a training on several ranks takes neither `quantise` nor `logs.lambda_preference`: leave them"
+            " out, or train in one process"
         )
     device = next(model.parameters()).device.type
     ranks.order(JOIN, model=name, config=settings.model_dump(mode="json"), folder=str(folder), device=device)

@@ -13,7 +13,7 @@ from typing import Any
 
 from nano_coder.grading.submission import grade_trajectory
 from nano_coder.run.execution import Runtime, run_task, run_without_turns
-from nano_rl.tasks.mutant_survey import KILLED, MutantReport, NotSurveyed, survey
+from nano_rl.tasks.mutation_testing import KILLED, MutantReport, NoMutants, run_mutants
 from nano_rl.tasks.oracle import oracle_policy
 from nano_shared import snapshot
 from nano_shared.errors import SandboxError, UsageError
@@ -125,7 +125,7 @@ def check_task(task: Task, runtime: Runtime) -> TaskFinding:
     if _readable(task, notes) and _nothing_is_nothing(task, runtime, notes):
         run = _oracle(task, runtime, notes)
         if run is not None:
-            found = _survey(task, run, runtime, notes)
+            found = _mutation_testing(task, run, runtime, notes)
             kill_rate = found.rate if found is not None else None
             if found is not None and found.stable:
                 notes.note("repeats", None)
@@ -224,11 +224,11 @@ def _shortfall(run: Trajectory, verdict: Verdict | None) -> str:
     if verdict is None or verdict.reward is None:
         return f"could not be graded: {verdict.failure_kind if verdict else 'no check'}"
     failed = [name for name, state in verdict.checks.items() if state != "pass"]
-    told = f"; stopped: {run.stop}" + (f"; {failed[0]} and {len(failed) - 1} more fail" if failed else "")
-    return f"earns {verdict.reward:g} instead of 1{told}"
+    detail = f"; stopped: {run.stop}" + (f"; {failed[0]} and {len(failed) - 1} more fail" if failed else "")
+    return f"earns {verdict.reward:g} instead of 1{detail}"
 
 
-def _survey(task: Task, run: Trajectory, runtime: Runtime, notes: _Notes) -> MutantReport | None:
+def _mutation_testing(task: Task, run: Trajectory, runtime: Runtime, notes: _Notes) -> MutantReport | None:
     """The report of the mutants, if the task has a program to mutate, else None."""
     hidden = task.hidden
     if not isinstance(hidden, CaseChecks):
@@ -236,12 +236,12 @@ def _survey(task: Task, run: Trajectory, runtime: Runtime, notes: _Notes) -> Mut
         notes.checks["mutants"] = f"skip: a check of kind {kind} has no program to mutate"
         return None
     try:
-        found = survey(task, _solution(task, run, runtime), runtime.sandbox, times=REPEATS - 1)
-    except NotSurveyed as problem:
+        found = run_mutants(task, _solution(task, run, runtime), runtime.sandbox, times=REPEATS - 1)
+    except NoMutants as problem:
         notes.checks["mutants"] = f"skip: {problem}"
         return None
     except SandboxError as problem:
-        notes.note("mutants", f"the survey failed: {problem}")
+        notes.note("mutants", f"mutation testing failed: {problem}")
         return None
     notes.note("mutants", _weakness(found))
     return found

@@ -178,7 +178,7 @@ def _projects(runs: Iterable[Trajectory], blobs: BlobStore, sandbox: Sandbox) ->
             continue
         try:
             start, left = (snapshot.load(str(each), blobs) for each in (run.snapshot, run.last_snapshot))
-        except UsageError:  # its blobs are gone
+        except UsageError:  # its blobs were deleted
             continue
         tree, _ = restored(command, start, left, run.task.artifacts)
         project = _Project(run=run, command=command, start=start, tree=tree, blobs=blobs, sandbox=sandbox)

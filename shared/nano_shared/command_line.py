@@ -22,24 +22,30 @@ from nano_shared.printable import guard_streams, one_line
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 PRINT = "--print-config"
-COMMON = (
-    "--log", "--json", "--limit", "--config", "--set", PRINT, "--device", "--net", "--agent-folders",
-    "--log-to",
-)  # fmt: skip
-"""options that many commands share: a command's help names them, the program's explains them"""
-_EPILOG = f"""Many commands share options, which their own help only names:
-
---log URL         the log: a path or an SQLAlchemy URL
---json            print JSON and nothing else
---limit NAME=N    a limit of each run in place of its task's, as max_turns=30
---device D        where a local model runs: auto, cpu, cuda, cuda:N
---net allow=HOST  hosts that runs may reach by HTTP(S); off unless given
---agent-folders D where the agent of --agent is installed; its jail sees these folders
---log-to NAME,... metrics beside metrics.jsonl: tensorboard, wandb, trackio
---config FILE     settings, as TOML
---set NAME=VALUE  one setting over those of the file, as optimizer.schedule=linear
-{PRINT}    print all settings as TOML, and end"""
-JsonOption = Annotated[bool, typer.Option("--json", hidden=True, help="Print JSON and nothing else.")]
+COMMON = {
+    "--log": "URL|the log: a path or an SQLAlchemy URL",
+    "--json": "|print JSON and nothing else",
+    "--verbose": "|print long outputs whole on a terminal; also -v",
+    "--seed": "N|the same one repeats the random choices",
+    "--tool": "NAME|one more tool for the agent, installed or FILE.py:NAME; repeatable",
+    "--net": "allow=HOST|hosts that runs may reach by HTTP(S); off unless given",
+    "--limit": "NAME=N|a limit of each run in place of its task's, as max_turns=30",
+    "--base-url": "URL|server of a hosted model",
+    "--profile": "NAME|the interface profile: tools, dialect and prompts of the agent",
+    "--device": "D|where a local model runs: auto, cpu, cuda, cuda:N",
+    "--python": "FILE|the Python that runs in the sandbox",
+    "--agent-folders": "DIR,...|where the agent of --agent is installed; its jail sees these folders",
+    "--log-to": "NAME,...|metrics beside metrics.jsonl: tensorboard, wandb, trackio",
+    "--config": "FILE|settings, as TOML",
+    "--set": "NAME=VALUE|one setting over those of the file, as optimizer.schedule=linear",
+    PRINT: "|print all settings as TOML, and end",
+}
+"""options that many commands share -> value and help: a command's help names them, the program's explains"""
+_EPILOG = "Many commands share options, which their own help only names:\n\n" + "\n".join(
+    f"{f'{name} {value}'.strip():23} {text}"
+    for name, (value, _, text) in ((name, line.partition("|")) for name, line in COMMON.items())
+)
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
 class Command(TyperCommand):
@@ -129,8 +135,8 @@ def lazy_app(
     return app
 
 
-def _say_version(context: typer.Context, asked: bool) -> None:
-    if asked:
+def _say_version(context: typer.Context, requested: bool) -> None:
+    if requested:
         print(f"{context.info_name}, version {__version__}")
         raise typer.Exit
 
@@ -158,7 +164,9 @@ def as_command(name: str, function: Callable[..., Any]) -> Any:
     command: Any = get_command(app)
     command.moved = getattr(function, "moved", {})
     command.help = _without_markup(inspect.cleandoc(command.help or ""))
+    common = [name for name in COMMON if any(name in p.opts and not p.required for p in command.params)]
     for param in command.params:
+        param.hidden = getattr(param, "hidden", False) or any(name in common for name in param.opts)
         param.help = _without_markup(param.help or "")
         described = param.type_descriptor
         kind = (get_args(described.annotation) or (described.annotation,))[0]
@@ -168,7 +176,7 @@ def as_command(name: str, function: Callable[..., Any]) -> Any:
             param.metavar = param.metavar or (
                 "PATH" if kind is Path and param.param_type_name == "option" else None
             )
-    if common := [name for name in COMMON if any(name in p.opts and p.hidden for p in command.params)]:
+    if common:
         command.epilog = f"Also {', '.join(common)}: see the program's own --help."
     return command
 
@@ -190,8 +198,8 @@ def run_command(app: typer.Typer, arguments: list[str] | None = None) -> None:
     except typer.TyperException as problem:
         context = getattr(problem, "ctx", None)
         where = f"; see {context.command_path} --help" if context else ""
-        told = " ".join(problem.format_message().replace("Value error, ", "").split())
-        _fail(told.rstrip(".") + where, 2)
+        message = " ".join(problem.format_message().replace("Value error, ", "").split())
+        _fail(message.rstrip(".") + where, 2)
     except NanoError as problem:
         _fail(str(problem), problem.exit_code)
     except BrokenPipeError:

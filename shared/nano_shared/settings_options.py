@@ -14,7 +14,7 @@ import typer
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from nano_shared.command_line import COMMON, PRINT
+from nano_shared.command_line import PRINT
 from nano_shared.errors import ConfigError, NanoError, UsageError
 from nano_shared.settings import (
     alternatives,
@@ -39,14 +39,14 @@ _OF_SETTINGS: dict[str, tuple[Any, str, str | None, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Settings(Generic[M]):
-    """What a command was told of its settings, by --config, --set and flags: nested plain values."""
+    """The settings given by --config, --set and flags, as nested plain values."""
 
     kind: type[M]
     values: dict[str, Any]
     sources: Mapping[str, str]
     """dotted name -> the flag, `--set`, or the file that it comes from"""
-    shown: bool = False
-    """whether the user asked to see the config instead of the command's work"""
+    print_only: bool = False
+    """True with --print-config: print the settings instead of running the command"""
 
     @property
     def flags(self) -> frozenset[str]:
@@ -66,7 +66,7 @@ class Settings(Generic[M]):
             config = self.kind.model_validate(over_defaults(self.kind, merged(self.values, more or {})))
         except ValidationError as error:
             raise self._wrong(error) from error
-        if self.shown:
+        if self.print_only:
             self.show(config)
         return config
 
@@ -76,12 +76,12 @@ class Settings(Generic[M]):
         raise typer.Exit(0)
 
     def _wrong(self, error: ValidationError) -> NanoError:
-        told, ours = [], False
+        problems, ours = [], False
         for name, text in wrong_settings(error, self.kind):
             source = next((s for n, s in self.sources.items() if f"{n}.".startswith(f"{name}.")), "")
-            told.append(f"{source}: {text}" if name and source else text)
+            problems.append(f"{source}: {text}" if name and source else text)
             ours |= source.startswith("-") or (not (name and source) and bool(self.flags))
-        return (UsageError if ours else ConfigError)("; ".join(told))
+        return (UsageError if ours else ConfigError)("; ".join(problems))
 
 
 def settings_options(
@@ -90,14 +90,12 @@ def settings_options(
     *,
     names: Mapping[str, str] | None = None,
     moved: Mapping[str, str] | None = None,
-    shown: bool = True,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command --config FILE, --set NAME=VALUE, --print-config, and a flag for some settings of `kind`.
 
     `flags` maps a panel of the help to dotted names; `names` gives a setting's option another name. The
     command gets `settings: Settings[kind]`. Every other setting answers to its own name as an option with
     the --set that sets it, since that is what it was called in earlier versions; `moved` adds to these.
-    Where the three options are not `shown`, the help only names them.
     """
     fields = dict(setting_fields(kind))
     options = {
@@ -114,7 +112,7 @@ def settings_options(
         )
         for heading, settings in flags.items()
         for setting in settings
-    ] + _of_settings(hidden=not shown)
+    ] + _of_settings()
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(function, eval_str=True)
@@ -126,10 +124,10 @@ def settings_options(
 
         @wraps(function)
         def command(**given: Any) -> Any:
-            file, texts, shown = (given.pop(name) for name in _OF_SETTINGS)
-            told = {option: (name, given.pop(_parameter(name))) for name, option in options.items()}
-            values, sources = _given_values(kind, file, texts or (), told)
-            return function(**given, settings=Settings(kind, values, sources, shown))
+            file, texts, print_only = (given.pop(name) for name in _OF_SETTINGS)
+            given_flags = {option: (name, given.pop(_parameter(name))) for name, option in options.items()}
+            values, sources = _given_values(kind, file, texts or (), given_flags)
+            return function(**given, settings=Settings(kind, values, sources, print_only))
 
         command.__dict__["__signature__"] = signature.replace(parameters=[*own, *parameters])
         command.__dict__["moved"] = {**_earlier_names(fields, set(options.values())), **(moved or {})}
@@ -177,13 +175,13 @@ def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _dotted(value, f"{prefix}{name}.")
 
 
-def _of_settings(*, hidden: bool) -> list[inspect.Parameter]:
+def _of_settings() -> list[inspect.Parameter]:
     return [
         inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=False if kind is bool else None,
             annotation=Annotated[
                 kind,
-                typer.Option(option, metavar=metavar, help=help, rich_help_panel="Settings", hidden=hidden),
+                typer.Option(option, metavar=metavar, help=help, rich_help_panel="Settings"),
             ],
         )
         for name, (kind, option, metavar, help) in _OF_SETTINGS.items()
@@ -193,9 +191,7 @@ def _of_settings(*, hidden: bool) -> list[inspect.Parameter]:
 def _option(setting: str, field: FieldInfo, option: str, panel: str, kind: type[BaseModel]) -> Any:
     """The option of one setting. Its text is checked with the other settings, in `Settings.config`."""
     kinds = [kind for kind in alternatives(field.annotation) if kind is not NoneType]
-    more: dict[str, Any] = {
-        "rich_help_panel": panel, "help": _help(setting, field, kind), "hidden": option in COMMON,
-    }  # fmt: skip
+    more: dict[str, Any] = {"rich_help_panel": panel, "help": _help(setting, field, kind)}
     if kinds == [bool]:
         return Annotated[bool | None, typer.Option(f"{option}/--no-{option[2:]}", **more)]
     if any(get_origin(each) in (tuple, list) for each in kinds):
@@ -220,9 +216,9 @@ def _help(setting: str, field: FieldInfo, kind: type[BaseModel]) -> str:
     default: Any = kind()
     for part in setting.split("."):
         default = getattr(default, part, None)
-    told = [bounds.strip()] if bounds else []
-    told += [f"default: {default}"] if default not in (None, False, ()) else []
-    return f"{text} ({', '.join(told)})" if told else text
+    notes = [bounds.strip()] if bounds else []
+    notes += [f"default: {default}"] if default not in (None, False, ()) else []
+    return f"{text} ({', '.join(notes)})" if notes else text
 
 
 def _earlier_names(fields: Mapping[str, FieldInfo], options: set[str]) -> dict[str, str]:

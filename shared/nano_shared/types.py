@@ -567,6 +567,12 @@ class Trajectory(Value):
         return self.tools_hash.startswith(RAW_PROMPT)
 
     @property
+    def is_redacted(self) -> bool:
+        """Whether ids of the run were masked: later tokens were then sampled after other ones."""
+        rows = (turn.completion.tokens for turn in self.turns)
+        return any(REDACTED_ID in ids for row in rows if row for ids in (row.context_ids, row.sampled_ids))
+
+    @property
     def last_snapshot(self) -> str | None:
         """The workspace after the last logged turn."""
         return next((t.snapshot for t in reversed(self.turns) if t.snapshot), self.snapshot)

@@ -18,7 +18,7 @@ from nano_coder.run.replay import refeed
 from nano_coder.verify.certificate import deep_verify
 from nano_coder.verify.trainable import verify
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.redact import REDACTED_ID, Redactor, is_redacted
+from nano_shared.redact import REDACTED_ID, Redactor
 from nano_shared.redact.store import RedactingStore
 from nano_shared.run_facts import facts_of
 from nano_shared.store import LogStore
@@ -85,7 +85,7 @@ def test_a_redacted_run_does_not_resume(logged) -> None:  # type: ignore[no-unty
 def test_a_redacted_run_is_neither_gone_on_from_nor_re_fed_nor_certified(logged) -> None:  # type: ignore[no-untyped-def]
     run, runtime = logged
     read = runtime.store.get(run.id)
-    with pytest.raises(UsageError, match="was redacted: tokens that would be gone on from"):
+    with pytest.raises(UsageError, match="was redacted: the tokens to continue from"):
         fork_run(read, runtime, at=1, n=1)
     with pytest.raises(UsageError, match="was redacted: its hidden tokens"):
         refeed(read, ScriptedPolicy([]), runtime.store.blobs)
@@ -108,7 +108,7 @@ def test_log_redact_drops_what_a_run_held(tmp_path: Path, monkeypatch: pytest.Mo
         assert packed not in path.read_bytes()
     with LogStore.open(log) as store:
         read = store.get(run.id)
-        assert is_redacted(read)
+        assert read.is_redacted
         assert store.get(clean.id) == clean
         assert [len(t.completion.tokens.context_ids) for t in read.turns if t.completion.tokens] == [
             len(t.completion.tokens.context_ids) for t in run.turns if t.completion.tokens

@@ -20,7 +20,6 @@ from nano_shared.redact import (
     REDACTED_ID,
     RedactConfig,
     Redactor,
-    is_redacted,
     scrub_bytes,
     scrub_snapshot,
     scrub_text,
@@ -306,7 +305,7 @@ def test_no_planted_secret_survives_in_a_run(
     scrubbed = scrub_trajectory(run, decode=pieces.decode if decoded else None)
 
     assert not survives(secret, scrubbed.model_dump_json())
-    assert is_redacted(scrubbed)
+    assert scrubbed.is_redacted
     for old, new in zip(run.turns, scrubbed.turns, strict=True):
         before, after = old.completion.tokens, new.completion.tokens
         assert before is not None
@@ -402,7 +401,7 @@ def test_a_redacting_log_writes_no_secret(tmp_path: Path) -> None:
         assert read.turns[0].completion.text == "echo [redacted:github-token]"
         ids = read.turns[0].completion.tokens.sampled_ids  # type: ignore[union-attr]
         assert ids == (*map(ord, "echo "), *[REDACTED_ID] * len(SECRET))
-        assert is_redacted(read)
+        assert read.is_redacted
         assert turn.completion.tokens == tokens
         packed = b"".join(ord(c).to_bytes(4, "little") for c in SECRET[4:12])
         for path in tmp_path.rglob("*"):

@@ -23,7 +23,7 @@ from nano_coder.verify.logprobs import Scored
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_rl.cli import cli
 from nano_rl.logs.admission import JudgedRun, TargetPolicy, Use, by_task
-from nano_rl.logs.survey import AdmissionReport, EffectiveSample, FreshRollouts, Reservoir, share
+from nano_rl.logs.admission_report import AdmissionReport, EffectiveSample, FreshRollouts, Reservoir, share
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.feedback import Feedback, FeedbackKind

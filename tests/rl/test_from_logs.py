@@ -221,8 +221,8 @@ def test_logs_that_hold_nothing_for_this_policy_say_what_they_hold(
         (["--tasks", "x", "--fresh", "4"], "--fresh adds rollouts to logged groups"),
         (["--tasks", "x", "--set", "logs.mix=0.5"], "logs.mix is read with --from-logs alone"),
         (
-            ["--tasks", "x", "--set", "lambda_preference=1"],
-            "lambda_preference is read with --from-logs alone",
+            ["--tasks", "x", "--set", "logs.lambda_preference=1"],
+            "logs.lambda_preference is read with --from-logs alone",
         ),
         (["--tasks", "x", "--log", "a.db", "--log", "b.db"], "several --log are read together with"),
         (

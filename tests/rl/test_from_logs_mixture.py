@@ -83,8 +83,9 @@ def sources(of: LogContents, log: Path, config: TrainConfig) -> Sources:
 
 MIXED = CONFIG.model_copy(
     update={
-        "group_size": 0, "lambda_sft": 0.1, "imitate": "rest", "lambda_preference": 0.2, "steps": 3,
-        "logs": LogsConfig(uses=3, largest_group=2), "objective": ObjectiveConfig(baseline="task"),
+        "group_size": 0, "lambda_sft": 0.1, "imitate": "rest", "steps": 3,
+        "logs": LogsConfig(uses=3, largest_group=2, lambda_preference=0.2),
+        "objective": ObjectiveConfig(baseline="task"),
     }
 )  # fmt: skip
 

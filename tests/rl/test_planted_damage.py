@@ -18,7 +18,7 @@ from nano_coder.models.opening import OpenedWeights, open_weights
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_rl.imitation.demonstrations import admit, logged_successes, reader_of
 from nano_rl.logs.admission import RunVerifier, TargetPolicy, Use
-from nano_rl.logs.survey import LogSurvey
+from nano_rl.logs.admission_report import LogAdmission
 from nano_rl.tasks.impossible import impossible
 from nano_shared.errors import LogError
 from nano_shared.run_fact_rows import RunFilter
@@ -229,7 +229,7 @@ def bench_of(log: Recorded, look: RunVerifier) -> TargetPolicy:
 def found(store: LogStore, log: Recorded, *, model: bool = True) -> dict[str, int]:
     look = RunVerifier(log.opened, store)
     bench = bench_of(log, look) if model else TargetPolicy()
-    report = LogSurvey(
+    report = LogAdmission(
         store=store, chosen=RunFilter(), target=bench, verifier=look if model else None, exact=True
     ).report()
     return dict(report.refusals)
@@ -338,10 +338,10 @@ def test_a_damaged_run_teaches_nothing_and_a_text_only_success_imitates(
     bad = ids_swapped(log).model_copy(update={"id": BAD})
     with relogged([log.passed, log.failed, bare, bad], log.folder, tmp_path) as store:
         look = RunVerifier(log.opened, store)
-        survey = LogSurvey(
+        admission = LogAdmission(
             store=store, chosen=RunFilter(), target=bench_of(log, look), verifier=look, exact=True
         )
-        uses = survey.report().uses
+        uses = admission.report().uses
     assert uses == {Use.POLICY_GRADIENT.value: 2, Use.IMITATION.value: 1, Use.NOTHING.value: 1}
 
 

@@ -201,11 +201,11 @@ def _wait_for_a_step(training: Path, process: subprocess.Popen[str]) -> None:
 @pytest.mark.slow
 def test_bad_input_on_several_ranks_is_one_sentence_and_ends_all(home: Path) -> None:
     began = time.monotonic()
-    done = run(home, torchrun(2, *command(home, "bad", 1, "--set", "lambda_preference=1")))
+    done = run(home, torchrun(2, *command(home, "bad", 1, "--set", "logs.lambda_preference=1")))
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(said) == 1
-    assert "neither `quantise` nor `lambda_preference`" in said[0]
+    assert "neither `quantise` nor `logs.lambda_preference`" in said[0]
     assert time.monotonic() - began < 120
     listed = run(home, torchrun(2, "-m", "nano_rl", "checkpoints", "list"))
     assert listed.returncode == 0, listed.stderr

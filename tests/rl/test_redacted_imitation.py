@@ -25,7 +25,7 @@ from nano_shared import (
     Verdict,
 )
 from nano_shared.policy import Conversation
-from nano_shared.redact import MARKER, REDACTED_ID, is_redacted, scrub_trajectory
+from nano_shared.redact import MARKER, REDACTED_ID, scrub_trajectory
 
 SECRET = "glpat-" + "aB3dE6gH9jK2mN5pQ8sT"
 
@@ -78,7 +78,7 @@ def test_a_run_with_a_hidden_prompt_is_imitated_from_its_text(reader: RunEncoder
     assert len(decode(hidden)) <= len(SECRET) + 8
     assert new.sampled_ids == old.sampled_ids
     assert reader.reads(before)
-    assert is_redacted(after)
+    assert after.is_redacted
     assert not reader.reads(after)
     assert succeeded(after)
     (row,) = reader.rows(after)

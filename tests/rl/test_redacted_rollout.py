@@ -20,7 +20,6 @@ from nano_rl.tasks.make import write_tasks
 from nano_rl.tiny_model import build_tiny
 from nano_shared.command_line import run_command
 from nano_shared.hidden_checks import CommandChecks
-from nano_shared.redact import is_redacted
 from nano_shared.redact.store import RedactingStore
 from nano_shared.store import LogStore
 from nano_shared.types import Task, ToolCall
@@ -73,7 +72,7 @@ def test_rollouts_keep_no_secret_in_the_log(
     with rolled(tmp_path, tiny) as store:
         runs = list(store.trajectories())
         assert len(runs) == 2
-        assert all(is_redacted(run) for run in runs)
+        assert all(run.is_redacted for run in runs)
         admitted = admit(store, COMPACT_1, runs[0].template_hash)
         assert admitted.groups == ()
         assert admitted.refused["redacted"] == 2
@@ -82,7 +81,7 @@ def test_rollouts_keep_no_secret_in_the_log(
 
 def test_without_it_the_log_holds_what_happened(tmp_path: Path, tiny: Path) -> None:
     with rolled(tmp_path, tiny) as store:
-        assert not any(is_redacted(run) for run in store.trajectories())
+        assert not any(run.is_redacted for run in store.trajectories())
     assert all(secret in held(tmp_path / "log") for secret in SECRETS)
 
 

@@ -61,7 +61,7 @@ def test_a_good_task_passes_every_check(runtime: Runtime) -> None:
     assert found.kill_rate == 1.0
 
 
-def test_without_a_program_the_survey_is_skipped_and_says_so(runtime: Runtime) -> None:
+def test_without_a_program_mutation_testing_is_skipped_and_says_so(runtime: Runtime) -> None:
     found = check_task(QUESTION, runtime)
     assert found.admitted
     assert found.kill_rate is None
@@ -184,7 +184,7 @@ COUNTS = f"calls = []\n{SOURCE}".replace(
 )
 
 
-def test_a_solution_that_the_survey_sees_waver_is_graded_again(runtime: Runtime) -> None:
+def test_a_solution_that_wavers_in_mutation_testing_is_graded_again(runtime: Runtime) -> None:
     """Its second call in one process is wrong; the grader gives each case a process of its own."""
     written = OracleAction(name="write_file", arguments={"path": "min2.py", "content": COUNTS})
     oracle = (written, OracleAction(name="submit"))

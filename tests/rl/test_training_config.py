@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from nano_rl.config.training import RewardConfig, SftConfig, TrainConfig
 from nano_rl.learn.config import Config, CriticConfig, GuardConfig, ObjectiveConfig, OptimizerConfig
 from nano_shared import ConfigError
-from nano_shared.settings import parse_config
+from nano_shared.settings import parse_config, section_of, setting_fields
 
 OPTIONS = {
     ObjectiveConfig: "objective baseline std std_eps clip_low clip_high dual_clip ratio aggregation"
@@ -21,7 +21,7 @@ OPTIONS = {
     TrainConfig: "steps prompts_per_step group_size temperature max_tokens lora_rank dtype seed save_every"
     " gradient_checkpointing quantise keep_states resume refill scheduler heartbeat_seconds"
     " shuffle_rewards reward controls objective optimizer guards updates_per_step minibatches critic logs"
-    " lambda_sft imitate lambda_preference preference_beta offload peak_tflops engine asynchronous",
+    " lambda_sft imitate offload peak_tflops engine asynchronous",
     CriticConfig: "gae_lambda discount value_clip whiten optimizer",
     RewardConfig: "parts gate tie_break",
     SftConfig: "epochs batch stop_after max_tokens lora_rank dtype seed save_every optimizer"
@@ -50,6 +50,20 @@ def test_a_training_of_an_earlier_version_still_rolls_out_ahead() -> None:
     assert TrainConfig.model_validate({"overlap": True}) == TrainConfig(asynchronous=True)
     assert TrainConfig(asynchronous=True).off_policy_bound == 1
     assert TrainConfig(asynchronous=True, engine=("http://a/v1",)).off_policy_bound == 4
+
+
+def test_the_preference_loss_of_an_earlier_version_is_read_as_a_setting_of_the_logs() -> None:
+    moved = TrainConfig.model_validate({"lambda_preference": 0.2, "logs": {"uses": 2}})
+    assert (moved.logs.lambda_preference, moved.logs.uses) == (0.2, 2)
+    with pytest.raises(ValidationError, match="greater than or equal to 0"):
+        TrainConfig.model_validate({"lambda_preference": -1})
+
+
+def test_the_core_of_a_training_has_few_settings() -> None:
+    names = [name for name, field in setting_fields(TrainConfig) if not section_of(field)]
+    core = [name for name in names if name.split(".")[0] not in ("objective", "critic", "logs", "reward")]
+    assert len(core) <= 40, core
+    assert len(names) <= 87, names
 
 
 def test_configs_are_frozen() -> None:

@@ -45,7 +45,7 @@ def find_tool(name: str, tools: Sequence[ToolSpec]) -> ToolSpec | None:
 
 
 def no_dialect(value: object) -> str | None:
-    """What a value lacks of a dialect; None where it is one."""
+    """Why a value is not a dialect; None if it is."""
     lacks = [name for name in ("parse", "render", "describe") if not callable(getattr(value, name, None))]
     lacks += [name for name in ("name",) if not hasattr(value, name)]
     if isinstance(value, type):

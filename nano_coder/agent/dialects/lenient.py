@@ -74,7 +74,7 @@ def arguments_of(value: Any, repairs: list[str]) -> dict[str, Any]:
 
 
 def typed(text: str, name: str, spec: ToolSpec | None) -> Any:
-    """The value of an argument that was written without quotes: text where the schema allows a string."""
+    """The value of an unquoted argument: a string if the schema allows one."""
     schema = (spec.parameters.get("properties", {}) if spec else {}).get(name, {})
     kinds = [option.get("type") for option in schema.get("anyOf", [schema])]
     types = {str(kind) for one in kinds for kind in (one if isinstance(one, list) else [one])}

@@ -56,7 +56,7 @@ class Native:
     between: str = "\n"
     """written between frames"""
     markers: tuple[str, ...] = ()
-    """texts with which a call may begin; empty where only a pattern tells"""
+    """texts with which a call may begin; empty if only a pattern recognises calls"""
     prompt_reasons: bool = True
     """whether a prompt may end inside reasoning, so that a completion can close what it did not open"""
 
@@ -117,7 +117,7 @@ class Native:
         return "", text
 
     def visible(self, text: str, tools: Sequence[ToolSpec]) -> Parsed:
-        """Reasoning and thought of a text that may go on, as far as no continuation changes them."""
+        """The reasoning and thought of an unfinished text, up to where a continuation could change them."""
         start = text.lstrip()
         opened = next((pair for pair in _THINK if start.startswith(pair[0])), None)
         if opened is not None and opened[1] not in start:

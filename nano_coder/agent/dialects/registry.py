@@ -1,4 +1,4 @@
-"""The dialects there are: entry points of `nano.dialects`."""
+"""The installed dialects: entry points of `nano.dialects`."""
 
 from __future__ import annotations
 

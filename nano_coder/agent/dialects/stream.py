@@ -9,11 +9,11 @@ from nano_shared.types import ToolSpec
 
 
 class StreamParser:
-    """Feeds on pieces of a text, however it was cut. What it has shown is never taken back.
+    """Parses a text that arrives in pieces of any size. Text that was returned once is never revised.
 
-    A piece is shown once no continuation can change it: text is held back from the first sign of a tag, and
-    until the end under a dialect whose calls have no tags, and where the prompt may have opened reasoning.
-    """
+    Text is returned as soon as no continuation can change it: text after the possible start of a tag waits,
+    and all text waits until the end under a dialect whose calls have no tags, and if the prompt may have
+    opened reasoning."""
 
     def __init__(self, dialect: Dialect, tools: Sequence[ToolSpec]) -> None:
         self._dialect, self._tools = dialect, tools
@@ -27,7 +27,7 @@ class StreamParser:
         return self._new(visible(self._text, self._tools)) if visible else Parsed()
 
     def finish(self) -> tuple[Parsed, Parsed]:
-        """The parse of the whole text, and the parts of it that were not shown."""
+        """The parse of the whole text, and the parts that `feed` did not return."""
         whole = self._dialect.parse(self._text, self._tools)
         return whole, self._new(whole)
 

@@ -13,7 +13,7 @@ from nano_shared.policy import Conversation
 from nano_shared.types import REDACTED_ID, ApiCall, TurnTokens, Usage
 
 CANCELLED = "cancelled"
-"""`finish` of an answer that nobody waited for"""
+"""`finish` of a cancelled answer"""
 _ABOVE_ZERO = 1e-6
 """largest log-prob that rounding may produce"""
 
@@ -27,7 +27,7 @@ class _CallParts:
 
 @dataclass(slots=True)
 class AnswerParts:
-    """What has come of an answer so far."""
+    """The parts of an answer received so far."""
 
     text: str = ""
     reasoning: str = ""
@@ -62,8 +62,8 @@ def read_answer(
     on_text: Callable[[str], None],
     on_answer: OnAnswer | None = None,
 ) -> AnswerParts:
-    """Put an answer together; what `on_answer` ends is cancelled. Raises PassingFailure for one that was cut
-    off before its end, PolicyError for what is no completion."""
+    """Put an answer together; what `on_answer` ends is cancelled. Raises PassingFailure for an incomplete
+    answer, PolicyError for an invalid one."""
     answer = AnswerParts()
     try:
         _read(answer, events, url, on_text, on_answer)

@@ -22,7 +22,7 @@ MOST_BYTES = 16 << 20
 _RETRIED_STATUS = frozenset({408, 409, 425, 429})
 _CHUNK = bytes | Exception | None
 _LOOK_SECONDS = 0.1
-"""between two looks at whether an answer is still wanted"""
+"""seconds between two checks whether an answer is still wanted"""
 Wanted = Callable[[], bool]
 
 
@@ -41,11 +41,11 @@ class EndpointError(PolicyError):
 
 
 class Cancelled(Exception):
-    """Nobody waits for the answer any more."""
+    """The request was cancelled."""
 
 
 class PassingFailure(Exception):
-    """A failure that may pass: the call is worth repeating."""
+    """A temporary failure: the call may be repeated."""
 
     def __init__(
         self, detail: str, kind: Failing, *, status: int | None = None, after: float | None = None
@@ -56,7 +56,7 @@ class PassingFailure(Exception):
 
 
 class RefusedRequest(Exception):
-    """An answer with a status that says no."""
+    """An answer with an error status."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(status, body)
@@ -65,7 +65,7 @@ class RefusedRequest(Exception):
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error object of the answer; empty where there is none."""
+        """The error object of the answer; empty if there is none."""
         try:
             answer = json.loads(self.body)
         except (ValueError, RecursionError):
@@ -107,10 +107,9 @@ class Exchange:
     ) -> Iterator[dict[str, Any]]:
         """POST the body. Yields the events of a stream, or the whole answer of a server that does not stream.
 
-        Raises RefusedRequest for an answer that says no, PassingFailure for one that may pass, EndpointError
-        for one that is no completion, BudgetExhausted where the deadline (monotonic) cuts an answer, and
-        Cancelled where it is not `wanted` any more.
-        """
+        Raises RefusedRequest for an error status, PassingFailure for a temporary failure, EndpointError for
+        an invalid answer, BudgetExhausted if the deadline (monotonic) passes, and Cancelled if the answer is
+        no longer `wanted`."""
         chunks: queue.SimpleQueue[httpx.Response | _CHUNK] = queue.SimpleQueue()
         given_up = threading.Event()
         # httpx bounds single reads; a thread that is abandoned bounds the sum, name resolution included
@@ -206,8 +205,8 @@ class Exchange:
             chunks.put(PassingFailure(f"the answer was cut: {error}", "busy"))
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError) as error:
             # RuntimeError: the client was closed meanwhile
-            told = f"no answer from {self.url}: {error or type(error).__name__}"
-            chunks.put(EndpointError(told, "unreachable"))
+            message = f"no answer from {self.url}: {error or type(error).__name__}"
+            chunks.put(EndpointError(message, "unreachable"))
 
 
 def _waited(
@@ -226,7 +225,7 @@ def _waited(
 
 
 def _refused(refusal: RefusedRequest, headers: Mapping[str, str]) -> Exception:
-    """The exception for a status that says no. A used-up quota does not come back by waiting."""
+    """The exception for an error status. A used-up quota is no temporary failure."""
     passing = refusal.status >= 500 or refusal.status in _RETRIED_STATUS
     if not passing or "insufficient_quota" in (refusal.error.get("code"), refusal.error.get("type")):
         return refusal

@@ -1,4 +1,4 @@
-"""What a server says of a model at `GET /models`: its context, and what makes its tokens worth logging."""
+"""A server's description of a model at `GET /models`: context, and whether it returns token ids."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """The default is that of a server that says nothing."""
+    """The default describes a server that reports nothing."""
 
     id: str = ""
     ours: bool = False

@@ -36,12 +36,12 @@ _CHARS_PER_TOKEN = 4
 _LONGEST_ANSWER_S = 3600.0
 _LONGEST_WAIT_S = 60.0
 _FIRST_CONTACT_S = 5.0
-"""how long a server that has never answered is looked for"""
+"""seconds for which a server that has never answered is retried"""
 _GARBLED_ATTEMPTS = 3
 
 
 def open_endpoint(name: str, options: ModelOptions) -> EndpointPolicy:
-    """`openai:NAME`. A server of one's own is asked what it says of the model.
+    """`openai:NAME`. The model's card is read from a server other than OpenAI's.
 
     Raises ConfigError for OpenAI's own API without a key.
     """
@@ -69,9 +69,8 @@ class EndpointPolicy:
     """Completes through `POST {base_url}/chat/completions`. Thread-safe.
 
     Completions carry tokens where the server's card says that it gives them; others can be imitated, and
-    cannot be used for policy gradients. What may pass is tried again: no connection, cut and garbled answers,
-    silence, and statuses 408, 409, 425, 429 and 5xx.
-    """
+    cannot be used for policy gradients. Retried: no connection, incomplete and garbled answers, silence, and
+    statuses 408, 409, 425, 429 and 5xx."""
 
     def __init__(
         self,
@@ -96,7 +95,7 @@ class EndpointPolicy:
         self.id = f"openai:{model}"
         self.version = self.card.version
         self.profile = self.card.profile or API_1.name
-        """of runs that name none"""
+        """profile of runs that name none"""
         self.model = model
         self._context_limit = self.card.context_limit or context_limit
         self.template_hash = self.card.template_hash or content_hash(f"endpoint: {model}")
@@ -145,10 +144,10 @@ class EndpointPolicy:
         session: str,
         on_answer: OnAnswer,
     ) -> Completion:
-        """As `complete`, asked for once: for a server in front of this one, whose clients ask again.
+        """As `complete` without retries: for a server in front of this one, whose clients retry.
 
         `more` are further parameters of the request, where None leaves one out; `session` is the client's.
-        `on_answer` gets what comes, and cancels the answer by returning False.
+        `on_answer` is called with each part, and cancels the answer by returning False.
         """
         self._sessions[conversation] = session
         with self._failing():
@@ -162,8 +161,8 @@ class EndpointPolicy:
         except PassingFailure as problem:
             lost = problem.kind == "unreachable"
             way_out = "; is the server running, and is --base-url right?" if lost else ""
-            told = f"no answer from {self.url}: {problem}{way_out}"
-            raise EndpointError(told, problem.kind, status=problem.status, after=problem.after) from None
+            message = f"no answer from {self.url}: {problem}{way_out}"
+            raise EndpointError(message, problem.kind, status=problem.status, after=problem.after) from None
         except RefusedRequest as refusal:
             raise self._refused(refusal) from None
 
@@ -211,8 +210,8 @@ class EndpointPolicy:
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
         failure = state.outcome.exception() if state.outcome else None
-        asked = failure.after if isinstance(failure, PassingFailure) else None
-        return asked if asked is not None else self._usual_wait(state)
+        after = failure.after if isinstance(failure, PassingFailure) else None
+        return after if after is not None else self._usual_wait(state)
 
     def _gives_up(self, state: tenacity.RetryCallState, until: float) -> bool:
         failure = state.outcome.exception() if state.outcome else None
@@ -231,10 +230,10 @@ class EndpointPolicy:
         finish = Finish.LENGTH if cut else Finish.STOP
         if answer.finish == CANCELLED:
             finish = Finish.CANCELLED
-        asked = ("temperature", "top_p", "top_k", "seed", "stop")
+        optional = ("temperature", "top_p", "top_k", "seed", "stop")
         set_ = {"temperature": True, "top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0,
                 "seed": sampling.seed is not None, "stop": bool(sampling.stop)}  # fmt: skip
-        left_out = tuple(name for name in asked if set_[name] and name not in body)
+        left_out = tuple(name for name in optional if set_[name] and name not in body)
         sampled = sampling.model_copy(update={"temperature": body.get("temperature", 1.0)})
         tokens = turn_tokens(answer, conversation) if "return_token_ids" in body else None
         if tokens and (shaped := shaping(body)):
@@ -277,10 +276,10 @@ class EndpointPolicy:
             429: "the account's quota is used up: see its billing page",
         }
         way_out = ways_out.get(refusal.status, "see the server's log")
-        told = f"{self.url} answered {refusal.status}: {refusal.excerpt}; {way_out}"
+        message = f"{self.url} answered {refusal.status}: {refusal.excerpt}; {way_out}"
         if refusal.status in (401, 403):
-            return ConfigError(told)
-        return EndpointError(told, "refused", status=refusal.status)
+            return ConfigError(message)
+        return EndpointError(message, "refused", status=refusal.status)
 
 
 def _silent(text: str) -> None:

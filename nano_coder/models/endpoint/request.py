@@ -44,7 +44,7 @@ _MOST = re.compile(rf"at most {_NUMBER} (?:completion|output) tokens", re.IGNORE
 
 @dataclass(slots=True)
 class Accepted:
-    """What a server takes of one model, as learnt from its refusals in this process."""
+    """Parameters that a server accepts for a model, as learnt from its refusals in this process."""
 
     length: str = _LENGTHS[0]
     """name of the limit of an answer"""
@@ -56,8 +56,8 @@ class Accepted:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def learn(self, refusal: RefusedRequest, body: dict[str, Any]) -> str | None:
-        """Change the request so that it avoids a refusal. Returns what to tell the user, which is nothing for
-        what was known; None where no change avoids it.
+        """Change the request so that it avoids a refusal. Returns a message for the user, empty if it was
+        known before; None if no change avoids it.
 
         Raises ContextFull where the messages do not fit the model's context.
         """
@@ -86,7 +86,7 @@ class Accepted:
         return None
 
     def _shorten(self, said: str, body: dict[str, Any]) -> str | None:
-        """Ask for as much as the context leaves. Raises ContextFull where that is nothing."""
+        """Reduce the answer's length to the room in the context. Raises ContextFull if there is none."""
         context, prompt = _CONTEXT.search(said), _PROMPT.search(said)
         if context:
             self.context = int(context[1].replace(",", "")) or None
@@ -100,7 +100,7 @@ class Accepted:
 
 @cache
 def accepted_by(url: str, model: str) -> Accepted:
-    """What is known in this process of a server's model."""
+    """The parameters known in this process to be accepted for a server's model."""
     return Accepted()
 
 

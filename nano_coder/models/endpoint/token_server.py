@@ -28,18 +28,18 @@ _ABOVE_ZERO = 1e-6
 
 
 class ServerUnavailable(PolicyError):
-    """A server did not answer, or said no."""
+    """A server did not answer, or refused."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.busy = status == 429
-        """it asks to come back later"""
+        """True if the server asks to retry later"""
         self.refused = status in (400, 413, 422)
-        """it will not answer that request, and may answer others"""
+        """True if the server refused this request and may answer others"""
 
 
 class InvalidAnswer(PolicyError):
-    """A server answered what cannot be right."""
+    """A server gave an invalid answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class TokenServer:
         wanted: Callable[[], bool] | None = None,
     ) -> None:
         """`url` ends in /v1. `answer_seconds` bounds an answer, `sync_seconds` the loading of an adapter;
-        answers that are not `wanted` any more are given up."""
+        answers that are no longer `wanted` are abandoned."""
         self.url = url.rstrip("/")
         self._key, self._sync, self._wanted = api_key, sync_seconds, wanted
         self._completions = Exchange(

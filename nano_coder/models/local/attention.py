@@ -30,7 +30,7 @@ class Scoring:
 
     @property
     def plain(self) -> bool:
-        """Whether PyTorch's attention computes them."""
+        """True if PyTorch's attention can compute the scores."""
         return self.softcap is None and self.sinks_H is None
 
 

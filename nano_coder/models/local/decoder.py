@@ -29,7 +29,7 @@ _reasons: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 def choose_decoder(
-    model: nn.Module, *, context_limit: int, pad_id: int, max_batch: int, max_bytes: int
+    model: nn.Module, *, context_limit: int, max_batch: int, max_bytes: int
 ) -> ContinuousDecoder | PaddedDecoder:
     """The fastest decoder that is correct for this model; says on stderr, once a model, if it is the slow
     one."""
@@ -44,7 +44,7 @@ def choose_decoder(
         if model not in _reasons:
             _reasons[model] = str(problem)
             _say(_reasons[model])
-    return PaddedDecoder(model, pad_id=pad_id, max_batch=max_batch, max_bytes=max_bytes)
+    return PaddedDecoder(model, max_batch=max_batch, max_bytes=max_bytes)
 
 
 def _say(reason: str) -> None:

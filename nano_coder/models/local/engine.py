@@ -250,7 +250,6 @@ class Engine:
             self._decoder = choose_decoder(
                 self.model,
                 context_limit=self.context_limit,
-                pad_id=self.pad_id,
                 max_batch=self._max_batch,
                 max_bytes=self._kv_bytes,
             )

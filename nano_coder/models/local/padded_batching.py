@@ -60,10 +60,9 @@ class _Retained:
 class PaddedDecoder:
     """Decodes queued rows, `max_batch` at a time."""
 
-    def __init__(self, model: nn.Module, *, pad_id: int, max_batch: int, max_bytes: int) -> None:
+    def __init__(self, model: nn.Module, *, max_batch: int, max_bytes: int) -> None:
         """`max_bytes` bounds the caches of the rows being decoded and, separately, those retained."""
         self._model: Any = model
-        self._pad_id = pad_id
         self._max_batch = max_batch
         self._max_bytes = max_bytes
         self._queue: deque[DecodingRow] = deque()

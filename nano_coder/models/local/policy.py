@@ -99,7 +99,7 @@ class LocalPolicy:
     def complete_ids(
         self, ids: tuple[int, ...], sampling: Sampling, *, on_token: OnToken | None = None
     ) -> Completion:
-        """Sample what follows these ids, which no template rendered. Raises as `complete`."""
+        """Sample a continuation of these ids; no template is applied. Raises as `complete`."""
         return self._completion(self._generate(ids, sampling, None, on_token), 0, ids, sampling)
 
     def score(
@@ -161,7 +161,7 @@ class LocalPolicy:
 
     @contextmanager
     def lent(self, slot: int | None) -> Iterator[None]:
-        """The calling thread asks in the place of this slot, which another thread holds; None: of no slot."""
+        """The calling thread uses this slot, which another thread holds; None: no slot."""
         before = self._scheduler.bound
         self._scheduler.bind(slot)
         try:
@@ -175,11 +175,11 @@ class LocalPolicy:
         return self._scheduler.bound
 
     def rest(self) -> None:
-        """Free the engine's memory if it answers nothing now."""
+        """Free the engine's memory if it is idle."""
         self._scheduler.rest()
 
     def release(self, owner: int) -> None:
-        """Let the KV go that is kept for this conversation."""
+        """Release the KV that is retained for this conversation."""
         self._scheduler.release(owner)
 
     def check_grammar(self, grammar: str) -> None:

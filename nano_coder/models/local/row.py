@@ -47,7 +47,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """What ends a row besides `max_tokens`."""
+    """Conditions that end a row besides `max_tokens`."""
 
     eos_ids: Collection[int]
     context_limit: int

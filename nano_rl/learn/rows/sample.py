@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from nano_shared import Sampling, Trajectory, Turn, TurnTokens
-from nano_shared.redact import is_redacted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +142,7 @@ def _refuse_text_only(trajectory: Trajectory) -> None:
 
 
 def _refuse_redacted(trajectory: Trajectory) -> None:
-    if is_redacted(trajectory):
+    if trajectory.is_redacted:
         raise ValueError(
             f"run {trajectory.id!r} was redacted: some of its ids are placeholders, so nothing after them can"
             " be computed as it was sampled; its text can still imitate"

@@ -97,7 +97,7 @@ def load(job: Any, files: MemoryImporter) -> Any:
     return function
 
 
-def survey(job: Any, first: int, pipe: int) -> None:
+def run_mutants(job: Any, first: int, pipe: int) -> None:
     """Run the mutants from `first` on, in one worker."""
 
     def say(report: Any) -> None:
@@ -113,13 +113,13 @@ def survey(job: Any, first: int, pipe: int) -> None:
     sys.meta_path.insert(0, files)
     function = load(job, files)
     started = time.process_time()
-    asked = job["calls"]
-    right = [attempt(function, call, 2.0) for call in asked]
+    arguments = job["calls"]
+    right = [attempt(function, call, 2.0) for call in arguments]
     patience = max(LEAST_PATIENCE, 20 * (time.process_time() - started))
     # further inputs on which the solution itself fails are outside its domain
-    calls = [n for n in range(len(asked)) if n < job["hidden"] or right[n].startswith("=")]
+    calls = [n for n in range(len(arguments)) if n < job["hidden"] or right[n].startswith("=")]
     if first == 0:
-        hidden = asked[: job["hidden"]]
+        hidden = arguments[: job["hidden"]]
         again = [[attempt(function, call, 2.0) for call in hidden] for _ in range(job["times"] - 1)]
         say({"reference": [right[: job["hidden"]], *again]})
     for number in range(first, len(job["mutants"])):
@@ -127,7 +127,7 @@ def survey(job: Any, first: int, pipe: int) -> None:
         texts[name], original = text, texts[name]
         try:
             function = load(job, files)
-            at = next((n for n in calls if attempt(function, asked[n], patience) != right[n]), None)
+            at = next((n for n in calls if attempt(function, arguments[n], patience) != right[n]), None)
         except BaseException:  # it does not even load
             at = 0
         texts[name] = original
@@ -137,8 +137,8 @@ def survey(job: Any, first: int, pipe: int) -> None:
 
 def work(job: Any, channel: int) -> None:
     """Run workers one after the other until every mutant is reported."""
-    first, told = 0, 0
-    while told <= len(job["mutants"]):
+    first, reported = 0, 0
+    while reported <= len(job["mutants"]):
         near, far = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -149,7 +149,7 @@ def work(job: Any, channel: int) -> None:
                 null = os.open(os.devnull, os.O_RDWR)
                 for fd in (0, 1, 2):
                     os.dup2(null, fd)
-                survey(job, first, far)
+                run_mutants(job, first, far)
                 status = 0
             finally:
                 os._exit(status)
@@ -161,14 +161,14 @@ def work(job: Any, channel: int) -> None:
         os.waitpid(pid, 0)
         for line in lines:
             os.write(channel, line + b"\n")
-        told += len(lines)
-        if told <= len(job["mutants"]):
-            if told == 0:
+        reported += len(lines)
+        if reported <= len(job["mutants"]):
+            if reported == 0:
                 os.write(channel, b'{"broken": "the reference does not load or does not end"}\n')
                 return
-            os.write(channel, json.dumps({"mutant": told - 1, "at": 0}).encode() + b"\n")
-            told += 1
-        first = told - 1
+            os.write(channel, json.dumps({"mutant": reported - 1, "at": 0}).encode() + b"\n")
+            reported += 1
+        first = reported - 1
 
 
 def listen(pipe: int, deadline: float) -> list[bytes]:

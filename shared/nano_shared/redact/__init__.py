@@ -6,7 +6,7 @@
 
 from nano_shared.redact.patterns import Known
 from nano_shared.redact.redactor import MARKER, RedactConfig, Redactor, Span, scrub_bytes, scrub_snapshot
-from nano_shared.redact.trajectory import is_redacted, scrub_trajectory
+from nano_shared.redact.trajectory import scrub_trajectory
 from nano_shared.types import REDACTED_ID
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "RedactConfig",
     "Redactor",
     "Span",
-    "is_redacted",
     "scrub_bytes",
     "scrub_snapshot",
     "scrub_text",

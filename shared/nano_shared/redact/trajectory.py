@@ -137,11 +137,6 @@ def scrub_trajectory(
     return scrubbed.model_copy(update={"turns": mask_turns(scrubbed.turns, decode, redactor, known)})
 
 
-def is_redacted(trajectory: Trajectory) -> bool:
-    """Whether tokens of the run were redacted: later tokens were then sampled after other ones."""
-    return any(REDACTED_ID in ids for ids in _rows(trajectory))
-
-
 def learn(value: object, redactor: Redactor, known: Known) -> None:
     """Add every secret in the texts of a value to `known`."""
 

@@ -98,7 +98,7 @@ MOST = 150
 _CHILD = (Path(__file__).parent / "inside" / "mutants.py").read_text(encoding="utf-8")
 
 
-class NotSurveyed(ValueError):
+class NoMutants(ValueError):
     """There is no function to mutate; the message says why."""
 
 
@@ -133,16 +133,16 @@ class SolutionVariant:
     hollow: bool = False
 
 
-def survey(task: Task, solution: Mapping[str, str], sandbox: Sandbox, *, times: int = 1) -> MutantReport:
+def run_mutants(task: Task, solution: Mapping[str, str], sandbox: Sandbox, *, times: int = 1) -> MutantReport:
     """Run every mutant of the files of a solution (path -> text) on the hidden cases of the task.
 
     The solution itself runs each hidden case `times` times.
 
-    Raises NotSurveyed where there is no function to mutate, SandboxError where the jail fails.
+    Raises NoMutants where there is no function to mutate, SandboxError where the jail fails.
     """
     hidden = task.hidden
     if not isinstance(hidden, CaseChecks) or not task.artifacts:
-        raise NotSurveyed("there are no hidden cases")
+        raise NoMutants("there are no hidden cases")
     entry = task.artifacts[0]
     changes = _changes(solution, entry, hidden)
     calls = [{"args": c.args, "kwargs": c.kwargs} for c in hidden.cases]
@@ -161,10 +161,10 @@ def survey(task: Task, solution: Mapping[str, str], sandbox: Sandbox, *, times: 
         if line:
             reports.append(json.loads(line))
     if reports and "broken" in reports[0]:
-        raise NotSurveyed(str(reports[0]["broken"]))
+        raise NoMutants(str(reports[0]["broken"]))
     if len(reports) != len(changes) + 1:
         raise SandboxError(
-            f"the survey ended early: {result.stderr.decode(errors='replace')[-200:] or result}"
+            f"mutation testing ended early: {result.stderr.decode(errors='replace')[-200:] or result}"
         )
     expected = ["=" + json.dumps(case.expected, sort_keys=True) for case in hidden.cases]
     found = _counted(changes, reports[1:], len(calls))
@@ -212,7 +212,7 @@ def reached(solution: Mapping[str, str], entry: str, name: str) -> list[tuple[st
     """(file, function) of the entry point and of all functions that it may call, found by name."""
     by_file = {file: _functions(text) for file, text in solution.items() if file.endswith(".py")}
     if name not in by_file.get(entry, {}):
-        raise NotSurveyed(f"{entry} has no function {name!r}")
+        raise NoMutants(f"{entry} has no function {name!r}")
     order, waiting = [], [(entry, name)]
     while waiting:
         here = waiting.pop(0)

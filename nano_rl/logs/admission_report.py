@@ -1,4 +1,4 @@
-"""The survey of a log by `nano-rl admit`: runs by use and refusal, effective sample size, as text or JSON."""
+"""The report of `nano-rl admit` on a log: runs by use and refusal, effective sample size, as text or JSON."""
 
 from __future__ import annotations
 
@@ -276,8 +276,8 @@ SCORED = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogSurvey:
-    """A survey of a log: which runs, for which policy, and how thoroughly."""
+class LogAdmission:
+    """Which runs of a log are judged, for which policy, and how thoroughly."""
 
     store: LogStore
     chosen: RunFilter
@@ -335,14 +335,14 @@ class _BudgetedVerifier:
 
     def __init__(
         self,
-        survey: LogSurvey,
+        admission: LogAdmission,
         verifier: RunVerifier,
         summary: VerificationSummary,
         sample: EffectiveSample,
         *,
         budget: int | None,
     ) -> None:
-        self._store, self._verifier, self._summary, self._sample = survey.store, verifier, summary, sample
+        self._store, self._verifier, self._summary, self._sample = admission.store, verifier, summary, sample
         self._left = budget
 
     def __call__(self, run: RunFacts) -> RefusalCode | None:
