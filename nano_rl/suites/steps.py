@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
-from nano_rl.suites.family import WORDS, DrawnTask, Family, act, left, view
+from nano_rl.suites.family import SHORTEST, THINGS, WORDS, DrawnTask, Family, act, answered, left, view
 from nano_rl.tasks.suite import TaskSuite
 from nano_shared.hidden_checks import StateCheck
 from nano_shared.types import Limits, OracleAction
@@ -70,6 +71,15 @@ def _draw(rules: str, order: str, level: int, rng: random.Random) -> DrawnTask:
                 _plan(said, "completed"))  # fmt: skip
 
 
+def _draw_order(thing: str, rng: random.Random) -> DrawnTask:
+    """Four steps, each of which but the first names the one before it; the third is asked for."""
+    steps = rng.sample([word for word in WORDS if len(word) < 7], 4)
+    said = [f"{after} follows {before}." for before, after in pairwise(steps)]
+    rng.shuffle(said)
+    prompt = f"The {thing}: {steps[0]} is first. {' '.join(said)} Which is third?"
+    return answered(prompt, {}, steps[2], act("plan", steps=[{"step": step} for step in steps[:3]]))
+
+
 def _needs(order: str, paths: list[str], rng: random.Random) -> tuple[str, str]:
     """Two files that are there; one is the newest, so that every step of a chain is needed."""
     if order == "chain" or len(paths) < 3:
@@ -86,11 +96,16 @@ SUITE = TaskSuite(
     name="plan",
     version="1",
     about="two to eight steps that need each other's results",
-    views=tuple(
-        view("plan", f"steps_{size}", level, TOOLS, [
-            Family(f"{rules}+{order}", partial(_draw, rules, order, level))
-            for rules in RULES for order in ORDERS
-        ], LIMITS)
-        for level, size in enumerate(SIZES)
+    views=(
+        *(
+            view("plan", f"steps_{size}", level, TOOLS, [
+                Family(f"{rules}+{order}", partial(_draw, rules, order, level))
+                for rules in RULES for order in ORDERS
+            ], LIMITS)
+            for level, size in enumerate(SIZES)
+        ),
+        view("plan", "order", 0, ("plan", "submit"), [
+            Family(thing, partial(_draw_order, thing)) for thing in THINGS
+        ], SHORTEST, extra=True),
     ),
 )  # fmt: skip
