@@ -7,6 +7,7 @@ database would make runs depend on what others write at the same time.
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import cache
@@ -18,6 +19,8 @@ from nano_shared.database import Database, migrate
 from nano_shared.notes import Notes, Scrub
 
 PROJECT = "attempt"
+_making = threading.Lock()
+"""alembic migrates for one thread at a time"""
 
 
 @contextmanager
@@ -26,7 +29,9 @@ def attempt_notes(scrub: Scrub) -> Iterator[Notes]:
     database = _database()
     try:
         with closing(database.engine.raw_connection()) as connection:
-            _driver(connection).deserialize(_empty())
+            with _making:
+                empty = _empty()
+            _driver(connection).deserialize(empty)
         yield Notes(database, PROJECT, scrub)
     finally:
         database.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from domains import run, runtime, sample
 
@@ -11,7 +14,7 @@ from nano_shared.hidden_checks import StateChecks
 from nano_shared.types import Split, StopReason, Task
 
 DOMAINS = ("shell", "sql", "data", "logic", "workplace")
-CAPABILITIES = ("search", "perceive", "long", "plan")
+CAPABILITIES = ("search", "perceive", "long", "plan", "services")
 """suites that need one; fewer of their tasks are run, since their oracles take up to thirty steps"""
 LEVELS = range(4)
 
@@ -70,6 +73,7 @@ def test_a_wrong_answer_earns_nothing(suite: str, within: Runtime) -> None:
         ("workplace", act("send_mail", to="a@example.org", subject="Hello", body="you")),
         ("plan", act("write_file", path="steps.md", content="- nothing\n")),
         ("long", None),
+        ("services", None),
     ],
 )
 def test_a_wrong_end_state_earns_nothing(suite: str, spoil: object, within: Runtime) -> None:
@@ -82,6 +86,11 @@ def test_a_wrong_end_state_earns_nothing(suite: str, spoil: object, within: Runt
         assert isinstance(task.hidden, StateChecks)
         table = str(task.hidden.state[0].query).split()[3]
         spoil = act("sql", database=database, statement=f"DELETE FROM {table}")
+    if suite == "services":
+        assert isinstance(task.hidden, StateChecks)
+        path = str(task.hidden.state[-1].path)
+        key = next(iter(json.loads(task.files[path])))
+        spoil = act("call_service", method="DELETE", path=f"/{Path(path).stem}/{key}")
     if suite == "long":
         assert isinstance(task.hidden, StateChecks)
         spoil = act("edit_file", path=str(task.hidden.state[-1].path), line=1, new='"""Else."""')
