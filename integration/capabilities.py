@@ -70,11 +70,14 @@ class Capability:
     """what an oracle without the tool does before it answers"""
     demonstrations: int = 160
     """tasks whose oracles are imitated, with the tool and without"""
-    epochs: float = 8.0
-    steps: int = 20
+    epochs: float = 7.0
+    steps: int = 12
     """of each training by GRPO"""
-    prompts: int = 8
+    prompts: int = 6
     held_out: int = 60
+    batch: int = 8
+    hidden: int = 128
+    layers: int = 2
     learning_rate: float = 3e-4
 
 
@@ -160,7 +163,7 @@ class Experiment:
         if target.exists():
             return target
         size = self.capability.demonstrations
-        shown = [*self.tasks[:size], *map(self.without, self.tasks[size : size + size // 2])]
+        shown = [*self.tasks[:size], *map(self.without, self.tasks[size : size + size // 4])]
         with LogStore.open(self.home / "log.db") as store:
             runs = oracle_runs(shown, self._runtime(store))
         texts = [
@@ -172,9 +175,13 @@ class Experiment:
         ]
         turns = [turn for run in runs for turn in run.turns]
         texts += [text for t in turns for text in (t.completion.text, *(seen.text for seen in t.observations))]
-        opened = open_weights(str(build_tiny(self.home / "tiny", texts, seed=self.seed, max_positions=512)))
+        tiny = build_tiny(
+            self.home / "tiny", texts, seed=self.seed, max_positions=512, hidden=self.capability.hidden,
+            layers=self.capability.layers,
+        )  # fmt: skip
+        opened = open_weights(str(tiny))
         config = SftConfig(
-            epochs=self.capability.epochs, batch=32, max_tokens=8192, lora_rank=0, seed=self.seed,
+            epochs=self.capability.epochs, batch=self.capability.batch, max_tokens=8192, lora_rank=0, seed=self.seed,
             save_every=1000,
             optimizer=OptimizerConfig(learning_rate=2e-3, schedule="linear", warmup_steps=20),
         )  # fmt: skip
@@ -183,7 +190,7 @@ class Experiment:
         state.mkdir(exist_ok=True)
         reader = reader_of(opened)
         rows = [row for run in runs for row in reader.rows(run)]
-        steps = train_sft(model, rows, config, state, _every(20, "loss"))
+        steps = train_sft(model, rows, config, state, _every(40, "loss"))
         self._save("warm", model, opened, config, steps)
         return target
 
@@ -202,7 +209,7 @@ class Experiment:
         model = prepare(opened.loaded.model, lora_rank=0, seed=self.seed)
         with LogStore.open(state / "log.db") as store:
             sources = Sources(tasks=tuple(tasks))
-            train(model, opened, self._runtime(store), sources, config, state, _every(5, "reward_mean"))
+            train(model, opened, self._runtime(store), sources, config, state, _every(3, "reward_mean"))
         self._save(arm, model, opened, config, steps)
         return target
 

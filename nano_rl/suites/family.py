@@ -79,6 +79,8 @@ SHORTEST = Limits(max_turns=2, max_tokens=160)
 """of the shortest form of a suite, for policies of a million parameters: one look, and the answer"""
 THINGS = ("boat", "bridge", "castle", "desk", "door", "farm", "gate", "lamp", "mill", "tower")
 """what the shortest forms ask about: one family each"""
+FEW = WORDS[::7]
+"""the names in them"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from functools import partial
 from nano_rl.suites.family import (
     CITIES,
     COLORS,
+    FEW,
     NAMES,
     SHORTEST,
     SURNAMES,
@@ -118,7 +119,7 @@ def _draw(name: str, level: int, rng: random.Random) -> DrawnTask:
 def _draw_one_fact(thing: str, rng: random.Random) -> DrawnTask:
     """Four short pages by number; there is time for one look."""
     things = [thing, *rng.sample([other for other in THINGS if other != thing], 3)]
-    names = dict(zip(things, rng.sample(WORDS, 4), strict=True))
+    names = dict(zip(things, rng.sample(FEW, 4), strict=True))
     rng.shuffle(things)
     files = {f"library/{n}.md": f"The {one} is called {names[one]}.\n" for n, one in enumerate(things, 1)}
     return answered(f"What is the {thing} called?", files, names[thing], act("search", pattern=thing))

@@ -11,6 +11,7 @@ from functools import partial
 
 from nano_rl.suites.family import (
     CITIES,
+    FEW,
     SHORTEST,
     THINGS,
     WORDS,
@@ -99,7 +100,7 @@ def _facts(noun: str, rng: random.Random) -> dict[str, str]:
 
 
 def _draw_one_fact(thing: str, rng: random.Random) -> DrawnTask:
-    name = rng.choice(WORDS)
+    name = rng.choice(FEW)
     fact = f"The {thing} is called {name}."
     told = answered(f"{fact} Submit ok.", {}, "ok", act("remember", note=fact))
     asked = f"What is the {thing} called?"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
-from nano_rl.suites.family import SHORTEST, THINGS, WORDS, DrawnTask, Family, act, answered, left, view
+from nano_rl.suites.family import FEW, SHORTEST, THINGS, WORDS, DrawnTask, Family, act, answered, left, view
 from nano_rl.tasks.suite import TaskSuite
 from nano_shared.hidden_checks import StateCheck
 from nano_shared.types import Limits, OracleAction
@@ -73,7 +73,7 @@ def _draw(rules: str, order: str, level: int, rng: random.Random) -> DrawnTask:
 
 def _draw_order(thing: str, rng: random.Random) -> DrawnTask:
     """Four steps, each of which but the first names the one before it; the third is asked for."""
-    steps = rng.sample([word for word in WORDS if len(word) < 7], 4)
+    steps = rng.sample(FEW, 4)
     said = [f"{after} follows {before}." for before, after in pairwise(steps)]
     rng.shuffle(said)
     prompt = f"The {thing}: {steps[0]} is first. {' '.join(said)} Which is third?"

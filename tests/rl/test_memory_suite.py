@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_rl.commands.eval import without_tools
+from nano_rl.formats import find_format
 from nano_rl.gather.rollouts import collect, execute
 from nano_rl.imitation.demonstrations import oracle_runs
 from nano_rl.suites.family import act
@@ -114,6 +115,12 @@ def test_earlier_tasks_are_one_sequence(task: Task) -> None:
         Task(key="k", prompt="p", earlier=(task,))
     with pytest.raises(ValidationError, match="keys of their own"):
         Task(key="k", prompt="p", earlier=(Task(key="k", prompt="q"),))
+
+
+@pytest.mark.parametrize("format", ["harbor", "nemo-gym"])
+def test_formats_of_others_refuse_what_they_cannot_carry(task: Task, format: str) -> None:
+    (refusal,) = find_format(format).refusals([task])
+    assert "tasks that come before it" in str(refusal)
 
 
 def test_the_fact_stands_nowhere_in_the_last_task() -> None:
