@@ -174,15 +174,16 @@ class Experiment:
             )
         ]
         turns = [turn for run in runs for turn in run.turns]
-        texts += [text for t in turns for text in (t.completion.text, *(seen.text for seen in t.observations))]
+        texts += [turn.completion.text for turn in turns]
+        texts += [seen.text for turn in turns for seen in turn.observations]
         tiny = build_tiny(
             self.home / "tiny", texts, seed=self.seed, max_positions=512, hidden=self.capability.hidden,
             layers=self.capability.layers,
         )  # fmt: skip
         opened = open_weights(str(tiny))
         config = SftConfig(
-            epochs=self.capability.epochs, batch=self.capability.batch, max_tokens=8192, lora_rank=0, seed=self.seed,
-            save_every=1000,
+            epochs=self.capability.epochs, batch=self.capability.batch, max_tokens=8192, lora_rank=0,
+            seed=self.seed, save_every=1000,
             optimizer=OptimizerConfig(learning_rate=2e-3, schedule="linear", warmup_steps=20),
         )  # fmt: skip
         model = prepare(opened.loaded.model, lora_rank=0, seed=self.seed)
@@ -259,7 +260,8 @@ def report(out: Path) -> list[dict[str, Any]]:
             row[f"{arm}_{at}"] = [round(100 * mean(pair[arm][at]), 1) for pair in pairs]
         gains = [mean(pair["on"]["trained"]) - mean(pair["off"]["trained"]) for pair in pairs]
         if len(gains) > 1:
-            row |= dict(zip(("gain", "low", "high"), (round(100 * x, 1) for x in over_seeds(gains))))
+            gain, low, high = (round(100 * x, 1) for x in over_seeds(gains))
+            row |= {"gain": gain, "low": low, "high": high}
         else:
             row |= {"gain": round(100 * gains[0], 1), "low": None, "high": None}
         row["held_out"] = len(pairs[0]["on"]["trained"])

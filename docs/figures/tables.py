@@ -123,10 +123,10 @@ def capabilities(data: Row) -> str:
     return table(
         {
             "capability": of("{capability}"),
-            "with it: warm": seeds("on_warm"),
-            "trained": seeds("on_trained"),
-            "without it: warm": seeds("off_warm"),
-            "trained ": seeds("off_trained"),
+            "on: warm": seeds("on_warm"),
+            "on: trained": seeds("on_trained"),
+            "off: warm": seeds("off_warm"),
+            "off: trained": seeds("off_trained"),
             "on - off, over seeds": over_seeds,
         },
         data["rows"],

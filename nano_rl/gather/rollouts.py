@@ -11,9 +11,9 @@ from typing import Any
 from nano_coder.models.local.scheduler import cancel_pending, slots_for
 from nano_coder.run.execution import Runtime, grade_run, reflect_run, run_task
 from nano_coder.run.reflection import can_reflect
-from nano_rl.tasks.projects import run_in_project
 from nano_rl.rewards import Reward
 from nano_rl.tasks.oracle import oracle_policy
+from nano_rl.tasks.projects import run_in_project
 from nano_rl.tasks.pytest_plugins import runtime_for
 from nano_shared.errors import NanoError, PolicyError, SandboxError
 from nano_shared.hashing import content_hash
@@ -43,8 +43,8 @@ def collect(
 ) -> list[Trajectory]:
     """Run each task `group_size` times (one number, or one per task), and grade and log each run.
 
-    Returns [runs] in task order, each behind those of its earlier tasks, if it has any. With a `reward`, its composed verdicts are logged in addition to the
-    grader's, and returned.
+    Returns [runs] in task order, each behind those of its earlier tasks, if it has any. With a `reward`, its
+    composed verdicts are logged in addition to the grader's, and returned.
 
     With `reflect`, a failed run is followed by `reflect` second attempts, which are shown its diff and the
     output of its check. They are forks of its last step, so that they form a group, and are returned after

@@ -27,7 +27,9 @@ class Domain:
 def describe(domain: Domain, page: int) -> Json:
     """The document, OpenAPI 3.1; lists have `page` records a page."""
     main: Json = {
-        domain.refers: {"type": "string", "description": f"id in /{domain.other}", "x-collection": domain.other},
+        domain.refers: {
+            "type": "string", "description": f"id in /{domain.other}", "x-collection": domain.other,
+        },
         domain.label: {"type": "string"},
         domain.amount: {"type": "integer", "minimum": 1},
         "status": {"type": "string", "enum": list(domain.statuses)},
@@ -56,15 +58,16 @@ def _paths(name: str, properties: list[str], page: int) -> Json:
     key = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
     filters = [{"name": one, "in": "query", "schema": {"type": "string"}} for one in properties]
     number = {"name": "page", "in": "query", "schema": {"type": "integer", "minimum": 1}}
+    pages = f"a page of {page}, and the path of the next"
+    changed = "200 400 404 409"
     return {
         f"/{name}": {
-            "get": _operation(f"a page of {page}, and the path of the next", "200 503", parameters=[*filters, number])
-            | {"x-page-size": page},
+            "get": _operation(pages, "200 503", parameters=[*filters, number]) | {"x-page-size": page},
             "post": _operation("add one", "201 400 409", requestBody=body),
         },
         f"/{name}/{{id}}": {
             "get": _operation("one of them", "200 404", parameters=[key]),
-            "patch": _operation("change what is given", "200 400 404 409", parameters=[key], requestBody=body),
+            "patch": _operation("change what is given", changed, parameters=[key], requestBody=body),
             "delete": _operation("delete it", "204 404", parameters=[key]),
         },
     }  # fmt: skip

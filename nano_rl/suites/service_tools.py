@@ -170,9 +170,7 @@ def _query(operation: Operation, text: str) -> dict[str, str]:
     return query
 
 
-def _page(
-    collection: str, records: dict[str, Record], query: dict[str, str], operation: Operation
-) -> Record:
+def _page(collection: str, records: dict[str, Record], query: dict[str, str], operation: Operation) -> Record:
     """The records that match the query, a page of them; `next` is the path of the next page."""
     size, text = operation.page_size, query.pop("page", "1")
     if not text.isdecimal() or (page := int(text)) < 1:

@@ -59,7 +59,13 @@ class Service:
         return [StateCheck(kind="json", path=path, expected=state) for path, state in self.state.items()]
 
     def call(
-        self, method: str, collection: str, key: str | None = None, *, body: Record | None = None, **query: object
+        self,
+        method: str,
+        collection: str,
+        key: str | None = None,
+        *,
+        body: Record | None = None,
+        **query: object,
     ) -> list[OracleAction]:
         """The calls that get through: one, and one more for each that is answered 503."""
         path = f"/{collection}" + (f"/{key}" if key else "") + (f"?{urlencode(query)}" if query else "")
@@ -92,7 +98,8 @@ def _service(domain: Domain, level: int, rng: random.Random) -> Service:
     outages = {f"GET /{domain.main}": rng.randint(1, 2)} if level >= 2 else {}
     service = Service(domain, main, other, outages, {})
     files = {path: written(records) for path, records in service.state.items()}
-    files |= {DESCRIPTION: json.dumps(describe(domain, PAGE), indent=1) + "\n", OUTAGES.path: written(outages)}
+    files[DESCRIPTION] = json.dumps(describe(domain, PAGE), indent=1) + "\n"
+    files[OUTAGES.path] = written(outages)
     service.start = files
     return service
 
@@ -136,7 +143,8 @@ def _change(service: Service, rng: random.Random) -> Request:
     d, key = service.domain, rng.choice(list(service.main))
     new = _other_status(service, key, rng)
     service.main[key]["status"] = new
-    return f"Set the status of {key} to {new}.", None, service.call("PATCH", d.main, key, body={"status": new})
+    calls = service.call("PATCH", d.main, key, body={"status": new})
+    return f"Set the status of {key} to {new}.", None, calls
 
 
 def _delete(service: Service, rng: random.Random) -> Request:

@@ -17,7 +17,11 @@ from nano_shared.types import Task, Trajectory
 
 
 def run_in_project(
-    task: Task, runtime: Runtime, *, seed: int | None = None, policy_of: Callable[[Task], Policy] | None = None
+    task: Task,
+    runtime: Runtime,
+    *,
+    seed: int | None = None,
+    policy_of: Callable[[Task], Policy] | None = None,
 ) -> list[Trajectory]:
     """The graded and logged runs of the earlier tasks and of the task, in this order.
 

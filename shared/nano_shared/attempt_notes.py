@@ -39,9 +39,7 @@ def attempt_notes(scrub: Scrub) -> Iterator[Notes]:
 
 def _database() -> Database:
     """One connection in memory, for one thread after another."""
-    engine = sa.create_engine(
-        "sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False}
-    )
+    engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
     sa.event.listen(engine, "connect", _on_connect)
     sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
     return Database(engine)

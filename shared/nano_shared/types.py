@@ -148,7 +148,7 @@ class Task(Value):
     instructions: tuple[InstructionFile, ...] = ()
     """the chain of a project's AGENTS.md, for profiles that show it"""
     earlier: tuple[Task, ...] = Field((), repr=False)
-    """tasks of the same project that are done before it, in order: what their runs remember, its run recalls"""
+    """tasks of its project that are done before it, in order; what their runs remember, its run recalls"""
 
     @model_serializer(mode="wrap")
     def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
