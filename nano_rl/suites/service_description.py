@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-Json = dict[str, Any]
+ApiPart = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Domain:
     statuses: tuple[str, ...]
 
 
-def describe(domain: Domain, page: int) -> Json:
+def describe(domain: Domain, page: int) -> ApiPart:
     """The document, OpenAPI 3.1; lists have `page` records a page."""
-    main: Json = {
+    main: ApiPart = {
         domain.refers: {
             "type": "string", "description": f"id in /{domain.other}", "x-collection": domain.other,
         },
@@ -34,8 +34,8 @@ def describe(domain: Domain, page: int) -> Json:
         domain.amount: {"type": "integer", "minimum": 1},
         "status": {"type": "string", "enum": list(domain.statuses)},
     }  # fmt: skip
-    other: Json = {"name": {"type": "string"}, "city": {"type": "string"}}
-    paths: Json = {}
+    other: ApiPart = {"name": {"type": "string"}, "city": {"type": "string"}}
+    paths: ApiPart = {}
     for name, properties in ((domain.main, main), (domain.other, other)):
         paths |= _paths(name, list(properties), page)
     schemas = {
@@ -52,7 +52,7 @@ def _schema(collection: str) -> str:
     return collection.removesuffix("s").capitalize()
 
 
-def _paths(name: str, properties: list[str], page: int) -> Json:
+def _paths(name: str, properties: list[str], page: int) -> ApiPart:
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{_schema(name)}"}}}
     body = {"required": True, "content": content}
     key = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
@@ -80,6 +80,6 @@ _MEANINGS = {
 }  # fmt: skip
 
 
-def _operation(summary: str, statuses: str, **more: Any) -> Json:
+def _operation(summary: str, statuses: str, **more: Any) -> ApiPart:
     responses = {status: {"description": _MEANINGS[status]} for status in statuses.split()}
     return {"summary": summary, **more, "responses": responses}

@@ -19,7 +19,7 @@ from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 
 DESCRIPTION = "openapi.json"
 OUTAGES: Records[int] = Records("service/outages.json", TypeAdapter(dict[str, int]))
-Record = dict[str, Any]
+ServiceRecord = dict[str, Any]
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "string": str, "integer": int, "number": (int, float), "boolean": bool,
 }  # fmt: skip
@@ -66,7 +66,7 @@ class Description(_Part):
     components: Components = Components()
 
 
-class Refused(Exception):
+class RefusedCall(Exception):
     """An answer other than success."""
 
     def __init__(self, status: int, error: str) -> None:
@@ -74,9 +74,9 @@ class Refused(Exception):
         self.status = status
 
 
-def records_of(collection: str) -> Records[Record]:
+def records_of(collection: str) -> Records[ServiceRecord]:
     """The file that holds the records of `/collection`."""
-    return Records(f"service/{collection}.json", TypeAdapter(dict[str, Record]))
+    return Records(f"service/{collection}.json", TypeAdapter(dict[str, ServiceRecord]))
 
 
 @tool(body="body", mutates=True)
@@ -84,7 +84,7 @@ def call_service(context: ToolContext, method: str, path: str, body: str = "") -
     """Call the service: a method, a path with its query, and a JSON body. GET /openapi.json describes it."""
     try:
         status, answer = _answer(context, method.strip().upper(), path.strip(), body)
-    except Refused as refused:
+    except RefusedCall as refused:
         status, answer = refused.status, {"error": str(refused)}
     shown = json.dumps(answer, ensure_ascii=False) if answer is not None else ""
     return ToolResult(text=f"{status} {shown}".strip(), ok=status < 400)
@@ -103,12 +103,12 @@ def _answer(context: ToolContext, method: str, path: str, body: str) -> tuple[in
         raise ToolFailure(f"{DESCRIPTION} describes no service: {where}: {error['msg'].lower()}") from None
     template, key = _template(api, url.path)
     if method.lower() not in api.paths[template]:
-        raise Refused(405, f"{method} is not allowed here; {', '.join(api.paths[template]).upper()} is")
+        raise RefusedCall(405, f"{method} is not allowed here; {', '.join(api.paths[template]).upper()} is")
     _refuse_while_out(context, f"{method} {template}")
     operation, collection = api.paths[template][method.lower()], template.split("/")[1]
     records = records_of(collection).load(context)
     if key is not None and key not in records:
-        raise Refused(404, f"there is no {key} in /{collection}")
+        raise RefusedCall(404, f"there is no {key} in /{collection}")
     query = _query(operation, url.query)
     given = _body(context, operation, body, api, partial=method == "PATCH")
     if method == "GET":
@@ -117,7 +117,7 @@ def _answer(context: ToolContext, method: str, path: str, body: str) -> tuple[in
 
 
 def _change(
-    context: ToolContext, method: str, collection: str, key: str | None, given: Record
+    context: ToolContext, method: str, collection: str, key: str | None, given: ServiceRecord
 ) -> tuple[int, Any]:
     store = records_of(collection)
     records = store.load(context)
@@ -147,7 +147,7 @@ def _template(api: Description, path: str) -> tuple[str, str | None]:
         same = len(named) == len(parts)
         if same and all(n.startswith("{") or n == p for n, p in zip(named, parts, strict=True)):
             return template, parts[-1] if named[-1].startswith("{") else None
-    raise Refused(404, f"there is no path {path}; GET /{DESCRIPTION} lists those there are")
+    raise RefusedCall(404, f"there is no path {path}; GET /{DESCRIPTION} lists those there are")
 
 
 def _refuse_while_out(context: ToolContext, operation: str) -> None:
@@ -155,10 +155,10 @@ def _refuse_while_out(context: ToolContext, operation: str) -> None:
     if outages.get(operation, 0) > 0:
         outages[operation] -= 1
         OUTAGES.save(context, outages)
-        raise Refused(503, "unavailable for a moment; try again")
+        raise RefusedCall(503, "unavailable for a moment; try again")
 
 
-def _shown(key: str | None, record: Record) -> Record:
+def _shown(key: str | None, record: ServiceRecord) -> ServiceRecord:
     return {"id": key, **record}
 
 
@@ -166,15 +166,17 @@ def _query(operation: Operation, text: str) -> dict[str, str]:
     known = sorted(one.name for one in operation.parameters if one.place == "query")
     query = dict(parse_qsl(text, keep_blank_values=True))
     if wrong := [name for name in query if name not in known]:
-        raise Refused(400, f"unknown parameter {wrong[0]}; known: {', '.join(known) or 'none'}")
+        raise RefusedCall(400, f"unknown parameter {wrong[0]}; known: {', '.join(known) or 'none'}")
     return query
 
 
-def _page(collection: str, records: dict[str, Record], query: dict[str, str], operation: Operation) -> Record:
+def _page(
+    collection: str, records: dict[str, ServiceRecord], query: dict[str, str], operation: Operation
+) -> ServiceRecord:
     """The records that match the query, a page of them; `next` is the path of the next page."""
     size, text = operation.page_size, query.pop("page", "1")
     if not text.isdecimal() or (page := int(text)) < 1:
-        raise Refused(400, f"page: {text} is no number from 1")
+        raise RefusedCall(400, f"page: {text} is no number from 1")
     found = [
         _shown(key, record)
         for key, record in sorted(records.items(), key=lambda item: _number(item[0]))
@@ -187,11 +189,11 @@ def _page(collection: str, records: dict[str, Record], query: dict[str, str], op
 
 def _body(
     context: ToolContext, operation: Operation, text: str, api: Description, *, partial: bool
-) -> Record:
+) -> ServiceRecord:
     """The body, checked by the schema that the operation names."""
     if operation.body is None:
         if text.strip():
-            raise Refused(400, "this operation takes no body")
+            raise RefusedCall(400, "this operation takes no body")
         return {}
     schema = api.components.schemas[operation.body.rpartition("/")[2]]
     try:
@@ -199,23 +201,23 @@ def _body(
     except ValueError:
         given = None
     if not isinstance(given, dict) or not given:
-        raise Refused(400, "the body is no JSON object with values")
+        raise RefusedCall(400, "the body is no JSON object with values")
     missing = [] if partial else [name for name in schema.required if name not in given]
     if missing:
-        raise Refused(400, f"{missing[0]} is missing")
+        raise RefusedCall(400, f"{missing[0]} is missing")
     for name, value in given.items():
         if name not in schema.properties:
-            raise Refused(400, f"unknown property {name}; known: {', '.join(schema.properties)}")
+            raise RefusedCall(400, f"unknown property {name}; known: {', '.join(schema.properties)}")
         _check(context, name, value, schema.properties[name])
     return given
 
 
 def _check(context: ToolContext, name: str, value: Any, of: Property) -> None:
     if not isinstance(value, _TYPES[of.type]) or (isinstance(value, bool) and of.type != "boolean"):
-        raise Refused(400, f"{name}: {json.dumps(value)} is no {of.type}")
+        raise RefusedCall(400, f"{name}: {json.dumps(value)} is no {of.type}")
     if of.enum is not None and value not in of.enum:
-        raise Refused(400, f"{name}: {value} is none of {', '.join(of.enum)}")
-    if of.minimum is not None and value < of.minimum:
-        raise Refused(400, f"{name}: {value} is less than {of.minimum:g}")
+        raise RefusedCall(400, f"{name}: {value} is none of {', '.join(of.enum)}")
+    if of.minimum is not None and isinstance(value, int | float) and value < of.minimum:
+        raise RefusedCall(400, f"{name}: {value} is less than {of.minimum:g}")
     if of.collection is not None and value not in records_of(of.collection).load(context):
-        raise Refused(409, f"{name}: there is no {value} in /{of.collection}")
+        raise RefusedCall(409, f"{name}: there is no {value} in /{of.collection}")

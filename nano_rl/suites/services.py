@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlencode
@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 from nano_coder.tools.record_file import written
 from nano_rl.suites.family import CITIES, COLORS, WORDS, DrawnTask, Family, act, answered, left, people, view
 from nano_rl.suites.service_description import Domain, describe
-from nano_rl.suites.service_tools import DESCRIPTION, OUTAGES, Record, records_of
+from nano_rl.suites.service_tools import DESCRIPTION, OUTAGES, ServiceRecord, records_of
 from nano_rl.tasks.suite import TaskSuite
 from nano_shared.hidden_checks import StateCheck
 from nano_shared.types import Limits, OracleAction
@@ -43,14 +43,14 @@ class Service:
     """A service as a task finds it, and what has been done to it."""
 
     domain: Domain
-    main: dict[str, Record]
-    other: dict[str, Record]
+    main: dict[str, ServiceRecord]
+    other: dict[str, ServiceRecord]
     outages: dict[str, int]
     start: dict[str, str]
     """files that the agent finds"""
 
     @property
-    def state(self) -> dict[str, dict[str, Record]]:
+    def state(self) -> dict[str, dict[str, ServiceRecord]]:
         named = {self.domain.main: self.main, self.domain.other: self.other}
         return {records_of(name).path: records for name, records in named.items()}
 
@@ -64,8 +64,8 @@ class Service:
         collection: str,
         key: str | None = None,
         *,
-        body: Record | None = None,
-        **query: object,
+        body: ServiceRecord | None = None,
+        query: Mapping[str, str | int] | None = None,
     ) -> list[OracleAction]:
         """The calls that get through: one, and one more for each that is answered 503."""
         path = f"/{collection}" + (f"/{key}" if key else "") + (f"?{urlencode(query)}" if query else "")
@@ -74,11 +74,11 @@ class Service:
         again = self.outages.pop(name, 0)
         return [act("call_service", method=method, path=path, **given)] * (1 + again)
 
-    def pages(self, found: int, **query: object) -> list[OracleAction]:
+    def pages(self, found: int, **query: str) -> list[OracleAction]:
         """The calls that list so many records of the main collection, page by page."""
         pages = range(1, max(1, -(-found // PAGE)) + 1)
-        first = self.call("GET", self.domain.main, **query)
-        more = [self.call("GET", self.domain.main, page=page, **query) for page in pages[1:]]
+        first = self.call("GET", self.domain.main, query=query)
+        more = [self.call("GET", self.domain.main, query={"page": page, **query}) for page in pages[1:]]
         return [*first, *(action for actions in more for action in actions)]
 
 
@@ -105,8 +105,8 @@ def _service(domain: Domain, level: int, rng: random.Random) -> Service:
 
 
 # a request: what is asked, the answer (None: the end state counts), and the calls
-Request = tuple[str, str | int | None, list[OracleAction]]
-DrawRequest = Callable[[Service, random.Random], Request]
+ServiceRequest = tuple[str, str | int | None, list[OracleAction]]
+DrawRequest = Callable[[Service, random.Random], ServiceRequest]
 
 
 def _draw(name: str, of: DrawRequest, level: int, rng: random.Random) -> DrawnTask:
@@ -122,13 +122,13 @@ def _draw(name: str, of: DrawRequest, level: int, rng: random.Random) -> DrawnTa
 # ------------------------------------------------------------ level 0: one call, with everything given
 
 
-def _get(service: Service, rng: random.Random) -> Request:
+def _get(service: Service, rng: random.Random) -> ServiceRequest:
     d, key = service.domain, rng.choice(list(service.main))
     asked = rng.choice((d.label, d.amount))
     return f"What is the {asked} of {key}?", service.main[key][asked], service.call("GET", d.main, key)
 
 
-def _create(service: Service, rng: random.Random) -> Request:
+def _create(service: Service, rng: random.Random) -> ServiceRequest:
     d = service.domain
     made = {
         d.refers: rng.choice(list(service.other)), d.label: rng.choice(COLORS),
@@ -139,7 +139,7 @@ def _create(service: Service, rng: random.Random) -> Request:
     return f"Add one of {d.main}: {said}.", None, service.call("POST", d.main, body=made)
 
 
-def _change(service: Service, rng: random.Random) -> Request:
+def _change(service: Service, rng: random.Random) -> ServiceRequest:
     d, key = service.domain, rng.choice(list(service.main))
     new = _other_status(service, key, rng)
     service.main[key]["status"] = new
@@ -147,7 +147,7 @@ def _change(service: Service, rng: random.Random) -> Request:
     return f"Set the status of {key} to {new}.", None, calls
 
 
-def _delete(service: Service, rng: random.Random) -> Request:
+def _delete(service: Service, rng: random.Random) -> ServiceRequest:
     d, key = service.domain, rng.choice(list(service.main))
     del service.main[key]
     return f"Delete {key}.", None, service.call("DELETE", d.main, key)
@@ -156,23 +156,23 @@ def _delete(service: Service, rng: random.Random) -> Request:
 # --------------------------------------------------------------- level 1: the record has to be found
 
 
-def _change_found(service: Service, rng: random.Random) -> Request:
+def _change_found(service: Service, rng: random.Random) -> ServiceRequest:
     d, key = service.domain, rng.choice(list(service.main))
     label, new = service.main[key][d.label], rng.randint(41, 90)
     service.main[key][d.amount] = new
-    calls = service.call("GET", d.main, **{d.label: label})
+    calls = service.call("GET", d.main, query={d.label: label})
     calls += service.call("PATCH", d.main, key, body={d.amount: new})
     return f"Set the {d.amount} of the one of {d.main} with {d.label} {label} to {new}.", None, calls
 
 
-def _delete_found(service: Service, rng: random.Random) -> Request:
+def _delete_found(service: Service, rng: random.Random) -> ServiceRequest:
     d, key = service.domain, rng.choice(list(service.main))
     label = service.main.pop(key)[d.label]
-    calls = [*service.call("GET", d.main, **{d.label: label}), *service.call("DELETE", d.main, key)]
+    calls = [*service.call("GET", d.main, query={d.label: label}), *service.call("DELETE", d.main, key)]
     return f"Delete the one of {d.main} with {d.label} {label}.", None, calls
 
 
-def _get_other(service: Service, rng: random.Random) -> Request:
+def _get_other(service: Service, rng: random.Random) -> ServiceRequest:
     d, key = service.domain, rng.choice(list(service.main))
     other = service.main[key][d.refers]
     calls = [*service.call("GET", d.main, key), *service.call("GET", d.other, other)]
@@ -182,7 +182,7 @@ def _get_other(service: Service, rng: random.Random) -> Request:
 # -------------------------------------------------- level 2: lists in pages, and calls that fail at first
 
 
-def _count(service: Service, rng: random.Random) -> Request:
+def _count(service: Service, rng: random.Random) -> ServiceRequest:
     d = service.domain
     status = rng.choice(sorted({one["status"] for one in service.main.values()}))
     found = [one for one in service.main.values() if one["status"] == status]
@@ -190,13 +190,13 @@ def _count(service: Service, rng: random.Random) -> Request:
     return f"How many of {d.main} have the status {status}?", len(found), calls
 
 
-def _total(service: Service, rng: random.Random) -> Request:
+def _total(service: Service, rng: random.Random) -> ServiceRequest:
     d, amounts = service.domain, [one[service.domain.amount] for one in service.main.values()]
     calls = [*service.pages(len(amounts)), act("calculate", expression=" + ".join(map(str, amounts)))]
     return f"What is the sum of the {d.amount} of all {d.main}?", sum(amounts), calls
 
 
-def _largest(service: Service, rng: random.Random) -> Request:
+def _largest(service: Service, rng: random.Random) -> ServiceRequest:
     d = service.domain
     key = rng.choice(list(service.main))
     service.main[key][d.amount] = 41 + rng.randint(0, 40)
@@ -206,7 +206,7 @@ def _largest(service: Service, rng: random.Random) -> Request:
     return asked, service.main[key][d.label], service.pages(len(service.main))
 
 
-def _delete_all(service: Service, rng: random.Random) -> Request:
+def _delete_all(service: Service, rng: random.Random) -> ServiceRequest:
     d = service.domain
     status = rng.choice(sorted({one["status"] for one in service.main.values()}))
     found = [key for key, one in service.main.items() if one["status"] == status]
@@ -226,11 +226,11 @@ def _of_named(service: Service, rng: random.Random) -> tuple[str, str, list[str]
     owner = rng.choice(sorted({one[d.refers] for one in service.main.values()}))
     found = [key for key, one in service.main.items() if one[d.refers] == owner]
     name = service.other[owner]["name"]
-    calls = service.call("GET", d.other, name=name)
+    calls = service.call("GET", d.other, query={"name": name})
     return name, owner, found, [*calls, *service.pages(len(found), **{d.refers: owner})]
 
 
-def _total_of(service: Service, rng: random.Random) -> Request:
+def _total_of(service: Service, rng: random.Random) -> ServiceRequest:
     d = service.domain
     name, _, found, calls = _of_named(service, rng)
     amounts = [service.main[key][d.amount] for key in found]
@@ -239,7 +239,7 @@ def _total_of(service: Service, rng: random.Random) -> Request:
     return asked, sum(amounts), calls
 
 
-def _change_all(service: Service, rng: random.Random) -> Request:
+def _change_all(service: Service, rng: random.Random) -> ServiceRequest:
     d = service.domain
     name, _, found, calls = _of_named(service, rng)
     had = {service.main[key]["status"] for key in found}
@@ -250,7 +250,7 @@ def _change_all(service: Service, rng: random.Random) -> Request:
     return f"Set the status of all {d.main} whose {d.refers} is {name} to {new}.", None, calls
 
 
-def _move_all(service: Service, rng: random.Random) -> Request:
+def _move_all(service: Service, rng: random.Random) -> ServiceRequest:
     """Add somebody, who takes over what another had."""
     d = service.domain
     name, _, found, calls = _of_named(service, rng)
