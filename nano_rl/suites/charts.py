@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 
-from nano_rl.suites.family import SHORTEST, THINGS, WORDS, DrawnTask, Family, act, answered, view
+from nano_rl.suites.family import FEW, SHORTEST, THINGS, WORDS, DrawnTask, Family, act, answered, view
 from nano_rl.tasks.suite import TaskSuite
 
 TOOLS = ("read_file", "calculate", "submit")
@@ -99,7 +99,7 @@ def _draw(name: str, level: int, rng: random.Random) -> DrawnTask:
 
 def _draw_bar(thing: str, rng: random.Random) -> DrawnTask:
     """One bar, whose length is the answer."""
-    length, path = rng.randint(2, 24), f"{rng.choice(WORDS)}.txt"
+    length, path = rng.randint(2, 24), f"{rng.choice(FEW)}.txt"
     bar = f"{thing} | {rng.choice('#*=') * length}\n"
     return answered(f"How long is the {thing}?", {path: bar}, length, act("read_file", path=path))
 

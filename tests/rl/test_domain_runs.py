@@ -9,7 +9,11 @@ import pytest
 from domains import run, runtime, sample
 
 from nano_coder.run.execution import Runtime
+from nano_rl.gather.rollouts import execute
 from nano_rl.suites.family import act
+from nano_rl.tasks.check import check_task
+from nano_rl.tasks.make import make_tasks, read_tasks
+from nano_rl.tasks.oracle import oracle_policy
 from nano_shared.hidden_checks import StateChecks
 from nano_shared.types import Split, StopReason, Task
 
@@ -102,3 +106,23 @@ def test_domain_tasks_run_under_the_profile_that_adds_their_tools(within: Runtim
     assert run(task, task.oracle or (), within).profile == "compact-2"
     (task,) = of_level("shell", 0, 1)
     assert run(task, task.oracle or (), within).profile == "compact-1"
+
+
+@pytest.mark.parametrize(
+    ("suite", "view"),
+    [("search", "one_fact"), ("memory", "one_fact"), ("plan", "order"), ("perceive", "bar")],
+)
+def test_shortest_forms_are_made_by_name_and_their_oracles_earn_one(
+    suite: str, view: str, within: Runtime
+) -> None:
+    assert view not in {task.view for task in sample(suite, 4)}
+    for split in Split:
+        (task,) = make_tasks(suite=suite, levels=[0], n=1, seed=2, split=split, views=[view])
+        runs = execute([task], [oracle_policy(task, within.profile)], within)
+        assert {run.reward for run in runs} == {1.0}
+
+
+def test_the_example_tasks_are_admitted(within: Runtime) -> None:
+    tasks = read_tasks(Path(__file__).parents[2] / "examples" / "seeds.jsonl")
+    findings = [check_task(task, within) for task in tasks]
+    assert [found.reasons for found in findings] == [()] * 4
