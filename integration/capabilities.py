@@ -90,7 +90,7 @@ def _page_with_answer(task: Task) -> tuple[OracleAction, ...]:
 CAPABILITIES = {
     "memory": Capability(suite="memory", view="one_fact", tools=("remember", "recall")),
     "search": Capability(suite="search", view="one_fact", tools=("search",), otherwise=_page_with_answer),
-    "plan": Capability(suite="plan", view="order", tools=("plan",), epochs=24.0, demonstrations=480),
+    "plan": Capability(suite="plan", view="order", tools=("plan",), epochs=14.0, demonstrations=1200),
     "perceive": Capability(suite="perceive", view="bar", tools=("read_file",), epochs=24.0),
 }
 

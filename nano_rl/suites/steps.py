@@ -72,12 +72,12 @@ def _draw(rules: str, order: str, level: int, rng: random.Random) -> DrawnTask:
 
 
 def _draw_order(thing: str, rng: random.Random) -> DrawnTask:
-    """Four steps, each of which but the first names the one before it; the third is asked for."""
-    steps = rng.sample(FEW, 4)
-    said = [f"{after} follows {before}." for before, after in pairwise(steps)]
-    rng.shuffle(said)
-    prompt = f"The {thing}: {steps[0]} is first. {' '.join(said)} Which is third?"
-    return answered(prompt, {}, steps[2], act("plan", steps=[{"step": step} for step in steps[:3]]))
+    """Six steps, known by which comes straight before which; the fourth is asked for."""
+    steps = rng.sample(FEW, 6)
+    pairs = [f"{before}>{after}" for before, after in pairwise(steps)]
+    rng.shuffle(pairs)
+    said = "\n".join([f"The {thing}: which step is fourth?", *pairs, f"{steps[0]} is first."])
+    return answered(said, {}, steps[3], act("plan", steps=[{"step": step} for step in steps[:4]]))
 
 
 def _needs(order: str, paths: list[str], rng: random.Random) -> tuple[str, str]:
