@@ -114,6 +114,25 @@ def supply_teaches(data: Row) -> str:
     )
 
 
+def capabilities(data: Row) -> str:
+    def over_seeds(row: Row) -> str:
+        if row["low"] is None:
+            return f"{row['gain']:+.1f} (one seed)"
+        return f"{row['gain']:+.1f} ({row['low']:.1f} to {row['high']:.1f})"
+
+    return table(
+        {
+            "capability": of("{capability}"),
+            "on: warm": seeds("on_warm"),
+            "on: trained": seeds("on_trained"),
+            "off: warm": seeds("off_warm"),
+            "off: trained": seeds("off_trained"),
+            "on - off, over seeds": over_seeds,
+        },
+        data["rows"],
+    )
+
+
 def grpo_step(data: Row) -> str:
     return table(
         {
@@ -291,6 +310,7 @@ TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "flywheel": ("flywheel", flywheel),
     "own_project": ("own_project", own_project),
     "supply_teaches": ("supply_teaches", supply_teaches),
+    "capabilities": ("capabilities", capabilities),
     "grpo_step": ("grpo_step", grpo_step),
     "objectives": ("objectives", objectives),
     "smollm2": ("smollm2", smollm2),

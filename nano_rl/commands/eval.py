@@ -30,6 +30,7 @@ from nano_rl.commands.options import EnvOption, RewardOption, Seed, Tasks
 from nano_rl.commands.progress import bar, print_components, print_rows, tell_ungraded
 from nano_rl.commands.session import all_tasks, chosen_reward, dtype_of, policy_runtime
 from nano_rl.gather.rollouts import collect
+from nano_rl.tasks.projects import number_of_runs
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.profile import InterfaceProfile
@@ -73,7 +74,7 @@ class How:
         tasks = [with_limits(task, runtime.limits) for task in self.tasks]
         if self.without:
             tasks = [without_tools(task, self.without, runtime.profile) for task in tasks]
-        with bar(f"eval {name}", len(self.tasks) * self.repeat) as progress:
+        with bar(f"eval {name}", number_of_runs(tasks) * self.repeat) as progress:
             runs = collect(
                 tasks, runtime, group_size=self.repeat, seed=self.seed, reward=composed,
                 on_run=lambda t: progress.advance(),
@@ -154,9 +155,14 @@ def tool_names(given: str | None) -> tuple[str, ...]:
 
 
 def without_tools(task: Task, names: Collection[str], profile: InterfaceProfile) -> Task:
-    """The task without some of the tools that it or the profile offers."""
+    """The task, and those before it, without some of the tools that they or the profile offer."""
     offered = task.tools if task.tools is not None else tuple(tool.name for tool in profile.tools)
-    return task.model_copy(update={"tools": tuple(name for name in offered if name not in names)})
+    return task.model_copy(
+        update={
+            "tools": tuple(name for name in offered if name not in names),
+            "earlier": tuple(without_tools(one, names, profile) for one in task.earlier),
+        }
+    )
 
 
 def print_differences(overall: Difference, suites: tuple[Difference, ...]) -> None:

@@ -25,6 +25,7 @@ from nano_rl.commands.session import (
 from nano_rl.gather.rollouts import collect, execute
 from nano_rl.rewards import outcome
 from nano_rl.tasks.oracle import ORACLE, oracle_policy
+from nano_rl.tasks.projects import number_of_runs
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.settings_options import Settings
@@ -97,7 +98,7 @@ def command(
     config, sources = configured(settings, limit=limit, tools=tools)
     environments, work = all_tasks(tasks, env, Split.TRAIN, seed)
     composed = chosen_reward(reward)
-    with bar("rollouts", len(work) * (1 if oracle else group_size)) as progress:
+    with bar("rollouts", number_of_runs(work) * (1 if oracle else group_size)) as progress:
 
         def done(run: Trajectory) -> None:
             if not is_reflection(run):

@@ -10,7 +10,7 @@ from typer import Option
 from nano_coder.commands.options import open_log
 from nano_rl.commands.options import Log, TaskFile
 from nano_rl.tasks.make import read_tasks
-from nano_shared.errors import ConfigError
+from nano_shared.errors import ConfigError, UsageError
 
 
 def command(
@@ -23,6 +23,8 @@ def command(
 ) -> int:
     """Serve /seed_session, /TOOL and /verify over the tasks of FILE; every session is logged as a run."""
     tasks = read_tasks(file)
+    if behind := next((task.key for task in tasks if task.earlier), None):
+        raise UsageError(f"{file}: task {behind!r} comes behind others, and sessions have one task each")
     try:
         import uvicorn
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nano_rl.formats.row_format import ReadOptions, refusal, whole, with_original
+from nano_rl.formats.row_format import ReadOptions, refusal, refuse_uncarried, whole, with_original
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.refusal import Refusal, Refused
@@ -115,8 +115,7 @@ class FolderFormat:
             tree = _unpacked(original)
             if self._means(tree, str(original.get("folder")), task):
                 return tree
-        if task.snapshot is not None:
-            raise Refused("snapshot", "the blob store that holds its files stays behind; give it `files`")
+        refuse_uncarried(task)
         tree = self.write_tree(task)
         files = tree.files | {WHOLE_FILE: f"{whole(task)}\n".encode()}
         return Tree(files, tree.executable)

@@ -95,8 +95,7 @@ class RowFormat:
             return rows
         if self.write_row is None:
             raise Refused("provenance.original", f"only tasks imported from {self.name} are written to it")
-        if task.snapshot is not None:
-            raise Refused("snapshot", "the blob store that holds its files stays behind; give it `files`")
+        refuse_uncarried(task)
         row = self.write_row(task) | {WHOLE: whole(task)}
         unknown = rows[0].items() if len(rows) == 1 else ()
         return [{key: value for key, value in unknown if key not in self.understood | {WHOLE}} | row]
@@ -118,6 +117,14 @@ class RowFormat:
         if not self.repeats or whole(with_original(again, self.name, rows=rows)) != whole(joined):
             raise Refused("key", f"{first.key!r} is already the task at {where}")
         return joined
+
+
+def refuse_uncarried(task: Task) -> None:
+    """Raises Refused for what no format of others can carry."""
+    if task.snapshot is not None:
+        raise Refused("snapshot", "the blob store that holds its files stays behind; give it `files`")
+    if task.earlier:
+        raise Refused("earlier", "the tasks that come before it would stay behind, and what they remember")
 
 
 def refusal(task: Task, convert: Callable[[Task], object]) -> Refusal | None:

@@ -12,6 +12,8 @@ from nano_coder.models.local.scheduler import cancel_pending, slots_for
 from nano_coder.run.execution import Runtime, grade_run, reflect_run, run_task
 from nano_coder.run.reflection import can_reflect
 from nano_rl.rewards import Reward
+from nano_rl.tasks.oracle import oracle_policy
+from nano_rl.tasks.projects import run_in_project
 from nano_rl.tasks.pytest_plugins import runtime_for
 from nano_shared.errors import NanoError, PolicyError, SandboxError
 from nano_shared.hashing import content_hash
@@ -41,8 +43,8 @@ def collect(
 ) -> list[Trajectory]:
     """Run each task `group_size` times (one number, or one per task), and grade and log each run.
 
-    Returns [runs] in task order. With a `reward`, its composed verdicts are logged in addition to the
-    grader's, and returned.
+    Returns [runs] in task order, each behind those of its earlier tasks, if it has any. With a `reward`, its
+    composed verdicts are logged in addition to the grader's, and returned.
 
     With `reflect`, a failed run is followed by `reflect` second attempts, which are shown its diff and the
     output of its check. They are forks of its last step, so that they form a group, and are returned after
@@ -123,17 +125,19 @@ def execute(
     on_run: OnRun | None = None,
     reward: Reward | None = None,
 ) -> list[Trajectory]:
-    """Run each task once under its own policy (oracles, for a warm start), two at a time."""
+    """Run each task once under its own policy (oracles, for a warm start), two at a time. Its earlier tasks
+    are run by their oracles, and their runs returned before its own."""
     with ThreadPoolExecutor(2) as pool:
         futures = [
             pool.submit(_run_and_grade, task, replace(runtime_for(task, runtime), policy=policy))
             for task, policy in zip(tasks, policies, strict=True)
         ]
-        done = []
+        done: list[Trajectory] = []
         for future in futures:
-            done.append(future.result())
-            if on_run:
-                on_run(done[-1])
+            for run in future.result():
+                done.append(run)
+                if on_run:
+                    on_run(run)
     return reward.apply(done, runtime) if reward else done
 
 
@@ -158,6 +162,8 @@ def _episode(
 ) -> list[Future[Trajectory]]:
     """Run a task, and second attempts if it failed; returns the futures of their grading."""
     with slot:
+        if task.earlier:
+            return [_done(run) for run in run_in_project(task, runtime, seed=seed)]
         graded = [graders.submit(grade_run, run_task(task, runtime, seed=seed), runtime)]
         if reflect and can_reflect(first := graded[0].result()):
             graded += [
@@ -188,5 +194,17 @@ def _seed_of(parts: list[int | str]) -> int:
     return int(content_hash(parts).removeprefix("sha256:")[:15], 16)
 
 
-def _run_and_grade(task: Task, runtime: Runtime) -> Trajectory:
-    return grade_run(run_task(task, runtime), runtime)
+def _done(run: Trajectory) -> Future[Trajectory]:
+    future: Future[Trajectory] = Future()
+    future.set_result(run)
+    return future
+
+
+def _run_and_grade(task: Task, runtime: Runtime) -> list[Trajectory]:
+    if not task.earlier:
+        return [grade_run(run_task(task, runtime), runtime)]
+
+    def policy_of(one: Task) -> Policy:
+        return runtime.policy if one is task else oracle_policy(one, runtime.profile)
+
+    return run_in_project(task, runtime, policy_of=policy_of)

@@ -386,13 +386,14 @@ class Gatherer:
             )
             for task in tasks
         ]
-        return [*filled, *(group for group in drawn if group.forked)]
+        earlier = form_groups(run for key, runs in fresh.items() if key not in missing for run in runs)
+        return [*filled, *earlier, *(group for group in drawn if group.forked)]
 
     def _roll(self, tasks: Sequence[Task], runtime: Runtime, step: int, on_run: OnRun | None) -> list[Group]:
         """Groups of `group_size` fresh rollouts."""
         missing = {task.key: self._config.group_size for task in tasks}
         fresh = self._roll_each(tasks, missing, runtime, step, on_run)
-        return form_groups(run for task in tasks for run in fresh[task.key])
+        return form_groups(run for runs in fresh.values() for run in runs)
 
     def _roll_each(
         self,
@@ -402,7 +403,7 @@ class Gatherer:
         step: int,
         on_run: OnRun | None,
     ) -> dict[str, list[Trajectory]]:
-        """`missing[task.key]` fresh rollouts of each task, by task key."""
+        """`missing[task.key]` fresh rollouts of each task, and those of earlier tasks, by task key."""
         fresh: dict[str, list[Trajectory]] = {task.key: [] for task in tasks}
         runs = collect(
             tasks,
@@ -413,5 +414,5 @@ class Gatherer:
             reward=self._reward,
         )
         for run in runs:
-            fresh[run.task.key].append(run)
+            fresh.setdefault(run.task.key, []).append(run)
         return fresh

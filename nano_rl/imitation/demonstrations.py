@@ -32,7 +32,8 @@ from nano_shared.types import Split, StopReason, Task, Trajectory
 
 
 def oracle_runs(tasks: Sequence[Task], runtime: Runtime, on_run: OnRun | None = None) -> list[Trajectory]:
-    """One successful oracle run per task, in task order: from the log, or executed now.
+    """One successful oracle run per task, earlier tasks of its project before it, in task order: from the
+    log, or executed now.
 
     Raises UsageError for a task whose oracle does not earn a reward of 1.
     """
@@ -51,12 +52,13 @@ def solved_oracles(tasks: Sequence[Task], runtime: Runtime) -> list[Trajectory]:
 def _oracles(tasks: Sequence[Task], runtime: Runtime, on_run: OnRun | None = None) -> list[Trajectory]:
     runtime = replace(runtime, policy_name=ORACLE, agent=None)
     tasks = [as_served(task, runtime) for task in tasks]
-    found = {run.task.id: run for run in logged_oracles(tasks, runtime)}
-    missing = [task for task in tasks if task.id not in found]
+    wanted = [one for task in tasks for one in (*task.earlier, task)]
+    found = {run.task.id: run for run in logged_oracles(wanted, runtime)}
+    missing = [task for task in tasks if any(one.id not in found for one in (*task.earlier, task))]
     if missing:
         policies = [oracle_policy(task, runtime.profile) for task in missing]
         found |= {run.task.id: run for run in execute(missing, policies, runtime, on_run=on_run)}
-    return [found[task.id] for task in tasks]
+    return [found[one.id] for one in wanted]
 
 
 def _unsolved(run: Trajectory) -> str:

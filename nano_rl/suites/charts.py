@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 
-from nano_rl.suites.family import WORDS, DrawnTask, Family, act, answered, view
+from nano_rl.suites.family import FEW, SHORTEST, THINGS, WORDS, DrawnTask, Family, act, answered, view
 from nano_rl.tasks.suite import TaskSuite
 
 TOOLS = ("read_file", "calculate", "submit")
@@ -97,6 +97,13 @@ def _draw(name: str, level: int, rng: random.Random) -> DrawnTask:
     )
 
 
+def _draw_bar(thing: str, rng: random.Random) -> DrawnTask:
+    """One bar, whose length is the answer."""
+    length, path = rng.randint(2, 24), f"{rng.choice(FEW)}.txt"
+    bar = f"{thing} | {rng.choice('#*=') * length}\n"
+    return answered(f"How long is the {thing}?", {path: bar}, length, act("read_file", path=path))
+
+
 def _one(of: str, values: Values, rng: random.Random) -> tuple[str, str | int, str]:
     name = rng.choice(list(values))
     return f"What is {of} {name}?", values[name], ""
@@ -127,8 +134,13 @@ SUITE = TaskSuite(
     name="perceive",
     version="1",
     about="charts and tables drawn as text, and what they show",
-    views=tuple(
-        view("perceive", of, level, TOOLS, [Family(name, partial(_draw, name, level)) for name in CHARTS])
-        for level, of in enumerate(("value", "extreme", "difference", "sum_above"))
+    views=(
+        *(
+            view("perceive", of, level, TOOLS, [Family(name, partial(_draw, name, level)) for name in CHARTS])
+            for level, of in enumerate(("value", "extreme", "difference", "sum_above"))
+        ),
+        view("perceive", "bar", 0, TOOLS, [
+            Family(thing, partial(_draw_bar, thing)) for thing in THINGS
+        ], SHORTEST, extra=True),
     ),
-)
+)  # fmt: skip

@@ -75,6 +75,12 @@ def hour(rng: random.Random) -> str:
 TEST_SHARE = 5
 """one in this many families of a view is in the test split, at least one"""
 LIMITS = Limits(max_turns=12, max_tokens=1536)
+SHORTEST = Limits(max_turns=2, max_tokens=160)
+"""of the shortest form of a suite, for policies of a million parameters: one look, and the answer"""
+THINGS = ("boat", "bridge", "castle", "desk", "door", "farm", "gate", "lamp", "mill", "tower")
+"""what the shortest forms ask about: one family each"""
+FEW = WORDS[::7]
+"""the names in them"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +92,8 @@ class DrawnTask:
     hidden: HiddenChecks
     oracle: tuple[OracleAction, ...]
     artifacts: tuple[str, ...] = ()
+    earlier: tuple[DrawnTask, ...] = ()
+    """tasks that come before it in its project"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,26 +111,35 @@ def view(
     tools: Sequence[str],
     families: Iterable[Family],
     limits: Limits = LIMITS,
+    extra: bool = False,
 ) -> View:
-    """A view that draws from the families of the split, with given tools and limits."""
+    """A view that draws from the families of the split, with given tools and limits; an `extra` one is made
+    only when it is named."""
     by_split = split_families(tuple(families), f"{domain}:{name}")
 
     def make(rng: random.Random, split: Split, level: int) -> Made:
         family = rng.choice(by_split[split])
         drawn = family.draw(rng)
-        return Made(
-            prompt=drawn.prompt,
-            family=f"{domain}:{name}:{family.name}",
-            program_hash=content_hash([drawn.prompt, drawn.files]),
-            hidden=drawn.hidden,
-            oracle=drawn.oracle,
-            tools=tuple(tools),
-            files=drawn.files,
-            artifacts=drawn.artifacts,
-            limits=limits,
-        )
+        shown = [[one.prompt, one.files] for one in (drawn, *drawn.earlier)]
+        program = content_hash(shown if drawn.earlier else shown[0])
 
-    return View(name, level, make)
+        def made(one: DrawnTask) -> Made:
+            return Made(
+                prompt=one.prompt,
+                family=f"{domain}:{name}:{family.name}",
+                program_hash=program,
+                hidden=one.hidden,
+                oracle=one.oracle,
+                tools=tuple(tools),
+                files=one.files,
+                artifacts=one.artifacts,
+                limits=limits,
+                earlier=tuple(map(made, one.earlier)),
+            )
+
+        return made(drawn)
+
+    return View(name, level, make, extra)
 
 
 def split_families(families: Sequence[Family], salt: str) -> dict[Split, tuple[Family, ...]]:
@@ -143,7 +160,12 @@ def act(tool: str, /, **arguments: JsonValue) -> OracleAction:
 
 
 def answered(
-    prompt: str, files: Mapping[str, str], answer: JsonValue, *actions: OracleAction, again: str | None = None
+    prompt: str,
+    files: Mapping[str, str],
+    answer: JsonValue,
+    *actions: OracleAction,
+    again: str | None = None,
+    earlier: tuple[DrawnTask, ...] = (),
 ) -> DrawnTask:
     """A task whose answer is submitted; `again` is the text that the oracle submits, by default
     `str(answer)`."""
@@ -152,6 +174,7 @@ def answered(
         files=dict(files),
         hidden=AnswerChecks(answer=answer),
         oracle=(*actions, act("submit", answer=str(answer) if again is None else again)),
+        earlier=earlier,
     )
 
 

@@ -14,8 +14,11 @@ from functools import partial
 from nano_rl.suites.family import (
     CITIES,
     COLORS,
+    FEW,
     NAMES,
+    SHORTEST,
     SURNAMES,
+    THINGS,
     WORDS,
     DrawnTask,
     Family,
@@ -113,6 +116,15 @@ def _draw(name: str, level: int, rng: random.Random) -> DrawnTask:
     return answered(prompt.format(question), files, wanted[hops], *steps)
 
 
+def _draw_one_fact(thing: str, rng: random.Random) -> DrawnTask:
+    """Four short pages by number; there is time for one look."""
+    things = [thing, *rng.sample([other for other in THINGS if other != thing], 3)]
+    names = dict(zip(things, rng.sample(FEW, 4), strict=True))
+    rng.shuffle(things)
+    files = {f"library/{n}.md": f"The {one} is called {names[one]}.\n" for n, one in enumerate(things, 1)}
+    return answered(f"What is the {thing} called?", files, names[thing], act("search", pattern=thing))
+
+
 def _fresh(kind: str, rng: random.Random, used: set[str]) -> str:
     """A thing that the library does not have yet, nor one whose name is part of it."""
     while True:
@@ -138,10 +150,15 @@ SUITE = TaskSuite(
     name="search",
     version="1",
     about="questions to a library of documents, two or three of which hold the answer",
-    views=tuple(
-        view("search", f"hops_{level}", level, TOOLS, [
-            Family(name, partial(_draw, name, level)) for name in CHAINS
-        ])
-        for level in range(4)
+    views=(
+        *(
+            view("search", f"hops_{level}", level, TOOLS, [
+                Family(name, partial(_draw, name, level)) for name in CHAINS
+            ])
+            for level in range(4)
+        ),
+        view("search", "one_fact", 0, TOOLS, [
+            Family(thing, partial(_draw_one_fact, thing)) for thing in THINGS
+        ], SHORTEST, extra=True),
     ),
 )  # fmt: skip

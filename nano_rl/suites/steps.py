@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
-from nano_rl.suites.family import WORDS, DrawnTask, Family, act, left, view
+from nano_rl.suites.family import FEW, SHORTEST, THINGS, WORDS, DrawnTask, Family, act, answered, left, view
 from nano_rl.tasks.suite import TaskSuite
 from nano_shared.hidden_checks import StateCheck
 from nano_shared.types import Limits, OracleAction
@@ -70,6 +71,15 @@ def _draw(rules: str, order: str, level: int, rng: random.Random) -> DrawnTask:
                 _plan(said, "completed"))  # fmt: skip
 
 
+def _draw_order(thing: str, rng: random.Random) -> DrawnTask:
+    """Six steps, known by which comes straight before which; the fourth is asked for."""
+    steps = rng.sample(FEW, 6)
+    pairs = [f"{before}>{after}" for before, after in pairwise(steps)]
+    rng.shuffle(pairs)
+    said = "\n".join([f"The {thing}: which step is fourth?", *pairs, f"{steps[0]} is first."])
+    return answered(said, {}, steps[3], act("plan", steps=[{"step": step} for step in steps[:4]]))
+
+
 def _needs(order: str, paths: list[str], rng: random.Random) -> tuple[str, str]:
     """Two files that are there; one is the newest, so that every step of a chain is needed."""
     if order == "chain" or len(paths) < 3:
@@ -86,11 +96,16 @@ SUITE = TaskSuite(
     name="plan",
     version="1",
     about="two to eight steps that need each other's results",
-    views=tuple(
-        view("plan", f"steps_{size}", level, TOOLS, [
-            Family(f"{rules}+{order}", partial(_draw, rules, order, level))
-            for rules in RULES for order in ORDERS
-        ], LIMITS)
-        for level, size in enumerate(SIZES)
+    views=(
+        *(
+            view("plan", f"steps_{size}", level, TOOLS, [
+                Family(f"{rules}+{order}", partial(_draw, rules, order, level))
+                for rules in RULES for order in ORDERS
+            ], LIMITS)
+            for level, size in enumerate(SIZES)
+        ),
+        view("plan", "order", 0, ("plan", "submit"), [
+            Family(thing, partial(_draw_order, thing)) for thing in THINGS
+        ], SHORTEST, extra=True),
     ),
 )  # fmt: skip

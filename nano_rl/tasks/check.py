@@ -15,6 +15,7 @@ from nano_coder.grading.submission import grade_trajectory
 from nano_coder.run.execution import Runtime, run_task, run_without_turns
 from nano_rl.tasks.mutation_testing import KILLED, MutantReport, NoMutants, run_mutants
 from nano_rl.tasks.oracle import oracle_policy
+from nano_rl.tasks.projects import run_in_project
 from nano_shared import snapshot
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.hidden_checks import Case, CaseChecks, HiddenChecks, MutantChecks, SuiteChecks
@@ -193,14 +194,23 @@ def _grade(run: Trajectory, runtime: Runtime) -> Verdict | None:
 def _oracle(task: Task, runtime: Runtime, notes: _Notes) -> Trajectory | None:
     """The oracle's run if it earns 1, else None."""
     try:
-        run = run_task(task, replace(runtime, policy=oracle_policy(task, runtime.profile)))
+        *earlier, run = _oracle_runs(task, runtime)
     except UsageError as problem:
         notes.note("oracle", str(problem))
         return None
     verdict = _grade(run, runtime)
-    if not notes.note("oracle", None if _reward(verdict) == 1 else _shortfall(run, verdict)):
+    wrong = next(((one, one.verdict) for one in earlier if one.reward != 1), None)
+    wrong = (run, verdict) if _reward(verdict) != 1 else wrong
+    if not notes.note("oracle", _shortfall(*wrong) if wrong else None):
         return None
     return run
+
+
+def _oracle_runs(task: Task, runtime: Runtime) -> list[Trajectory]:
+    """The oracle's run, behind those of earlier tasks of its project."""
+    if not task.earlier:
+        return [run_task(task, replace(runtime, policy=oracle_policy(task, runtime.profile)))]
+    return run_in_project(task, runtime, policy_of=lambda one: oracle_policy(one, runtime.profile))
 
 
 def _repeats(run: Trajectory, runtime: Runtime, notes: _Notes) -> None:

@@ -16,6 +16,8 @@ from nano_shared.hidden_checks import HiddenChecks
 from nano_shared.types import Limits, OracleAction, Provenance, Split, Task
 
 GROUP = "nano.suites"
+EARLIER = "earlier"
+"""view of the tasks that come before a task in its project"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,8 @@ class Made:
     artifacts: tuple[str, ...] = ()
     check: str | None = None
     limits: Limits = Limits(max_turns=4, max_tokens=256)  # noqa: RUF009 (frozen)
+    earlier: tuple[Made, ...] = ()
+    """tasks that come before it in its project"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +68,17 @@ class TaskSuite:
         """The task of a view, split and seed; deterministic."""
         rng = random.Random(f"{self.version}:{view.name}:{view.level}:{split}:{seed}")
         made = view.make(rng, split, view.level)
+        key = f"{self.name}-{self.version}:L{view.level}:{view.name}:{made.family}:{split}-{seed}"
+        task = self._task(made, view.name, view.level, split, seed, key)
+        before = [
+            self._task(one, EARLIER, view.level, split, seed, f"{key}/{number}")
+            for number, one in enumerate(made.earlier, 1)
+        ]
+        return task.model_copy(update={"earlier": tuple(before)}) if before else task
+
+    def _task(self, made: Made, view: str, level: int, split: Split, seed: int, key: str) -> Task:
         return Task(
-            key=f"{self.name}-{self.version}:L{view.level}:{view.name}:{made.family}:{split}-{seed}",
+            key=key,
             prompt=made.prompt,
             files=made.files,
             artifacts=made.artifacts,
@@ -75,9 +88,9 @@ class TaskSuite:
             hidden=made.hidden,
             oracle=made.oracle,
             split=split,
-            level=view.level,
+            level=level,
             family=made.family,
-            view=view.name,
+            view=view,
             program_hash=made.program_hash,
             provenance=Provenance(source="generated", generator=f"nano_rl.tasks {self.version}", seed=seed),
         )

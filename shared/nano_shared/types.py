@@ -147,14 +147,24 @@ class Task(Value):
     provenance: Provenance = Provenance()
     instructions: tuple[InstructionFile, ...] = ()
     """the chain of a project's AGENTS.md, for profiles that show it"""
+    earlier: tuple[Task, ...] = Field((), repr=False)
+    """tasks of its project that are done before it, in order; what their runs remember, its run recalls"""
 
     @model_serializer(mode="wrap")
     def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # the ids of tasks without instructions are what they were before there were any
+        # the ids of tasks without instructions or earlier ones are what they were before there were any
         said: dict[str, Any] = handler(self)
-        if not self.instructions:
-            said.pop("instructions", None)
+        for name in ("instructions", "earlier"):
+            if not getattr(self, name):
+                said.pop(name, None)
         return said
+
+    @model_validator(mode="after")
+    def _one_sequence(self) -> Task:
+        keys = [self.key, *(one.key for one in self.earlier)]
+        if len(set(keys)) < len(keys) or any(one.earlier for one in self.earlier):
+            raise ValueError("earlier tasks need keys of their own, and have no earlier ones themselves")
+        return self
 
     @field_validator("key", "prompt")
     @classmethod

@@ -15,7 +15,9 @@ from nano_rl.tasks.suite import find_suite, suite_names
 from nano_shared.hashing import content_hash
 from nano_shared.types import Split
 
-DOMAINS = ("shell", "sql", "data", "logic", "workplace", "search", "perceive", "long", "plan")
+DOMAINS = (
+    "shell", "sql", "data", "logic", "workplace", "search", "perceive", "long", "plan", "memory", "services",
+)  # fmt: skip
 each_domain = pytest.mark.parametrize("suite", DOMAINS)
 
 
@@ -29,7 +31,7 @@ def test_every_level_has_families_in_both_splits_and_none_in_both(suite: str) ->
 @each_domain
 def test_tasks_are_distinct_in_content_and_not_only_in_key(suite: str) -> None:
     tasks = sample(suite, 20)
-    seen = Counter(content_hash([t.prompt, t.files]) for t in tasks)
+    seen = Counter(content_hash([[one.prompt, one.files] for one in (t, *t.earlier)]) for t in tasks)
     assert max(seen.values()) == 1
 
 

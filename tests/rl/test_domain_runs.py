@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from domains import run, runtime, sample
 
 from nano_coder.run.execution import Runtime
+from nano_rl.gather.rollouts import execute
 from nano_rl.suites.family import act
+from nano_rl.tasks.check import check_task
+from nano_rl.tasks.make import make_tasks, read_tasks
+from nano_rl.tasks.oracle import oracle_policy
 from nano_shared.hidden_checks import StateChecks
 from nano_shared.types import Split, StopReason, Task
 
 DOMAINS = ("shell", "sql", "data", "logic", "workplace")
-CAPABILITIES = ("search", "perceive", "long", "plan")
+CAPABILITIES = ("search", "perceive", "long", "plan", "services")
 """suites that need one; fewer of their tasks are run, since their oracles take up to thirty steps"""
 LEVELS = range(4)
 
@@ -70,6 +77,7 @@ def test_a_wrong_answer_earns_nothing(suite: str, within: Runtime) -> None:
         ("workplace", act("send_mail", to="a@example.org", subject="Hello", body="you")),
         ("plan", act("write_file", path="steps.md", content="- nothing\n")),
         ("long", None),
+        ("services", None),
     ],
 )
 def test_a_wrong_end_state_earns_nothing(suite: str, spoil: object, within: Runtime) -> None:
@@ -82,6 +90,11 @@ def test_a_wrong_end_state_earns_nothing(suite: str, spoil: object, within: Runt
         assert isinstance(task.hidden, StateChecks)
         table = str(task.hidden.state[0].query).split()[3]
         spoil = act("sql", database=database, statement=f"DELETE FROM {table}")
+    if suite == "services":
+        assert isinstance(task.hidden, StateChecks)
+        path = str(task.hidden.state[-1].path)
+        key = next(iter(json.loads(task.files[path])))
+        spoil = act("call_service", method="DELETE", path=f"/{Path(path).stem}/{key}")
     if suite == "long":
         assert isinstance(task.hidden, StateChecks)
         spoil = act("edit_file", path=str(task.hidden.state[-1].path), line=1, new='"""Else."""')
@@ -93,3 +106,23 @@ def test_domain_tasks_run_under_the_profile_that_adds_their_tools(within: Runtim
     assert run(task, task.oracle or (), within).profile == "compact-2"
     (task,) = of_level("shell", 0, 1)
     assert run(task, task.oracle or (), within).profile == "compact-1"
+
+
+@pytest.mark.parametrize(
+    ("suite", "view"),
+    [("search", "one_fact"), ("memory", "one_fact"), ("plan", "order"), ("perceive", "bar")],
+)
+def test_shortest_forms_are_made_by_name_and_their_oracles_earn_one(
+    suite: str, view: str, within: Runtime
+) -> None:
+    assert view not in {task.view for task in sample(suite, 4)}
+    for split in Split:
+        (task,) = make_tasks(suite=suite, levels=[0], n=1, seed=2, split=split, views=[view])
+        runs = execute([task], [oracle_policy(task, within.profile)], within)
+        assert {run.reward for run in runs} == {1.0}
+
+
+def test_the_example_tasks_are_admitted(within: Runtime) -> None:
+    tasks = read_tasks(Path(__file__).parents[2] / "examples" / "seeds.jsonl")
+    findings = [check_task(task, within) for task in tasks]
+    assert [found.reasons for found in findings] == [()] * 4

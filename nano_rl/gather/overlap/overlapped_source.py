@@ -175,7 +175,8 @@ class OverlappedGatherer(Gatherer):
                 runs.append(run)
         if self._reward:
             runs = self._reward.apply(runs, runtime)
-        return {task.key: [run for run in runs if run.task.key == task.key] for task in tasks}
+        keys = [one.key for task in tasks for one in (*task.earlier, task)]
+        return {key: [run for run in runs if run.task.key == key] for key in keys}
 
     def _submit(self, tasks: Sequence[Task], sizes: Sequence[int], runtime: Runtime, step: int) -> None:
         assert self._pending is not None
