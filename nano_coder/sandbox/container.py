@@ -68,7 +68,9 @@ def carried_python() -> CarriedPython:
     mapped = {os.path.realpath(each[5]) for each in fields if len(each) == 6 and ".so" in each[5]}
     loaders = [path for path in mapped if os.path.basename(path).startswith(("ld-", "ld."))]
     if not loaders:
-        raise SandboxError(f"{sys.executable} has no dynamic loader: the sandbox 'podman' cannot carry it along")
+        raise SandboxError(
+            f"{sys.executable} has no dynamic loader: the sandbox 'podman' cannot carry it along"
+        )
     standard = {sysconfig.get_path(name, vars=_BASE) for name in ("stdlib", "platstdlib")}
     folders = sorted(
         {os.path.dirname(path) for path in mapped if not any(path.startswith(f"{lib}/") for lib in standard)}
@@ -87,6 +89,7 @@ _BASE = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix,
 
 
 # ------------------------------------------------------------------------------------------ a container
+
 
 class ContainerRun:
     """A program started in a container. Leaving `stack` kills it and waits until the container is gone."""

@@ -62,7 +62,8 @@ class FolderJail(abc.ABC):
     def __init__(
         self, limits: Limits, python: str, environment: Mapping[str, str], owner: int | None = None
     ) -> None:
-        """`environment` is what programs get before a caller's additions. `owner` is the uid and gid that programs run as on the host, if it is not ours.
+        """`environment` is what programs get before a caller's additions, `owner` the uid and gid that they
+        run as on the host, if it is not ours.
 
         Raises SandboxError if that user cannot reach the directory for temporary files.
         """

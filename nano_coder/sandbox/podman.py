@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from nano_coder.sandbox.container import (
     PATIENCE_S,
@@ -46,6 +46,7 @@ _MB = 1 << 20
 _BESIDE_MB = 64
 """memory of a container beside its program: our pid 1, and kernel memory"""
 _INSTALL = "sudo apt-get install podman runc uidmap"
+_NO_IMAGE = "the sandbox 'podman' runs programs in a container image: name one with --image"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,9 @@ def inspect_image(engine: PodmanEngine, name: str) -> ContainerImage:
             argv, env=podman_environment(), cwd="/", capture_output=True, timeout=PATIENCE_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise SandboxError(f"podman did not answer within {PATIENCE_S:.0f} s when asked for {name!r}") from None
+        raise SandboxError(
+            f"podman did not answer within {PATIENCE_S:.0f} s when asked for {name!r}"
+        ) from None
     if done.returncode:
         said = done.stderr.decode(errors="backslashreplace").strip().splitlines()
         if said and any(word in said[-1] for word in ("no such image", "not known", "no such object")):
@@ -146,10 +149,10 @@ def _tell_of_limits() -> None:
 class PodmanSandbox:
     name = "podman"
 
-    def __init__(self, python: str | None = None, image: str | None = None) -> None:
-        """`python` is an interpreter's path in the image; None: its python3, else nano's own, which is mounted.
+    def __init__(self, python: str | None = None) -> None:
+        """`python` is an interpreter's path in the image; None: its python3, else nano's own, mounted.
 
-        Raises SandboxError, with the remedy, if podman or the image is missing, or does not isolate.
+        Raises SandboxError, with the remedy, if podman or a part of it is missing.
         """
         self._engine = find_podman()
         self._named = python
@@ -159,25 +162,22 @@ class PodmanSandbox:
         self.layers: Mapping[str, bool] = layers(workspace_size=False, cgroup=self._engine.cgroups)
         if not self._engine.cgroups:
             _tell_of_limits()
-        if image is not None:
-            self._use(image)
 
-    def with_image(self, name: str) -> PodmanSandbox:
-        """This sandbox with the image; proved by a trial escape, once per process. Raises SandboxError."""
-        if self._image is not None and name == self._image.name:
+    def with_image(self, name: str | None) -> PodmanSandbox:
+        """An image is proved by a trial escape, once per process. Raises SandboxError if that succeeds."""
+        if self._image is not None and name in (None, self._image.name):
             return self
+        if name is None:
+            raise UsageError(_NO_IMAGE)
         other = copy.copy(self)
-        other._use(name)
-        return other
-
-    def _use(self, name: str) -> None:
-        image = self._image = inspect_image(self._engine, name)
+        image = other._image = inspect_image(self._engine, name)
         with _lock:
             if image.id not in _proved:
-                _proved[image.id] = _prove(self)
-            proof = _proved[image.id]
-        self.python = self._named or proof.python or "python3"
-        self._start = _PythonStart(self._named or proof.python, modern=proof.modern)
+                _proved[image.id] = _prove(other)
+        proof = _proved[image.id]
+        other.python = self._named or proof.python or "python3"
+        other._start = _PythonStart(self._named or proof.python, modern=proof.modern)
+        return other
 
     def with_mount(self, source: Path, target: str) -> PodmanSandbox:
         other = copy.copy(self)
@@ -189,7 +189,7 @@ class PodmanSandbox:
         unreachable TMPDIR."""
         check_limits(limits)
         if self._image is None:
-            raise UsageError("the sandbox 'podman' runs a container image: name it with --image NAME")
+            raise UsageError(_NO_IMAGE)
         return PodmanJail(self._engine, self._image, self._binds, self._start, limits).filled(workspace)
 
 
@@ -291,6 +291,7 @@ class PodmanJail(FolderJail):
         given = ["run", "--rm", "--pull=never", "--log-driver=none", "--network=none", "--no-hosts"]
         given += ["--read-only", "--read-only-tmpfs=false", "--image-volume=ignore", "--systemd=false"]
         given += ["--no-healthcheck", "--cap-drop=all", "--security-opt=no-new-privileges", "--user=0:0"]
+        given += ["--security-opt=mask=/dev/ptmx:/dev/pts:/sys/kernel:/sys/firmware:/sys/devices:/sys/class"]
         # a user namespace of its own, in which the kernel counts the processes of a uid
         given += [f"--{kind}map=0:{self._engine.owner or 0}:{self._engine.ids}" for kind in ("uid", "gid")]
         # the limits of a shell may be beyond what podman may set

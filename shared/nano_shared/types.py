@@ -147,13 +147,16 @@ class Task(Value):
     provenance: Provenance = Provenance()
     instructions: tuple[InstructionFile, ...] = ()
     """the chain of a project's AGENTS.md, for profiles that show it"""
+    image: str | None = Field(None, min_length=1)
+    """container image that its programs run in, by a sandbox that runs images; None is the sandbox's own"""
 
     @model_serializer(mode="wrap")
     def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # the ids of tasks without instructions are what they were before there were any
+        # the ids of tasks without instructions or image are what they were before there were any
         said: dict[str, Any] = handler(self)
-        if not self.instructions:
-            said.pop("instructions", None)
+        for name in ("instructions", "image"):
+            if not getattr(self, name):
+                said.pop(name, None)
         return said
 
     @field_validator("key", "prompt")

@@ -35,9 +35,10 @@ def main(request_fd: int, report: int, stop: int) -> None:
     line."""
     with open(request_fd, "rb") as file:
         request = json.load(file)
-    # if the machine runs out of memory, jails are killed first; written while /proc/self is still ours
-    with open("/proc/self/oom_score_adj", "w") as badness:
-        badness.write("1000")
+    # if memory runs out, the program is killed first; opened while /proc/self is still ours
+    badness = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+    usual = os.read(badness, 8)
+    os.write(badness, b"1000")
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     memory.open_counters(cgroup.JailCgroup(events=_kills_of_our_group()))
@@ -48,6 +49,7 @@ def main(request_fd: int, report: int, stop: int) -> None:
             _exec_program(request)
         finally:
             os._exit(126)
+    os.pwrite(badness, usual, 0)
     oom = _watch(os.pidfd_open(pid), stop, request["memory_bytes"])
     status, used, peak = end_everything(pid)
     _report(report, outcome(status, used, peak, oom=oom))
