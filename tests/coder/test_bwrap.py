@@ -1,5 +1,7 @@
-"""Three backends, one set of promises; and what is bubblewrap's own. Run where `bwrap` is installed, and with an
-image of Debian and Python in NANO_TEST_IMAGE for podman (`make test-all`)."""
+"""Three backends, one set of promises; and what is bubblewrap's own. Run where `bwrap` is installed.
+
+podman takes part where NANO_TEST_IMAGE names an image of Debian with Python, as `make test-all` does.
+"""
 
 from __future__ import annotations
 
