@@ -25,7 +25,9 @@ PACKED = Path("/var/tmp/nano-images") / f"debian-{_RECIPE}.tar"
 
 
 def has_image(name: str) -> bool:
-    return subprocess.run(["podman", "image", "exists", name], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(["podman", "image", "exists", name], capture_output=True, check=False).returncode == 0
+    )
 
 
 def make_debian_image() -> str:
@@ -42,7 +44,9 @@ def _pack() -> None:
     with tempfile.TemporaryDirectory(dir=PACKED.parent) as folder:
         root = Path(folder) / "root"
         include = f"--include={','.join(PACKAGES)}"
-        subprocess.run(["debootstrap", "--variant=minbase", include, SUITE, root], check=True, stdout=sys.stderr)
+        subprocess.run(
+            ["debootstrap", "--variant=minbase", include, SUITE, root], check=True, stdout=sys.stderr
+        )
         for name in LEFT_OUT:
             shutil.rmtree(root / name)
         (root / "usr/bin/python").symlink_to("python3")
