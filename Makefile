@@ -33,7 +33,7 @@ test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
 
 test-all: $(INSTALLED) exchange-examples
-	OMP_NUM_THREADS=1 NANO_EXCHANGE_EXAMPLES=$(EXAMPLES_DIR) NANO_TEST_IMAGE=$(CONTAINER_IMAGE) \
+	OMP_NUM_THREADS=1 NANO_EXCHANGE_EXAMPLES=$(EXAMPLES_DIR) TEST_CONTAINER_IMAGE=$(CONTAINER_IMAGE) \
 	  $(BIN)/python -m pytest -n 2
 
 # An image for the sandbox podman, made once per machine, where podman and debootstrap are; empty elsewhere.

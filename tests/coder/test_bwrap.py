@@ -1,6 +1,6 @@
 """Three backends, one set of promises; and what is bubblewrap's own. Run where `bwrap` is installed.
 
-podman takes part where NANO_TEST_IMAGE names an image of Debian with Python, as `make test-all` does.
+podman takes part where TEST_CONTAINER_IMAGE names an image of Debian with Python, as `make test-all` does.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ needs_bwrap = pytest.mark.skipif(
 needs_filter = pytest.mark.skipif(MACHINE not in seccomp.MACHINES, reason=f"no seccomp table for {MACHINE}")
 
 
-IMAGE = os.environ.get("NANO_TEST_IMAGE")
+IMAGE = os.environ.get("TEST_CONTAINER_IMAGE")
 podman_too = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        not IMAGE, reason="NANO_TEST_IMAGE names no image; integration/container_image.py makes one"
+        not IMAGE, reason="TEST_CONTAINER_IMAGE names no image; integration/container_image.py makes one"
     ),
 ]
 
