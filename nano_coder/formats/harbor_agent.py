@@ -1,8 +1,8 @@
 """nano's agent for `harbor run --agent-import-path nano_coder.formats.harbor_agent:NanoAgent`.
 
 Harbor imports this module, in an environment of its own that has nano too; nothing of nano does. The agent
-runs in Harbor's process and acts in the trial's environment through Harbor; every run is in a log of nano, and
-its tokens are in `context.rollout_details`.
+runs in Harbor's process and acts in the trial's environment through Harbor; every run is in a log of nano,
+and its tokens are in `context.rollout_details`.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def _subordinate_ids() -> int:
 
 def inspect_image(engine: PodmanEngine, name: str) -> ContainerImage:
     """Raises SandboxError, with the remedy, for an image that this machine lacks."""
-    argv = [*engine.command, "image", "inspect", name]
+    argv = [*engine.command, "image", "inspect", "--", name]
     try:
         done = subprocess.run(
             argv, env=podman_environment(), cwd="/", capture_output=True, timeout=PATIENCE_S, check=False
@@ -159,6 +159,7 @@ class PodmanSandbox:
         self.python = python or "python3"
         self._image: ContainerImage | None = None
         self._binds: tuple[tuple[str, str], ...] = carried_python().binds
+        self._start = _PythonStart(None)
         self.layers: Mapping[str, bool] = layers(workspace_size=False, cgroup=self._engine.cgroups)
         if not self._engine.cgroups:
             _tell_of_limits()
@@ -173,6 +174,7 @@ class PodmanSandbox:
         image = other._image = inspect_image(self._engine, name)
         with _lock:
             if image.id not in _proved:
+                other._start = _PythonStart(None)  # nano's own
                 _proved[image.id] = _prove(other)
         proof = _proved[image.id]
         other.python = self._named or proof.python or "python3"
@@ -240,7 +242,6 @@ _lock = threading.Lock()
 def _prove(sandbox: PodmanSandbox) -> _Proof:
     """Try to escape from a container of the image, and look for its Python. Raises SandboxError with the
     layer that failed."""
-    sandbox._start = _PythonStart(None)
     with scratch_folder("canary") as outside, closing(sandbox.open(None, Limits())) as jail:
         canary = outside / "canary"
         canary.write_bytes(b"secret")
