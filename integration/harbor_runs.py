@@ -129,6 +129,7 @@ def main() -> int:
         "--harbor", type=Path, required=True, help="bin of an environment that has Harbor and nano"
     )
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", choices=("jail", "podman"), help="where the trials run; both where left out")
     parser.add_argument("--model", help="a further policy, by nano's names")
     parser.add_argument("--base-url")
     given = parser.parse_args()
@@ -140,11 +141,13 @@ def main() -> int:
     (tasks.parent / "containers.conf").write_text(CONFIG)
     agent = ["--agent-import-path", "nano_coder.formats.harbor_agent:NanoAgent"]
     places = {"jail": ["--environment-import-path", "nano_rl.formats.harbor_environment:JailEnvironment"]}
-    if shutil.which("podman"):
+    if given.only != "jail" and shutil.which("podman"):
         from container_image import make_debian_image
 
         subprocess.run(["podman", "tag", make_debian_image(), f"localhost/{IMAGE}"], check=True)
         places["podman"] = ["-e", "podman"]
+    if given.only == "podman":
+        del places["jail"]
     held = True
     for place, options in places.items():
         ways = {"oracle": ["-a", "oracle"], "nano": [*agent, "-m", f"{tasks.parent}/policy.py:obedient"]}
