@@ -129,7 +129,9 @@ def main() -> int:
         "--harbor", type=Path, required=True, help="bin of an environment that has Harbor and nano"
     )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", choices=("jail", "podman"), help="where the trials run; both where left out")
+    parser.add_argument(
+        "--only", choices=("jail", "podman"), help="where the trials run; both where left out"
+    )
     parser.add_argument("--model", help="a further policy, by nano's names")
     parser.add_argument("--base-url")
     given = parser.parse_args()

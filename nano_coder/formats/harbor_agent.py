@@ -49,7 +49,7 @@ _BESIDE_S = 30
 """seconds that Harbor may take for a command beside its own time"""
 
 
-class NanoAgent(BaseAgent):
+class NanoAgent(BaseAgent):  # type: ignore[misc]
     """Options are settings of nano: `--ak base_url=http://127.0.0.1:8000/v1 --ak max_turns=30`.
 
     `-m` is a model by nano's names. The log is NANO_LOG, or log.db beside Harbor's logs of the trial.

@@ -31,7 +31,7 @@ _SECONDS = 3600.0
 _MEMORY_MB = 2048
 
 
-class JailEnvironment(BaseEnvironment):
+class JailEnvironment(BaseEnvironment):  # type: ignore[misc]
     @staticmethod
     def type() -> str:
         return "nano-jail"
