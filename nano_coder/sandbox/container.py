@@ -25,7 +25,7 @@ from typing import Any
 from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain
 from nano_coder.sandbox.folder_jail import ProgramResult, ProgramSpec
 from nano_coder.sandbox.launcher import root
-from nano_coder.sandbox.request import seal
+from nano_coder.sandbox.request import python_program, seal
 from nano_shared.errors import SandboxError
 
 PATIENCE_S = 60.0
@@ -86,6 +86,27 @@ def carried_python() -> CarriedPython:
 
 _BASE = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix,
          "installed_base": sys.base_prefix, "installed_platbase": sys.base_exec_prefix}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PythonStart:
+    """How Python source is started in an image."""
+
+    path: str | None
+    """the image's python3; None if it has none"""
+    modern: bool = False
+    """whether it is new enough for source of ours"""
+
+    def program(
+        self, source: str, argv: Sequence[str], *, isolated: bool
+    ) -> tuple[list[str], Mapping[str, str]]:
+        """The command line and its variables."""
+        if self.path is not None and (self.modern or not isolated):
+            return python_program(self.path, source, argv, isolated=isolated), {}
+        carried = carried_python()
+        # -I would ignore PYTHONHOME
+        flags = ["-P", "-s"] if isolated else []
+        return [*carried.argv, *flags, "-c", source, *argv], {**carried.environment, "PYTHONPATH": ""}
 
 
 # ------------------------------------------------------------------------------------------ a container

@@ -26,13 +26,14 @@ from nano_coder.sandbox.container import (
     PATIENCE_S,
     SEARCHED,
     ContainerRun,
+    PythonStart,
     carried_python,
     podman_environment,
 )
 from nano_coder.sandbox.folder_jail import FolderJail, ProgramResult, ProgramSpec
 from nano_coder.sandbox.launcher import root
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
-from nano_coder.sandbox.request import check_limits, minimal_environment, python_program
+from nano_coder.sandbox.request import check_limits, minimal_environment
 from nano_coder.sandbox.root_plan import PROCESSES, layers, rlimits
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.scratch import scratch_folder
@@ -159,7 +160,7 @@ class PodmanSandbox:
         self.python = python or "python3"
         self._image: ContainerImage | None = None
         self._binds: tuple[tuple[str, str], ...] = carried_python().binds
-        self._start = _PythonStart(None)
+        self._start = PythonStart(None)
         self.layers: Mapping[str, bool] = layers(workspace_size=False, cgroup=self._engine.cgroups)
         if not self._engine.cgroups:
             _tell_of_limits()
@@ -174,11 +175,11 @@ class PodmanSandbox:
         image = other._image = inspect_image(self._engine, name)
         with _lock:
             if image.id not in _proved:
-                other._start = _PythonStart(None)  # nano's own
+                other._start = PythonStart(None)  # nano's own
                 _proved[image.id] = _prove(other)
         proof = _proved[image.id]
         other.python = self._named or proof.python or "python3"
-        other._start = _PythonStart(self._named or proof.python, modern=proof.modern)
+        other._start = PythonStart(self._named or proof.python, modern=proof.modern)
         return other
 
     def with_mount(self, source: Path, target: str) -> PodmanSandbox:
@@ -193,27 +194,6 @@ class PodmanSandbox:
         if self._image is None:
             raise UsageError(_NO_IMAGE)
         return PodmanJail(self._engine, self._image, self._binds, self._start, limits).filled(workspace)
-
-
-@dataclass(frozen=True, slots=True)
-class _PythonStart:
-    """How Python source is started in an image."""
-
-    path: str | None
-    """the image's python3; None if it has none"""
-    modern: bool = False
-    """whether it is new enough for source of ours"""
-
-    def program(
-        self, source: str, argv: Sequence[str], *, isolated: bool
-    ) -> tuple[list[str], Mapping[str, str]]:
-        """The command line and its variables."""
-        if self.path is not None and (self.modern or not isolated):
-            return python_program(self.path, source, argv, isolated=isolated), {}
-        carried = carried_python()
-        # -I would ignore PYTHONHOME
-        flags = ["-P", "-s"] if isolated else []
-        return [*carried.argv, *flags, "-c", source, *argv], {**carried.environment, "PYTHONPATH": ""}
 
 
 _PROBE = """
@@ -260,7 +240,7 @@ class PodmanJail(FolderJail):
         engine: PodmanEngine,
         image: ContainerImage,
         binds: Sequence[tuple[str, str]],
-        start: _PythonStart,
+        start: PythonStart,
         limits: Limits,
     ) -> None:
         usual = minimal_environment(image.environment.get("PATH", "/usr/local/bin:/usr/bin:/bin"))
