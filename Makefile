@@ -37,7 +37,7 @@ test-all: $(INSTALLED) exchange-examples
 	  $(BIN)/python -m pytest -n 2
 
 # An image for the sandbox podman, made once per machine, where podman and debootstrap are; empty elsewhere.
-CONTAINER_IMAGE = $(shell command -v podman debootstrap >/dev/null && $(BIN)/python integration/container_image.py)
+CONTAINER_IMAGE = $(shell command -v podman >/dev/null && command -v debootstrap >/dev/null && $(BIN)/python integration/container_image.py)
 
 # Example files of other projects, out of their wheels, which are read and never installed.
 exchange-examples: $(EXAMPLES_DIR)/.fetched
