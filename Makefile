@@ -33,7 +33,11 @@ test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
 
 test-all: $(INSTALLED) exchange-examples
-	OMP_NUM_THREADS=1 NANO_EXCHANGE_EXAMPLES=$(EXAMPLES_DIR) $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 NANO_EXCHANGE_EXAMPLES=$(EXAMPLES_DIR) TEST_CONTAINER_IMAGE=$(CONTAINER_IMAGE) \
+	  $(BIN)/python -m pytest -n 2
+
+# An image for the sandbox podman, made once per machine, where podman and debootstrap are; empty elsewhere.
+CONTAINER_IMAGE = $(shell command -v podman >/dev/null && command -v debootstrap >/dev/null && $(BIN)/python integration/container_image.py)
 
 # Example files of other projects, out of their wheels, which are read and never installed.
 exchange-examples: $(EXAMPLES_DIR)/.fetched

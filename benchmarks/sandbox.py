@@ -1,10 +1,11 @@
 """What isolation costs: one `print(1)` in every way there is, interleaved, as ratios to plain `python -c`.
 
-    python benchmarks/sandbox.py [--rounds 100] [--seconds 6] [--nsjail PATH] [--json]
+    python benchmarks/sandbox.py [--rounds 100] [--seconds 6] [--nsjail PATH] [--image NAME] [--json]
 
-bubblewrap and nsjail take part where they are found, on PATH or where --nsjail says. On demand: the launcher
-runs, the jail is new. Warm: a jail of the pool, taken, used once and closed. 50 files: a folder of 50 files
-of 2 kB goes in, a program runs, all files come back. Throughput: as many runs as fit, at 16 at a time.
+bubblewrap and nsjail take part where they are found, on PATH or where --nsjail says; with --image also a
+plain `podman run` and our sandbox podman, in that image. On demand: the launcher runs, the jail is new.
+Warm: a jail of the pool, taken, used once and closed. 50 files: a folder of 50 files of 2 kB goes in, a
+program runs, all files come back. Throughput: as many runs as fit, at 16 at a time.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.namespaces import NsSandbox
+from nano_coder.sandbox.podman import find_podman
 from nano_shared.types import Limits
 
 SOURCE = "print(1)"
@@ -72,6 +74,27 @@ BARS = (
     Bar("50 files", "python -c", 0.6),
     Bar("warm", "python -c", 1.15, throughput=True),
 )
+
+
+def podman_run(image: str) -> Callable[[], bytes]:
+    argv = [
+        *find_podman().command, "run", "--rm", "--pull=never", "--network=none", "--ulimit=nofile=1024:1024",
+        "--ulimit=nproc=1024:1024", image, "python3", "-c", SOURCE,
+    ]  # fmt: skip
+    return lambda: subprocess.run(argv, capture_output=True, check=False).stdout
+
+
+def in_containers(image: str | None) -> dict[str, Callable[[], bytes]]:
+    """The ways of podman in an image that has Python."""
+    if image is None:
+        return {}
+    sandbox = open_sandbox("podman", image=image)
+
+    def container() -> bytes:
+        with closing(sandbox.open(None, LIMITS)) as jail:
+            return jail.run_python(SOURCE).stdout
+
+    return {"podman run": podman_run(image), "podman": container}
 
 
 def ways(sandbox: NsSandbox, files: Path, nsjail_program: str | None) -> dict[str, Callable[[], bytes]]:
@@ -141,6 +164,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=6.0, help="of each throughput measurement")
     parser.add_argument("--nsjail", metavar="PATH", default=shutil.which("nsjail"), help="its executable")
+    parser.add_argument("--image", metavar="NAME", help="container image with Python, for podman")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     if given.nsjail is not None and not os.access(given.nsjail, os.X_OK):
@@ -150,7 +174,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(FILES):
             (Path(folder) / f"file_{number}.py").write_bytes(b"x = 1\n" * (FILE_BYTES // 6) + b"#\n")
-        found = ways(sandbox, Path(folder), given.nsjail)
+        found = ways(sandbox, Path(folder), given.nsjail) | in_containers(given.image)
         taken = latencies(found, given.rounds)
         rates = throughputs(found, given.seconds)
     rows = summary(taken, rates)

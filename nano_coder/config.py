@@ -106,7 +106,10 @@ class AgentConfig(BaseModel):
     api_key: str | None = Field(None, repr=False)
     """of the endpoint; OPENAI_API_KEY where ours is not set"""
     sandbox: str = "ns"
-    """isolation: ns, bwrap, none (which NANO_ALLOW_NO_SANDBOX=1 has to allow), or one of an extension"""
+    """isolation: ns, bwrap, podman (with `image`), none (which NANO_ALLOW_NO_SANDBOX=1 has to allow), or one
+    of an extension"""
+    image: str | None = None
+    """container image of the sandbox podman, for tasks that name none; it is never pulled"""
     net: str = "none"
     """none, or allow=HOST,...: hosts that runs may reach by HTTP(S), through a proxy that counts refusals"""
     python: str | None = None

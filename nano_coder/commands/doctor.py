@@ -26,13 +26,14 @@ _ADVICE = {
 
 
 def command(
-    kind: Annotated[Literal["ns", "bwrap"], Option("--sandbox", help="Isolation.")] = "ns",
+    kind: Annotated[Literal["ns", "bwrap", "podman"], Option("--sandbox", help="Isolation.")] = "ns",
+    image: Annotated[str | None, Option(help="Container image of --sandbox podman.")] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Try to escape from the sandbox, abuse it, and print what holds here and by which layer."""
     started = time.monotonic()
     try:
-        sandbox = open_sandbox(kind)
+        sandbox = open_sandbox(kind, image=image)
         findings = examine(sandbox)
     except SandboxError as problem:
         raise SandboxError(f"{problem}; nothing that a model writes will run here until then") from None

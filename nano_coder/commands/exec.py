@@ -49,7 +49,8 @@ def command(
             help="none, or allow=HOST,...: HTTP(S) to these hosts, through a proxy that keeps every call."
         ),
     ] = "none",
-    kind: Annotated[Literal["ns", "bwrap", "none"], Option("--sandbox", help="Isolation.")] = "ns",
+    kind: Annotated[Literal["ns", "bwrap", "podman", "none"], Option("--sandbox", help="Isolation.")] = "ns",
+    image: Annotated[str | None, Option(help="Container image of --sandbox podman.")] = None,
     python: Annotated[
         str | None, Option(help="Interpreter inside the sandbox; ours unless given.")
     ] = None,
@@ -83,11 +84,16 @@ def command(
         if hosts:
             raise UsageError("--batch has no network: leave out --net")
         return answer_all(
-            sys.stdin.buffer, sys.stdout, open_sandbox(kind, python=python), workspace, limits, concurrency
+            sys.stdin.buffer,
+            sys.stdout,
+            open_sandbox(kind, python=python, image=image),
+            workspace,
+            limits,
+            concurrency,
         )
     script = _script(argv, workspace)
     try:
-        sandbox = open_sandbox(kind, python=python)
+        sandbox = open_sandbox(kind, python=python, image=image)
         with closing(connected(sandbox, hosts).open(workspace, limits)) as jail:
             program = ["/bin/sh", "-c", line] if line is not None else _program(argv, script, jail)
             with _standard_input() as given:

@@ -180,7 +180,7 @@ def _started(name: str, directory: Path) -> tuple[McpServer, McpConnection, floa
         raise UsageError(f"no MCP server {name!r}; there are {known}")
     began = time.monotonic()
     try:
-        sandbox = open_sandbox(config.sandbox, python=config.python)
+        sandbox = open_sandbox(config.sandbox, python=config.python, image=config.image)
         connection = McpConnection(name, server, sandbox, task_limits(config))
     except McpFailure as problem:
         raise ConfigError(f"the MCP server {name}: {problem}") from None

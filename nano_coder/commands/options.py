@@ -24,6 +24,7 @@ from nano_shared.settings_options import Settings, settings_options
 if TYPE_CHECKING:
     from nano_coder.run.execution import Runtime
     from nano_coder.run.git_history import GitHistory
+    from nano_coder.sandbox.protocol import Sandbox
     from nano_shared.profile import InterfaceProfile
     from nano_shared.store import LogStore
     from nano_shared.types import InstructionFile, Trajectory
@@ -132,12 +133,11 @@ def open_runtime(
     from nano_coder.models.opening import open_policy
     from nano_coder.run.execution import Runtime
     from nano_coder.run.redacting_log import redacting_store
-    from nano_coder.sandbox.backend import open_sandbox
     from nano_coder.sandbox.proxy import allowed_hosts
     from nano_shared.redact.redactor import Redactor
     from nano_shared.types import Sampling
 
-    sandbox = open_sandbox(config.sandbox, python=config.python or _project_python(directory))
+    sandbox = _open_sandbox(config, directory)
     more = further_tools(config, sandbox, store)
     opened = open_policy(
         model or config.model, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype,
@@ -159,6 +159,14 @@ def open_runtime(
         notes=store.notes(str(directory.resolve()), Redactor(config.redact).scrub),
         search=config.search,
     )
+
+
+def _open_sandbox(config: AgentConfig, directory: Path) -> Sandbox:
+    from nano_coder.sandbox.backend import open_sandbox
+
+    # an image has interpreters of its own
+    python = config.python or (None if config.sandbox == "podman" else _project_python(directory))
+    return open_sandbox(config.sandbox, python=python, image=config.image)
 
 
 def as_logged(config: AgentConfig, run: Trajectory) -> AgentConfig:

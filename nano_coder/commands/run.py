@@ -39,7 +39,7 @@ from nano_shared.types import Task, Trajectory
 
 @agent_options(
     "model", "base_url", "profile", "device", "check", "max_turns", "max_seconds", "max_cost",
-    "temperature", "sandbox", "net", "python", "exclude", "log",
+    "temperature", "sandbox", "image", "net", "python", "exclude", "log",
 )  # fmt: skip
 def command(
     task: Annotated[str, Argument(metavar="TASK", help="Text, or - for standard input.")],
@@ -142,4 +142,5 @@ def make_task(prompt: str, directory: Path, check: str | None, store: LogStore, 
         snapshot=start,
         check=check,
         limits=task_limits(config),
+        image=config.image,
     )

@@ -35,7 +35,9 @@ def command(
 
     config, _ = configured(settings, directory, tools=tools)
     if config.mcp.servers:  # they are started: only they know their tools
-        more = further_tools(config, open_sandbox(config.sandbox), LogStore.open(config.log))
+        more = further_tools(
+            config, open_sandbox(config.sandbox, image=config.image), LogStore.open(config.log)
+        )
     else:
         more = [TOOLS.give(tool).spec.name for tool in config.tools]
     usual = find_profile(config.profile or usual_profile(config.model))

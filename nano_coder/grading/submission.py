@@ -14,7 +14,7 @@ from nano_coder.grading.graders import GRADER
 from nano_coder.grading.protected_files import LINTERS
 from nano_coder.grading.reward_file import grade_reward_file
 from nano_coder.grading.submitted_folder import changed_since, read_folder
-from nano_coder.sandbox.protocol import Sandbox
+from nano_coder.sandbox.protocol import Sandbox, in_image
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, MemoryBlobs
 from nano_shared.errors import UsageError
@@ -113,6 +113,7 @@ def grade_delivery(
     hidden = task.hidden
     if hidden is None and task.check is None:
         return None
+    sandbox = in_image(sandbox, task.image)
     if hidden is not None and not isinstance(hidden, WorkspaceChecks):
         wanted = graded_files(task)
         verdict = grade(

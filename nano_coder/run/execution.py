@@ -31,7 +31,7 @@ from nano_coder.grading.submission import grade_trajectory
 from nano_coder.run.foreign_agent import ForeignAgent, run_foreign_agent
 from nano_coder.run.git_history import GitHistory, open_with
 from nano_coder.run.reflection import can_reflect, with_reflection
-from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, connected
+from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, connected, in_image
 from nano_coder.sandbox.proxy import allowed_hosts, covers
 from nano_coder.tools.bash import ANEW, bash
 from nano_coder.tools.tool import ToolContext
@@ -464,13 +464,14 @@ def _starting_snapshot(task: Task, blobs: BlobStore) -> str:
 
 @contextmanager
 def _jail(snapshot_id: str, task: Task, runtime: Runtime) -> Iterator[Jail]:
-    """A jail on a snapshot, opened when the first tool needs it."""
+    """A jail on a snapshot, opened when the first tool needs it. Raises as `in_image` does."""
+    placed = in_image(runtime.sandbox, task.image)
 
     def opener() -> Jail:
         with scratch_folder("start", in_memory()) as folder:
             start = folder / "work"
             snapshot.materialise(snapshot_id, runtime.store.blobs, start)
-            sandbox = connected(runtime.sandbox, allowed_hosts(task.network))
+            sandbox = connected(placed, allowed_hosts(task.network))
             if runtime.history is not None:
                 return open_with(runtime.history, sandbox, start, task.limits)
             return sandbox.open(start, task.limits)

@@ -16,7 +16,7 @@ from nano_coder.agent.workspace import Workspace
 from nano_coder.grading.command_run import workspace_jail
 from nano_coder.models.replayed import Prompt, PromptRenderer, ReplayedPolicy
 from nano_coder.run.replay_differences import Cause, Drift, cause_of, excerpts, explained
-from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox
+from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, in_image
 from nano_coder.sandbox.workspace_archive import pack_workspace
 from nano_coder.tools.registry import TOOLS
 from nano_coder.tools.tool import ToolContext
@@ -111,7 +111,8 @@ def _execution(run: Trajectory, sandbox: Sandbox, blobs: BlobStore) -> _Executio
     layered = OverlayBlobs(blobs)
     found = _Execution()
     start = str(run.snapshot)
-    with workspace_jail(snapshot.load(start, blobs), blobs, sandbox, run.task.limits) as jail:
+    placed = in_image(sandbox, run.task.image)
+    with workspace_jail(snapshot.load(start, blobs), blobs, placed, run.task.limits) as jail:
         workspace = Workspace(jail, layered, start=start, snapshot=start)
         agent = _agent(run, ReplayedPolicy(run, None), jail, workspace, layered)
         agent.record = RecordedAnswers(run, blobs.get, for_fork=False)

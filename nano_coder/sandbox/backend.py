@@ -10,7 +10,7 @@ from contextlib import closing
 
 from nano_coder.sandbox.bubblewrap import BwrapSandbox
 from nano_coder.sandbox.namespaces import NsSandbox
-from nano_coder.sandbox.protocol import Sandbox
+from nano_coder.sandbox.protocol import Sandbox, in_image
 from nano_coder.sandbox.unavailable import cannot_isolate
 from nano_shared.errors import ConfigError, SandboxError, UsageError
 from nano_shared.extensions import Extensions, call_extension, described, is_file_reference, takes
@@ -25,22 +25,24 @@ _proved: set[tuple[str, str]] = set()
 _lock = threading.Lock()
 
 
-def open_sandbox(kind: str = "ns", *, python: str | None = None) -> Sandbox:
+def open_sandbox(kind: str = "ns", *, python: str | None = None, image: str | None = None) -> Sandbox:
     """A sandbox that isolates, by its name in `nano.sandboxes` or by `path.py:function`.
 
-    `python` is the path of the interpreter on the host; None: the running one. Where "ns" does not work,
-    "bwrap" is tried, and stderr says so. Raises UsageError for an unknown kind and for a missing interpreter,
-    ConfigError for an extension that fails, SandboxError, with the failed layer and the command that fixes
-    it, where this machine cannot isolate. It never falls back to less isolation.
+    `python` is the path of the interpreter on the host, or in the image; None: the running one, or the
+    image's. `image` is the container image of a sandbox that runs images, for tasks that name none. Where
+    "ns" does not work, "bwrap" is tried, and stderr says so. Raises UsageError for an unknown kind and for a
+    missing interpreter, ConfigError for an extension that fails, SandboxError, with the failed layer and the
+    command that fixes it, where this machine cannot isolate or lacks the image.
+    It never falls back to less isolation.
     """
     if kind not in SANDBOXES and not is_file_reference(kind):
         raise UsageError(f"unknown sandbox {kind!r}; known: {', '.join(SANDBOXES)}, or path.py:function")
-    if python is not None and shutil.which(python) is None:
+    if python is not None and kind != "podman" and shutil.which(python) is None:
         raise UsageError(f"no interpreter at {python!r}; name another with --python, or leave it out")
     sandbox = call_extension(SANDBOXES.find(kind), python, name=f"sandbox {kind}")
     if lacks := [name for name in ("name", "layers", "python", "open") if not hasattr(sandbox, name)]:
         raise ConfigError(f"sandbox {kind} is {described(sandbox)} without {', '.join(lacks)}")
-    return sandbox
+    return sandbox if image is None else in_image(sandbox, image)
 
 
 def open_ns(python: str | None) -> Sandbox:
@@ -59,6 +61,13 @@ def open_ns(python: str | None) -> Sandbox:
 def open_bwrap(python: str | None) -> Sandbox:
     """Raises SandboxError where it does not isolate."""
     return _proven(BwrapSandbox(python))
+
+
+def open_podman(python: str | None) -> Sandbox:
+    """Raises SandboxError where podman cannot run containers. Each image is proved when it is named."""
+    from nano_coder.sandbox.podman import PodmanSandbox
+
+    return PodmanSandbox(python)
 
 
 def _proven(sandbox: NsSandbox | BwrapSandbox) -> Sandbox:

@@ -26,7 +26,7 @@ from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain
 from nano_coder.sandbox.folder_jail import FolderJail, ProgramResult, ProgramSpec
 from nano_coder.sandbox.interpreter import find_interpreter
 from nano_coder.sandbox.launcher import kernel, root
-from nano_coder.sandbox.request import check_limits, seal
+from nano_coder.sandbox.request import check_limits, minimal_environment, seal
 from nano_coder.sandbox.root_plan import layers, plan_root, rlimits, unused_uid
 from nano_shared.errors import SandboxError
 from nano_shared.types import Limits
@@ -323,7 +323,7 @@ def _staged(owner: int | None, binds: list[tuple[str, str]]) -> bool:
 
 class BwrapJail(FolderJail):
     def __init__(self, settings: BubblewrapSettings, limits: Limits, search_path: str) -> None:
-        super().__init__(limits, settings.python, search_path, settings.owner)
+        super().__init__(limits, settings.python, minimal_environment(search_path), settings.owner)
         self._settings = settings
 
     def _execute(self, program: ProgramSpec) -> ProgramResult:

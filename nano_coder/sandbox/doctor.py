@@ -88,11 +88,11 @@ _LAYERS = {
 }
 
 
-_NOT_PROMISED = {
-    "bwrap": (
-        "see_folders_of_the_host_in_lists_of_mounts", "watch_files_without_end", "make_files_without_end",
-    ),
-}  # fmt: skip
+_OF_A_FOLDER = (
+    "see_folders_of_the_host_in_lists_of_mounts", "watch_files_without_end", "make_files_without_end",
+)  # fmt: skip
+# a container's programs are uid 0 of their own namespace, without any capability
+_NOT_PROMISED = {"bwrap": _OF_A_FOLDER, "podman": (*_OF_A_FOLDER, "become_root")}
 """sandbox -> attempts that it does not stop, as its documentation says"""
 
 

@@ -287,11 +287,12 @@ def open_a_device_of_the_host(outside: dict[str, str]) -> str | None:
         "sda",
         "vda",
         "ptmx",
-        "tty",
         "mapper/control",
         "loop-control",
     )
     found = [name for name in names if os.path.exists(f"/dev/{name}")]
+    # containers have it; it opens the terminal of the session, if there is one
+    found += ["tty"] if _opens("/dev/tty") else []
     return f"/dev/{found[0]}" if found else None
 
 

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import IO, Self, Unpack
 from nano_coder.sandbox.captured_output import Output
 from nano_coder.sandbox.launcher import files, kernel
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
-from nano_coder.sandbox.request import check_run, minimal_environment, python_program, seal
+from nano_coder.sandbox.request import check_run, python_program, seal
 from nano_coder.sandbox.workspace_archive import MOST_ENTRIES, WORK_MB, pack_workspace, snapshot_error
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.scratch import ScratchFolder
@@ -59,14 +59,17 @@ class ProgramResult:
 class FolderJail(abc.ABC):
     """A jail over a directory. Requests are served one at a time; `close` may be called from any thread."""
 
-    def __init__(self, limits: Limits, python: str, search_path: str, owner: int | None = None) -> None:
-        """`owner` is the uid and gid that programs run as on the host, if it is not ours.
+    def __init__(
+        self, limits: Limits, python: str, environment: Mapping[str, str], owner: int | None = None
+    ) -> None:
+        """`environment` is what programs get before a caller's additions, `owner` the uid and gid that they
+        run as on the host, if it is not ours.
 
         Raises SandboxError if that user cannot reach the directory for temporary files.
         """
         self._limits = limits
         self._python = python
-        self._search_path = search_path
+        self._environment = environment
         self._owner = owner
         self._request = threading.Lock()
         self._state = threading.Lock()
@@ -133,7 +136,7 @@ class FolderJail(abc.ABC):
             ending = self._execute(
                 ProgramSpec(
                     argv=list(argv),
-                    env={**minimal_environment(self._search_path), **env},
+                    env={**self._environment, **env},
                     stdin=stdin,
                     out=out,
                     err=err,

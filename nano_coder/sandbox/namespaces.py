@@ -112,6 +112,13 @@ class NsSandbox:
         other.pool = shared_pool(other._spec, _room(USUAL_MB * _MB))
         return other
 
+    def with_links(self, links: Sequence[tuple[str, str]]) -> NsSandbox:
+        """This sandbox with links in its root, which is read-only: (target, path) each."""
+        other, root = copy.copy(self), self._spec["root"]
+        other._spec = {**self._spec, "root": {**root, "links": [*root["links"], *links]}}
+        other.pool = shared_pool(other._spec, _room(USUAL_MB * _MB))
+        return other
+
     def with_hosts(self, hosts: frozenset[str]) -> NsSandbox:
         other = copy.copy(self)
         other._hosts = hosts

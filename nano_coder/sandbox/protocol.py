@@ -203,6 +203,27 @@ def connected(sandbox: Sandbox, hosts: frozenset[str]) -> Sandbox:
 
 
 @runtime_checkable
+class SupportsImages(Protocol):
+    """A sandbox whose programs run in container images."""
+
+    def with_image(self, name: str | None) -> Sandbox:
+        """This sandbox with the image; None: with the one it has. Raises UsageError where there is none,
+        SandboxError for an image that this machine lacks."""
+        ...
+
+
+def in_image(sandbox: Sandbox, image: str | None) -> Sandbox:
+    """The sandbox with a task's image. Raises UsageError for one that runs no images."""
+    if isinstance(sandbox, SupportsImages):
+        return sandbox.with_image(image)
+    if image is not None:
+        raise UsageError(
+            f"the sandbox {sandbox.name!r} runs no image, and {image!r} is named; use --sandbox podman"
+        )
+    return sandbox
+
+
+@runtime_checkable
 class SupportsListening(Protocol):
     """A sandbox that can open a socket in a jail for this process to answer on."""
 

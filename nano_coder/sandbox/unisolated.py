@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain
 from nano_coder.sandbox.folder_jail import FolderJail, ProgramResult, ProgramSpec
-from nano_coder.sandbox.request import check_limits
+from nano_coder.sandbox.request import check_limits, minimal_environment
 from nano_shared.errors import SandboxError
 from nano_shared.types import Limits
 
@@ -39,8 +39,8 @@ class NoSandbox:
     def open(self, workspace: Path | None, limits: Limits) -> NoJail:
         """Raises UsageError for a workspace that cannot be read."""
         check_limits(limits)
-        search_path = f"{os.path.dirname(self.python)}:{os.defpath}"
-        return NoJail(limits, self.python, search_path).filled(workspace)
+        environment = minimal_environment(f"{os.path.dirname(self.python)}:{os.defpath}")
+        return NoJail(limits, self.python, environment).filled(workspace)
 
 
 class NoJail(FolderJail):

@@ -75,7 +75,7 @@ def policy_runtime(
     """
     if sources["temperature"] == "flag" and config.temperature is not None:
         temperature = config.temperature
-    sandbox = open_sandbox(config.sandbox, python=config.python)
+    sandbox = open_sandbox(config.sandbox, python=config.python, image=config.image)
     store = LogStore.open(config.log)
     more = [TOOLS.give(tool).spec.name for tool in config.tools]
     opened = open_policy(
@@ -135,7 +135,7 @@ def training_runtime(
     given |= limit or {}
     config, sources = load_config(given, Path())
     more = [TOOLS.give(tool).spec.name for tool in config.tools]
-    sandbox = open_sandbox(config.sandbox, python=config.python)
+    sandbox = open_sandbox(config.sandbox, python=config.python, image=config.image)
     store = LogStore.open(config.log)
     name = name_to_train(config.model)
     opened = open_weights(

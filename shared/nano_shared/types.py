@@ -149,12 +149,14 @@ class Task(Value):
     """the chain of a project's AGENTS.md, for profiles that show it"""
     earlier: tuple[Task, ...] = Field((), repr=False)
     """tasks of its project that are done before it, in order; what their runs remember, its run recalls"""
+    image: str | None = Field(None, min_length=1)
+    """container image that its programs run in, by a sandbox that runs images; None is the sandbox's own"""
 
     @model_serializer(mode="wrap")
     def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # the ids of tasks without instructions or earlier ones are what they were before there were any
+        # fields that came later are left out where they are not set, so that the ids of older tasks stay
         said: dict[str, Any] = handler(self)
-        for name in ("instructions", "earlier"):
+        for name in ("instructions", "earlier", "image"):
             if not getattr(self, name):
                 said.pop(name, None)
         return said

@@ -898,7 +898,7 @@ def test_what_no_program_can_be_given_is_refused(
 
 
 def test_an_unknown_backend_is_refused() -> None:
-    with pytest.raises(UsageError, match="bwrap, none, ns"):
+    with pytest.raises(UsageError, match="bwrap, none, ns, podman"):
         open_sandbox("docker")
 
 

@@ -36,6 +36,7 @@ BEYOND = {
     "base_url": "'http://elsewhere/v1'",
     "api_key": "'theirs'",
     "sandbox": "'none'",
+    "image": "'theirs'",
     "net": "'allow=theirs.example.org'",
     "profile": "'hermes-1'",
     "agent": "'theirs'",

@@ -6,6 +6,7 @@ neither memory nor time.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -18,17 +19,29 @@ WRITABLE = ("/work", "/tmp", "/dev/shm")
 _WATCH_MS = 50
 
 
+def as_init() -> NoReturn:
+    """As pid 1 of a container, with descriptors 3 to 7: request, channel to the agent, and the program's
+    standard streams. The agent learns our pid from the first byte, and answers when it holds it."""
+    for target, given in enumerate((5, 6, 7)):
+        os.dup2(given, target)
+    os.write(4, b"\n")
+    if os.read(4, 1) == b"1":
+        main(3, 4, 4)
+    os._exit(0)
+
+
 def main(request_fd: int, report: int, stop: int) -> None:
     """Run the request in the file `request_fd`; a byte on `stop` kills it; `report` gets JSON objects, one a
     line."""
     with open(request_fd, "rb") as file:
         request = json.load(file)
-    # if the machine runs out of memory, jails are killed first; written while /proc/self is still ours
-    with open("/proc/self/oom_score_adj", "w") as badness:
-        badness.write("1000")
+    # if memory runs out, the program is killed first; opened while /proc/self is still ours
+    badness = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+    usual = os.read(badness, 8)
+    os.write(badness, b"1000")
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-    memory.open_counters(cgroup.JailCgroup())
+    memory.open_counters(cgroup.JailCgroup(events=_kills_of_our_group()))
     _report(report, {"began": True})
     pid = os.fork()
     if pid == 0:
@@ -36,9 +49,18 @@ def main(request_fd: int, report: int, stop: int) -> None:
             _exec_program(request)
         finally:
             os._exit(126)
+    os.pwrite(badness, usual, 0)
     oom = _watch(os.pidfd_open(pid), stop, request["memory_bytes"])
     status, used, peak = end_everything(pid)
     _report(report, outcome(status, used, peak, oom=oom))
+
+
+def _kills_of_our_group() -> int:
+    """The file that counts kills in a container's control group, opened; -1 where it has none."""
+    for path in ("/sys/fs/cgroup/memory/memory.oom_control", "/sys/fs/cgroup/memory.events"):
+        with contextlib.suppress(OSError):
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    return -1
 
 
 def _report(report: int, record: dict[str, object]) -> None:
