@@ -1,0 +1,71 @@
+"""The Ray cluster: one that runs, or one of this machine alone, on loopback, that ends with this process."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from nano_shared.errors import ConfigError, UsageError
+
+AUTO = "auto"
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # the raylet's remarks on killed workers would go to stdout
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+_LOCAL = {
+    "address": "local", "include_dashboard": False, "object_store_memory": 100 << 20,
+    "_node_ip_address": "127.0.0.1",
+}  # fmt: skip
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""with 0 Ray listens on the address that it is given, and not on the machine's own"""
+
+_ANSWER_SECONDS = 10.0
+"""for the head of a cluster to accept a connection"""
+
+
+def connect(address: str) -> Callable[[], None]:
+    """Connect this process to a cluster, or start one; returns what ends that. A connection that there is
+    already is used as it is.
+
+    Raises ConfigError without Ray, and UsageError for an address where no cluster answers.
+    """
+    os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("--ray needs Ray: pip install 'nano-rl-coder[ray]'") from None
+    if ray.is_initialized():
+        return lambda: None
+    named = (os.environ.get("RAY_ADDRESS") or AUTO) if address == AUTO else address
+    if "://" in named:
+        raise UsageError(
+            f"--ray {named}: a client's address; give HOST:PORT of the cluster's head, on a machine that has"
+            " joined it (ray start --address HOST:PORT)"
+        )
+    options: dict[str, Any] = {"address": named}
+    if named == AUTO:
+        options = _LOCAL
+    if named == AUTO or named.startswith(("127.", "localhost")):
+        os.environ.setdefault(_LOOPBACK, "0")
+    try:
+        if named != AUTO:  # Ray itself would try for two minutes
+            host, _, port = named.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS).close()
+        ray.init(**options, log_to_driver=False, logging_level="error")
+    except (ConnectionError, OSError, RuntimeError, ValueError) as problem:
+        why = str(problem).partition("\n")[0]
+        raise UsageError(
+            f"--ray {address}: no cluster of Ray {ray.__version__} answers at {named} ({why}); ray start"
+            " --head starts one, --ray auto one of this machine alone"
+        ) from None
+    return ray.shutdown
+
+
+def cluster_cpus() -> int:
+    import ray
+
+    return max(1, int(ray.cluster_resources().get("CPU", 1)))
