@@ -20,8 +20,10 @@ _LOCAL = {
     "address": "local", "include_dashboard": False, "object_store_memory": 100 << 20,
     "_node_ip_address": "127.0.0.1",
 }  # fmt: skip
-_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""with 0 Ray listens on the address that it is given, and not on the machine's own"""
+_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Ray listens on the address that it is given, and not on the machine's own"""
+_WORKERS = {"RAY_worker_niceness": "0"}
+"""15 is usual: on a machine that is busy such workers would not answer"""
 
 _ANSWER_SECONDS = 10.0
 """for the head of a cluster to accept a connection"""
@@ -33,14 +35,16 @@ def connect(address: str) -> Callable[[], None]:
 
     Raises ConfigError without Ray, and UsageError for an address where no cluster answers.
     """
-    os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
+    named = (os.environ.get("RAY_ADDRESS") or AUTO) if address == AUTO else address
+    wanted = _QUIET | (_LOOPBACK if named.startswith((AUTO, "127.", "localhost")) else {}) | _WORKERS
+    # Ray reads them when it is imported
+    os.environ.update({name: value for name, value in wanted.items() if name not in os.environ})
     try:
         import ray
     except ImportError:
         raise ConfigError("--ray needs Ray: pip install 'nano-rl-coder[ray]'") from None
     if ray.is_initialized():
         return lambda: None
-    named = (os.environ.get("RAY_ADDRESS") or AUTO) if address == AUTO else address
     if "://" in named:
         raise UsageError(
             f"--ray {named}: a client's address; give HOST:PORT of the cluster's head, on a machine that has"
@@ -49,8 +53,6 @@ def connect(address: str) -> Callable[[], None]:
     options: dict[str, Any] = {"address": named}
     if named == AUTO:
         options = _LOCAL
-    if named == AUTO or named.startswith(("127.", "localhost")):
-        os.environ.setdefault(_LOOPBACK, "0")
     try:
         if named != AUTO:  # Ray itself would try for two minutes
             host, _, port = named.rpartition(":")

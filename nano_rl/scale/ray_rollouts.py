@@ -149,7 +149,6 @@ class RayRollouts:
         self._supervisor.join()
         for worker in self._workers:
             worker.kill()
-        self._give_up(RolloutsFailed("the rollouts were given up, since their training ends"))
         if self._status:
             self._status.unlink(missing_ok=True)
         self._disconnect()
@@ -192,6 +191,8 @@ class RayRollouts:
                     self.status().write(self._status)
         except NanoError as problem:
             self._give_up(problem)
+        finally:  # nobody may wait for a thread that has ended
+            self._give_up(RolloutsFailed("the supervisor of the Ray workers ended"))
 
     def _place(self) -> None:
         """Have an actor for each worker; with CPUs of its own where there are as many."""
@@ -238,7 +239,8 @@ class RayRollouts:
             try:
                 answer = ray.get(reference)
             except ray.exceptions.RayTaskError as error:  # neither an end of the worker nor an error of ours
-                raise RolloutsFailed(f"{worker.where} failed: {error.cause!r}") from None
+                why = f"{type(error.cause).__name__}: {str(error.cause).partition(chr(10))[0]}"
+                raise RolloutsFailed(f"{worker.where} failed: {why}") from None
             except ray.exceptions.RayError as error:
                 return self._replace(worker, f"ended ({cause_of(error)})")
             worker.heard = time.monotonic()
