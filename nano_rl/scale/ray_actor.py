@@ -40,6 +40,8 @@ class RolloutWorker:
     heard: float = field(default_factory=time.monotonic)
     """when it answered last, or was made"""
     beat: WorkerBeat | None = None
+    beaten: float = 0.0
+    """when it gave that"""
     adopting: int = 0
     """number of the announcement that it was told last"""
     adopted: int = 0

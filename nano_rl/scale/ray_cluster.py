@@ -36,9 +36,7 @@ def connect(address: str) -> Callable[[], None]:
     Raises ConfigError without Ray, and UsageError for an address where no cluster answers.
     """
     named = (os.environ.get("RAY_ADDRESS") or AUTO) if address == AUTO else address
-    wanted = _QUIET | (_LOOPBACK if named.startswith((AUTO, "127.", "localhost")) else {}) | _WORKERS
-    # Ray reads them when it is imported
-    os.environ.update({name: value for name, value in wanted.items() if name not in os.environ})
+    set_variables(local=named.startswith((AUTO, "127.", "localhost")))
     try:
         import ray
     except ImportError:
@@ -65,6 +63,13 @@ def connect(address: str) -> Callable[[], None]:
             " --head starts one, --ray auto one of this machine alone"
         ) from None
     return ray.shutdown
+
+
+def set_variables(*, local: bool) -> None:
+    """Set those that Ray reads when it is imported, where the user has not: no statistics of use, and for a
+    cluster of this machine alone no listening on its other addresses."""
+    wanted = _QUIET | _WORKERS | (_LOOPBACK if local else {})
+    os.environ.update({name: value for name, value in wanted.items() if name not in os.environ})
 
 
 def cluster_cpus() -> int:

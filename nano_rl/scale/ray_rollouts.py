@@ -215,7 +215,7 @@ class RayRollouts:
             if self._announced and worker.adopting < self._announcements and not worker.awaits("adopt"):
                 worker.adopting = self._announcements
                 worker.ask("adopt", *self._announced)
-            if now - worker.heard >= _BEAT_SECONDS and not worker.awaits("beat"):
+            if now - worker.beaten >= _BEAT_SECONDS and not worker.awaits("beat"):
                 worker.ask("beat")
 
     def _assign(self) -> None:
@@ -253,7 +253,7 @@ class RayRollouts:
                 worker.host, worker.pid, worker.opened = answer.host, answer.pid, True
                 worker.began, self._start_failures = worker.heard, 0
             elif isinstance(answer, WorkerBeat):
-                worker.beat = answer
+                worker.beat, worker.beaten = answer, worker.heard
                 for told in answer.told:
                     self._on_change(f"{worker.where}: {told}")
             else:
