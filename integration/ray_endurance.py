@@ -1,6 +1,6 @@
 """Rolls out on three raylets of this machine while workers are killed at random, then reads the log.
 
-Each run takes three turns in a jail and is graded. Workers are killed with SIGKILL, every fifth with SIGSTOP,
+Each run takes four turns in a jail and is graded. Workers are killed with SIGKILL, every fifth with SIGSTOP,
 which is a worker that hangs; `--raylets 1` kills a raylet with all its workers too. Afterwards each run must
 be in the log once, finished and graded, and none of another beside it that counts.
 
@@ -62,9 +62,13 @@ def open_by_turn(texts: dict[str, tuple[str, ...]], on_change: Callable[[str], N
 
 
 def texts_of(task: Task) -> tuple[str, ...]:
-    """Two looks at the workspace, then the task's own solution."""
+    """The solution, whose edit is made three times."""
     solution: Any = oracle_policy(task, COMPACT_1)
     return (solution._texts[0], solution._texts[0], *solution._texts)
+
+
+def with_turns(task: Task) -> Task:
+    return task.model_copy(update={"limits": task.limits.model_copy(update={"max_turns": 8})})
 
 
 @contextmanager
@@ -130,7 +134,8 @@ def main() -> None:
     arguments.add_argument("--seed", type=int, default=0)
     given = arguments.parse_args()
     random.seed(given.seed)
-    tasks = make_tasks(levels=[0], n=4, seed=1, split=Split.TRAIN, views=["copy"])
+    made = make_tasks(levels=[1], n=40, seed=1, split=Split.TRAIN)
+    tasks = [with_turns(task) for task in made if "edit_file" in task.tools][:4]
     events: list[str] = []
     with tempfile.TemporaryDirectory() as folder, raylets(3) as cluster:
         log = Path(folder) / "log.db"
