@@ -62,7 +62,8 @@ def connect(address: str) -> Callable[[], None]:
             f"--ray {address}: no cluster of Ray {ray.__version__} answers at {named} ({why}); ray start"
             " --head starts one, --ray auto one of this machine alone"
         ) from None
-    return ray.shutdown
+    end: Callable[[], None] = ray.shutdown
+    return end
 
 
 def set_variables(*, local: bool) -> None:
