@@ -121,7 +121,7 @@ class RayRollouts:
         with self._changed:
             self._announced = adapter, states
             self._announcements += 1
-            self._changed.wait_for(lambda: self._problem or self._closed.is_set() or self._all_adopted())
+            self._changed.wait_for(lambda: self._problem or self._all_adopted())
             self._refuse_ended()
             return frozenset[str]().union(*(worker.in_use for worker in self._workers))
 
@@ -165,8 +165,6 @@ class RayRollouts:
     def _refuse_ended(self) -> None:
         if self._problem:
             raise self._problem
-        if self._closed.is_set():
-            raise RolloutsFailed("the rollout workers have ended")
 
     def _all_adopted(self) -> bool:
         return all(w.adopted == self._announcements for w in self._workers if w.opened)
@@ -192,7 +190,7 @@ class RayRollouts:
         except NanoError as problem:
             self._give_up(problem)
         finally:  # nobody may wait for a thread that has ended
-            self._give_up(RolloutsFailed("the supervisor of the Ray workers ended"))
+            self._give_up(RolloutsFailed("the rollout workers have ended"))
 
     def _place(self) -> None:
         """Have an actor for each worker; with CPUs of its own where there are as many."""
