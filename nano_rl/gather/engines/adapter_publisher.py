@@ -16,7 +16,7 @@ from nano_coder.models.opening import OpenedWeights
 from nano_coder.run.execution import Runtime
 from nano_rl.config.training import TrainConfig
 from nano_rl.gather.engines.adapter_probe import AdapterProbe, PublishedAdapter
-from nano_rl.gather.engines.engine_pool import Announce, EnginePool
+from nano_rl.gather.engines.engine_pool import AnnounceAdapter, EnginePool
 from nano_rl.gather.engines.remote_policy import RemotePolicy
 from nano_rl.gather.engines.workers import Workers
 from nano_shared.checkpoint import folder_content
@@ -44,7 +44,7 @@ def open_publisher(
 ) -> AdapterPublisher:  # fmt: skip
     """A publisher for the servers of `config.engine`, from which `workers` sample too. `on_change`: of the
     pool. Raises UsageError as AdapterPublisher."""
-    announce: Announce = workers.announce if workers else lambda *_: ()
+    announce: AnnounceAdapter = workers.announce if workers else lambda *_: ()
     pool = EnginePool(
         config.engine, probe_of(opened, config), api_key=engine_key(), patience=config.heartbeat_seconds,
         on_change=on_change, announce=announce,

@@ -58,7 +58,7 @@ class EngineState:
     """its name for the adapter that was published"""
 
 
-Announce = Callable[[PublishedAdapter, tuple[EngineState, ...]], Collection[str]]
+AnnounceAdapter = Callable[[PublishedAdapter, tuple[EngineState, ...]], Collection[str]]
 """tells pools elsewhere of a published adapter; returns the adapters that their requests in flight use"""
 
 
@@ -77,7 +77,7 @@ class EnginePool:
         api_key: str | None = None,
         patience: float = 60.0,
         on_change: Callable[[str], None] = lambda _: None,
-        announce: Announce = lambda *_: (),
+        announce: AnnounceAdapter = lambda *_: (),
     ) -> None:
         """`patience`: seconds that a request waits while no server is ready. `on_change` gets a sentence when
         one is left out or comes back. What `announce` returns is not unloaded yet."""
