@@ -13,6 +13,7 @@ COMMANDS = {
     "sft": ("nano_rl.commands.sft", "Imitation: oracles, successes in the log, or conversations."),
     "admit": ("nano_rl.commands.admit", "What the log can teach, and why not more."),
     "train": ("nano_rl.commands.train", "Policy gradients, on fresh rollouts and on the log."),
+    "cluster": ("nano_rl.commands.cluster", "The Ray workers of running trainings."),
     "preferences": ("nano_rl.cli:preferences", "Pairs of runs, one of which is preferred."),
     "reward-model": ("nano_rl.commands.reward_model", "A model of which run people would prefer."),
     "dpo": ("nano_rl.commands.dpo", "From preference pairs straight to the policy."),

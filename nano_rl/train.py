@@ -20,6 +20,7 @@ from nano_rl.checkpoints.checkpoint import save_adapter
 from nano_rl.config.training import TrainConfig
 from nano_rl.gather.engines.adapter_publisher import ADAPTERS, open_publisher
 from nano_rl.gather.engines.paced_source import PacedGatherer
+from nano_rl.gather.engines.workers import OpenWorkers
 from nano_rl.gather.impossible_rollouts import controls_due, hack_metrics, roll_controls
 from nano_rl.gather.overlap.overlapped_source import OverlappedGatherer
 from nano_rl.gather.rollouts import OnRun, failed, none_graded
@@ -70,13 +71,15 @@ def train(
     on_groups: OnGroups | None = None,
     held_out: HeldOut | None = None,
     open_learner: OpenLearner = Learner,
+    open_workers: OpenWorkers | None = None,
 ) -> list[str]:
     """Train `model` in place, continuing from a state saved in `folder`. Returns the ids of the runs used.
 
     `runtime` makes the rollouts; at each step its policy is replaced by the current weights, and its sampling
     by the temperature of `config` over the whole vocabulary. `reward` is `config.reward`, opened; None uses
     the rewards of the grader. `held_out` tasks are measured during training and never trained on.
-    `open_learner` makes what updates the weights. A training on logs alone ends when their runs are used up.
+    `open_learner` makes what updates the weights, and `open_workers` workers that roll out elsewhere; None is
+    here. A training on logs alone ends when their runs are used up.
 
     Raises CheckpointError for a saved state of another model, other tasks or other settings; GuardTripped,
     with the state before that step on disk; TrainingStopped after a signal, with the last step on disk.
@@ -98,7 +101,7 @@ def train(
         preferences = preference_term(model, opened, sources.pairs, config)
         terms = [term for term in (imitation, preferences) if term is not None]
         updater = replace(updater, terms=terms)
-        gatherer = _gatherer(model, opened, runtime, sources, config, reward, folder, learner)
+        gatherer = _gatherer(model, opened, runtime, sources, config, reward, folder, learner, open_workers)
         progress = Progress(learner, gatherer, sources, states, identity)
         if saved:
             progress.restore(saved)
@@ -276,7 +279,7 @@ def _limits(runtime: Runtime) -> dict[str, Any]:
 
 def _gatherer(
     model: nn.Module, opened: OpenedWeights, runtime: Runtime, sources: Sources, config: TrainConfig,
-    reward: Reward | None, folder: Path, learner: Learner,
+    reward: Reward | None, folder: Path, learner: Learner, open_workers: OpenWorkers | None,
 ) -> Gatherer:  # fmt: skip
     """The gatherer: rollouts in this process, one step ahead in a worker process, or on servers."""
     bound = config.off_policy_bound
@@ -289,12 +292,13 @@ def _gatherer(
         return OverlappedGatherer(model, opened, runtime, sources, config, reward, changed)
     if not (config.engine or config.asynchronous):
         return Gatherer(sources, config, reward)
+    workers = open_workers(opened, runtime, config, folder, changed) if open_workers else None
     publisher = None
     if config.engine:
         publisher = open_publisher(
-            model, opened, folder / ADAPTERS, partial(save_adapter, opened=opened), config, changed
+            model, opened, folder / ADAPTERS, partial(save_adapter, opened=opened), config, changed, workers
         )
-    return PacedGatherer(sources, config, reward, publisher, bound=bound)
+    return PacedGatherer(sources, config, reward, publisher, bound=bound, workers=workers)
 
 
 def _live(

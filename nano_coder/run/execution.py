@@ -126,22 +126,24 @@ def run_task(
     *,
     seed: int | None = None,
     parent: str | None = None,
+    run_id: str | None = None,
     on_turn: OnTurn | None = None,
     on_start: Callable[[Trajectory], None] | None = None,
 ) -> Trajectory:
     """Execute a task from its starting workspace until there is a reason to stop; log each turn.
 
-    Policy and sandbox failures, full contexts and interrupts end the run with a stop reason. Raises
-    UsageError for a task that the profile cannot serve and LogError if the log cannot be written.
+    `run_id` is one of `new_run_id`; None makes one. Policy and sandbox failures, full contexts and interrupts
+    end the run with a stop reason. Raises UsageError for a task that the profile cannot serve and LogError if
+    the log cannot be written, or holds a run of that id.
     """
     task = as_served(task.listed, runtime)
     runtime = _serving(runtime, task)
     _refuse_unserved(task, runtime)
+    how: dict[str, Any] = {"seed": seed, "parent": parent, "run_id": run_id}
+    how |= {"on_turn": on_turn, "on_start": on_start}
     if isinstance(task.hidden, EnvironmentChecks):
-        return _run_in_environment(
-            task, runtime, seed=seed, parent=parent, on_turn=on_turn, on_start=on_start
-        )
-    return _run(task, runtime, None, seed=seed, parent=parent, on_turn=on_turn, on_start=on_start)
+        return _run_in_environment(task, runtime, **how)
+    return _run(task, runtime, None, **how)
 
 
 def _run_in_environment(task: Task, runtime: Runtime, **how: Any) -> Trajectory:
@@ -150,7 +152,7 @@ def _run_in_environment(task: Task, runtime: Runtime, **how: Any) -> Trajectory:
         session = runtime.environments.start(task)
     except EnvironmentFailed as problem:
         start = _starting_snapshot(task, runtime.store.blobs)
-        failed = _new_trajectory(task, runtime, start, how["seed"], how["parent"])
+        failed = _new_trajectory(task, runtime, start, how["seed"], how["parent"], how["run_id"])
         with runtime.store.claim(failed.id):
             runtime.store.begin(failed)
             return _finish(failed, runtime, StopReason.ENVIRONMENT_ERROR, str(problem))
@@ -170,11 +172,12 @@ def _run(
     *,
     seed: int | None,
     parent: str | None,
+    run_id: str | None,
     on_turn: OnTurn | None,
     on_start: Callable[[Trajectory], None] | None,
 ) -> Trajectory:
     start = _starting_snapshot(task, runtime.store.blobs)
-    trajectory = _new_trajectory(task, runtime, start, seed, parent)
+    trajectory = _new_trajectory(task, runtime, start, seed, parent, run_id)
     if runtime.agent is not None:
         return run_foreign_agent(runtime.agent, trajectory, start, runtime)
     with runtime.store.claim(trajectory.id), _jail(start, task, runtime) as jail:
@@ -366,10 +369,10 @@ def regrade_run(run: str, store: LogStore, sandbox: Sandbox, grader: str | None 
 
 
 def _new_trajectory(
-    task: Task, runtime: Runtime, start: str, seed: int | None, parent: str | None
+    task: Task, runtime: Runtime, start: str, seed: int | None, parent: str | None, run_id: str | None = None
 ) -> Trajectory:
     return Trajectory(
-        id=new_run_id(),
+        id=run_id or new_run_id(),
         task=task,
         parent=parent,
         runtime_version=__version__,

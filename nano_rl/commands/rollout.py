@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 from typer import Option
 
 from nano_coder.commands.options import Limit, ToolOption, agent_options, configured
 from nano_coder.config import AgentConfig
+from nano_coder.models.registry import find_opener
+from nano_coder.run.execution import Runtime
 from nano_coder.run.reflection import is_reflection
 from nano_rl.checkpoints.evaluate import component_means, row_of, table
 from nano_rl.commands.eval import vars_of
@@ -29,7 +34,7 @@ from nano_rl.tasks.projects import number_of_runs
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.settings_options import Settings
-from nano_shared.types import Split, Trajectory, Value
+from nano_shared.types import Split, Task, Trajectory, Value
 
 
 class Worth(Value):
@@ -66,6 +71,23 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
+def _placed(
+    work: Sequence[Task], runtime: Runtime, config: AgentConfig, address: str, count: int | None,
+    how: dict[str, Any],
+) -> list[Trajectory]:  # fmt: skip
+    """`collect` by workers on a Ray cluster."""
+    from nano_rl.scale.ray_setup import open_rollout_workers
+
+    if runtime.agent or not find_opener(config.model or ""):
+        raise UsageError(
+            "--ray runs nano's own agent on a hosted model: give --model openai:NAME --base-url URL, which"
+            " may be that of vLLM or nano-coder serve, and leave --agent out"
+        )
+    tell = partial(print, file=sys.stderr)
+    with closing(open_rollout_workers(runtime, config, address, count, tell)) as workers:
+        return workers.collect(work, runtime, **how)
+
+
 @agent_options("model", "base_url", "device", "net", "log", "agent", "agent_folders")
 def command(
     settings: Settings[AgentConfig],
@@ -86,6 +108,11 @@ def command(
     ] = 0,
     reward: RewardOption = None,
     seed: Seed = 0,
+    ray: Annotated[
+        str | None,
+        Option(metavar="ADDRESS", help="Run as actors of this Ray cluster; auto: one of this machine."),
+    ] = None,
+    rollout_workers: Annotated[int | None, Option(min=1, help="Actors of --ray.")] = None,
     limit: Limit = None,
     tools: ToolOption = None,
     as_json: JsonOption = False,
@@ -95,6 +122,8 @@ def command(
         raise UsageError("--oracle: an environment has no solutions of its tasks; leave out one of the two")
     if oracle and reflect:
         raise UsageError("--reflect: oracles do not fail, so no attempt follows; leave out one of the two")
+    if (ray or rollout_workers) and (oracle or reflect or not ray):
+        raise UsageError("--ray ADDRESS places first attempts of a model: leave out --oracle and --reflect")
     config, sources = configured(settings, limit=limit, tools=tools)
     environments, work = all_tasks(tasks, env, Split.TRAIN, seed)
     composed = chosen_reward(reward)
@@ -113,10 +142,11 @@ def command(
         else:
             runtime = policy_runtime(config, sources, temperature=temperature)
             runtime = replace(runtime, environments=environments)
-            runs = collect(
-                work, runtime, group_size=group_size, seed=seed, on_run=done, reward=composed,
-                reflect=reflect,
-            )  # fmt: skip
+            how: dict[str, Any] = {"group_size": group_size, "seed": seed, "on_run": done, "reward": composed}
+            if ray:
+                runs = _placed(work, runtime, config, ray, rollout_workers, how)
+            else:
+                runs = collect(work, runtime, reflect=reflect, **how)
     tell_ungraded(runs)
     first, second = split_attempts(runs)
     rows = [*table(first), *([row_of("second attempts", second)] if second else [])]

@@ -29,6 +29,7 @@ from nano_shared.settings_options import Settings, settings_options
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights
     from nano_coder.run.execution import Runtime
+    from nano_rl.gather.engines.workers import OpenWorkers
     from nano_rl.learn.model.learner import OpenLearner
     from nano_rl.report.live import Watcher
     from nano_rl.scale.ranks import Ranks
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 
 FLAGS = {
     "Rollouts": (
-        "steps", "prompts_per_step", "group_size", "seed", "engine", "asynchronous",
-        "objective.max_staleness",
+        "steps", "prompts_per_step", "group_size", "seed", "engine", "ray", "rollout_workers",
+        "asynchronous", "objective.max_staleness",
     ),
     "Learning": ("objective.objective", "optimizer.learning_rate", "lora_rank"),
     "Settings": ("resume",),
@@ -240,6 +241,7 @@ def _train(
             trained, opened, runtime, sources, config, folder, watch.on_step, watch.on_run,
             reward=composed, on_groups=watch.on_groups, held_out=held_out,
             open_learner=_sharded(ranks, parent, config, folder) if ranks else Learner,
+            open_workers=_placed(config),
         )  # fmt: skip
     done = len(read_metrics(folder / METRICS))
     rewards = {k: v for k, v in watch.last.items() if k.startswith("reward")}
@@ -261,6 +263,15 @@ def _sharded(ranks: Ranks, model: str, config: TrainConfig, folder: Path) -> Ope
     from nano_rl.scale.learner import open_sharded
 
     return partial(open_sharded, ranks, model, config, folder)
+
+
+def _placed(config: TrainConfig) -> OpenWorkers | None:
+    """What opens the workers of --ray; None without."""
+    if config.ray is None:
+        return None
+    from nano_rl.scale.ray_setup import open_training_workers
+
+    return open_training_workers
 
 
 def _record(

@@ -60,12 +60,18 @@ class TrainConfig(UpdateConfig):
     engine: tuple[str, ...] = ()
     """URLs of servers that make the rollouts, http://HOST:8000/v1, separated by commas: vLLM or nano-coder
     serve, of the model that is trained; a LoRA adapter is loaded there after each update"""
+    ray: str | None = None
+    """run agents, jails and graders as actors of a Ray cluster: auto, which starts one here where RAY_ADDRESS
+    names none, or HOST:6379; their tokens come from the servers of `engine`"""
+    rollout_workers: int | None = Field(None, ge=1)
+    """actors of `ray`, each for up to four runs at a time; None: one for each CPU of the cluster"""
     asynchronous: bool = False
     """roll out further steps while one is learned from, by at most `max_staleness` updates (None: 4), which
     importance weights correct; without `engine` one step, in a second process with a copy of the weights"""
     heartbeat_seconds: float = Field(60.0, ge=2)
     """with `asynchronous`: silence after which the rollout process is taken for dead and replaced; with
-    `engine`: how long a rollout waits while no server answers"""
+    `engine`: how long a rollout waits while no server answers; with `ray`: silence after which a worker is
+    taken for dead and replaced"""
     peak_tflops: float | None = Field(None, gt=0)
     """of the device in the dtype of the weights, for the metric `perf/mfu/actor`; None: those of a large
     matrix product, which is timed once"""
@@ -149,6 +155,15 @@ class TrainConfig(UpdateConfig):
                     f"`{name}` is about fresh rollouts, and group_size = 0 rolls out none: leave one of them"
                     " out"
                 )
+        if self.ray and not self.engine:
+            raise ValueError(
+                "`ray` places agents on other machines, whose tokens come from servers: give --engine URL,"
+                " or leave `ray` out"
+            )
+        if self.rollout_workers and not self.ray:
+            raise ValueError(
+                "`rollout_workers` are actors of `ray`: give --ray auto, or leave `rollout_workers` out"
+            )
         if self.off_policy_bound and self.objective.tis_cap is None:
             raise ValueError(
                 "`asynchronous` learns from rollouts of older versions, which importance weights correct: set"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from nano_coder.models.local.scheduler import cancel_pending, slots_for
 from nano_coder.run.execution import Runtime, grade_run, reflect_run, run_task
@@ -21,6 +21,16 @@ from nano_shared.policy import Policy
 from nano_shared.types import StopReason, Task, Trajectory
 
 OnRun = Callable[[Trajectory], None]
+
+
+class RollOut(Protocol):
+    """`collect`, or what has workers elsewhere do the same."""
+
+    def __call__(
+        self, tasks: Sequence[Task], runtime: Runtime, *, group_size: int | Sequence[int] = 1, seed: int = 0,
+        on_run: OnRun | None = None, reward: Reward | None = None,
+    ) -> list[Trajectory]: ...  # fmt: skip
+
 
 CONCURRENCY = 64
 """number of agents at a time, one thread each; with a local policy also the decoding batch size"""
@@ -54,8 +64,7 @@ def collect(
     grading runs in parallel to both. Under a policy's lockstep scheduler the batches depend on the seed
     alone, and the same seed gives the same trajectories.
     """
-    sizes = [group_size] * len(tasks) if isinstance(group_size, int) else group_size
-    jobs = [(task, member) for task, size in zip(tasks, sizes, strict=True) for member in range(size)]
+    jobs = members(tasks, group_size)
     if not jobs:
         return []
     at_once = min(concurrency, len(jobs), runtime.environments.sessions or concurrency)
@@ -89,6 +98,12 @@ def collect(
                 if on_run:
                     on_run(done[-1])
     return reward.apply(done, runtime) if reward else done
+
+
+def members(tasks: Sequence[Task], group_size: int | Sequence[int]) -> list[tuple[Task, int]]:
+    """[runs] each task with the index of each rollout in its group."""
+    sizes = [group_size] * len(tasks) if isinstance(group_size, int) else group_size
+    return [(task, member) for task, size in zip(tasks, sizes, strict=True) for member in range(size)]
 
 
 def failed(run: Trajectory) -> bool:

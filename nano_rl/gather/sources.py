@@ -14,7 +14,7 @@ from nano_coder.run.execution import Runtime
 from nano_rl.config.training import TrainConfig
 from nano_rl.gather.curriculum import Curriculum
 from nano_rl.gather.replay_buffer import ReplayBuffer
-from nano_rl.gather.rollouts import OnRun, collect
+from nano_rl.gather.rollouts import OnRun, RollOut, collect
 from nano_rl.gather.task_order import TaskBackoff, TaskOrder
 from nano_rl.learn.credit.advantage import CreditedGroup, RunningBaselines, credit_group
 from nano_rl.learn.rows.group import Group, form_groups
@@ -165,7 +165,7 @@ class Gathered:
     off_policy_steps: int | None = None
     """policy versions between sampling and training of rollouts made ahead (`overlap/`); None without it"""
     restarts: int = 0
-    """rollout workers that were replaced in this step"""
+    """rollout workers that were replaced since the step before"""
     behaviour_weights: Mapping[str, Tensor] | None = None
     """the weights that sampled rollouts made ahead, if the policy has been updated since"""
     worker_metrics: Mapping[str, float] = field(default_factory=dict)
@@ -207,7 +207,10 @@ class Gathered:
 class Gatherer:
     """Gathers the groups of each step. The same seed, weights and state give the same groups."""
 
-    def __init__(self, sources: Sources, config: TrainConfig, reward: Reward | None = None) -> None:
+    def __init__(
+        self, sources: Sources, config: TrainConfig, reward: Reward | None = None, roll_out: RollOut = collect
+    ) -> None:
+        self._roll_out = roll_out
         self.baselines = RunningBaselines()
         self._sources = sources
         self._buffer = ReplayBuffer(
@@ -405,7 +408,7 @@ class Gatherer:
     ) -> dict[str, list[Trajectory]]:
         """`missing[task.key]` fresh rollouts of each task, and those of earlier tasks, by task key."""
         fresh: dict[str, list[Trajectory]] = {task.key: [] for task in tasks}
-        runs = collect(
+        runs = self._roll_out(
             tasks,
             runtime,
             group_size=[missing[task.key] for task in tasks],

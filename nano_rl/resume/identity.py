@@ -12,7 +12,7 @@ from nano_shared.types import Value
 
 FREE = ("steps", "save_every", "keep_states", "max_tokens", "heartbeat_seconds", "peak_tflops")
 """settings that do not affect the steps done so far, so that `resume` may change them"""
-_NEVER = ("resume", "offload", "engine")
+_NEVER = ("resume", "offload", "engine", "ray", "rollout_workers")
 """settings that are not compared"""
 
 

@@ -15,6 +15,7 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.config.training import TrainConfig
+from nano_rl.gather.engines.workers import OpenWorkers
 from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import GuardConfig, LogsConfig, OptimizerConfig
 from nano_rl.learn.model.learner import prepare
@@ -109,6 +110,7 @@ class Loop:
         on_run: Callable[[torch.nn.Module, Trajectory], None] = lambda *_: None,
         before: Callable[[torch.nn.Module], None] = lambda _: None,
         name: str = "tiny",
+        open_workers: OpenWorkers | None = None,
         **changed: object,
     ) -> dict[str, torch.Tensor]:
         """The weights at the end. `before` may change the model that training begins from."""
@@ -121,7 +123,7 @@ class Loop:
                 self.model, opened, runtime, sources or Sources(tasks=TASKS),
                 config.model_copy(update=changed), self.folder, on_step,
                 on_run=lambda run: on_run(self.model, run),
-                reward=reward or (Given(score) if score else None),
+                reward=reward or (Given(score) if score else None), open_workers=open_workers,
             )  # fmt: skip
         return weights(self.model)
 

@@ -16,8 +16,9 @@ from nano_coder.models.opening import OpenedWeights
 from nano_coder.run.execution import Runtime
 from nano_rl.config.training import TrainConfig
 from nano_rl.gather.engines.adapter_probe import AdapterProbe, PublishedAdapter
-from nano_rl.gather.engines.engine_pool import EnginePool
+from nano_rl.gather.engines.engine_pool import AnnounceAdapter, EnginePool
 from nano_rl.gather.engines.remote_policy import RemotePolicy
+from nano_rl.gather.engines.workers import Workers
 from nano_shared.checkpoint import folder_content
 from nano_shared.durable import durable_folder
 from nano_shared.errors import CheckpointError, UsageError
@@ -39,20 +40,29 @@ def total(path):
 
 def open_publisher(
     model: nn.Module, opened: OpenedWeights, folder: Path, save: SaveAdapter, config: TrainConfig,
-    on_change: Callable[[str], None],
+    on_change: Callable[[str], None], workers: Workers | None = None,
 ) -> AdapterPublisher:  # fmt: skip
-    """A publisher for the servers of `config.engine`; their key is NANO_ENGINE_KEY. `on_change`: of the pool.
-    Raises UsageError as AdapterPublisher."""
+    """A publisher for the servers of `config.engine`, from which `workers` sample too. `on_change`: of the
+    pool. Raises UsageError as AdapterPublisher."""
+    announce: AnnounceAdapter = workers.announce if workers else lambda *_: ()
+    pool = EnginePool(
+        config.engine, probe_of(opened, config), api_key=engine_key(), patience=config.heartbeat_seconds,
+        on_change=on_change, announce=announce,
+    )  # fmt: skip
+    return AdapterPublisher(model, pool, folder, save, bound=config.off_policy_bound)
+
+
+def probe_of(opened: OpenedWeights, config: TrainConfig) -> AdapterProbe:
+    """What holds servers against a trainer of these weights."""
     causal: Any = opened.loaded.model
-    probe = AdapterProbe(
+    return AdapterProbe(
         eos_ids=opened.loaded.eos_ids, vocab_size=causal.config.get_text_config().vocab_size,
         guards=config.guards, bfloat16=config.dtype == "bfloat16",
     )  # fmt: skip
-    pool = EnginePool(
-        config.engine, probe, api_key=os.environ.get("NANO_ENGINE_KEY"), patience=config.heartbeat_seconds,
-        on_change=on_change,
-    )  # fmt: skip
-    return AdapterPublisher(model, pool, folder, save, bound=config.off_policy_bound)
+
+
+def engine_key() -> str | None:
+    return os.environ.get("NANO_ENGINE_KEY")
 
 
 class AdapterPublisher:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -47,6 +47,21 @@ class PooledEngine:
     """adapter -> requests in flight"""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineState:
+    """What a pool found of a server, for pools of other processes."""
+
+    problem: str | None
+    seeded: bool
+    context_limit: int | None
+    fingerprint: str
+    """its name for the adapter that was published"""
+
+
+AnnounceAdapter = Callable[[PublishedAdapter, tuple[EngineState, ...]], Collection[str]]
+"""tells pools elsewhere of a published adapter; returns the adapters that their requests in flight use"""
+
+
 class EnginePool:
     """Servers that hold the same adapter. Thread-safe.
 
@@ -62,9 +77,10 @@ class EnginePool:
         api_key: str | None = None,
         patience: float = 60.0,
         on_change: Callable[[str], None] = lambda _: None,
+        announce: AnnounceAdapter = lambda *_: (),
     ) -> None:
         """`patience`: seconds that a request waits while no server is ready. `on_change` gets a sentence when
-        one is left out or comes back."""
+        one is left out or comes back. What `announce` returns is not unloaded yet."""
         self._closed = threading.Event()
         self._engines = [
             PooledEngine(
@@ -75,7 +91,8 @@ class EnginePool:
             )
             for url in urls
         ]  # fmt: skip
-        self._probe, self._patience, self._on_change = probe, patience, on_change
+        self._probe, self._patience = probe, patience
+        self._on_change, self._announce = on_change, announce
         self._adapter: PublishedAdapter | None = None
         self._sticky: WeakKeyDictionary[Conversation, PooledEngine] = WeakKeyDictionary()
         self._lock = threading.Lock()
@@ -96,7 +113,19 @@ class EnginePool:
                 self._adapter = adapter
         while not self._ready:
             self._mend(until)
-        self._unload_old(adapter.name)
+        self._unload_old(adapter.name, self._announce(adapter, self._states(adapter.name)))
+
+    def adopt(self, adapter: PublishedAdapter, states: Sequence[EngineState]) -> set[str]:
+        """Send requests to what the pool of another process has published on the same servers, as it found
+        them. Returns the names of older adapters that requests in flight use."""
+        with self._lock:
+            self._adapter = adapter
+            for engine, state in zip(self._engines, states, strict=True):
+                engine.problem, engine.seeded = state.problem, state.seeded
+                engine.context_limit = state.context_limit
+                used = {name: known for name, known in engine.fingerprints.items() if engine.running[name]}
+                engine.fingerprints = used | {adapter.name: state.fingerprint}
+            return {name for engine in self._engines for name in engine.fingerprints} - {adapter.name}
 
     def sample(
         self, ids: Sequence[int], sampling: Sampling, conversation: Conversation
@@ -140,6 +169,15 @@ class EnginePool:
         return values | (
             {"engine_mismatch": sum(gaps) / len(gaps), "engine_mismatch_max": max(gaps)} if gaps else {}
         )
+
+    def _states(self, adapter: str) -> tuple[EngineState, ...]:
+        return tuple(
+            EngineState(
+                problem=engine.problem, seeded=engine.seeded, context_limit=engine.context_limit,
+                fingerprint=engine.fingerprints.get(adapter, ""),
+            )
+            for engine in self._engines
+        )  # fmt: skip
 
     def close(self) -> None:
         """Give up what is in flight, and unload the adapters."""
@@ -244,11 +282,15 @@ class EnginePool:
             with self._lock:
                 engine.running[adapter] -= 1
 
-    def _unload_old(self, current: str) -> None:
-        """Unload all adapters but the current one that no request uses; without a current one, all."""
+    def _unload_old(self, current: str, elsewhere: Collection[str] = ()) -> None:
+        """Unload all adapters but the current one that no request uses, here or `elsewhere`; without a
+        current one, all."""
+        kept = {current, *elsewhere}
         with self._mending:
             for engine in self._engines:
-                old = [n for n in engine.fingerprints if n != current and not (current and engine.running[n])]
+                old = [
+                    n for n in engine.fingerprints if n not in kept and not (current and engine.running[n])
+                ]
                 for name in old:
                     del engine.fingerprints[name]
                     with suppress(ServerUnavailable):  # one that was started anew has none

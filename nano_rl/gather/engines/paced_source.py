@@ -20,6 +20,7 @@ from nano_coder.run.execution import Runtime
 from nano_rl.config.training import TrainConfig
 from nano_rl.gather.engines.adapter_publisher import AdapterPublisher
 from nano_rl.gather.engines.pacing import Pacing
+from nano_rl.gather.engines.workers import Workers
 from nano_rl.gather.overlap.overlapped_source import NOT_FROM_LOGS
 from nano_rl.gather.rollouts import OnRun, collect
 from nano_rl.gather.sources import Gathered, Gatherer, Sources
@@ -46,14 +47,16 @@ class PacedGatherer(Gatherer):
 
     def __init__(
         self, sources: Sources, config: TrainConfig, reward: Reward | None,
-        publisher: AdapterPublisher | None, *, bound: int,
+        publisher: AdapterPublisher | None, *, bound: int, workers: Workers | None = None,
     ) -> None:  # fmt: skip
         """`bound`: versions between sampling and training of a token. Without a `publisher` rollouts sample
-        from the weights in this process. Raises UsageError for logs with a bound above 0."""
+        from the weights in this process; without `workers` they run here. Raises UsageError for logs with a
+        bound above 0."""
         if bound and sources.from_logs:
             raise UsageError(NOT_FROM_LOGS)
-        super().__init__(sources, config, reward)
-        self._publisher = publisher
+        super().__init__(sources, config, reward, workers.collect if workers else collect)
+        self._publisher, self._workers = publisher, workers
+        self._replaced = 0
         self._pacing = Pacing(bound=bound, steps=config.steps)
         self._ahead: dict[int, AheadStep] = {}
         self._threads = ThreadPoolExecutor(min(bound + 1, AT_ONCE), thread_name_prefix="step")
@@ -63,6 +66,8 @@ class PacedGatherer(Gatherer):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Give up what is rolled out ahead."""
+        if self._workers:
+            self._workers.close()
         if self._publisher:
             self._publisher.close()
         self._threads.shutdown(cancel_futures=True)
@@ -84,7 +89,14 @@ class PacedGatherer(Gatherer):
         values |= {"steps_ahead": float(len(self._ahead)), "seconds_waited": self._waited}
         if self._publisher:
             values |= self._publisher.pool.metrics() | {"seconds_sync": synced}
-        return replace(gathered, off_policy_steps=int(values["staleness_max"]), worker_metrics=values)
+        before = self._replaced
+        if self._workers:
+            values |= self._workers.metrics()
+            self._replaced = self._workers.replaced
+        return replace(
+            gathered, off_policy_steps=int(values["staleness_max"]), worker_metrics=values,
+            restarts=self._replaced - before,
+        )  # fmt: skip
 
     def state(self) -> dict[str, Any]:
         """The state of a gatherer, and the tasks of the steps that are under way."""
@@ -106,7 +118,7 @@ class PacedGatherer(Gatherer):
             self._ahead[step] = AheadStep(tasks=tuple(tasks))
         ahead = self._ahead[step]
         ahead.runs = self._threads.submit(
-            collect, ahead.tasks, live, group_size=self._config.group_size, seed=self.seed(step)
+            self._roll_out, ahead.tasks, live, group_size=self._config.group_size, seed=self.seed(step)
         )
 
     def _first(self, step: int) -> list[Task]:

@@ -22,11 +22,11 @@ class RemotePolicy(LocalPolicy):
 
     def __init__(self, local: LocalPolicy, pool: EnginePool) -> None:
         super().__init__(local.engine, local.template, id=local.id, version=local.version, scheduler="free")
-        self._pool = pool
+        self.pool = pool
 
     @property
     def context_limit(self) -> int:
-        return min(super().context_limit, self._pool.context_limit or super().context_limit)
+        return min(super().context_limit, self.pool.context_limit or super().context_limit)
 
     def complete(
         self,
@@ -42,7 +42,7 @@ class RemotePolicy(LocalPolicy):
         """
         number, delta = self.template.next_row(conversation)
         row = (*conversation.tokens, *delta) if number == conversation.row else delta
-        served, adapter = self._pool.sample(row, self.fitting(row, sampling), conversation)
+        served, adapter = self.pool.sample(row, self.fitting(row, sampling), conversation)
         sampled = Sampled(served.ids, served.logprobs, served.finish)
         completion = self._completion(sampled, number, delta, sampling)
         return completion.model_copy(update={"policy_version": adapter.version})
