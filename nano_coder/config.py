@@ -46,7 +46,7 @@ LIMITS = {
 _NO_SETTINGS = ("NANO_HOME", "NANO_ALLOW_NO_SANDBOX", "NANO_JUDGE_API_KEY", "NANO_ENGINE_KEY")
 """variables of ours that are read elsewhere"""
 TEMPERATURE = 0.3
-"""Default temperature of `nano-coder run`: the highest whose success is within 2 points of greedy (docs/results.md)."""
+"""default of `nano-coder run`: the highest whose success is within 2 points of greedy (docs/results.md)"""
 
 
 class Price(BaseModel):

@@ -147,7 +147,15 @@ def test_a_worktree_and_a_submodule_are_followed(shell: Shell, project: Path, tm
     assert told.left_out == []
 
 
-@pytest.mark.parametrize("kind", ["sha256", "detached", "shallow", "blobless", "overlay", "tags"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "sha256",
+        "shallow",
+        "overlay",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("detached", "blobless", "tags")),
+    ],
+)
 def test_other_repositories(shell: Shell, project: Path, tmp_path: Path, kind: str) -> None:
     place = tmp_path / "other"
     match kind:

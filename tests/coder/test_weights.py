@@ -176,6 +176,7 @@ def test_a_missing_wheel_says_how_to_get_it(home: Path, monkeypatch: pytest.Monk
 
 
 @wheel
+@pytest.mark.slow
 def test_the_base_is_converted_once_and_loads(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     loaded = load_policy(BASE)
     assert "converting SmolLM2-135M-Instruct.Q4_1.gguf once" in capfd.readouterr().err

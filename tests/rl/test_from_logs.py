@@ -317,6 +317,7 @@ def test_what_cannot_be_learned_from_ends_with_a_sentence(home: Path, roomy: Pat
 
 
 @pytest.mark.usefixtures("by_chance")
+@pytest.mark.slow
 def test_a_task_without_a_signal_rests_and_a_training_ends_when_none_has_one(
     home: Path, roomy: Path, train: Train
 ) -> None:
@@ -330,6 +331,7 @@ def test_a_task_without_a_signal_rests_and_a_training_ends_when_none_has_one(
 
 
 @pytest.mark.usefixtures("by_chance")
+@pytest.mark.slow
 def test_a_training_of_environments_goes_on_with_those_it_began_with(
     home: Path, roomy: Path, train: Train
 ) -> None:

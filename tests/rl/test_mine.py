@@ -124,6 +124,7 @@ def test_what_is_no_package_is_refused(project: Path, tmp_path: Path) -> None:
             read_package(source)
 
 
+@pytest.mark.slow
 def test_every_breakage_is_undone_by_its_edit() -> None:
     count = 0
     for path in sorted((ROOT / "nano_rl/tasks/mine").glob("*.py")):
@@ -227,6 +228,7 @@ def test_a_trace_of_another_shape_is_left_out() -> None:
         assert not traced_tests([right | wrong])
 
 
+@pytest.mark.slow
 def test_a_killed_mining_ends_with_the_same_tasks(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

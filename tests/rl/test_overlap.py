@@ -71,8 +71,16 @@ def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Loop:
     ("fault", "sentence"),
     [
         ("serves older weights", "tokens that the rollout worker sampled differ by"),
-        ("moves while it samples", "tokens that the rollout worker sampled differ by"),
-        ("moves after it sampled", "a probe that the rollout worker scored differ by"),
+        pytest.param(
+            "moves while it samples",
+            "tokens that the rollout worker sampled differ by",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "moves after it sampled",
+            "a probe that the rollout worker scored differ by",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_ac_43_a_worker_that_samples_with_other_weights(
@@ -173,6 +181,7 @@ def test_a_seed_repeats_a_training_bit_for_bit(tiny: Path, whole: Loop, tmp_path
     assert len(set(again.used)) == len(again.used)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost(
     tiny: Path, whole: Loop, tmp_path: Path, befall: Callable[..., None]
 ) -> None:

@@ -120,7 +120,7 @@ def test_a_training_that_cannot_fit_is_refused(tiny: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     "case",
     [
-        "tiny 0 float32 2048 0",
+        pytest.param("tiny 0 float32 2048 0", marks=pytest.mark.slow),
         pytest.param("135m 0 float32 512 0", marks=pytest.mark.slow),
         pytest.param("135m 16 float32 1024 0", marks=pytest.mark.slow),
         pytest.param("135m 0 bfloat16 1024 0", marks=pytest.mark.slow),

@@ -100,6 +100,7 @@ def test_the_seed_decides_which_are_made_and_functions_come_in_turn(tmp_path: Pa
     assert any(lines != every[0] for lines in every)
 
 
+@pytest.mark.slow
 def test_an_oracle_looks_before_it_edits_and_quotes_what_is_wrong(tmp_path: Path) -> None:
     files = project()
     files["test_it.py"] = (
