@@ -14,7 +14,8 @@ wire. The parts:
     tools     a tiny policy repairs examples/buggy_stats by native calls, which vLLM's parser reads, and by
               those of `--profile hermes-1`
 
-Each part prints what it saw; the first that does not hold ends the script with exit code 1.
+Each prints what it saw; the first that does not hold ends the script with exit code 1. Only the start of the
+server was run so far.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ def command(
         import uvicorn
 
         from nano_coder.serve.app import serve_app
+        from nano_coder.serve.bounded_connection import BoundedConnection
         from nano_coder.serve.generation import ServerLimits
-        from nano_coder.serve.http_connection import HttpConnection
         from nano_coder.serve.tracing import open_tracing
     except ModuleNotFoundError as problem:
         if (problem.name or "").startswith("nano"):
@@ -90,7 +90,7 @@ def command(
     url = f"http://{host}:{listening.getsockname()[1]}/v1"
     print(f"{conversations.model.name} on {url}, logged in {store.url}", file=sys.stderr, flush=True)
     served = uvicorn.Config(
-        app, log_level="warning", http=HttpConnection, h11_max_incomplete_event_size=64 << 10
+        app, log_level="warning", http=BoundedConnection, h11_max_incomplete_event_size=64 << 10
     )
     server = uvicorn.Server(served)
     server.run(sockets=[listening])

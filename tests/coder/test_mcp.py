@@ -128,7 +128,7 @@ def test_a_server_gets_six_variables_and_reaches_nothing(
     [
         ("big", {"mb": 50}, "it sent a message of more than 8 MB"),
         ("die", {}, "it ended with exit code 7"),
-        ("hang", {}, "it did not answer within 6 s"),
+        pytest.param("hang", {}, "it did not answer within 6 s", marks=pytest.mark.slow),
         ("flood", {}, "failed: it "),
     ],
 )

@@ -24,9 +24,9 @@ from nano_coder.agent.profiles import HERMES_1
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.serve.app import serve_app
+from nano_coder.serve.bounded_connection import BoundedConnection
 from nano_coder.serve.conversations import Conversations, ServedModel, end_interrupted
 from nano_coder.serve.generation import ServerLimits
-from nano_coder.serve.http_connection import HttpConnection
 from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import verify
 from nano_shared.errors import UsageError
@@ -62,7 +62,7 @@ class Served:
         listening = socket.create_server(("127.0.0.1", 0))
         self.root = f"http://127.0.0.1:{listening.getsockname()[1]}"
         app = serve_app(self.conversations, **options)
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", http=HttpConnection))
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", http=BoundedConnection))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]})
         self._thread.start()
         while not self._server.started:
@@ -420,7 +420,7 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 def test_a_client_that_drips_holds_no_connection(
     scripted: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, sent: bytes, answered: bytes
 ) -> None:
-    monkeypatch.setattr("nano_coder.serve.http_connection.HEAD_SECONDS", 0.2)
+    monkeypatch.setattr("nano_coder.serve.bounded_connection.HEAD_SECONDS", 0.2)
     monkeypatch.setattr("nano_coder.serve.http_json.BODY_SECONDS", 0.2)
     server = scripted(["hi"])
     with socket.create_connection(("127.0.0.1", int(server.root.rpartition(":")[2])), timeout=60) as client:

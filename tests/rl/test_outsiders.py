@@ -79,7 +79,8 @@ BLANKS = {"surrounding_whitespace", "crlf_line_endings", "padding_inside_slot"}
 
 
 @pytest.mark.parametrize(
-    ("graded", "examples", "refused"), [("submitted", 12, REFUSED), ("returned", 3, REFUSED | BLANKS)]
+    ("graded", "examples", "refused"),
+    [("submitted", 12, REFUSED), pytest.param("returned", 3, REFUSED | BLANKS, marks=pytest.mark.slow)],
 )
 def test_falsepass_no_wrong_completion_is_paid(
     graded: str, examples: int, refused: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,7 +10,7 @@ HEAD_SECONDS = 20.0
 """from the connection, or the answer before, to the end of a request's headers"""
 
 
-class HttpConnection(H11Protocol):
+class BoundedConnection(H11Protocol):
     """uvicorn bounds only the idle time between requests: dripping bytes would hold a connection for ever."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
