@@ -297,6 +297,7 @@ def test_what_a_busy_machine_keeps_from_a_solution_is_not_held_against_it(
             process.wait()
 
 
+@pytest.mark.slow
 def test_colliding_keys_do_not_keep_the_grader_busy() -> None:
     source = "def total(xs):\n    return {k * ((1 << 61) - 1) for k in range(30_000)}\n"
     assert _grade(loop(([[1]], {1})), source).reward == 0.0

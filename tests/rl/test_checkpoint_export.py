@@ -88,6 +88,7 @@ def our_logits(name: Path) -> torch.Tensor:
         return open_weights(str(name)).loaded.model(torch.tensor([IDS])).logits[0, -1]
 
 
+@pytest.mark.slow
 def test_a_merged_export_is_one_model_for_plain_transformers(adapter: Path, tmp_path: Path) -> None:
     assert nano_rl("checkpoints", "export", adapter, "--to", tmp_path / "deep/out") == 0
     assert torch.allclose(logits_elsewhere(tmp_path / "deep/out", "merged"), our_logits(adapter), atol=1e-5)

@@ -19,6 +19,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
 
 
+@pytest.mark.slow
 def test_the_same_seed_writes_the_same_bytes_in_any_process(tmp_path: Path) -> None:
     here = build_tiny(tmp_path / "here", TEXTS, seed=3, hidden=64, layers=1)
     code = (
