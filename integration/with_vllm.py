@@ -14,8 +14,8 @@ wire. The parts:
     tools     a tiny policy repairs examples/buggy_stats by native calls, which vLLM's parser reads, and by
               those of `--profile hermes-1`
 
-Each prints what it saw; the first that does not hold ends the script with exit code 1. Only the start of the
-server was run so far.
+Each prints what it saw; the first that does not hold ends the script with exit code 1. Parts engine and
+export up to the certificates were run so far.
 """
 
 from __future__ import annotations
@@ -179,6 +179,7 @@ def upstream(given: argparse.Namespace, url: str, weights: Path) -> None:
         runs = [store.get(facts.id) for facts in store.runs()]
     hold(sorted(len(run.turns) for run in runs) == [1, 2], "the second turn continues the first one's run")
     for run in runs:
+        nano(home / "server-0", "nano-coder", "feedback", run.id, "--reward", "1")
         certify(home / "server-0", run, weights)
 
 
