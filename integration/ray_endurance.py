@@ -153,12 +153,12 @@ def main() -> None:
         killer.start()
         most = [0]
 
-        def told(status: ClusterStatus) -> None:
+        def record(status: ClusterStatus) -> None:
             most[0] = max(most[0], *(worker.running for worker in status.workers), 0)
             memory.append(memory_mb())
 
         watch = threading.Thread(
-            target=lambda: [told(workers.status()) for _ in iter(lambda: ended.wait(1), True)]
+            target=lambda: [record(workers.status()) for _ in iter(lambda: ended.wait(1), True)]
         )
         watch.start()
         returned: list[str] = []

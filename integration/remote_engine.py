@@ -74,7 +74,7 @@ def steps_done(folder: Path) -> int:
     return len(read_metrics(folder / METRICS)) if (folder / METRICS).exists() else 0
 
 
-def told(folder: Path, words: str) -> int:
+def count_events(folder: Path, words: str) -> int:
     """Events of a training that hold these words."""
     return sum(words in event.text for event in read_events(folder))
 
@@ -82,9 +82,9 @@ def told(folder: Path, words: str) -> int:
 def restart(training: subprocess.Popen[bytes], engine: EngineProcess, home: Path, folder: Path) -> None:
     """Kill a server, start it again with other weights and then with the right ones; the training must leave
     it out, find the other weights, and take it back."""
-    left_out, ready = told(folder, "left out"), told(folder, "is ready with")
+    left_out, ready = count_events(folder, "left out"), count_events(folder, "is ready with")
     engine.kill()
-    wait_until(training, lambda: told(folder, "left out") > left_out, "a killed server was left out")
+    wait_until(training, lambda: count_events(folder, "left out") > left_out, "a killed server was left out")
     if engine.is_vllm:
         *_, before, newest = sorted((folder / ADAPTERS).glob("nano-*"), key=lambda f: f.stat().st_mtime)
         engine.start(home / "tiny", "--lora-modules", f"{newest.name}={before}")
@@ -92,10 +92,10 @@ def restart(training: subprocess.Popen[bytes], engine: EngineProcess, home: Path
     else:
         engine.start(home / "other")
         found = "this server holds"
-    wait_until(training, lambda: told(folder, found) > 0, "other weights were found")
+    wait_until(training, lambda: count_events(folder, found) > 0, "other weights were found")
     engine.kill()
     engine.start(home / "tiny")
-    wait_until(training, lambda: told(folder, "is ready with") > ready, "the server was taken back")
+    wait_until(training, lambda: count_events(folder, "is ready with") > ready, "the server was taken back")
 
 
 def check(folder: Path, home: Path, steps: int, bound: int) -> list[dict[str, float]]:

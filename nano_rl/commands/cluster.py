@@ -28,39 +28,39 @@ def status(
     """What the workers of `nano-rl train --ray` do now; it is written every two seconds."""
     folders = [trainings_dir() / name] if name else sorted(trainings_dir().glob(f"*/{WORKERS}"))
     folders = folders if name else [file.parent for file in folders]
-    found = {folder.name: told for folder in folders if (told := read_status(folder))}
+    found = {folder.name: now for folder in folders if (now := read_status(folder))}
     if name and not found:
         raise UsageError(
             f"training {name} has no Ray workers now; nano-rl cluster status lists those that have"
         )
     if as_json:
-        rows = {name: told.model_dump() | {"stale": told.is_stale} for name, told in found.items()}
+        rows = {name: now.model_dump() | {"stale": now.is_stale} for name, now in found.items()}
         print(json.dumps(rows))
         return 0
-    for training, told in found.items():
-        print(printable(_text(training, told)))
+    for training, now in found.items():
+        print(printable(_text(training, now)))
     if not found:
         print("no training has Ray workers now")
     return 0
 
 
-def _text(training: str, told: ClusterStatus) -> str:
-    alive = sum(worker.opened for worker in told.workers)
-    running = sum(worker.running for worker in told.workers)
+def _text(training: str, now: ClusterStatus) -> str:
+    alive = sum(worker.opened for worker in now.workers)
+    running = sum(worker.running for worker in now.workers)
     lines = [
-        f"{training}: {alive} of {len(told.workers)} workers on Ray {told.cluster}, {told.replaced} replaced;"
-        f" {told.queued} runs queued, {running} running, {told.done} done, {told.repeated} given to a second"
-        f" worker; version {told.version}"
+        f"{training}: {alive} of {len(now.workers)} workers on Ray {now.cluster}, {now.replaced} replaced;"
+        f" {now.queued} runs queued, {running} running, {now.done} done, {now.repeated} given to a second"
+        f" worker; version {now.version}"
     ]
-    if told.is_stale:
-        ago = time.time() - told.written
-        lines.append(f"  told {ago:.0f} s ago: process {told.trainer} has ended, or hangs")
-    for worker in told.workers:
+    if now.is_stale:
+        ago = time.time() - now.written
+        lines.append(f"  written {ago:.0f} s ago: process {now.trainer} has ended, or hangs")
+    for worker in now.workers:
         state = "starts" if not worker.opened else "ready" if worker.current else "changes its version"
         lines.append(
             f"  worker {worker.number:<4} {worker.host or '-':<20} pid {worker.pid:<8} {state:<8}"
             f" {worker.running} running, {worker.done} done, {worker.idle:.0%} idle,"
             f" {worker.memory_mb:.0f} MB"
         )
-    lines += [f"  lost: worker {lost.number} on {lost.host or '-'}: {lost.why}" for lost in told.lost[-10:]]
+    lines += [f"  lost: worker {lost.number} on {lost.host or '-'}: {lost.why}" for lost in now.lost[-10:]]
     return "\n".join(lines)
