@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_shared.errors import UsageError
 from nano_shared.policy import Conversation
 from nano_shared.profile import InterfaceProfile

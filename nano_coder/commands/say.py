@@ -20,7 +20,7 @@ from nano_coder.commands.options import (
 )
 from nano_coder.config import AgentConfig
 from nano_coder.run.execution import grade_run
-from nano_coder.run.say import refuse_unsaid, say_to_run
+from nano_coder.run.fork import refuse_unsaid, say_to_run
 from nano_shared.command_line import JsonOption
 from nano_shared.settings_options import Settings
 from nano_shared.store import LogStore

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.initial_messages import ORIGINAL_OPENING, ORIGINAL_TOOLS
 from nano_coder.formats.token_triple import TokenRows, Triple
 from nano_shared.hashing import content_hash

@@ -17,9 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from nano_coder import __version__
 from nano_coder.agent.dialects.api import API
-from nano_coder.agent.dialects.dialect import Parsed
-from nano_coder.agent.dialects.registry import DIALECTS
-from nano_coder.agent.dialects.stream import StreamParser
+from nano_coder.agent.dialects.dialect import DIALECTS, Parsed, StreamParser
 from nano_coder.agent.loop import turn_seed
 from nano_coder.agent.native_template import function_schema
 from nano_coder.agent.profiles import describing

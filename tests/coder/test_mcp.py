@@ -314,7 +314,7 @@ def test_a_pattern_that_never_ends_is_matched_in_linear_time() -> None:
 
 
 def test_schemas_of_strangers_reach_every_dialect() -> None:
-    from nano_coder.agent.dialects.registry import DIALECTS
+    from nano_coder.agent.dialects.dialect import DIALECTS
 
     odd: dict[str, Any] = {
         "type": "object",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from builders import verdict
 
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1
 from nano_rl.preferences.log_pairs import log_pairs
 from nano_rl.preferences.pairs import PreferencePair, read_pairs, write_pairs

@@ -1,4 +1,4 @@
-"""The tool `plan`: the steps of the work and how far it has come, for the user to see."""
+"""The tools `plan`, `delegate` and `submit`: they act on the run itself, and not on its workspace."""
 
 from __future__ import annotations
 
@@ -33,3 +33,23 @@ def plan(context: ToolContext, steps: list[PlanStep]) -> ToolResult:
     done = sum(one.status == "completed" for one in steps)
     now = f"; now: {current[0]}" if current else ""
     return ToolResult(text=f"{done} of {len(steps)} steps completed{now}")
+
+
+MOST_TURNS = 100
+
+
+@tool()
+def delegate(context: ToolContext, prompt: str, max_turns: int = 20) -> str:
+    """Hand a part of the work to a sub-agent with your tools and files and a context of its own. It knows
+    nothing but the prompt, and you get nothing but its final answer. Must be the last call of a message."""
+    if not prompt.strip():
+        raise ToolFailure("the prompt is empty: say what the sub-agent shall do, and what it has to know")
+    if not 1 <= max_turns <= MOST_TURNS:
+        raise ToolFailure(f"max_turns is 1 to {MOST_TURNS}")
+    return ""  # the loop lets the sub-agent work, and its answer is the observation
+
+
+@tool(body="answer")
+def submit(context: ToolContext, answer: str | None = None) -> ToolResult:
+    """Finish. Give the answer if the task asks for one."""
+    return ToolResult(text="submitted", finished=True, answer=answer)
