@@ -11,7 +11,7 @@ from contextlib import closing
 from nano_coder.sandbox.bubblewrap import BwrapSandbox
 from nano_coder.sandbox.namespaces import NsSandbox
 from nano_coder.sandbox.protocol import Sandbox, in_image
-from nano_coder.sandbox.unavailable import cannot_isolate
+from nano_coder.sandbox.root_plan import cannot_isolate
 from nano_shared.errors import ConfigError, SandboxError, UsageError
 from nano_shared.extensions import Extensions, call_extension, described, is_file_reference, takes
 from nano_shared.scratch import scratch_folder

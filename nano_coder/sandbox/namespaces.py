@@ -14,14 +14,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from socket import socket
 from typing import Any, Unpack
 
-from nano_coder.sandbox import cgroup_plan
 from nano_coder.sandbox import overlay_bases as bases
-from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain, Output
+from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain, Output, captured
 from nano_coder.sandbox.interpreter import find_interpreter
 from nano_coder.sandbox.kept_processes import KeptProcesses
 from nano_coder.sandbox.launcher import message
@@ -30,7 +29,7 @@ from nano_coder.sandbox.launcher.root import BASES
 from nano_coder.sandbox.launcher_process import JailProcess
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
 from nano_coder.sandbox.proxy import PORT, VARIABLES, Proxy, ProxyCall, Resolve, resolve
-from nano_coder.sandbox.request import check_limits, check_run, minimal_environment, python_program, seal
+from nano_coder.sandbox.request import check_limits, check_run, minimal_environment, opened, python_program
 from nano_coder.sandbox.root_plan import (
     FILE_MB,
     PROCESSES,
@@ -38,6 +37,7 @@ from nano_coder.sandbox.root_plan import (
     layers,
     of_request,
     own_uids,
+    plan_cgroup,
     plan_root,
     unused_uid,
 )
@@ -90,7 +90,7 @@ class NsSandbox:
             "root": plan_root(self._interpreter),
             "unused_uid": unused_uid(),
             "own_uids": own_uids(),
-            "group": cgroup_plan.plan(),
+            "group": plan_cgroup(),
             "warm_python": self.python if warm else None,
             "environment": environment,
         }
@@ -323,21 +323,13 @@ class NsJail:
         started = time.monotonic()
         stdin = options.get("stdin", b"")
         reply, drain = self._call(request, (out, err), stdin=stdin, timeout=wall, flood=FLOOD_BYTES)
-        return ExecResult(
-            exit_code=reply.exit_code,
-            signal=reply.signal,
+        return captured(
+            out, err, started, exit_code=reply.exit_code, signal=reply.signal,
             # a program that ended by itself before the kill reached it did not time out
             timed_out=drain.timed_out and reply.exit_code is None,
-            oom=reply.oom,
-            stdout=out.value(),
-            stderr=err.value(),
-            stdout_bytes=out.size,
-            stderr_bytes=err.size,
-            wall_s=time.monotonic() - started,
-            cpu_s=reply.cpu_s,
-            peak_bytes=reply.peak_bytes,
+            oom=reply.oom, cpu_s=reply.cpu_s, peak_bytes=reply.peak_bytes,
             denials=Denials(network=now - refused) if (now := self._refused()) > refused else _NONE_DENIED,
-        )
+        )  # fmt: skip
 
     def interrupt(self) -> None:
         self._process.interrupt()
@@ -396,7 +388,7 @@ class NsJail:
 
     def restore(self, snapshot: bytes) -> None:
         """Replace the workspace by the contents of a snapshot, inside the jail."""
-        with _opened(snapshot) as stream:
+        with opened(snapshot) as stream:
             self.fill(stream)
 
     def fill(self, stream: int) -> None:
@@ -455,10 +447,10 @@ class NsJail:
         with contextlib.ExitStack() as stack:
             given = [] if packed is None else [packed]
             if self._first is not None:
-                given.append(stack.enter_context(_opened(self._first)))
+                given.append(stack.enter_context(opened(self._first)))
             whole = {**request, "unpack": bool(given), "memory_bytes": self._limits.memory_mb * _MB + more}
             if stdin != b"":
-                given.append(stack.enter_context(_opened(stdin)))
+                given.append(stack.enter_context(opened(stdin)))
             server = process or self._server()
             reply, drain = server.call(whole, outputs, given=given, timeout=timeout, flood=flood)
         if self._first is not None:
@@ -494,16 +486,3 @@ class NsJail:
 
 def _does_not_fit(error: OSError) -> UsageError:
     return UsageError(f"the workspace does not fit its jail: {error}")
-
-
-@contextlib.contextmanager
-def _opened(data: bytes | int) -> Iterator[int]:
-    """A file descriptor to read `data` from; `data` itself if it is one."""
-    if isinstance(data, int):
-        yield data
-        return
-    fd = seal(data)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
