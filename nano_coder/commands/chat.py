@@ -9,7 +9,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from nano_coder.commands.apply import apply_to
+from nano_coder.commands.changes import apply_to
 from nano_coder.commands.display import Display
 from nano_coder.commands.options import (
     Limit,
