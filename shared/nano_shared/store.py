@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from sqlalchemy.exc import DBAPIError
 
 from nano_shared import journal, postgres, run_pages, run_queries, schema
-from nano_shared.blobs import BlobStore
+from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.database import Database, open_database
 from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback, Said
@@ -27,7 +27,6 @@ from nano_shared.journal import ClientRequest
 from nano_shared.log_copy import Copied, copy_blobs, copy_log, refuse_other_runs
 from nano_shared.logged_run import LoggedRun, Merged, feedback_of, load_logged, merge_run, verdicts_of
 from nano_shared.notes import Notes, Scrub
-from nano_shared.object_blobs import open_blobs
 from nano_shared.rows import said_from
 from nano_shared.run_fact_rows import RunFilter, stream_facts
 from nano_shared.run_facts import RunFacts
