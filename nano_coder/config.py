@@ -24,7 +24,7 @@ from nano_coder.trust import MOST_BYTES, ProjectFile, read_project_file
 from nano_shared.durable import NotReadable, read_regular
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.printable import printable
-from nano_shared.redact import RedactConfig
+from nano_shared.redact.redactor import RedactConfig
 from nano_shared.settings import no_such_setting
 from nano_shared.types import Limits, Usage
 

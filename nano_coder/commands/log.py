@@ -17,7 +17,7 @@ from nano_coder.config import load_config
 from nano_shared.command_line import JsonOption, lazy_app
 from nano_shared.console import Console
 from nano_shared.printable import printable
-from nano_shared.redact import Redactor
+from nano_shared.redact.redactor import Redactor
 from nano_shared.redact.store import redact_run
 
 command = lazy_app(

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from filelock import FileLock
 
 from nano_coder.agent.native_template import PROBE_TOOL, TEMPLATE_FAILURES
-from nano_shared import UsageError
 from nano_shared.durable import full_disk_explained
+from nano_shared.errors import UsageError
 from nano_shared.scratch import nano_home
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from nano_shared.hashing import content_hash
 from nano_shared.journal import ClientRequest
 from nano_shared.policy import Conversation, Policy
 from nano_shared.profile import InterfaceProfile
-from nano_shared.redact import MARKER
+from nano_shared.redact.redactor import MARKER
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import (
     AMBIGUOUS_TOOLS,

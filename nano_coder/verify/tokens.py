@@ -26,7 +26,7 @@ from nano_shared.errors import LogError, PolicyError
 from nano_shared.hashing import content_hash
 from nano_shared.hidden_checks import AnswerChecks, CommandChecks, EnvironmentChecks, RewardFileChecks
 from nano_shared.policy import Conversation
-from nano_shared.redact import MARKER
+from nano_shared.redact.redactor import MARKER
 from nano_shared.types import Finish, Task, Trajectory, Turn, TurnTokens
 
 

@@ -17,18 +17,9 @@ from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.local.row import DecodingRow, GenerationRequest
 from nano_coder.models.local.scheduler import SchedulerKind
 from nano_coder.models.weights import LoadedModel, load_policy
-from nano_shared import (
-    Completion,
-    ContextFull,
-    Conversation,
-    Finish,
-    Message,
-    Policy,
-    PolicyError,
-    Role,
-    Sampling,
-    UsageError,
-)
+from nano_shared.errors import ContextFull, PolicyError, UsageError
+from nano_shared.policy import Conversation, Policy
+from nano_shared.types import Completion, Finish, Message, Role, Sampling
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

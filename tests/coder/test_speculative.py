@@ -14,7 +14,7 @@ from nano_coder.models.local.continuous_batching import ContinuousDecoder, Token
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.row import DecodingRow, GenerationRequest
 from nano_coder.models.local.speculative import CONTEXT, NGramSpeculator
-from nano_shared import Finish, Sampling
+from nano_shared.types import Finish, Sampling
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -19,8 +19,8 @@ from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.model.learner import Learner, lora_targets, prepare
 from nano_rl.learn.model.logprob import loss_and_scores, refuse_untrainable, token_logprobs
 from nano_rl.learn.rows.batch import Batch, make_batches
-from nano_shared import Sampling
 from nano_shared.errors import ConfigError
+from nano_shared.types import Sampling
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:tree_fallback"),

@@ -24,10 +24,11 @@ from nano_coder.models.endpoint.exchange import EndpointError, Exchange, Passing
 from nano_coder.models.endpoint.model_card import ModelCard, card_of, read_cards
 from nano_coder.models.endpoint.request import accepted_by, add_parameters, request_body, shaping
 from nano_coder.models.registry import ModelOptions
-from nano_shared import Completion, Conversation, Finish, Sampling, content_hash
 from nano_shared.errors import ConfigError
+from nano_shared.hashing import content_hash
+from nano_shared.policy import Conversation
 from nano_shared.printable import printable
-from nano_shared.types import ApiAnswer, TurnTokens, Usage
+from nano_shared.types import ApiAnswer, Completion, Finish, Sampling, TurnTokens, Usage
 
 OPENAI = "https://api.openai.com/v1"
 _KEYS = "NANO_API_KEY or OPENAI_API_KEY in the environment, or api_key in your configuration"

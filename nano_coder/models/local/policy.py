@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.models.local.scheduler import AgentSlot, Lockstep, Scheduler, SchedulerKind, StepUntilDone
-from nano_shared import Completion, ContextFull, Conversation, Sampling, TurnTokens
+from nano_shared.errors import ContextFull
+from nano_shared.policy import Conversation
+from nano_shared.types import Completion, Sampling, TurnTokens
 
 if TYPE_CHECKING:
     from nano_coder.models.local.constraint import Grammars

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nano_coder.models.local.sampler import uniforms
-from nano_shared import ContextFull, Finish, Sampling, UsageError
+from nano_shared.errors import ContextFull, UsageError
 from nano_shared.policy import DecodeIds
+from nano_shared.types import Finish, Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nano_shared import Sampling
+from nano_shared.types import Sampling
 
 _BLOCK = 128
 """tokens of one block of the vocabulary: the CDF is searched over blocks, then inside one"""
