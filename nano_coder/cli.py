@@ -14,7 +14,7 @@ COMMANDS = {
     "undo": ("nano_coder.commands.changes:undo", "Take back what applying a run did."),
     "restore": ("nano_coder.commands.changes:restore", "Write the workspace as a step of a run left it."),
     "replay": ("nano_coder.commands.replay", "Look at a run, execute it again, or prove its prompts."),
-    "fork": ("nano_coder.commands.fork", "Sample other continuations from a step of a run."),
+    "fork": ("nano_coder.commands.resume:fork", "Sample other continuations from a step of a run."),
     "feedback": (
         "nano_coder.commands.feedback",
         "Say what was good or bad about a run, or list what was said.",

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from nano_coder.agent.instructions import find_instructions
 from nano_coder.commands.options import ToolOption, agent_options, configured
 from nano_coder.config import AgentConfig, read_config, user_config_path, why_ignored
+from nano_coder.trust import find_instructions
 from nano_shared.command_line import JsonOption, lazy_app
 from nano_shared.printable import printable, without_password
 from nano_shared.settings_options import Settings

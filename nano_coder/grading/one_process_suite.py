@@ -14,8 +14,7 @@ import signal
 from collections.abc import Mapping
 from contextlib import closing
 
-from nano_coder.grading.cases import GradingOutcome
-from nano_coder.grading.jail_program import program
+from nano_coder.grading.cases import GradingOutcome, program
 from nano_coder.grading.two_jail_suite import (
     CPU_SECONDS,
     LONGEST_REPORT,

@@ -20,9 +20,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
-from nano_coder.grading.cases import GradingOutcome
+from nano_coder.grading.cases import GradingOutcome, program
 from nano_coder.grading.inside.report import Malformed, read
-from nano_coder.grading.jail_program import program
 from nano_coder.grading.used_names import starred, used_names
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared.errors import SandboxError

@@ -23,7 +23,6 @@ from nano_coder.agent.profiles import (
     with_specs,
 )
 from nano_coder.agent.prompt import first_started, offered_tools, open_conversation
-from nano_coder.agent.recorded_answers import RecordedAnswers
 from nano_coder.agent.workspace import Workspace
 from nano_coder.environment import Environments, OpenSession
 from nano_coder.grading.graders import by_grader, find_grader
@@ -34,6 +33,7 @@ from nano_coder.run.reflection import can_reflect, with_reflection
 from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, connected, in_image
 from nano_coder.sandbox.proxy import allowed_hosts, covers
 from nano_coder.tools.bash import ANEW, bash
+from nano_coder.tools.registry import RecordedAnswers
 from nano_coder.tools.tool import ToolContext
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore

@@ -19,7 +19,6 @@ from pathlib import Path
 from socket import socket
 from typing import Any, Unpack
 
-from nano_coder.sandbox import overlay_bases as bases
 from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain, Output, captured
 from nano_coder.sandbox.interpreter import find_interpreter
 from nano_coder.sandbox.kept_processes import KeptProcesses
@@ -43,9 +42,13 @@ from nano_coder.sandbox.root_plan import (
 )
 from nano_coder.sandbox.warm_pool import shared_pool
 from nano_coder.sandbox.workspace_archive import (
+    OVERLAID_ENTRIES,
     WORK_MB,
     PackedWorkspace,
     PendingFiles,
+    base_of,
+    bases_folder,
+    overlays_supported,
     pack_workspace,
     snapshot_error,
 )
@@ -101,7 +104,7 @@ class NsSandbox:
         self.layers: Mapping[str, bool] = layers(
             cgroup=spec["group"] is not None,
             host_uid_of_its_own=spec["own_uids"],
-            overlay_workspaces=bases.supported(),
+            overlay_workspaces=overlays_supported(),
         )
         self._spec = spec
 
@@ -191,7 +194,7 @@ class NsSandbox:
                 jail = self._jail(usual(), limits, USUAL_MB * _MB)
                 jail.fill_first(packed.stream.read())
                 return jail
-            if packed.size > USUAL_MB * _MB or packed.entries > bases.ENTRIES or not fits:
+            if packed.size > USUAL_MB * _MB or packed.entries > OVERLAID_ENTRIES or not fits:
                 room = _room(packed.size, packed.entries, listen=listen, limits=limits)
                 jail = self._jail(self.pool.make(room), limits, packed.size)
             else:
@@ -205,18 +208,18 @@ class NsSandbox:
 
     def _overlaid(self, packed: PackedWorkspace, limits: Limits, listen: int) -> NsJail | None:
         """A jail that mounts a large workspace as an overlay; None for a small one, or if overlays fail."""
-        if packed.entries < bases.ENTRIES or not self.layers["overlay_workspaces"]:
+        if packed.entries < OVERLAID_ENTRIES or not self.layers["overlay_workspaces"]:
             return None
         owner = self._spec["unused_uid"] if os.geteuid() == 0 else None
         root = self._spec["root"]
-        shown = (str(bases.folder()), BASES)
+        shown = (str(bases_folder()), BASES)
         # a launcher of its own, so that no other jail has the bases in its mounts; all its jails run as one
         # user, who owns the files of the bases
         spec = {**self._spec, "own_uids": False, "root": {**root, "binds": [*root["binds"], shown]}}
         try:
             room = {
                 **_room(packed.size, packed.entries, listen=listen, limits=limits),
-                "base": bases.base_of(packed.stream, owner),
+                "base": base_of(packed.stream, owner),
             }
             process = shared_pool(spec, _room(USUAL_MB * _MB)).make(room)
         except (OSError, SandboxError):

@@ -6,7 +6,7 @@ walk of our own with Python's regular expressions.
 
 from __future__ import annotations
 
-from nano_coder.tools.read import said_by
+from nano_coder.tools.text_files import said_by
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 
 LISTING = r"""

@@ -15,7 +15,7 @@ import pytest
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.models.local.row import DecodingRow, GenerationRequest
+from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
 from nano_coder.models.local.scheduler import Lockstep, Scheduler
 from nano_coder.models.weights import LoadedModel, load_policy
 from nano_shared.errors import PolicyError

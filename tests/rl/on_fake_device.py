@@ -18,7 +18,7 @@ from families import sample
 
 from nano_coder.models.local import attention
 from nano_coder.models.local.engine import Engine
-from nano_coder.models.local.row import GenerationRequest
+from nano_coder.models.local.sampler import GenerationRequest
 from nano_rl.learn.config import CriticConfig, OptimizerConfig
 from nano_rl.learn.credit.gae import Chain
 from nano_rl.learn.model.critic import Critic

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from nano_coder.models.local.continuous_batching import BatchSlot, ContinuousDecoder
 from nano_coder.models.local.llama import LlamaForward, Unsupported
 from nano_coder.models.local.padded_batching import PaddedDecoder, evaluating
-from nano_coder.models.local.row import DecodingRow, GenerationRequest, StopConditions
+from nano_coder.models.local.sampler import DecodingRow, GenerationRequest, StopConditions
 from nano_shared.errors import ContextFull
 from nano_shared.types import Sampling
 

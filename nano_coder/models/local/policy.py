@@ -19,7 +19,7 @@ from nano_shared.types import Completion, Sampling, TurnTokens
 if TYPE_CHECKING:
     from nano_coder.models.local.constraint import Grammars
     from nano_coder.models.local.engine import Engine, TokenScore
-    from nano_coder.models.local.row import OnToken, Sampled
+    from nano_coder.models.local.sampler import OnToken, Sampled
 
 
 class LocalPolicy:
@@ -124,7 +124,7 @@ class LocalPolicy:
     def _generate(
         self, row: tuple[int, ...], sampling: Sampling, owner: int | None, on_token: OnToken | None
     ) -> Sampled:
-        from nano_coder.models.local.row import GenerationRequest
+        from nano_coder.models.local.sampler import GenerationRequest
 
         fitting = self.fitting(row, sampling)
         constraint = self._grammars.constraint(sampling.grammar) if sampling.grammar is not None else None

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from nano_shared.errors import NanoError, PolicyError, UsageError
 
 if TYPE_CHECKING:
-    from nano_coder.models.local.row import DecodingRow, GenerationRequest, Sampled
+    from nano_coder.models.local.sampler import DecodingRow, GenerationRequest, Sampled
 from contextlib import AbstractContextManager, nullcontext
 
 from nano_shared.policy import Policy
