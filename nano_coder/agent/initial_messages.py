@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nano_coder.agent.native_template import function_schema
+from nano_coder.agent.dialects.dialect import function_schema
 from nano_coder.agent.profiles import logged_profile, serving_profile
 from nano_coder.agent.prompt import first_messages, offered_tools
 from nano_shared import snapshot

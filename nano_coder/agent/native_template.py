@@ -264,12 +264,6 @@ def dialect_of(source: str) -> str | None:
     return next((name for name, *marks in DIALECT_MARKS if all(mark in source for mark in marks)), None)
 
 
-def function_schema(tool: ToolSpec) -> dict[str, Any]:
-    """A tool as OpenAI's function schema, which chat templates take."""
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": function}
-
-
 def _user(content: str) -> TemplateMessage:
     return {"role": "user", "content": content}
 

@@ -91,8 +91,7 @@ def prove(sandbox: NsSandbox | BwrapSandbox) -> None:
                 raise cannot_isolate(layer, None, "a trial escape succeeded")
         result = jail.run([sandbox.python, "-c", "print(1)"])
     if result.stdout != b"1\n":
-        said = result.stderr.decode(errors="backslashreplace").strip()[-300:]
         raise SandboxError(
-            f"the interpreter {sandbox.python!r} does not run inside the sandbox ({said or result}); "
+            f"the interpreter {sandbox.python!r} does not run inside the sandbox ({result.last_words}); "
             "choose another with --python"
         )

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field, replace
 
 from nano_coder import __version__
 from nano_coder.agent.dialects.api import API
-from nano_coder.agent.dialects.dialect import DIALECTS, Parsed, StreamParser
+from nano_coder.agent.dialects.dialect import DIALECTS, Parsed, StreamParser, function_schema
 from nano_coder.agent.loop import turn_seed
-from nano_coder.agent.native_template import function_schema
 from nano_coder.agent.profiles import describing
 from nano_coder.agent.prompt import system_text
 from nano_coder.models.endpoint.policy import EndpointPolicy

@@ -11,8 +11,8 @@ import tongues
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.agent.native_template import NativeTemplate, dialect_of, function_schema, shows_tools
+from nano_coder.agent.dialects.dialect import DIALECTS, function_schema
+from nano_coder.agent.native_template import NativeTemplate, dialect_of, shows_tools
 from nano_coder.models.weights import end_of_turn
 from nano_coder.tools.registry import TOOLS
 from nano_shared.policy import Conversation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from nano_shared.extensions import Extensions, described
 from nano_shared.types import ToolCall, ToolSpec
@@ -38,6 +38,12 @@ class Dialect(Protocol):
     def describe(self, tools: Sequence[ToolSpec]) -> str:
         """The description of the tools in the system message."""
         ...
+
+
+def function_schema(tool: ToolSpec) -> dict[str, Any]:
+    """A tool as OpenAI's function schema, which chat templates take."""
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
 
 
 def find_tool(name: str, tools: Sequence[ToolSpec]) -> ToolSpec | None:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from nano_coder.agent.dialects.api import Api
-from nano_coder.agent.native_template import function_schema
+from nano_coder.agent.dialects.dialect import function_schema
 from nano_coder.models.endpoint.exchange import RefusedRequest
 from nano_coder.models.endpoint.model_card import ModelCard
 from nano_shared.errors import ContextFull

@@ -1,4 +1,4 @@
-"""Rows that are decoded, and the draw of their tokens: top-k, top-p and temperature, by a seed of each row's own."""
+"""Rows that are decoded, and the draw of their tokens: temperature, top-k, top-p, and a seed of each row."""
 
 from __future__ import annotations
 
