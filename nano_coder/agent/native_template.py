@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from nano_coder.agent.chat_template import ChatTemplate, Encoder
-from nano_coder.agent.dialects.dialect import Dialect, Parsed
+from nano_coder.agent.dialects.dialect import Dialect, Parsed, function_schema
 from nano_shared.errors import PolicyError
 from nano_shared.policy import Conversation
 from nano_shared.types import Message, Role, ToolCall, ToolSpec
