@@ -65,4 +65,4 @@ def shown_files(run: Trajectory, blobs: BlobStore) -> list[str]:
     the run began in. Raises LogError where the task's snapshot is damaged or not among `blobs`."""
     if run.task.snapshot is None:
         return sorted(run.task.files)
-    return [e.shown for e in snapshot.load(run.task.snapshot, blobs).entries if e.kind == "file"]
+    return snapshot.load(run.task.snapshot, blobs).shown_files

@@ -6,7 +6,7 @@ say something else by now.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,17 @@ def triples(run: Trajectory) -> Iterator[Triple | None]:
         held += tokens.context_ids
         yield Triple(tuple(held), tokens.sampled_ids, tokens.logprobs)
         held += tokens.sampled_ids
+
+
+def rollout_details(found: Sequence[Triple]) -> list[dict[str, Any]]:
+    """The tokens of a run's turns, as Harbor writes them."""
+    return [
+        {
+            "prompt_token_ids": [list(triple.prompt_ids) for triple in found],
+            "completion_token_ids": [list(triple.sampled_ids) for triple in found],
+            "logprobs": [list(triple.logprobs) for triple in found],
+        }
+    ]
 
 
 @dataclass(slots=True)

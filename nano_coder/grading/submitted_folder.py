@@ -17,13 +17,12 @@ from pathlib import Path, PurePosixPath
 
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
-from nano_shared.snapshot import DEFAULT_EXCLUDES, MAX_BYTES, MAX_ENTRIES, Entry, EntryKind, Snapshot
-from nano_shared.snapshot.tree import MODE_BITS, make_snapshot, name_filter
+from nano_shared.snapshot import MAX_BYTES, MAX_ENTRIES, Entry, EntryKind, Snapshot
+from nano_shared.snapshot.tree import EXCLUDED, MODE_BITS, make_snapshot
 from nano_shared.types import Tampering
 
 MAX_DEPTH = 64
 MAX_FILE_BYTES = 64 * 2**20
-_EXCLUDED = name_filter(DEFAULT_EXCLUDES)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # non-blocking: opening a pipe without a writer would block
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -101,7 +100,7 @@ def _listed(root: int, reading: _Reading) -> dict[str, os.stat_result]:
         folder = folders.pop()
         try:
             with _opened(root, folder) as opened:
-                names = sorted(name for name in os.listdir(opened) if not _EXCLUDED.match(name))
+                names = sorted(name for name in os.listdir(opened) if not EXCLUDED.match(name))
                 for name in names:
                     path = f"{folder}/{name}" if folder else name
                     if len(found) >= MAX_ENTRIES:

@@ -202,10 +202,9 @@ class TokenCheck:
         if run.snapshot is None:
             return None if run.task.snapshot else sorted(run.task.files)
         try:
-            entries = snapshot.load(run.snapshot, self.blobs).entries
+            return snapshot.load(run.snapshot, self.blobs).shown_files
         except (LogError, snapshot.SnapshotError):
             return None if run.task.snapshot else sorted(run.task.files)
-        return [entry.shown for entry in entries if entry.kind is snapshot.EntryKind.FILE]
 
     def _verdict(self, run: Trajectory) -> RunFinding | None:
         verdict = run.verdict
