@@ -25,6 +25,7 @@ from nano_coder.grading.grade import ungraded
 from nano_coder.mcp.tools import object_schema
 from nano_coder.tools.run_control import submit
 from nano_coder.tools.tool import Tool, ToolFailure, ToolResult
+from nano_shared.durable import real_path
 from nano_shared.errors import ConfigError, EnvironmentFailed, UsageError
 from nano_shared.extensions import Extensions, call_extension, described, is_file_reference
 from nano_shared.hashing import content_hash
@@ -216,7 +217,7 @@ def _absolute(reference: str) -> str:
     if not is_file_reference(reference):
         return reference
     file, _, attribute = reference.rpartition(":")
-    return f"{Path(file).expanduser().resolve()}:{attribute}"
+    return f"{real_path(file)}:{attribute}"
 
 
 def _plain(value: str) -> Any:

@@ -15,7 +15,7 @@ from typer import Argument, Option
 from nano_coder.config import AgentConfig, load_config, task_limits, user_config_path
 from nano_coder.mcp_settings import McpServer, McpSettings
 from nano_shared.command_line import JsonOption, lazy_app
-from nano_shared.durable import write_text
+from nano_shared.durable import user_path, write_text
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.printable import one_line, printable
@@ -86,7 +86,7 @@ def add(
         "args": (argv or [])[1:],
         "url": url,
         "env": dict(pair.split("=", 1) for pair in env or ()),
-        "folders": [str(Path(each).expanduser().absolute()) for each in folder or ()],
+        "folders": [str(user_path(each).absolute()) for each in folder or ()],
         "net": net,
         "bearer_token_env_var": token,
     }

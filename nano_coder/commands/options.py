@@ -17,6 +17,7 @@ from nano_coder.config import (
     said_limits,
     user_config_path,
 )
+from nano_shared.durable import real_path
 from nano_shared.errors import UsageError
 from nano_shared.printable import without_password
 from nano_shared.settings_options import Settings, settings_options
@@ -223,5 +224,5 @@ def _project_python(directory: Path) -> str | None:
     """The project's own; an environment that lies elsewhere, behind a link, is mounted for nobody unasked."""
     environment = directory / ".venv"
     python = environment / "bin" / "python"
-    inside = environment.resolve() == directory.resolve() / ".venv"
+    inside = real_path(environment) == directory.resolve() / ".venv"
     return str(python.absolute()) if inside and python.exists() else None

@@ -15,7 +15,6 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
@@ -25,6 +24,7 @@ from nano_coder.mcp_settings import McpServer
 from nano_coder.sandbox.protocol import Jail, Sandbox, connected, place_in_jail, showing
 from nano_coder.sandbox.proxy import allowed_hosts
 from nano_coder.sandbox.resident_program import ResidentProgram
+from nano_shared.durable import real_path
 from nano_shared.errors import ConfigError, SandboxError
 from nano_shared.printable import one_line
 from nano_shared.types import Limits
@@ -177,7 +177,7 @@ class McpConnection:
     def _start(self, sandbox: Sandbox, limits: Limits, workspace: Jail | None) -> ResidentProgram:
         server = self._server
         sandbox = connected(sandbox, allowed_hosts(server.net))
-        folders = [Path(os.path.realpath(Path(folder).expanduser())) for folder in server.folders]
+        folders = [real_path(folder) for folder in server.folders]
         if missing := [folder for folder in folders if not folder.is_dir()]:
             raise ConfigError(f"mcp.servers.{self.name}.folders: no such directory: {missing[0]}")
         sandbox = showing(sandbox, folders)

@@ -15,6 +15,7 @@ from nano_coder.models.registry import MODELS, ModelOptions, find_opener
 from nano_coder.models.replayed import PromptRenderer
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_shared.checkpoint import MANIFEST, Manifest, checkpoints_dir, latest_checkpoint, read_checkpoint
+from nano_shared.durable import user_path
 from nano_shared.errors import CheckpointError, PolicyError, UsageError
 from nano_shared.policy import Policy
 from nano_shared.profile import InterfaceProfile
@@ -193,7 +194,7 @@ def adapter_base_of(folder: Path) -> str | None:
 
 def resolved(name: str) -> str:
     """A model's name, or the absolute path of its folder."""
-    path = Path(name).expanduser()
+    path = user_path(name)
     return str(path.resolve()) if path.exists() else name
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from filelock import FileLock
 
 from nano_coder.agent.native_template import PROBE_TOOL, TEMPLATE_FAILURES
-from nano_shared.durable import full_disk_explained
+from nano_shared.durable import full_disk_explained, user_path
 from nano_shared.errors import UsageError
 from nano_shared.scratch import nano_home
 
@@ -138,7 +138,7 @@ def refuse_unknown(name: str | None) -> None:
     """
     if name is None or name == BASE:
         _base_gguf()
-    elif not (Path(name).expanduser().exists() or _is_hub_id(name)):
+    elif not (user_path(name).exists() or _is_hub_id(name)):
         raise UsageError(f"unknown model {name!r}; {_known()}")
 
 
@@ -163,7 +163,7 @@ def _load(name: str | None, dtype: Dtype, merge: bool, more: dict[str, Any]) -> 
         folder = base_folder()
         return _full(folder, dtype, "base", (folder / _ID_FILE).read_text(), more)
     name = str(dequantised(name))
-    folder = Path(name).expanduser()
+    folder = user_path(name)
     _refuse_pickles(folder)
     if (folder / "adapter_config.json").is_file():
         return _adapter(folder, dtype, merge, more)
@@ -311,7 +311,7 @@ def dequantised(name: str) -> Path:
 
     Raises UsageError for a folder with several, and for a file that transformers cannot read.
     """
-    path = Path(name).expanduser()
+    path = user_path(name)
     files = [path] if path.suffix == ".gguf" and path.is_file() else sorted(path.glob("*.gguf"))
     if not files or (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
         return path
@@ -377,7 +377,7 @@ def over_base(base: LoadedModel, name: str) -> LoadedModel:
 
     Raises UsageError for a folder that holds no adapter that can be loaded.
     """
-    folder = Path(name).expanduser()
+    folder = user_path(name)
     _refuse_pickles(folder)
     held = {id(tensor): tensor for tensor in (*base.model.parameters(), *base.model.buffers())}
     return _with_adapter(replace(base, model=copy.deepcopy(base.model, held)), folder, merge=False)

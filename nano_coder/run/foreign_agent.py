@@ -25,6 +25,7 @@ from nano_coder.sandbox.protocol import (
 )
 from nano_coder.sandbox.proxy import PORT
 from nano_shared import snapshot
+from nano_shared.durable import real_path
 from nano_shared.errors import ConfigError, SandboxError, UsageError
 from nano_shared.printable import printable
 from nano_shared.scratch import in_memory, scratch_folder
@@ -43,9 +44,7 @@ def open_agent(command: str | None, folders: Sequence[str] = ()) -> ForeignAgent
     """The agent of that command; None without one. Raises UsageError for a missing folder."""
     if command is None:
         return None
-    return ForeignAgent(
-        command=command, mounts=tuple(Path(folder).expanduser().resolve() for folder in folders)
-    )
+    return ForeignAgent(command=command, mounts=tuple(real_path(folder) for folder in folders))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

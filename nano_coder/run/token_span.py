@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from nano_shared.durable import user_path
 from nano_shared.feedback import Feedback
 from nano_shared.policy import DecodeIds
 from nano_shared.types import Trajectory, TurnTokens
@@ -104,7 +105,7 @@ def _tokenizer_file(policy: str) -> Path | None:
     from nano_shared.errors import UsageError
 
     try:
-        folder = base_folder() if policy == BASE else Path(locate(policy)).expanduser()
+        folder = base_folder() if policy == BASE else user_path(locate(policy))
     except UsageError:  # the wheel of the base model is not installed
         return None
     adapter = folder / "adapter_config.json"

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from nano_coder.tools.tool import Recorded, Tool, ToolResult
+from nano_shared.durable import real_path
 from nano_shared.errors import ConfigError
 from nano_shared.extensions import Extensions, described, is_file_reference
 from nano_shared.hashing import content_hash
@@ -53,7 +53,7 @@ class Tools(Extensions[Tool]):
             if name in self and self.find(name) is not found:
                 raise ConfigError(f"{reference}: there is another tool called {name!r}; rename the function")
             file, _, attribute = reference.rpartition(":")
-            self._given[name] = (f"{Path(file).expanduser().resolve()}:{attribute}", found)
+            self._given[name] = (f"{real_path(file)}:{attribute}", found)
         return found
 
     def add(self, made: Tool) -> None:

@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 from functools import cache
-from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -16,6 +15,7 @@ from nano_coder.config import SearchSettings
 from nano_coder.tools import document_index
 from nano_coder.tools.document_index import DocumentIndex
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
+from nano_shared.durable import real_path
 from nano_shared.printable import one_line, printable
 
 # the jail's only way out is the proxy, which checks the host of every request and redirection
@@ -141,7 +141,7 @@ def _provider(context: ToolContext) -> SearchProvider:
     if settings.engine is not None:
         return SearchEngine(settings)
     if settings.documents is not None:
-        return _index(str(Path(settings.documents).expanduser().resolve()))
+        return _index(str(real_path(settings.documents)))
     return WorkspaceLibrary(context)
 
 

@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nano_shared.durable import full_disk_explained
+from nano_shared.durable import full_disk_explained, user_path
 from nano_shared.errors import ConfigError, LogError
 from nano_shared.hashing import content_hash
 from nano_shared.printable import one_line
@@ -253,7 +253,7 @@ def open_blobs(address: str | Path) -> BlobStore:
     """
     scheme, found, _ = str(address).partition("://")
     if not found:
-        return BlobStore(Path(address).expanduser().absolute())
+        return BlobStore(user_path(address).absolute())
     if scheme not in SCHEMES:
         known = ", ".join(f"{scheme}://BUCKET/PREFIX" for scheme in SCHEMES)
         raise LogError(f"blobs {address}: name a folder, or an object store by {known}")

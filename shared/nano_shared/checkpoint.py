@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 from filelock import FileLock, Timeout
 from pydantic import Field, JsonValue, ValidationError, field_validator
 
-from nano_shared.durable import durable_folder, file_hash, sweep, write_text
+from nano_shared.durable import durable_folder, file_hash, sweep, user_path, write_text
 from nano_shared.errors import CheckpointError
 from nano_shared.hashing import content_hash
 from nano_shared.scratch import nano_home
@@ -175,7 +175,7 @@ def resolve_checkpoint(name_or_path: str | Path) -> Path:
             raise CheckpointError("no checkpoint has been promoted yet; see nano-rl checkpoints promote")
         return latest
     named = checkpoints_dir() / text
-    for candidate in (named, Path(text).expanduser()):
+    for candidate in (named, user_path(text)):
         if (candidate / MANIFEST).is_file():
             return candidate
     known = ", ".join(checkpoint_names()) or "none"

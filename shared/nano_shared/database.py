@@ -16,7 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random
 
 from nano_shared import postgres
-from nano_shared.durable import WAY_OUT, full_disk_explained
+from nano_shared.durable import WAY_OUT, full_disk_explained, user_path
 from nano_shared.errors import LogError
 from nano_shared.printable import without_password
 from nano_shared.schema import HEAD, VERSION_TABLE
@@ -233,7 +233,7 @@ def _resolve(url: str | Path | None) -> tuple[sa.URL, str | None]:
         if parsed.database in (None, "", ":memory:"):
             raise LogError(f"log {url}: a log in memory would keep nothing; name a file")
         url = Path(str(parsed.database))
-    return sa.URL.create("sqlite", database=str(Path(url).expanduser().absolute())), blobs
+    return sa.URL.create("sqlite", database=str(user_path(url).absolute())), blobs
 
 
 _BLOBS = "blobs"

@@ -90,6 +90,16 @@ def write_text(path: Path, text: str, error_type: type[NanoError] = LogError) ->
             temporary.unlink(missing_ok=True)
 
 
+def user_path(text: str | Path) -> Path:
+    """The path that a user wrote, with `~` expanded; that of an unknown user stays as it is."""
+    return Path(os.path.expanduser(text))
+
+
+def real_path(text: str | Path) -> Path:
+    """As `user_path`, absolute and without links; links in a circle stay."""
+    return Path(os.path.realpath(user_path(text)))
+
+
 def file_hash(path: Path) -> str:
     """`sha256:` of a file's bytes."""
     with path.open("rb") as file:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from nano_shared.durable import real_path
 from nano_shared.errors import ConfigError, NanoError
 
 T = TypeVar("T")
@@ -182,7 +183,7 @@ def _module(path: Path) -> ModuleType:
 
 def _from_file(name: str) -> tuple[object, str]:
     file, _, attribute = name.rpartition(":")
-    path = Path(file).expanduser().resolve()
+    path = real_path(file)
     if not path.is_file():
         raise ConfigError(f"{name}: no such file: {path}")
     module = _module(path)

@@ -19,11 +19,13 @@ from pathlib import Path
 
 import platformdirs
 
+from nano_shared.durable import user_path
+
 
 def nano_home() -> Path:
     """The data folder, absolute. It is created by whoever writes into it."""
     chosen = os.environ.get("NANO_HOME")
-    return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_data_path("nano")
+    return user_path(chosen).absolute() if chosen else platformdirs.user_data_path("nano")
 
 
 PREFIX = "nano-scratch-"

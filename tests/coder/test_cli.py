@@ -407,6 +407,15 @@ def test_bad_input_is_one_sentence(cli: Cli, project: Path, home: Path) -> None:
     refused(cli("apply", "x", "-C", "nowhere"), 2, "no such directory: nowhere")
 
 
+def test_links_in_a_circle_and_homes_of_nobody_lead_nowhere(cli: Cli, project: Path) -> None:
+    for name in (".venv", "tool.py"):
+        (project / name).symlink_to(name)
+    unknown = "unknown model '~nobody-here/model'"
+    refused(cli("run", "do it", "-C", str(project), "--model", "~nobody-here/model"), 2, unknown)
+    refused(cli("tools", "-C", str(project), "--tool", f"{project}/tool.py:x"), 3, "no such file")
+    refused(cli("log", "list", "--log", "~nobody-here/log.db"), 2, "there is no log at", "~nobody-here")
+
+
 def test_a_task_that_is_no_text_is_refused(fresh: Cli, project: Path, tmp_path: Path) -> None:
     (tmp_path / "task").write_bytes(b"\xff")
     with (tmp_path / "task").open() as file:
