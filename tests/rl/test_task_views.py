@@ -6,6 +6,8 @@ import ast
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,9 +32,16 @@ SIGNATURES = {
     "shell": {"command"}, "calculate": {"expression"}, "submit": {"answer"},
 }  # fmt: skip
 FIRST = [view for view in VIEWS if view.level <= 3]
-SAMPLE = {view: [make_task(view, Split.TRAIN, seed) for seed in range(25)] for view in FIRST}
-ALL = [task for tasks in SAMPLE.values() for task in tasks]
 each_view = pytest.mark.parametrize("view", FIRST, ids=lambda v: f"{v.name}-{v.level}")
+
+
+@cache
+def sample(view: View) -> list[Task]:
+    return [make_task(view, Split.TRAIN, seed) for seed in range(25)]
+
+
+def every_task() -> Iterator[Task]:
+    return (task for view in FIRST for task in sample(view))
 
 
 @pytest.fixture(scope="module")
@@ -47,19 +56,19 @@ def _reward(task: Task, files: dict[str, str], answer: str | None, sandbox: Sand
 
 @each_view
 def test_the_oracle_earns_one(view: View, sandbox: Sandbox) -> None:
-    for task in SAMPLE[view][:6]:
+    for task in sample(view)[:6]:
         assert _reward(task, *follow(task), sandbox) == 1.0, task.key
 
 
 @each_view
 def test_the_start_earns_nothing(view: View, sandbox: Sandbox) -> None:
-    for task in SAMPLE[view][:6]:
+    for task in sample(view)[:6]:
         assert _reward(task, dict(task.files), None, sandbox) == 0.0, task.key
 
 
 @each_view
 def test_tasks_carry_level_view_family_split_and_hash(view: View) -> None:
-    for task in SAMPLE[view]:
+    for task in sample(view):
         assert (task.level, task.view, task.split) == (view.level, view.name, Split.TRAIN)
         assert task.family is not None
         assert split_of(task.family) is Split.TRAIN
@@ -69,12 +78,12 @@ def test_tasks_carry_level_view_family_split_and_hash(view: View) -> None:
 
 @each_view
 def test_the_same_seed_makes_the_same_task(view: View) -> None:
-    assert [make_task(view, Split.TRAIN, seed) for seed in range(3)] == SAMPLE[view][:3]
+    assert [make_task(view, Split.TRAIN, seed) for seed in range(3)] == sample(view)[:3]
 
 
 @each_view
 def test_oracles_call_the_offered_tools_with_exact_arguments(view: View) -> None:
-    for task in SAMPLE[view]:
+    for task in sample(view):
         assert task.oracle is not None
         assert task.oracle[-1].name == "submit"
         assert len(task.oracle) <= task.limits.max_turns
@@ -85,7 +94,7 @@ def test_oracles_call_the_offered_tools_with_exact_arguments(view: View) -> None
 
 @each_view
 def test_no_hidden_case_is_shown(view: View) -> None:
-    for task in SAMPLE[view]:
+    for task in sample(view):
         hidden = task.hidden
         shown = "\n".join((task.prompt, *task.files.values()))
         for case in hidden.cases if isinstance(hidden, CaseChecks) else ():
@@ -95,25 +104,25 @@ def test_no_hidden_case_is_shown(view: View) -> None:
 
 @each_view
 def test_cases_have_eight_or_more_distinct_inputs(view: View) -> None:
-    for task in SAMPLE[view]:
+    for task in sample(view):
         hidden = task.hidden
         if isinstance(hidden, CaseChecks) and hidden.cases[0].args:
             assert len({json.dumps(c.args) for c in hidden.cases}) == len(hidden.cases) >= 8
 
 
 def test_prompts_of_the_first_levels_are_short() -> None:
-    for task in ALL:
+    for task in every_task():
         if task.level in (0, 1):
             assert len(task.prompt.split()) < 60, task.prompt
 
 
 def test_prompts_are_phrased_in_several_ways() -> None:
-    for view, tasks in SAMPLE.items():
+    for view, tasks in ((view, sample(view)) for view in FIRST):
         assert view.extra or len({task.prompt.split()[0] for task in tasks}) >= 2, view.name
 
 
 def test_a_module_to_repair_fails_its_tests_and_passes_when_repaired(tmp_path: Path) -> None:
-    tasks = [t for t in ALL if t.view == "repair"][::20]
+    tasks = [t for t in every_task() if t.view == "repair"][::20]
     for number, task in enumerate(tasks):
         assert _pytest(tmp_path / f"{number}-before", dict(task.files)) == 1
         assert _pytest(tmp_path / f"{number}-after", follow(task)[0]) == 0
@@ -128,14 +137,14 @@ def _pytest(folder: Path, files: dict[str, str]) -> int:
 
 
 def test_an_oracle_of_repair_runs_the_tests_first_for_they_name_the_function() -> None:
-    for task in ALL:
+    for task in every_task():
         if task.view == "repair":
             assert task.oracle is not None
             assert task.oracle[0].arguments == {"command": task.check}
 
 
 def test_a_corrected_line_is_quoted_as_read_file_shows_it_before_it_is_replaced() -> None:
-    for task in (t for t in ALL if t.view in ("fix", "repair")):
+    for task in (t for t in every_task() if t.view in ("fix", "repair")):
         edit = next(a for a in task.oracle or () if a.name == "edit_file")
         listing = numbered(task.files[str(edit.arguments["path"])]).split("\n")
         quoted = edit.thought.split("\n")[-1]
@@ -151,7 +160,7 @@ AGAIN = [view for view in FIRST if view.name in ("fix_again", "repair_again")]
 @pytest.mark.parametrize("view", AGAIN, ids=lambda v: v.name)
 def test_an_oracle_that_tries_again_first_copies_lines_of_the_same_function(view: View) -> None:
     copied_elsewhere: set[bool] = set()
-    for task in SAMPLE[view]:
+    for task in sample(view):
         *in_vain, edit = (a for a in task.oracle or () if a.name == "edit_file")
         listing = numbered(task.files[str(edit.arguments["path"])]).split("\n")
         line = int(str(edit.arguments["line"]))
