@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import os
 import re
 import shlex
 import sys
@@ -216,7 +217,7 @@ def _absolute(reference: str) -> str:
     if not is_file_reference(reference):
         return reference
     file, _, attribute = reference.rpartition(":")
-    return f"{Path(file).expanduser().resolve()}:{attribute}"
+    return f"{os.path.realpath(Path(file).expanduser())}:{attribute}"
 
 
 def _plain(value: str) -> Any:

@@ -177,7 +177,7 @@ class McpConnection:
     def _start(self, sandbox: Sandbox, limits: Limits, workspace: Jail | None) -> ResidentProgram:
         server = self._server
         sandbox = connected(sandbox, allowed_hosts(server.net))
-        folders = [Path(folder).expanduser().resolve() for folder in server.folders]
+        folders = [Path(os.path.realpath(Path(folder).expanduser())) for folder in server.folders]
         if missing := [folder for folder in folders if not folder.is_dir()]:
             raise ConfigError(f"mcp.servers.{self.name}.folders: no such directory: {missing[0]}")
         sandbox = showing(sandbox, folders)

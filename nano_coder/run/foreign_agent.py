@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import threading
 import time
@@ -44,7 +45,7 @@ def open_agent(command: str | None, folders: Sequence[str] = ()) -> ForeignAgent
     if command is None:
         return None
     return ForeignAgent(
-        command=command, mounts=tuple(Path(folder).expanduser().resolve() for folder in folders)
+        command=command, mounts=tuple(Path(os.path.realpath(Path(folder).expanduser())) for folder in folders)
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,7 +46,7 @@ class Tools(Extensions[Tool]):
             if name in self and self.find(name) is not found:
                 raise ConfigError(f"{reference}: there is another tool called {name!r}; rename the function")
             file, _, attribute = reference.rpartition(":")
-            self._given[name] = (f"{Path(file).expanduser().resolve()}:{attribute}", found)
+            self._given[name] = (f"{os.path.realpath(Path(file).expanduser())}:{attribute}", found)
         return found
 
     def add(self, made: Tool) -> None:

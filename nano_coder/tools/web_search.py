@@ -56,7 +56,7 @@ def _provider(context: ToolContext) -> SearchProvider:
     if settings.engine is not None:
         return SearchEngine(settings)
     if settings.documents is not None:
-        return _index(str(Path(settings.documents).expanduser().resolve()))
+        return _index(os.path.realpath(Path(settings.documents).expanduser()))
     return WorkspaceLibrary(context)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -37,7 +38,7 @@ def command(
         first_problem(refusals)
     if not found:
         raise UsageError(f"{source}: holds no task of the format {format.name}")
-    target = out or source.with_name(f"{source.resolve().name}.tasks.jsonl")
+    target = out or source.with_name(f"{Path(os.path.realpath(source)).name}.tasks.jsonl")
     if tasks:
         write_tasks(target, tasks)
     ungraded = sum(task.hidden is None and task.check is None for task in tasks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -287,8 +288,8 @@ def _record(
     TrainingRecord(
         name=asked.name,
         model=model,
-        tasks=str(asked.tasks.resolve()) if asked.tasks else None,
-        held_out=str(asked.held_out.resolve()) if asked.held_out else None,
+        tasks=os.path.realpath(asked.tasks) if asked.tasks else None,
+        held_out=os.path.realpath(asked.held_out) if asked.held_out else None,
         from_logs=asked.from_logs,
         fresh=asked.group_size if asked.from_logs else 0,
         curriculum=asked.curriculum,

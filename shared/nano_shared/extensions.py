@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import Distribution, EntryPoint, entry_points
@@ -182,7 +183,7 @@ def _module(path: Path) -> ModuleType:
 
 def _from_file(name: str) -> tuple[object, str]:
     file, _, attribute = name.rpartition(":")
-    path = Path(file).expanduser().resolve()
+    path = Path(os.path.realpath(Path(file).expanduser()))
     if not path.is_file():
         raise ConfigError(f"{name}: no such file: {path}")
     module = _module(path)
