@@ -1,4 +1,4 @@
-"""Whatever is typed, a command answers in a sentence and with an exit code of its own, and never by a traceback."""
+"""Whatever is typed, a command answers in a sentence and by an exit code of its own, never by a traceback."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ WITHOUT = {
     "run", "plan", "admit", "eval", "rollout", "train", "sft", "dpo", "reward-model",  # may load a model
 }  # fmt: skip
 VALUES = (
-    "", " ", "nope", "-1", "0", "nan", "1e999", "9" * 30, "\udcff", "a" * 5000, "\u202e", "a,b,,c", "=", "a=b",
-    "{}", "--", "../../..", "/", "/proc/self/mem", "file", "binary", "cut.json", "rows.jsonl", "folder", "loop",
-    "fifo", "http://127.0.0.1:9", "http://[bad", "file:///x", "openai:", "x:y", "shipped", "last",
+    "", " ", "nope", "-1", "0", "nan", "1e999", "9" * 30, "\udcff", "a" * 5000, "\u202e", "a,b,,c", "=",
+    "a=b", "{}", "--", "../../..", "/", "/proc/self/mem", "file", "binary", "cut.json", "rows.jsonl", "folder",
+    "loop", "fifo", "http://127.0.0.1:9", "http://[bad", "file:///x", "openai:", "x:y", "shipped", "last",
     "sqlite:///nope/x.db", "postgresql://127.0.0.1:9/x",
 )  # fmt: skip
 CODES = {0, 1, 2, 3, 4, 5, 6}
