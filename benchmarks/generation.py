@@ -30,9 +30,9 @@ from torch.nn import functional as F
 
 from nano_coder.models.local.continuous_batching import ContinuousDecoder
 from nano_coder.models.local.engine import Engine
-from nano_coder.models.local.row import GenerationRequest
+from nano_coder.models.local.sampler import GenerationRequest
 from nano_coder.models.weights import load_policy, quiet_transformers
-from nano_shared import Sampling
+from nano_shared.types import Sampling
 
 OBSERVATION = 62
 

@@ -43,7 +43,7 @@ TEXTS = ("@read_file path=sums.py", "@edit_file path=sums.py line=2\n    return 
 
 def pool(folder: Path, count: int = 50) -> list[Trajectory]:
     """Runs whose tokens are a tiny model's, with the log-probs that it gives them."""
-    from nano_coder.agent.dialects.registry import DIALECTS
+    from nano_coder.agent.dialects.dialect import DIALECTS
     from nano_coder.agent.loop import observation_messages
     from nano_coder.agent.profiles import COMPACT_1
     from nano_coder.agent.prompt import first_messages

@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from nano_coder.models.local.row import GenerationRequest
+from nano_coder.models.local.sampler import GenerationRequest
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.serve.app import serve_app
 from nano_coder.serve.conversations import Conversations, ServedModel

@@ -16,7 +16,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from nano_coder.sandbox import overlay_bases as bases
+from nano_coder.sandbox import namespaces
 from nano_coder.sandbox.namespaces import NsSandbox
 from nano_shared.types import Limits
 
@@ -53,7 +53,7 @@ def main() -> int:
         overlaid, streamed = NsSandbox(), NsSandbox()
         streamed.layers = {**streamed.layers, "overlay_workspaces": False}
         # an overlay for the small ones too, to see where it begins to pay
-        bases.ENTRIES = 1
+        namespaces.OVERLAID_ENTRIES = 1
         print(f"{'files':>6} {'streamed ms':>12} {'overlay ms':>11} {'ratio':>6} {'first ms':>9}")
         for count in given.files:
             workspace = make(Path(folder, f"files_{count}"), count)

@@ -32,7 +32,7 @@ TASKS = {
 """name -> what solves it, what checks it, and the files that it starts with"""
 POLICY = '''
 import re
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_shared.types import ToolCall

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import serving_profile
 from nano_coder.agent.prompt import offered_tools
 from nano_coder.models.opening import open_policy, open_renderer

@@ -6,15 +6,15 @@ from nano_shared.command_line import lazy_app, run_command
 
 COMMANDS = {
     "run": ("nano_coder.commands.run", "Run a task in a sandboxed copy of a directory."),
-    "resume": ("nano_coder.commands.resume", "Go on with a run that was killed or interrupted."),
-    "say": ("nano_coder.commands.say", "Go on with a run that has ended, with a further message."),
+    "resume": ("nano_coder.commands.resume:resume", "Go on with a run that was killed or interrupted."),
+    "say": ("nano_coder.commands.resume:say", "Go on with a run that has ended, with a further message."),
     "chat": ("nano_coder.commands.chat", "Work on a directory in a conversation on the terminal."),
-    "apply": ("nano_coder.commands.apply", "Apply a run's changes to the directory it started from."),
-    "diff": ("nano_coder.commands.diff", "Show what a run changed."),
-    "undo": ("nano_coder.commands.undo", "Take back what applying a run did."),
-    "restore": ("nano_coder.commands.restore", "Write the workspace as a step of a run left it."),
+    "apply": ("nano_coder.commands.changes:apply", "Apply a run's changes to the directory it started from."),
+    "diff": ("nano_coder.commands.changes:diff", "Show what a run changed."),
+    "undo": ("nano_coder.commands.changes:undo", "Take back what applying a run did."),
+    "restore": ("nano_coder.commands.changes:restore", "Write the workspace as a step of a run left it."),
     "replay": ("nano_coder.commands.replay", "Look at a run, execute it again, or prove its prompts."),
-    "fork": ("nano_coder.commands.fork", "Sample other continuations from a step of a run."),
+    "fork": ("nano_coder.commands.resume:fork", "Sample other continuations from a step of a run."),
     "feedback": (
         "nano_coder.commands.feedback",
         "Say what was good or bad about a run, or list what was said.",
@@ -26,8 +26,11 @@ COMMANDS = {
     "doctor": ("nano_coder.commands.doctor", "Prove what the sandbox holds here, by trying to escape."),
     "memory": ("nano_coder.commands.memory", "What agents remember of a project."),
     "mcp": ("nano_coder.commands.mcp", "MCP servers: their tools for the agent, and nano as one."),
-    "tools": ("nano_coder.commands.tools", "List the tools that a run would offer, with their schemas."),
-    "models": ("nano_coder.commands.models", "List the models that are at hand."),
+    "tools": (
+        "nano_coder.commands.config:tools",
+        "List the tools that a run would offer, with their schemas.",
+    ),
+    "models": ("nano_coder.commands.config:models", "List the models that are at hand."),
     "trust": ("nano_coder.commands.trust", "Let a project's nano.toml choose model, log and all else."),
     "config": ("nano_coder.commands.config", "Show the configuration and where each value came from."),
 }

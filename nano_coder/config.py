@@ -19,12 +19,12 @@ from typing import Any
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
-from nano_coder.mcp_settings import PROJECT_SERVERS, McpSettings, read_project_servers
+from nano_coder.mcp_settings import PROJECT_SERVERS, HostsSetting, McpSettings, read_project_servers
 from nano_coder.trust import MOST_BYTES, ProjectFile, read_project_file
 from nano_shared.durable import NotReadable, read_regular
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.printable import printable
-from nano_shared.redact import RedactConfig
+from nano_shared.redact.redactor import RedactConfig
 from nano_shared.settings import no_such_setting
 from nano_shared.types import Limits, Usage
 
@@ -110,7 +110,7 @@ class AgentConfig(BaseModel):
     of an extension"""
     image: str | None = None
     """container image of the sandbox podman, for tasks that name none; it is never pulled"""
-    net: str = "none"
+    net: HostsSetting = "none"
     """none, or allow=HOST,...: hosts that runs may reach by HTTP(S), through a proxy that counts refusals"""
     python: str | None = None
     """interpreter inside the jail; None is DIR/.venv, else ours"""
@@ -191,17 +191,6 @@ class AgentConfig(BaseModel):
     @field_serializer("prices")
     def _priced(self, prices: dict[str, Price]) -> dict[str, dict[str, float]]:
         return {name: price.model_dump(exclude_none=True) for name, price in prices.items()}
-
-    @field_validator("net")
-    @classmethod
-    def _hosts(cls, value: str) -> str:
-        from nano_coder.sandbox.proxy import allowed_hosts
-
-        try:
-            allowed_hosts(value)
-        except UsageError:
-            raise ValueError("say none, or allow=HOST,... with names such as api.example.org") from None
-        return value
 
     @field_validator("instructions")
     @classmethod

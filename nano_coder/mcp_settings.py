@@ -11,11 +11,19 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from nano_shared.errors import ConfigError
+from nano_shared.errors import ConfigError, UsageError
 
 PROJECT_SERVERS = ".mcp.json"
 _LOADING = re.compile(
@@ -24,6 +32,20 @@ _LOADING = re.compile(
 """variables by which one program makes another load its code"""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _EXPANSION = re.compile(r"\$\{\w+(:-[^}]*)?\}")
+
+
+def _checked_hosts(value: str) -> str:
+    from nano_coder.sandbox.proxy import allowed_hosts
+
+    try:
+        allowed_hosts(value)
+    except UsageError:
+        raise ValueError("say none, or allow=HOST,... with names such as api.example.org") from None
+    return value
+
+
+HostsSetting = Annotated[str, AfterValidator(_checked_hosts)]
+"""none, or allow=HOST,..."""
 
 
 class McpServer(BaseModel):
@@ -40,7 +62,7 @@ class McpServer(BaseModel):
     """folder in the jail, from the workspace; None is the workspace"""
     folders: tuple[str, ...] = ()
     """folders of this machine that its jail sees, read-only: where it is installed"""
-    net: str = "none"
+    net: HostsSetting = "none"
     """none, or allow=HOST,...: hosts that the jail of a command may reach"""
     url: str | None = None
     """of a server that speaks Streamable HTTP"""
@@ -74,18 +96,6 @@ class McpServer(BaseModel):
                     f"env.{name}: ${{...}} is not expanded, as no secret is passed on; write the value itself"
                 )
         return env
-
-    @field_validator("net")
-    @classmethod
-    def _reachable(cls, value: str) -> str:
-        from nano_coder.sandbox.proxy import allowed_hosts
-        from nano_shared.errors import UsageError
-
-        try:
-            allowed_hosts(value)
-        except UsageError:
-            raise ValueError("say none, or allow=HOST,... with names such as api.example.org") from None
-        return value
 
     def offers(self, tool: str) -> bool:
         """Whether the agent may call the tool."""

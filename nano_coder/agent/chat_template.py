@@ -11,7 +11,10 @@ from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from nano_shared import Conversation, Message, PolicyError, Role, content_hash
+from nano_shared.errors import PolicyError
+from nano_shared.hashing import content_hash
+from nano_shared.policy import Conversation
+from nano_shared.types import Message, Role
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

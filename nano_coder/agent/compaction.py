@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from nano_coder.agent.native_template import function_schema
+from nano_coder.agent.dialects.dialect import function_schema
 from nano_coder.agent.observation import cut_to
 from nano_coder.agent.prompt import rendered
 from nano_shared.errors import ContextFull

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nano_coder.agent.native_template import function_schema
+from nano_coder.agent.dialects.dialect import function_schema
 from nano_coder.agent.profiles import logged_profile, serving_profile
 from nano_coder.agent.prompt import first_messages, offered_tools
 from nano_shared import snapshot
@@ -65,4 +65,4 @@ def shown_files(run: Trajectory, blobs: BlobStore) -> list[str]:
     the run began in. Raises LogError where the task's snapshot is damaged or not among `blobs`."""
     if run.task.snapshot is None:
         return sorted(run.task.files)
-    return [e.shown for e in snapshot.load(run.task.snapshot, blobs).entries if e.kind == "file"]
+    return snapshot.load(run.task.snapshot, blobs).shown_files

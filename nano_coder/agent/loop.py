@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING
 
 from nano_coder.agent.compaction import Compaction
 from nano_coder.agent.dialects.api import Api
-from nano_coder.agent.dialects.dialect import Parsed
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS, Parsed
 from nano_coder.agent.observation import limits_met, shorten
 from nano_coder.agent.prompt import DELEGATE
-from nano_coder.agent.recorded_answers import RecordedAnswers
 from nano_coder.agent.sub_agent import answered, child_result, delegating, sub_agent
 from nano_coder.agent.workspace import Workspace
-from nano_coder.tools.registry import TOOLS
-from nano_coder.tools.submit import submit
+from nano_coder.tools.registry import TOOLS, RecordedAnswers
+from nano_coder.tools.run_control import submit
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult
 from nano_shared.errors import ContextFull
 from nano_shared.hashing import content_hash

@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from nano_coder.agent.chat_template import ChatTemplate, Encoder
-from nano_coder.agent.dialects.dialect import Dialect, Parsed
+from nano_coder.agent.dialects.dialect import Dialect, Parsed, function_schema
 from nano_shared.errors import PolicyError
 from nano_shared.policy import Conversation
 from nano_shared.types import Message, Role, ToolCall, ToolSpec
@@ -262,12 +262,6 @@ DIALECT_MARKS = (
 def dialect_of(source: str) -> str | None:
     """The dialect whose marks a chat template writes; None if it writes none that is known."""
     return next((name for name, *marks in DIALECT_MARKS if all(mark in source for mark in marks)), None)
-
-
-def function_schema(tool: ToolSpec) -> dict[str, Any]:
-    """A tool as OpenAI's function schema, which chat templates take."""
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": function}
 
 
 def _user(content: str) -> TemplateMessage:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from functools import cache
 
 from nano_coder.agent.chat_template import CHATML
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.prompt import DELEGATE
 from nano_coder.tools.registry import TOOLS
 from nano_shared.errors import ConfigError, UsageError

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_shared.errors import UsageError
 from nano_shared.policy import Conversation
 from nano_shared.profile import InterfaceProfile
@@ -42,10 +43,10 @@ def without_delegate(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
 def first_messages(profile: InterfaceProfile, task: Task, files: Sequence[str]) -> tuple[Message, ...]:
     """The system message and the task message; `files` are the workspace's paths."""
     system = system_text(profile, offered_tools(profile, task))
-    prompt = _environment.from_string(profile.task).render(
-        prompt=task.prompt, files=_listing(files), check=task.check, instructions=task.instructions
-    )
-    prompt = prompt.encode("utf-8", "backslashreplace").decode()  # no tokenizer accepts half a surrogate pair
+    prompt = rendered(
+        profile.task,
+        prompt=task.prompt, files=_listing(files), check=task.check, instructions=task.instructions,
+    )  # fmt: skip
     return Message(role=Role.SYSTEM, content=system), Message(role=Role.USER, content=prompt)
 
 
@@ -70,7 +71,7 @@ def system_text(profile: InterfaceProfile, tools: Sequence[ToolSpec]) -> str:
     return _environment.from_string(profile.system).render(tools=described)
 
 
-def rendered(template: str, **variables: str) -> str:
+def rendered(template: str, **variables: Any) -> str:
     """A template of a profile with these variables; half a surrogate pair, which no tokenizer accepts, is
     escaped."""
     text: str = _environment.from_string(template).render(**variables)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from nano_coder.agent.compaction import compaction_of
 from nano_coder.agent.prompt import DELEGATE, open_conversation, without_delegate
-from nano_coder.tools.delegate import delegate
+from nano_coder.tools.run_control import delegate
 from nano_coder.tools.tool import ToolResult
 from nano_shared.types import Observation, StopReason, Turn
 

@@ -65,7 +65,7 @@ class Workspace:
 
     def files(self) -> list[str]:
         """Paths of the regular files in the starting snapshot."""
-        return [e.shown for e in snapshot.load(self.start, self._blobs).entries if e.kind == "file"]
+        return snapshot.load(self.start, self._blobs).shown_files
 
     def diff(self) -> str:
         """Unified diff of all changes of the agent."""

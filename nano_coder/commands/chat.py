@@ -9,7 +9,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from nano_coder.commands.apply import apply_to
+from nano_coder.commands.changes import apply_to
 from nano_coder.commands.display import Display
 from nano_coder.commands.options import (
     Limit,
@@ -24,7 +24,7 @@ from nano_coder.commands.options import (
 from nano_coder.commands.run import make_task
 from nano_coder.config import AgentConfig
 from nano_coder.run.execution import Runtime, grade_run, run_task
-from nano_coder.run.say import say_to_run
+from nano_coder.run.fork import say_to_run
 from nano_shared.errors import NanoError
 from nano_shared.printable import printable
 from nano_shared.settings_options import Settings

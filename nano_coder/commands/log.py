@@ -17,7 +17,7 @@ from nano_coder.config import load_config
 from nano_shared.command_line import JsonOption, lazy_app
 from nano_shared.console import Console
 from nano_shared.printable import printable
-from nano_shared.redact import Redactor
+from nano_shared.redact.redactor import Redactor
 from nano_shared.redact.store import redact_run
 
 command = lazy_app(
@@ -26,9 +26,9 @@ command = lazy_app(
         "list": (f"{__name__}:list_runs", "The newest runs, a line each."),
         "show": (f"{__name__}:show", "One run whole: the task, each step, the diff, the verdict."),
         "verify": ("nano_coder.commands.log_verify", "May runs train a policy gradient, and if not, why?"),
-        "export": ("nano_coder.commands.log_export", "Write runs in another format."),
-        "import": ("nano_coder.commands.log_import", "Add the runs of files to the log."),
-        "migrate": ("nano_coder.commands.log_migrate", "Copy a log into another, as to Postgres."),
+        "export": ("nano_coder.commands.log_transfer:export", "Write runs in another format."),
+        "import": ("nano_coder.commands.log_transfer:import_runs", "Add the runs of files to the log."),
+        "migrate": ("nano_coder.commands.log_transfer:migrate", "Copy a log into another, as to Postgres."),
         "redact": (f"{__name__}:redact", "Take the secrets out of runs for good."),
         "path": (f"{__name__}:path", "Where the log is."),
     },

@@ -197,7 +197,7 @@ def instructions_of(
     directory: Path, config: AgentConfig, profile: InterfaceProfile
 ) -> tuple[InstructionFile, ...]:
     """The chain of AGENTS.md that holds in the directory; empty for a profile that does not show it."""
-    from nano_coder.agent.instructions import find_instructions
+    from nano_coder.trust import find_instructions
 
     if "instructions" not in profile.task:
         return ()

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from nano_coder.commands.apply import apply_to
+from nano_coder.commands.changes import apply_to
 from nano_coder.commands.display import Display, exit_code, summary
 from nano_coder.commands.options import (
     Limit,

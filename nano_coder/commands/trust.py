@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from nano_coder.agent.instructions import project_files
 from nano_coder.commands.review import on_terminal
 from nano_coder.config import configured, parse_toml, typed_layer
 from nano_coder.mcp_settings import PROJECT_SERVERS, read_project_servers
@@ -18,6 +17,7 @@ from nano_coder.trust import (
     PROJECT_FILE,
     ProjectFile,
     is_trusted,
+    project_files,
     read_project_file,
     revoke,
     trust,

@@ -28,7 +28,7 @@ from harbor.models.agent.context import AgentContext
 
 from nano_coder.config import load_config, task_limits
 from nano_coder.formats import atif
-from nano_coder.formats.token_triple import triples
+from nano_coder.formats.token_triple import rollout_details, triples
 from nano_coder.models.opening import open_policy
 from nano_coder.run.execution import Runtime, run_task
 from nano_coder.run.redacting_log import redacting_store
@@ -122,13 +122,7 @@ def fill(context: AgentContext, run: Trajectory) -> None:
         return
     context.n_input_tokens = sum(len(triple.prompt_ids) for triple in found)
     context.n_output_tokens = sum(len(triple.sampled_ids) for triple in found)
-    context.rollout_details = [
-        {
-            "prompt_token_ids": [list(triple.prompt_ids) for triple in found],
-            "completion_token_ids": [list(triple.sampled_ids) for triple in found],
-            "logprobs": [list(triple.logprobs) for triple in found],
-        }
-    ]
+    context.rollout_details = rollout_details(found)
 
 
 # ------------------------------------------------------------------- the trial's environment as a sandbox

@@ -17,7 +17,7 @@ from typing import Any
 
 from nano_coder.formats import atif
 from nano_coder.formats.run_format import RunFormat
-from nano_coder.formats.token_triple import triples
+from nano_coder.formats.token_triple import rollout_details, triples
 from nano_coder.formats.transcript import iso
 from nano_shared.logged_run import LoggedRun
 from nano_shared.strict_json import Row
@@ -87,11 +87,6 @@ class HarborJob:
 
     def _result(self, run: Trajectory, name: str, config: Row) -> Row:
         found = [triple for triple in triples(run) if triple is not None]
-        details = {
-            "prompt_token_ids": [list(t.prompt_ids) for t in found],
-            "completion_token_ids": [list(t.sampled_ids) for t in found],
-            "logprobs": [list(t.logprobs) for t in found],
-        }
         rewards = None
         if run.verdict is not None and run.verdict.reward is not None:
             parts = {k: v for k, v in run.verdict.components.items() if v is not None}
@@ -113,7 +108,7 @@ class HarborJob:
             "agent_result": {
                 "n_input_tokens": sum(len(t.prompt_ids) for t in found) if run.has_tokens else None,
                 "n_output_tokens": sum(len(t.sampled_ids) for t in found) if run.has_tokens else None,
-                "rollout_details": [details] if run.has_tokens else None,
+                "rollout_details": rollout_details(found) if run.has_tokens else None,
                 "metadata": {"run": run.id, "stop": run.stop},
             },
             "verifier_result": {"rewards": rewards} if rewards else None,

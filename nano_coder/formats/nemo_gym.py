@@ -11,11 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nano_coder.agent.initial_messages import plain_opening
-from nano_coder.formats.lossless_remainder import refuse_edited, remainder, restored
 from nano_coder.formats.messages import call_id
 from nano_coder.formats.responses_items import TRIPLE, take_item
 from nano_coder.formats.run_format import RunFormat, row_reader
-from nano_coder.formats.token_triple import Triple, triple_of, triples
+from nano_coder.formats.token_triple import Triple, refuse_edited, remainder, restored, triple_of, triples
 from nano_coder.formats.transcript import SAID_BY_USER, Transcript
 from nano_shared.gym_verdict import verified
 from nano_shared.hashing import content_hash

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.initial_messages import ORIGINAL_OPENING, ORIGINAL_TOOLS
 from nano_coder.formats.token_triple import TokenRows, Triple
 from nano_shared.hashing import content_hash
@@ -140,14 +140,12 @@ class Transcript:
         diff: str = "",
         sampling: Sampling | None = None,
         verdict: Verdict | None = None,
-        parent: str | None = None,
-        prompt: str | None = None,
     ) -> LoggedRun:
         """The run, its id a function of `source`, so that an import twice is an import once.
 
         Raises Refused for a transcript in which nobody asked or nobody answered.
         """
-        prompt = prompt or "\n\n".join(m.content for m in self.opening if m.role is Role.USER)
+        prompt = "\n\n".join(m.content for m in self.opening if m.role is Role.USER)
         if not prompt.strip():
             raise Refused("prompt", "nobody asks for anything before the model's first words")
         if not self.steps:
@@ -166,7 +164,6 @@ class Transcript:
                 stop_detail=stop_detail,
                 answer=answer,
                 diff=diff,
-                parent=parent,
                 runtime_version=self.agent,
                 profile=IMPORTED,
                 profile_hash=content_hash([self.format, self.agent]),

@@ -1,24 +1,66 @@
-"""Hidden cases: the artifact computes in a jail, the comparison is made in this process."""
+"""Hidden cases: the artifact computes in a jail, by a bundled program, and is compared in this process."""
 
 from __future__ import annotations
 
+import base64
+import functools
+import importlib.util
 import json
+import marshal
 import secrets
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from nano_coder.grading.answer_equality import same
 from nano_coder.grading.inside.report import LONGEST_NAME, Malformed, read
-from nano_coder.grading.jail_program import program
 from nano_coder.grading.source_measure import MODULES
 from nano_coder.sandbox.protocol import ExecResult, Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.hidden_checks import Case, CaseChecks
 from nano_shared.printable import printable
 from nano_shared.types import Limits, Tampering, Trust
+
+_INSIDE = Path(__file__).with_name("inside")
+_TEMPLATE = """\
+import base64, importlib.util, marshal, sys, types, zlib
+sys.modules["inside"] = package = types.ModuleType("inside")
+package.__path__ = []
+same = importlib.util.MAGIC_NUMBER == {magic!r}
+for name, code, text in {modules!r}:
+    module = sys.modules["inside." + name] = types.ModuleType("inside." + name)
+    module.__package__ = "inside"
+    packed = zlib.decompress(base64.b64decode(code if same else text))
+    exec(marshal.loads(packed) if same else compile(packed, name, "exec"), vars(module))
+    setattr(package, name, module)
+package.{call}
+"""
+
+
+def program(call: str, *modules: str) -> str:
+    """Python source that makes the modules of `inside` importable and then evaluates `call` on the package.
+
+    `modules` are in import order. Compiled code is used if the jail's interpreter has our version, else the
+    source. The program fits into one command-line argument.
+    """
+    bundled = [(name, *_packed(name)) for name in modules]
+    return _TEMPLATE.format(modules=bundled, magic=importlib.util.MAGIC_NUMBER, call=call)
+
+
+@functools.cache
+def _packed(name: str) -> tuple[str, str]:
+    """A module's compiled code and its text, compressed."""
+    text = (_INSIDE / f"{name}.py").read_bytes()
+    code = marshal.dumps(compile(text, f"inside/{name}.py", "exec", dont_inherit=True, optimize=0))
+    return (
+        base64.b64encode(zlib.compress(code, 9)).decode(),
+        base64.b64encode(zlib.compress(text, 9)).decode(),
+    )
+
 
 CPU_SECONDS = 2
 WALL_SECONDS = 10.0
@@ -94,14 +136,7 @@ def ask_child(
     nonce, token = secrets.token_hex(16), secrets.token_hex(16)
     with closing(sandbox.open(None, limits)) as jail:
         result = jail.run_python(
-            program(
-                "case_runner.main()",
-                "plain_values",
-                "value_codec",
-                "artifact",
-                "report",
-                "case_runner",
-            ),
+            program("case_runner.main()", "plain_values", "value_codec", "report", "case_runner"),
             isolated=True,
             stdin=json.dumps({"nonce": nonce, "token": token, **job}).encode(),
             timeout=wall,
@@ -110,8 +145,7 @@ def ask_child(
     # more reports than cases prove forgery; there is no need to read all of them
     reports = list(islice(_reports(result.stdout, nonce), len(job["cases"]) + 3))
     if not reports or reports[0] != {"ready": True}:
-        said = result.stderr.decode(errors="backslashreplace").strip()[-300:]
-        raise SandboxError(f"the grading child did not start: {said or result}")
+        raise SandboxError(f"the grading child did not start: {result.last_words}")
     return reports[1:], result
 
 

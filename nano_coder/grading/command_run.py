@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from nano_coder.grading.jail_program import program
+from nano_coder.grading.cases import program
 from nano_coder.grading.protected_files import Reads
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox, Traceable
 from nano_shared import snapshot

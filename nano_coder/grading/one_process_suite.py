@@ -14,11 +14,11 @@ import signal
 from collections.abc import Mapping
 from contextlib import closing
 
-from nano_coder.grading.cases import GradingOutcome
-from nano_coder.grading.jail_program import program
+from nano_coder.grading.cases import GradingOutcome, program
 from nano_coder.grading.two_jail_suite import (
     CPU_SECONDS,
     LONGEST_REPORT,
+    SOLUTION_MODULES,
     WALL_SECONDS,
     Job,
     TestReport,
@@ -27,17 +27,6 @@ from nano_coder.grading.two_jail_suite import (
 from nano_coder.sandbox.protocol import ExecResult, Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.types import Limits, Tampering
-
-_MODULES = (
-    "plain_values",
-    "value_codec",
-    "connection",
-    "artifact",
-    "report",
-    "solution_side",
-    "framework_runners",
-    "one_process",
-)
 
 
 def run_strict(job: Job, limits: Limits, sandbox: Sandbox) -> GradingOutcome:
@@ -49,7 +38,7 @@ def run_strict(job: Job, limits: Limits, sandbox: Sandbox) -> GradingOutcome:
     }  # fmt: skip
     with closing(sandbox.open(None, limits)) as jail:
         ended = jail.run_python(
-            program(f"one_process.main({nonce!r})", *_MODULES),
+            program(f"one_process.main({nonce!r})", *SOLUTION_MODULES, "framework_runners", "one_process"),
             isolated=True,
             stdin=json.dumps(given).encode(),
             timeout=WALL_SECONDS,
@@ -60,8 +49,7 @@ def run_strict(job: Job, limits: Limits, sandbox: Sandbox) -> GradingOutcome:
 
 def _judged(job: Job, reports: list[TestReport], ended: ExecResult) -> GradingOutcome:
     if not reports or reports[0] != {"ready": True}:
-        said = ended.stderr.decode(errors="backslashreplace").strip()[-300:]
-        raise SandboxError(f"the strict runner did not start: {said or ended}")
+        raise SandboxError(f"the strict runner did not start: {ended.last_words}")
     found = [
         Tampering(kind="forged", detail=f"wrote {r['forged']!r} to the channel")
         for r in reports

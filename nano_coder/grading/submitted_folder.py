@@ -10,19 +10,19 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
-from nano_shared.snapshot import DEFAULT_EXCLUDES, MAX_BYTES, MAX_ENTRIES, Entry, EntryKind, Snapshot
-from nano_shared.snapshot.tree import MODE_BITS, make_snapshot, name_filter
+from nano_shared.snapshot import MAX_BYTES, MAX_ENTRIES, Entry, EntryKind, Snapshot
+from nano_shared.snapshot.tree import EXCLUDED, MODE_BITS, make_snapshot
 from nano_shared.types import Tampering
 
 MAX_DEPTH = 64
 MAX_FILE_BYTES = 64 * 2**20
-_EXCLUDED = name_filter(DEFAULT_EXCLUDES)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # non-blocking: opening a pipe without a writer would block
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -99,59 +99,49 @@ def _listed(root: int, reading: _Reading) -> dict[str, os.stat_result]:
     while folders:
         folder = folders.pop()
         try:
-            opened = _open_folder(root, folder)
+            with _opened(root, folder) as opened:
+                names = sorted(name for name in os.listdir(opened) if not EXCLUDED.match(name))
+                for name in names:
+                    path = f"{folder}/{name}" if folder else name
+                    if len(found) >= MAX_ENTRIES:
+                        what = f"and what follows it is beyond {MAX_ENTRIES} entries"
+                        reading.report("too_many", path, what)
+                        return found
+                    try:
+                        status = os.stat(name, dir_fd=opened, follow_symlinks=False)
+                    except OSError:
+                        continue  # removed since it was listed
+                    found[path] = status
+                    if not stat.S_ISDIR(status.st_mode):
+                        continue
+                    if path.count("/") >= MAX_DEPTH:
+                        reading.report("too_deep", path[:80], f"lies below {MAX_DEPTH} folders; left out")
+                    else:
+                        folders.append(path)
         except OSError as problem:
             reading.report("unreadable", folder, f"cannot be listed ({problem.strerror})")
-            continue
-        try:
-            names = sorted(name for name in os.listdir(opened) if not _EXCLUDED.match(name))
-            for name in names:
-                path = f"{folder}/{name}" if folder else name
-                if len(found) >= MAX_ENTRIES:
-                    reading.report("too_many", path, f"and what follows it is beyond {MAX_ENTRIES} entries")
-                    return found
-                try:
-                    status = os.stat(name, dir_fd=opened, follow_symlinks=False)
-                except OSError:
-                    continue  # removed since it was listed
-                found[path] = status
-                if not stat.S_ISDIR(status.st_mode):
-                    continue
-                if path.count("/") >= MAX_DEPTH:
-                    reading.report("too_deep", path[:80], f"lies below {MAX_DEPTH} folders; left out")
-                else:
-                    folders.append(path)
-        except OSError as problem:
-            reading.report("unreadable", folder, f"cannot be listed ({problem.strerror})")
-        finally:
-            os.close(opened)
     return found
 
 
-def _open_folder(root: int, folder: str) -> int:
-    """Open a folder; the caller closes it. Raises OSError if a part of the path is a link or missing."""
+@contextmanager
+def _opened(root: int, folder: str) -> Iterator[int]:
+    """A descriptor of a folder. Raises OSError if a part of the path is a link or missing."""
     opened = os.dup(root)
-    for part in folder.split("/") if folder else ():
-        try:
+    try:
+        for part in folder.split("/") if folder else ():
             below = os.open(part, _FOLDER, dir_fd=opened)
-        finally:
             os.close(opened)
-        opened = below
-    return opened
+            opened = below
+        yield opened
+    finally:
+        os.close(opened)
 
 
 def _status(root: int, path: str) -> os.stat_result | None:
     folder, _, name = path.rpartition("/")
-    try:
-        opened = _open_folder(root, folder)
-    except OSError:
-        return None
-    try:
+    with suppress(OSError), _opened(root, folder) as opened:
         return os.stat(name, dir_fd=opened, follow_symlinks=False)
-    except OSError:
-        return None
-    finally:
-        os.close(opened)
+    return None
 
 
 def _signature(status: os.stat_result | None) -> tuple[int, ...] | None:
@@ -188,15 +178,10 @@ def _take(
 def _take_link(root: int, path: str, reading: _Reading) -> None:
     folder, _, name = path.rpartition("/")
     try:
-        opened = _open_folder(root, folder)
+        with _opened(root, folder) as opened:
+            target = os.readlink(name, dir_fd=opened)
     except OSError:
         return
-    try:
-        target = os.readlink(name, dir_fd=opened)
-    except OSError:
-        return
-    finally:
-        os.close(opened)
     reading.entries[path] = Entry(path, EntryKind.SYMLINK, 0, target)
     if target.startswith("/") or os.path.normpath(os.path.join(folder, target)).split("/")[0] == "..":
         reading.report("link", path, f"is a link to {target!r}, out of the workspace; it was not followed")
@@ -205,11 +190,8 @@ def _take_link(root: int, path: str, reading: _Reading) -> None:
 def _take_file(root: int, path: str, status: os.stat_result, reading: _Reading) -> None:
     folder, _, name = path.rpartition("/")
     try:
-        opened = _open_folder(root, folder)
-        try:
+        with _opened(root, folder) as opened:
             file = open(os.open(name, _FILE, dir_fd=opened), "rb", buffering=0)  # noqa: SIM115
-        finally:
-            os.close(opened)
     except OSError as problem:
         reading.report("unreadable", path, f"cannot be read ({problem.strerror})")
         return

@@ -20,9 +20,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
-from nano_coder.grading.cases import GradingOutcome
+from nano_coder.grading.cases import GradingOutcome, program
 from nano_coder.grading.inside.report import Malformed, read
-from nano_coder.grading.jail_program import program
 from nano_coder.grading.used_names import starred, used_names
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared.errors import SandboxError
@@ -38,6 +37,8 @@ WALL_SECONDS = 180.0
 LONGEST_REPORT = 16 << 20
 _TESTS_LIMITS = Limits(memory_mb=2048)
 _LINGER = 2.0
+SOLUTION_MODULES = ("plain_values", "value_codec", "connection", "report", "solution_side")
+"""of `inside`, by which a jail answers for the solution; in import order"""
 
 
 class TestsFailed(SandboxError):
@@ -115,8 +116,9 @@ def _run(
         solver = stack.enter_context(closing(sandbox.open(None, limits)))
         tester = stack.enter_context(closing(sandbox.open(None, _TESTS_LIMITS)))
         near, far = socket.socketpair()
-        solution = _SolutionSide(solver, far)
-        tests = _TestSide(tester, near, nonce)
+        solution = _JailSide(solver, far, "solution_side.main()", SOLUTION_MODULES)
+        modules = (*SOLUTION_MODULES, "framework_runners", "test_side")
+        tests = _JailSide(tester, near, f"test_side.main({nonce!r})", modules)
         # the ends are crossed: what is written at one end is read first by the other jail
         solution.start(
             near, {"files": job.solution_files(), "target": job.target, "cpu_seconds": CPU_SECONDS}
@@ -190,27 +192,6 @@ class _JailSide:
         raise self._ended or SandboxError("a grading jail did not end")
 
 
-class _SolutionSide(_JailSide):
-    def __init__(self, jail: Jail, end: socket.socket) -> None:
-        modules = ("plain_values", "value_codec", "connection", "artifact", "report", "solution_side")
-        super().__init__(jail, end, "solution_side.main()", modules)
-
-
-class _TestSide(_JailSide):
-    def __init__(self, jail: Jail, end: socket.socket, nonce: str) -> None:
-        modules = (
-            "plain_values",
-            "value_codec",
-            "connection",
-            "artifact",
-            "report",
-            "solution_side",
-            "framework_runners",
-            "test_side",
-        )
-        super().__init__(jail, end, f"test_side.main({nonce!r})", modules)
-
-
 Name = Annotated[str, Field(max_length=4096)]
 TestReport = TypedDict(
     "TestReport",
@@ -241,19 +222,17 @@ def _read_report(line: str) -> TestReport:
         return _UNREADABLE
 
 
-def _judged(reports: list[TestReport], ended: ExecResult, solution: _SolutionSide) -> GradingOutcome:
+def _judged(reports: list[TestReport], ended: ExecResult, solution: _JailSide) -> GradingOutcome:
     """The outcome of the reports: each announced check must have exactly one, and there may be no others."""
     if not reports or reports[0] != {"ready": True}:
-        said = ended.stderr.decode(errors="backslashreplace").strip()[-300:]
-        raise TestsFailed(f"the tests' jail did not start: {said or ended}")
+        raise TestsFailed(f"the tests' jail did not start: {ended.last_words}")
     announced = [name for r in reports for name in r.get("collected", ())]
     reported = [(r["check"], r.get("state", "error")) for r in reports if "check" in r]
     checks = {**dict.fromkeys(announced, "error"), **dict(reported)} or {"import": "error"}
     last = reports[-1]
     if "findings" not in last:
         if not ended.timed_out:
-            said = ended.stderr.decode(errors="backslashreplace").strip()[-300:]
-            raise TestsFailed(f"the tests' jail ended half-way: {said or ended}")
+            raise TestsFailed(f"the tests' jail ended half-way: {ended.last_words}")
         left = {n: s if n in dict(reported) else "timeout" for n, s in checks.items()}
         return GradingOutcome(
             {n: "error" if s == "pass" else s for n, s in left.items()}, (), "agent_timeout"
@@ -282,7 +261,7 @@ _FORGIVEN = ("exit", "skip")
 """findings that do not count if the tests pass: a test may expect the exception"""
 
 
-def _causes(broken: str | None, solution: _SolutionSide) -> tuple[list[Tampering], str | None]:
+def _causes(broken: str | None, solution: _JailSide) -> tuple[list[Tampering], str | None]:
     """Findings and failure kind if the solution stopped answering."""
     if broken is None:
         return [], None

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.dialects.native import HERMES_JSON
-from nano_coder.agent.dialects.registry import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1, HERMES_1, find_profile, logged_profile
 from nano_coder.models.registry import MODELS, ModelOptions, find_opener
 from nano_coder.models.replayed import PromptRenderer

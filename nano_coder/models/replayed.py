@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from nano_shared import Completion, Conversation, PolicyError, Sampling, Trajectory, Turn
+from nano_shared.errors import PolicyError
+from nano_shared.policy import Conversation
+from nano_shared.types import Completion, Sampling, Trajectory, Turn
 
 
 @runtime_checkable

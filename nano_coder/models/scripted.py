@@ -5,16 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from nano_shared import (
-    Completion,
-    ContextFull,
-    Conversation,
-    Finish,
-    PolicyError,
-    Sampling,
-    TurnTokens,
-    content_hash,
-)
+from nano_shared.errors import ContextFull, PolicyError
+from nano_shared.hashing import content_hash
+from nano_shared.policy import Conversation
+from nano_shared.types import Completion, Finish, Sampling, TurnTokens
 
 EOS_ID = 256
 """end-of-turn id, after the 256 byte ids"""

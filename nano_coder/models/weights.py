@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from filelock import FileLock
 
 from nano_coder.agent.native_template import PROBE_TOOL, TEMPLATE_FAILURES
-from nano_shared import UsageError
 from nano_shared.durable import full_disk_explained
+from nano_shared.errors import UsageError
 from nano_shared.scratch import nano_home
 
 if TYPE_CHECKING:
@@ -250,17 +250,14 @@ def load_tokenizer(name: str | None = None) -> tuple[Any, str]:
     """The tokenizer of a model by name, and its chat template, without weights. Raises as `load_policy`."""
     folder = base_folder() if name is None or name == BASE else dequantised(name)
     if (folder / "adapter_config.json").is_file():
-        tokenizer, template = load_tokenizer(adapter_base(folder))
-        tokenizer = _tokenizer(folder) if (folder / "tokenizer.json").is_file() else tokenizer
-        own = folder / "chat_template.jinja"
-        return tokenizer, (own.read_text() if own.is_file() else own_template(tokenizer)) or template
+        return _adapter_tokenizer(folder, *load_tokenizer(adapter_base(folder)))
     if not (folder / "config.json").is_file():
         if name is None or not _is_hub_id(name):
             load_policy(name)  # says why it is no model
         tokenizer = _hub_tokenizer(str(name))
-        return tokenizer, own_template(tokenizer)
-    with quiet_transformers():
-        tokenizer = _tokenizer(folder)
+    else:
+        with quiet_transformers():
+            tokenizer = _tokenizer(folder)
     return tokenizer, own_template(tokenizer)
 
 
@@ -348,21 +345,21 @@ def folder_id(folder: Path) -> str:
 
 
 def _full(folder: Path, dtype: Dtype, kind: WeightsKind, identity: str, more: dict[str, Any]) -> LoadedModel:
+    with quiet_transformers(), _named(folder):
+        model = _model(folder, dtype, local_files_only=True, **more)
+        tokenizer = _tokenizer(folder)
+    return LoadedModel(model.eval(), tokenizer, identity, kind, folder, own_template(tokenizer))
+
+
+def _model(source: Path | str, dtype: Dtype, **more: Any) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    with quiet_transformers(), _named(folder):
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=getattr(torch, dtype),
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            **more,
-        )
-        _cap_scores(model)
-        tokenizer = _tokenizer(folder)
-    return LoadedModel(model.eval(), tokenizer, identity, kind, folder, own_template(tokenizer))
+    model = AutoModelForCausalLM.from_pretrained(
+        source, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False, **more
+    )
+    _cap_scores(model)
+    return model
 
 
 def _cap_scores(model: Any) -> None:
@@ -394,11 +391,15 @@ def _with_adapter(base: LoadedModel, folder: Path, merge: bool) -> LoadedModel:
         model: Any = PeftModel.from_pretrained(base.model, str(folder))
         if merge:
             model = model.merge_and_unload()
-        tokenizer = _tokenizer(folder) if (folder / "tokenizer.json").is_file() else base.tokenizer
+        tokenizer, template = _adapter_tokenizer(folder, base.tokenizer, base.chat_template)
+    return LoadedModel(model.eval(), tokenizer, _adapter_id(base.id, folder), "adapter", folder, template)
+
+
+def _adapter_tokenizer(folder: Path, base: Any, base_template: str) -> tuple[Any, str]:
+    """The tokenizer and the chat template of an adapter: its own, or else its base's."""
+    tokenizer = _tokenizer(folder) if (folder / "tokenizer.json").is_file() else base
     jinja = folder / "chat_template.jinja"
-    template = jinja.read_text() if jinja.is_file() else own_template(tokenizer)
-    identity = _adapter_id(base.id, folder)
-    return LoadedModel(model.eval(), tokenizer, identity, "adapter", folder, template or base.chat_template)
+    return tokenizer, (jinja.read_text() if jinja.is_file() else own_template(tokenizer)) or base_template
 
 
 def adapter_base(folder: Path) -> str:
@@ -426,15 +427,9 @@ def _adapter_id(base: str, folder: Path) -> str:
 
 
 def _hub(name: str, dtype: Dtype, more: dict[str, Any]) -> LoadedModel:
-    import torch
-    from transformers import AutoModelForCausalLM
-
     tokenizer = _hub_tokenizer(name)
     with quiet_transformers(), _hub_named(name):
-        model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False, **more
-        )
-        _cap_scores(model)
+        model = _model(name, dtype, **more)
     commit = getattr(model.config, "_commit_hash", None)
     identity = f"{name}@{commit}" if commit else name
     return LoadedModel(model.eval(), tokenizer, identity, "hub", None, own_template(tokenizer))

@@ -23,7 +23,6 @@ from nano_coder.agent.profiles import (
     with_specs,
 )
 from nano_coder.agent.prompt import first_started, offered_tools, open_conversation
-from nano_coder.agent.recorded_answers import RecordedAnswers
 from nano_coder.agent.workspace import Workspace
 from nano_coder.environment import Environments, OpenSession
 from nano_coder.grading.graders import by_grader, find_grader
@@ -34,6 +33,7 @@ from nano_coder.run.reflection import can_reflect, with_reflection
 from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, connected, in_image
 from nano_coder.sandbox.proxy import allowed_hosts, covers
 from nano_coder.tools.bash import ANEW, bash
+from nano_coder.tools.registry import RecordedAnswers
 from nano_coder.tools.tool import ToolContext
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
@@ -125,7 +125,6 @@ def run_task(
     runtime: Runtime,
     *,
     seed: int | None = None,
-    parent: str | None = None,
     run_id: str | None = None,
     on_turn: OnTurn | None = None,
     on_start: Callable[[Trajectory], None] | None = None,
@@ -139,8 +138,7 @@ def run_task(
     task = as_served(task.listed, runtime)
     runtime = _serving(runtime, task)
     _refuse_unserved(task, runtime)
-    how: dict[str, Any] = {"seed": seed, "parent": parent, "run_id": run_id}
-    how |= {"on_turn": on_turn, "on_start": on_start}
+    how: dict[str, Any] = {"seed": seed, "run_id": run_id, "on_turn": on_turn, "on_start": on_start}
     if isinstance(task.hidden, EnvironmentChecks):
         return _run_in_environment(task, runtime, **how)
     return _run(task, runtime, None, **how)
@@ -152,7 +150,7 @@ def _run_in_environment(task: Task, runtime: Runtime, **how: Any) -> Trajectory:
         session = runtime.environments.start(task)
     except EnvironmentFailed as problem:
         start = _starting_snapshot(task, runtime.store.blobs)
-        failed = _new_trajectory(task, runtime, start, how["seed"], how["parent"], how["run_id"])
+        failed = _new_trajectory(task, runtime, start, how["seed"], run_id=how["run_id"])
         with runtime.store.claim(failed.id):
             runtime.store.begin(failed)
             return _finish(failed, runtime, StopReason.ENVIRONMENT_ERROR, str(problem))
@@ -171,13 +169,12 @@ def _run(
     session: OpenSession | None,
     *,
     seed: int | None,
-    parent: str | None,
     run_id: str | None,
     on_turn: OnTurn | None,
     on_start: Callable[[Trajectory], None] | None,
 ) -> Trajectory:
     start = _starting_snapshot(task, runtime.store.blobs)
-    trajectory = _new_trajectory(task, runtime, start, seed, parent, run_id)
+    trajectory = _new_trajectory(task, runtime, start, seed, run_id=run_id)
     if runtime.agent is not None:
         return run_foreign_agent(runtime.agent, trajectory, start, runtime)
     with runtime.store.claim(trajectory.id), _jail(start, task, runtime) as jail:
@@ -263,7 +260,7 @@ def branch_run(
     _refuse_unserved(task, runtime)
     if parent.snapshot is None:
         raise UsageError(f"run {parent.id} never got a workspace; run the task again")
-    fork = _new_trajectory(task, runtime, parent.snapshot, seed, parent.id)
+    fork = _new_trajectory(task, runtime, parent.snapshot, seed, parent=parent.id)
     fork = fork.model_copy(
         update={"turns": tuple(turns), "parent_step": len(turns), "directory": parent.directory}
     )
@@ -278,7 +275,7 @@ def branch_run(
 def run_without_turns(task: Task, runtime: Runtime) -> Trajectory:
     """A run without any turn, not logged: for grading a task's starting workspace."""
     start = _starting_snapshot(task, runtime.store.blobs)
-    run = _new_trajectory(task, runtime, start, None, None)
+    run = _new_trajectory(task, runtime, start, None)
     return run.model_copy(update={"stop": StopReason.GAVE_UP})
 
 
@@ -369,7 +366,13 @@ def regrade_run(run: str, store: LogStore, sandbox: Sandbox, grader: str | None 
 
 
 def _new_trajectory(
-    task: Task, runtime: Runtime, start: str, seed: int | None, parent: str | None, run_id: str | None = None
+    task: Task,
+    runtime: Runtime,
+    start: str,
+    seed: int | None,
+    *,
+    parent: str | None = None,
+    run_id: str | None = None,
 ) -> Trajectory:
     return Trajectory(
         id=run_id or new_run_id(),

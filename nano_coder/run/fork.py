@@ -1,23 +1,30 @@
-"""Forks: continuations sampled from a step of a logged run, with its files and tokens restored exactly."""
+"""Runs that continue a logged one: forks sampled from one of its steps, and a further message of the user.
+
+Files and tokens are restored exactly. The last turn before a message gets one more observation, the message;
+of a shell the directory of files goes on, and no process or variable.
+"""
 
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 
+from nano_coder.agent.loop import SAID
 from nano_coder.agent.profiles import continuing_profile
-from nano_coder.agent.sub_agent import cut_turns
+from nano_coder.agent.sub_agent import cut_turns, observed_last
 from nano_coder.models.local.scheduler import cancel_pending, slots_for
 from nano_coder.models.replayed import PromptRenderer
-from nano_coder.run.execution import Runtime, branch_run, grade_run, refuse_served
+from nano_coder.run.execution import OnTurn, Runtime, branch_run, grade_run, refuse_served
+from nano_coder.run.reflection import as_much_again
 from nano_coder.run.replay import refeed
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.hidden_checks import CommandChecks
-from nano_shared.types import Task, Trajectory
+from nano_shared.types import Observation, StopReason, Task, Trajectory
 
 _AT_ONCE = 16
 """forks that run at once; a local policy decodes them together"""
@@ -130,4 +137,43 @@ def _refuse_other_reader(run: Trajectory, runtime: Runtime, at: int) -> None:
             f"{runtime.policy_name} reads run {run.id} otherwise than it is logged, from token"
             f" {first.differs_at} of the prompt of step {first.turn + 1} on; fork it with --model"
             f" {run.policy}, or at 0"
+        )
+
+
+def say_to_run(
+    run: Trajectory,
+    text: str,
+    runtime: Runtime,
+    *,
+    seed: int | None = None,
+    on_turn: OnTurn | None = None,
+    on_start: Callable[[Trajectory], None] | None = None,
+) -> Trajectory:
+    """Continue a run with a message of the user. What the run has used of its limits is added to them.
+
+    Raises UsageError for a run that nothing can follow, and as `branch_run` does.
+    """
+    refuse_unsaid(run, text)
+    now = time.time()
+    said = Observation(tool=SAID, ok=True, text=text, bytes_total=len(text.encode()), started=now, ended=now)
+    turns = observed_last(run.turns, said)
+    task = run.task.model_copy(update={"limits": as_much_again(run, runtime.policy.count)})
+    return branch_run(run, turns, runtime, task=task, seed=seed, on_turn=on_turn, on_start=on_start)
+
+
+def refuse_unsaid(run: Trajectory, text: str) -> None:
+    """Raises UsageError for a run that no message can follow."""
+    refuse_served(run)
+    if not text.strip():
+        raise UsageError("the message is empty; say what to do next")
+    if run.stop is None:
+        raise UsageError(f"run {run.id} has not ended; nano-coder resume {run.id} goes on with it")
+    if not run.turns:
+        raise UsageError(f"run {run.id} has no turn to go on from; run the task again")
+    if run.is_redacted:
+        raise UsageError(f"run {run.id} was redacted: what the model read is not in the log any more")
+    if run.stop is StopReason.CONTEXT_FULL:
+        raise UsageError(
+            f"the context of run {run.id} is full; nano-coder apply {run.id} keeps its work, and a new run"
+            " goes on from there"
         )

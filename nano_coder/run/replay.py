@@ -11,14 +11,13 @@ from nano_coder.agent.loop import Agent, spill_path
 from nano_coder.agent.observation import shorten
 from nano_coder.agent.profiles import PROFILES, logged_profile, missing_tools
 from nano_coder.agent.prompt import first_started, offered_tools, open_conversation
-from nano_coder.agent.recorded_answers import RecordedAnswers, recorded_kind
 from nano_coder.agent.workspace import Workspace
 from nano_coder.grading.command_run import workspace_jail
 from nano_coder.models.replayed import Prompt, PromptRenderer, ReplayedPolicy
 from nano_coder.run.replay_differences import Cause, Drift, cause_of, excerpts, explained
 from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, in_image
 from nano_coder.sandbox.workspace_archive import pack_workspace
-from nano_coder.tools.registry import TOOLS
+from nano_coder.tools.registry import TOOLS, RecordedAnswers, recorded_kind
 from nano_coder.tools.tool import ToolContext
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, OverlayBlobs

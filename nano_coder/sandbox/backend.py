@@ -11,7 +11,7 @@ from contextlib import closing
 from nano_coder.sandbox.bubblewrap import BwrapSandbox
 from nano_coder.sandbox.namespaces import NsSandbox
 from nano_coder.sandbox.protocol import Sandbox, in_image
-from nano_coder.sandbox.unavailable import cannot_isolate
+from nano_coder.sandbox.root_plan import cannot_isolate
 from nano_shared.errors import ConfigError, SandboxError, UsageError
 from nano_shared.extensions import Extensions, call_extension, described, is_file_reference, takes
 from nano_shared.scratch import scratch_folder
@@ -91,8 +91,7 @@ def prove(sandbox: NsSandbox | BwrapSandbox) -> None:
                 raise cannot_isolate(layer, None, "a trial escape succeeded")
         result = jail.run([sandbox.python, "-c", "print(1)"])
     if result.stdout != b"1\n":
-        said = result.stderr.decode(errors="backslashreplace").strip()[-300:]
         raise SandboxError(
-            f"the interpreter {sandbox.python!r} does not run inside the sandbox ({said or result}); "
+            f"the interpreter {sandbox.python!r} does not run inside the sandbox ({result.last_words}); "
             "choose another with --python"
         )

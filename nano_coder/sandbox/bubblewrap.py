@@ -12,18 +12,16 @@ import copy
 import json
 import os
 import re
-import select
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain
-from nano_coder.sandbox.folder_jail import FolderJail, ProgramResult, ProgramSpec
+from nano_coder.sandbox.captured_output import Drain
+from nano_coder.sandbox.folder_jail import FolderJail, HeldProgram, ProgramResult, ProgramSpec
 from nano_coder.sandbox.interpreter import find_interpreter
 from nano_coder.sandbox.launcher import kernel, root
 from nano_coder.sandbox.request import check_limits, minimal_environment, seal
@@ -108,7 +106,7 @@ class BubblewrapSettings:
     """whether `owner` cannot reach some of the bound paths, so that they must be mounted for it first"""
 
 
-class BubblewrapRun:
+class BubblewrapRun(HeldProgram):
     """A program started under bubblewrap. Leaving `stack` kills it."""
 
     def __init__(
@@ -127,7 +125,7 @@ class BubblewrapRun:
             request_fd = pipes.hand_over(
                 json.dumps({"argv": program.argv, "env": program.env, **confinement}).encode()
             )
-            self._report, report = pipes.from_inside()
+            self._reported, report = pipes.from_inside()
             self._stop, stop = pipes.to_inside()
             info, info_inside = pipes.from_inside()
             block, block_inside = pipes.to_inside()
@@ -180,37 +178,14 @@ class BubblewrapRun:
         words = self._program.err.value().decode(errors="backslashreplace").strip() or "it said nothing"
         return SandboxError(f"bubblewrap does not start the jail ({words[-300:]})")
 
-    def collect(self) -> ProgramResult:
-        """Collect output until every process is dead, at the latest some seconds after the time limit."""
-        drain = Drain({self._out: self._program.out, self._err: self._program.err}, self._init, FLOOD_BYTES)
-        if not drain.run(self._program.timeout, self._ask_to_stop):
-            # works also where the program has stopped our process in the jail
-            self._end_and_wait()
-            drain.finish()
+    def _report(self) -> Iterable[bytes]:
         self._process.wait()
-        with open(self._report, "rb", closefd=False) as file:
-            records = [json.loads(line) for line in file]
-        if not records:
-            raise self._failed()
-        # no final record: our process in the jail was killed, by us or by the program
-        ending = {"exit_code": None, "signal": signal.SIGKILL.value, **records[-1]}
-        ending.pop("began", None)
-        return ProgramResult(**ending, timed_out=drain.timed_out and ending["exit_code"] is None)
+        with open(self._reported, "rb", closefd=False) as file:
+            return file.readlines()
 
     def _ask_to_stop(self) -> None:
         with contextlib.suppress(BrokenPipeError):
             os.write(self._stop, b"1")
-
-    def end(self) -> None:
-        """Kill pid 1 and with it everything in the jail. Callable from any thread until the stack is left."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._init, signal.SIGKILL)
-
-    def _end_and_wait(self) -> None:
-        self.end()
-        poll = select.poll()
-        poll.register(self._init, select.POLLIN)
-        poll.poll(Drain.PATIENCE_S * 1000)
 
     def _reap(self) -> None:
         self._process.kill()

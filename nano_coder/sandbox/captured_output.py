@@ -9,6 +9,9 @@ import select
 import termios
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
+
+from nano_coder.sandbox.protocol import ExecResult
 
 FLOOD_BYTES = 64 << 20
 """bytes of both streams together, beyond which the program is killed"""
@@ -43,6 +46,14 @@ class Output:
     def value(self) -> bytes:
         self._cut()
         return bytes(self._head + self._tail)
+
+
+def captured(out: Output, err: Output, started: float, **ending: Any) -> ExecResult:
+    """The result of a program that wrote these streams; `started` is on the monotonic clock."""
+    return ExecResult(
+        stdout=out.value(), stderr=err.value(), stdout_bytes=out.size, stderr_bytes=err.size,
+        wall_s=time.monotonic() - started, **ending,
+    )  # fmt: skip
 
 
 class Drain:
@@ -132,3 +143,10 @@ class Drain:
         self._outputs[fd].feed(chunk)
         self.flooded = sum(output.size for output in self._outputs.values()) > self._flood
         return bool(chunk)
+
+
+class AnswerDrain(Drain):
+    """Stops at what the pipes hold when the answer comes: processes that live on may write for ever."""
+
+    def finish(self) -> None:
+        self.take_written()

@@ -18,12 +18,11 @@ import struct
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain
-from nano_coder.sandbox.folder_jail import ProgramResult, ProgramSpec
+from nano_coder.sandbox.folder_jail import HeldProgram, ProgramSpec
 from nano_coder.sandbox.launcher import root
 from nano_coder.sandbox.request import python_program, seal
 from nano_shared.errors import SandboxError
@@ -112,7 +111,7 @@ class PythonStart:
 # ------------------------------------------------------------------------------------------ a container
 
 
-class ContainerRun:
+class ContainerRun(HeldProgram):
     """A program started in a container. Leaving `stack` kills it and waits until the container is gone."""
 
     GIVEN = 5
@@ -172,40 +171,17 @@ class ContainerRun:
         words = os.pread(self._said, 1 << 16, 0).decode(errors="backslashreplace").strip()
         return SandboxError(f"podman does not start the container ({words[-300:] or 'it said nothing'})")
 
-    def collect(self) -> ProgramResult:
-        """Collect output until every process is dead, at the latest some seconds after the time limit."""
-        drain = Drain({self._out: self._program.out, self._err: self._program.err}, self._init, FLOOD_BYTES)
-        if not drain.run(self._program.timeout, self._ask_to_stop):
-            self._end_and_wait()
-            drain.finish()
+    def _report(self) -> Iterable[bytes]:
         self._channel.setblocking(False)
         said = b""
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while chunk := self._channel.recv(4096):
                 said += chunk
-        records = [json.loads(line) for line in said.splitlines()]
-        if not records:
-            raise self._failed()
-        # no final record: pid 1 was killed, by us or for memory
-        ending = {"exit_code": None, "signal": signal.SIGKILL.value, **records[-1]}
-        ending.pop("began", None)
-        return ProgramResult(**ending, timed_out=drain.timed_out and ending["exit_code"] is None)
+        return said.splitlines()
 
     def _ask_to_stop(self) -> None:
         with contextlib.suppress(OSError):
             self._channel.send(b"1")
-
-    def end(self) -> None:
-        """Kill pid 1 and with it everything in the container. Callable from any thread until the stack is
-        left."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._init, signal.SIGKILL)
-
-    def _end_and_wait(self) -> None:
-        self.end()
-        poll = select.poll()
-        poll.register(self._init, select.POLLIN)
-        poll.poll(Drain.PATIENCE_S * 1000)
 
     def _reap(self) -> None:
         """Wait until podman has removed the container."""

@@ -19,62 +19,9 @@ from nano_shared.types import Limits
 
 _PROGRAM = Path(__file__).with_name("escape_attempts.py").read_text(encoding="utf-8")
 _LIMITS = Limits(tool_seconds=5, memory_mb=128, output_bytes=4096)
-_TRIED = frozenset(attempt.__name__ for attempt in ATTEMPTS)
 _CANARY = "NANO_DOCTOR_CANARY"
 
-_LAYERS = {
-    "read_a_file_of_the_host": "mount namespace",
-    "read_keys_in_an_environment": "empty environment",
-    "read_the_memory_of_init": "seccomp, not dumpable",
-    "see_processes_of_the_host": "pid namespace",
-    "kill_init": "pid namespace",
-    "write_outside_the_workspace": "read-only root",
-    "change_a_kernel_setting": "read-only /proc/sys",
-    "reach_the_network": "network namespace",
-    "reach_a_server_of_the_host": "network namespace",
-    "reach_an_abstract_socket_of_the_host": "network namespace",
-    "open_a_socket_that_no_namespace_confines": "seccomp",
-    "make_a_user_namespace": "seccomp",
-    "mount_a_file_system": "seccomp",
-    "join_another_namespace": "seccomp",
-    "become_root": "user namespace",
-    "hold_a_capability": "capabilities",
-    "call_what_exploits_begin_with": "seccomp",
-    "hold_memory_that_nobody_counts": "seccomp",
-    "type_into_the_terminal": "seccomp, own session",
-    "make_a_device": "user namespace",
-    "learn_the_name_of_the_host": "uts namespace",
-    "see_folders_of_the_host_in_lists_of_mounts": "second mount namespace",
-    "inherit_an_open_file": "closed descriptors",
-    "reach_a_service_of_the_host": "mount namespace",
-    "open_a_device_of_the_host": "mount namespace",
-    "read_the_log_of_the_kernel": "seccomp",
-    "change_the_clock": "seccomp",
-    "change_the_name_of_the_machine": "capabilities",
-    "change_a_network_device": "capabilities",
-    "run_before_others": "capabilities",
-    "join_other_groups": "capabilities",
-    "move_its_root": "seccomp",
-    "limit_init": "seccomp",
-    "raise_its_own_limits": "rlimits",
-    "be_traced": "seccomp",
-    "call_what_is_younger_than_the_filter": "seccomp",
-    "call_as_another_machine": "seccomp",
-    "filter_system_calls_itself": "seccomp",
-    "keep_rules_in_the_kernel": "seccomp",
-    "keep_extended_attributes": "seccomp",
-    "take_slots_of_asynchronous_io": "seccomp",
-    "take_huge_pages": "seccomp",
-    "take_hash_tables": "seccomp",
-    "take_flow_labels": "seccomp",
-    "attach_filters_to_sockets": "seccomp",
-    "open_sockets_whose_buffers_nobody_counts": "seccomp",
-    "enlarge_a_pipe": "seccomp",
-    "lock_in_the_name_of_nobody": "seccomp",
-    "wait_for_the_disks_of_the_host": "seccomp",
-    "watch_files_without_end": "user namespace",
-    "keep_descriptors_in_flight": "rlimits",
-    "use_descriptors_without_end": "rlimits",
+_LAYERS = {name: layer for name, (_, layer) in ATTEMPTS.items()} | {
     "start_processes_without_end": "rlimits",
     "take_memory_without_end": "rlimits, memory watch",
     "fill_the_disk": "sized tmpfs, memory watch",
@@ -86,6 +33,7 @@ _LAYERS = {
     "leave_a_process_behind": "pid namespace",
     "leave_a_file_behind": "empty /tmp",
 }
+"""attempt or abuse -> the layer that should stop it"""
 
 
 _OF_A_FOLDER = (
@@ -120,7 +68,7 @@ def examine(sandbox: Sandbox) -> list[EscapeFinding]:
     unknown = "the attempt did not report"
     return [
         EscapeFinding(
-            name, layer, found.get(name, unknown) or (cold.get(name, unknown) if name in _TRIED else None)
+            name, layer, found.get(name, unknown) or (cold.get(name, unknown) if name in ATTEMPTS else None)
         )
         for name, layer in _LAYERS.items()
         if name not in _NOT_PROMISED.get(sandbox.name, ())

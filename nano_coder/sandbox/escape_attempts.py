@@ -40,6 +40,19 @@ _NUMBERS = {
 _NEWUSER, _ATTACH = 0x1000_0000, 16
 
 
+Attempt = Callable[[dict[str, str]], "str | None"]
+ATTEMPTS: dict[str, tuple[Attempt, str]] = {}
+"""name -> the attempt, and the layer that should stop it"""
+
+
+def stopped_by(layer: str) -> Callable[[Attempt], Attempt]:
+    def register(attempt: Attempt) -> Attempt:
+        ATTEMPTS[attempt.__name__] = attempt, layer
+        return attempt
+
+    return register
+
+
 def _allowed(call: str | int, *arguments: object) -> bool:
     """Whether the kernel executed a system call, even if it rejected the arguments."""
     result = _libc.syscall(_NUMBERS[call] if isinstance(call, str) else call, *arguments)
@@ -67,10 +80,12 @@ def _read(path: str) -> bytes:
         return b""
 
 
+@stopped_by("mount namespace")
 def read_a_file_of_the_host(outside: dict[str, str]) -> str | None:
     return outside["file"] if _read(outside["file"]) else None
 
 
+@stopped_by("empty environment")
 def read_keys_in_an_environment(outside: dict[str, str]) -> str | None:
     for pid in filter(str.isdigit, os.listdir("/proc")):
         for name in ("environ", "cmdline"):
@@ -79,6 +94,7 @@ def read_keys_in_an_environment(outside: dict[str, str]) -> str | None:
     return None
 
 
+@stopped_by("seccomp, not dumpable")
 def read_the_memory_of_init(outside: dict[str, str]) -> str | None:
     try:
         with open("/proc/1/mem", "rb"):
@@ -87,11 +103,13 @@ def read_the_memory_of_init(outside: dict[str, str]) -> str | None:
         return "ptrace" if _allowed("ptrace", _ATTACH, 1, 0, 0) else None
 
 
+@stopped_by("pid namespace")
 def see_processes_of_the_host(outside: dict[str, str]) -> str | None:
     others = [name for name in os.listdir("/proc") if name.isdigit() and int(name) > 64]
     return f"pid {others[0]}" if others else None
 
 
+@stopped_by("pid namespace")
 def kill_init(outside: dict[str, str]) -> str | None:
     if os.getpid() > 64:
         return "not tried: this process is in no pid namespace of its own"
@@ -105,6 +123,7 @@ def kill_init(outside: dict[str, str]) -> str | None:
     return None
 
 
+@stopped_by("read-only root")
 def write_outside_the_workspace(outside: dict[str, str]) -> str | None:
     for folder in (
         "/",
@@ -125,6 +144,7 @@ def write_outside_the_workspace(outside: dict[str, str]) -> str | None:
     return None
 
 
+@stopped_by("read-only /proc/sys")
 def change_a_kernel_setting(outside: dict[str, str]) -> str | None:
     for name in ("kernel/core_pattern", "vm/swappiness", "kernel/hostname"):
         try:
@@ -136,6 +156,7 @@ def change_a_kernel_setting(outside: dict[str, str]) -> str | None:
     return None
 
 
+@stopped_by("network namespace")
 def reach_the_network(outside: dict[str, str]) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
         try:
@@ -146,6 +167,7 @@ def reach_the_network(outside: dict[str, str]) -> str | None:
     return "a route to 192.0.2.1"
 
 
+@stopped_by("network namespace")
 def reach_a_server_of_the_host(outside: dict[str, str]) -> str | None:
     with socket.socket() as handle:
         handle.settimeout(1)
@@ -156,6 +178,7 @@ def reach_a_server_of_the_host(outside: dict[str, str]) -> str | None:
     return f"port {outside['port']}"
 
 
+@stopped_by("network namespace")
 def reach_an_abstract_socket_of_the_host(outside: dict[str, str]) -> str | None:
     with socket.socket(socket.AF_UNIX) as handle:
         try:
@@ -165,6 +188,7 @@ def reach_an_abstract_socket_of_the_host(outside: dict[str, str]) -> str | None:
     return outside["abstract"]
 
 
+@stopped_by("seccomp")
 def open_a_socket_that_no_namespace_confines(outside: dict[str, str]) -> str | None:
     for name, family in (("AF_VSOCK", 40), ("AF_ALG", 38), ("AF_NETLINK", 16), ("AF_PACKET", 17)):
         try:
@@ -175,19 +199,23 @@ def open_a_socket_that_no_namespace_confines(outside: dict[str, str]) -> str | N
     return None
 
 
+@stopped_by("seccomp")
 def make_a_user_namespace(outside: dict[str, str]) -> str | None:
     return "unshare" if _allowed("unshare", _NEWUSER) else None
 
 
+@stopped_by("seccomp")
 def mount_a_file_system(outside: dict[str, str]) -> str | None:
     return "mount" if _allowed("mount", b"none", b"/tmp", b"no-such-type", 0, None) else None
 
 
+@stopped_by("seccomp")
 def join_another_namespace(outside: dict[str, str]) -> str | None:
     handle = os.open("/proc/self/ns/user", os.O_RDONLY)
     return "setns" if _allowed("setns", handle, 0) else None
 
 
+@stopped_by("user namespace")
 def become_root(outside: dict[str, str]) -> str | None:
     try:
         os.setuid(0)
@@ -196,6 +224,7 @@ def become_root(outside: dict[str, str]) -> str | None:
     return "setuid(0)"
 
 
+@stopped_by("capabilities")
 def hold_a_capability(outside: dict[str, str]) -> str | None:
     with open("/proc/self/status") as file:
         fields = dict(line.split(":", 1) for line in file)
@@ -203,6 +232,7 @@ def hold_a_capability(outside: dict[str, str]) -> str | None:
     return held[0] if held else None if fields["NoNewPrivs"].strip() == "1" else "NoNewPrivs is 0"
 
 
+@stopped_by("seccomp")
 def call_what_exploits_begin_with(outside: dict[str, str]) -> str | None:
     for name in (
         "bpf", "userfaultfd", "perf_event_open", "io_uring_setup", "keyctl", "add_key", "kexec_load",
@@ -213,12 +243,14 @@ def call_what_exploits_begin_with(outside: dict[str, str]) -> str | None:
     return None
 
 
+@stopped_by("seccomp")
 def hold_memory_that_nobody_counts(outside: dict[str, str]) -> str | None:
     if _allowed("memfd_create", b"x", 0):
         return "memfd_create"
     return "shmget" if _allowed("shmget", 0, 4096, 0o1600) else None
 
 
+@stopped_by("seccomp, own session")
 def type_into_the_terminal(outside: dict[str, str]) -> str | None:
     try:
         slave = os.openpty()[1]
@@ -231,6 +263,7 @@ def type_into_the_terminal(outside: dict[str, str]) -> str | None:
     return "TIOCSTI"
 
 
+@stopped_by("user namespace")
 def make_a_device(outside: dict[str, str]) -> str | None:
     try:
         os.mknod("/tmp/device", 0o600 | 0o060000, os.makedev(8, 0))
@@ -240,10 +273,12 @@ def make_a_device(outside: dict[str, str]) -> str | None:
     return "a block device"
 
 
+@stopped_by("uts namespace")
 def learn_the_name_of_the_host(outside: dict[str, str]) -> str | None:
     return outside["host"] if socket.gethostname() == outside["host"] != "sandbox" else None
 
 
+@stopped_by("second mount namespace")
 def see_folders_of_the_host_in_lists_of_mounts(outside: dict[str, str]) -> str | None:
     for pid in ("self", "1"):
         for line in _read(f"/proc/{pid}/mountinfo").decode().splitlines():
@@ -252,6 +287,7 @@ def see_folders_of_the_host_in_lists_of_mounts(outside: dict[str, str]) -> str |
     return None
 
 
+@stopped_by("closed descriptors")
 def inherit_an_open_file(outside: dict[str, str]) -> str | None:
     own = ("/dev/null", "/proc/", "/memfd:")
     for fd in os.listdir("/proc/self/fd"):
@@ -264,6 +300,7 @@ def inherit_an_open_file(outside: dict[str, str]) -> str | None:
     return None
 
 
+@stopped_by("mount namespace")
 def reach_a_service_of_the_host(outside: dict[str, str]) -> str | None:
     for path in (
         "/run/docker.sock",
@@ -277,6 +314,7 @@ def reach_a_service_of_the_host(outside: dict[str, str]) -> str | None:
     return None
 
 
+@stopped_by("mount namespace")
 def open_a_device_of_the_host(outside: dict[str, str]) -> str | None:
     names = (
         "mem",
@@ -296,6 +334,7 @@ def open_a_device_of_the_host(outside: dict[str, str]) -> str | None:
     return f"/dev/{found[0]}" if found else None
 
 
+@stopped_by("seccomp")
 def read_the_log_of_the_kernel(outside: dict[str, str]) -> str | None:
     if _allowed("syslog", 3, ctypes.create_string_buffer(16), 16):
         return "syslog"
@@ -310,16 +349,19 @@ def _opens(path: str) -> bool:
     return True
 
 
+@stopped_by("seccomp")
 def change_the_clock(outside: dict[str, str]) -> str | None:
     time.clock_settime(time.CLOCK_REALTIME, time.time())
     return "clock_settime"
 
 
+@stopped_by("capabilities")
 def change_the_name_of_the_machine(outside: dict[str, str]) -> str | None:
     socket.sethostname(socket.gethostname())
     return "sethostname"
 
 
+@stopped_by("capabilities")
 def change_a_network_device(outside: dict[str, str]) -> str | None:
     set_flags = 0x8914
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
@@ -327,24 +369,29 @@ def change_a_network_device(outside: dict[str, str]) -> str | None:
     return "lo"
 
 
+@stopped_by("capabilities")
 def run_before_others(outside: dict[str, str]) -> str | None:
     os.setpriority(os.PRIO_PROCESS, 0, -5)
     return "a priority of -5"
 
 
+@stopped_by("capabilities")
 def join_other_groups(outside: dict[str, str]) -> str | None:
     return "setgroups" if _in_a_child(lambda: os.setgroups([0])) else None
 
 
+@stopped_by("seccomp")
 def move_its_root(outside: dict[str, str]) -> str | None:
     return "chroot" if _in_a_child(lambda: os.chroot("/tmp")) else None
 
 
+@stopped_by("seccomp")
 def limit_init(outside: dict[str, str]) -> str | None:
     resource.prlimit(1, resource.RLIMIT_CPU, resource.prlimit(1, resource.RLIMIT_CPU))
     return "prlimit"
 
 
+@stopped_by("rlimits")
 def raise_its_own_limits(outside: dict[str, str]) -> str | None:
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     if hard == resource.RLIM_INFINITY:
@@ -356,11 +403,13 @@ def raise_its_own_limits(outside: dict[str, str]) -> str | None:
     return f"{hard + 1} processes"
 
 
+@stopped_by("seccomp")
 def be_traced(outside: dict[str, str]) -> str | None:
     trace_me = 0
     return "ptrace" if _in_a_child(lambda: _allowed("ptrace", trace_me, 0, 0, 0)) else None
 
 
+@stopped_by("seccomp")
 def call_what_is_younger_than_the_filter(outside: dict[str, str]) -> str | None:
     names = {
         "statmount": 457,
@@ -372,6 +421,7 @@ def call_what_is_younger_than_the_filter(outside: dict[str, str]) -> str | None:
     return next((name for name, number in names.items() if _allowed(number, 0, 0, 0, 0, 0, 0)), None)
 
 
+@stopped_by("seccomp")
 def call_as_another_machine(outside: dict[str, str]) -> str | None:
     if platform.machine() != "x86_64":
         return None
@@ -385,6 +435,7 @@ def call_as_another_machine(outside: dict[str, str]) -> str | None:
     return "x32" if _in_a_child(lambda: _libc.syscall(x32_getpid) > 0) else None
 
 
+@stopped_by("seccomp")
 def filter_system_calls_itself(outside: dict[str, str]) -> str | None:
     set_seccomp, filter_mode = 22, 2
     _libc.prctl(set_seccomp, filter_mode, None, 0, 0)
@@ -392,11 +443,13 @@ def filter_system_calls_itself(outside: dict[str, str]) -> str | None:
     return "seccomp" if ctypes.get_errno() == errno.EFAULT or _allowed("seccomp", 1, 0, None) else None
 
 
+@stopped_by("seccomp")
 def keep_rules_in_the_kernel(outside: dict[str, str]) -> str | None:
     landlock_create_ruleset, ask_version = 444, 1
     return "landlock" if _allowed(landlock_create_ruleset, None, 0, ask_version) else None
 
 
+@stopped_by("seccomp")
 def keep_extended_attributes(outside: dict[str, str]) -> str | None:
     with open("/tmp/attributes", "wb") as file:
         pass
@@ -407,22 +460,26 @@ def keep_extended_attributes(outside: dict[str, str]) -> str | None:
     return "setxattr"
 
 
+@stopped_by("seccomp")
 def take_slots_of_asynchronous_io(outside: dict[str, str]) -> str | None:
     context = ctypes.c_ulong(0)
     return "io_setup" if _allowed("io_setup", 1, ctypes.byref(context)) else None
 
 
+@stopped_by("seccomp")
 def take_huge_pages(outside: dict[str, str]) -> str | None:
     huge = 0x4_0000
     mmap.mmap(-1, 1 << 21, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | huge).close()
     return "mmap"
 
 
+@stopped_by("seccomp")
 def take_hash_tables(outside: dict[str, str]) -> str | None:
     futex_hash, set_slots = 78, 1
     return "prctl" if _libc.prctl(futex_hash, set_slots, 16, 0, 0) == 0 else None
 
 
+@stopped_by("seccomp")
 def take_flow_labels(outside: dict[str, str]) -> str | None:
     manage = 32
     with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as handle:
@@ -433,6 +490,7 @@ def take_flow_labels(outside: dict[str, str]) -> str | None:
     return "IPV6_FLOWLABEL_MGR"
 
 
+@stopped_by("seccomp")
 def attach_filters_to_sockets(outside: dict[str, str]) -> str | None:
     options = {"SO_ATTACH_FILTER": 26, "SO_ATTACH_BPF": 50, "SO_ATTACH_REUSEPORT_CBPF": 51}
     for name, option in options.items():
@@ -446,6 +504,7 @@ def attach_filters_to_sockets(outside: dict[str, str]) -> str | None:
     return None
 
 
+@stopped_by("seccomp")
 def open_sockets_whose_buffers_nobody_counts(outside: dict[str, str]) -> str | None:
     for name, kind, protocol in (
         ("MPTCP", socket.SOCK_STREAM, 262), ("UDP-Lite", socket.SOCK_DGRAM, 136), ("DCCP", 6, 33),
@@ -460,6 +519,7 @@ def open_sockets_whose_buffers_nobody_counts(outside: dict[str, str]) -> str | N
     return None
 
 
+@stopped_by("seccomp")
 def enlarge_a_pipe(outside: dict[str, str]) -> str | None:
     reading, writing = os.pipe()
     try:
@@ -470,6 +530,7 @@ def enlarge_a_pipe(outside: dict[str, str]) -> str | None:
     return "F_SETPIPE_SZ"
 
 
+@stopped_by("seccomp")
 def lock_in_the_name_of_nobody(outside: dict[str, str]) -> str | None:
     set_lock, whole = 37, struct.pack("hhqqi4x", 1, 0, 0, 0, 0)
     with open("/tmp/lock", "wb") as file:
@@ -488,6 +549,7 @@ def lock_in_the_name_of_nobody(outside: dict[str, str]) -> str | None:
     return "F_OFD_SETLK"
 
 
+@stopped_by("seccomp")
 def wait_for_the_disks_of_the_host(outside: dict[str, str]) -> str | None:
     # a kernel that executes the call fails for want of the file
     return (
@@ -497,6 +559,7 @@ def wait_for_the_disks_of_the_host(outside: dict[str, str]) -> str | None:
     )
 
 
+@stopped_by("user namespace")
 def watch_files_without_end(outside: dict[str, str]) -> str | None:
     made: list[int] = []
     while len(made) < 64 and (fd := _libc.inotify_init()) >= 0:
@@ -506,6 +569,7 @@ def watch_files_without_end(outside: dict[str, str]) -> str | None:
     return f"{len(made)} watchers" if len(made) > 16 else None
 
 
+@stopped_by("rlimits")
 def keep_descriptors_in_flight(outside: dict[str, str]) -> str | None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -520,6 +584,7 @@ def keep_descriptors_in_flight(outside: dict[str, str]) -> str | None:
     return f"{sent} descriptors" if sent > 512 else None
 
 
+@stopped_by("rlimits")
 def use_descriptors_without_end(outside: dict[str, str]) -> str | None:
     made: list[int] = []
     try:
@@ -532,63 +597,7 @@ def use_descriptors_without_end(outside: dict[str, str]) -> str | None:
     return f"{len(made)} descriptors" if len(made) > 512 else None
 
 
-ATTEMPTS: tuple[Callable[[dict[str, str]], str | None], ...] = (
-    read_a_file_of_the_host,
-    read_keys_in_an_environment,
-    read_the_memory_of_init,
-    see_processes_of_the_host,
-    kill_init,
-    write_outside_the_workspace,
-    change_a_kernel_setting,
-    reach_the_network,
-    reach_a_server_of_the_host,
-    reach_an_abstract_socket_of_the_host,
-    open_a_socket_that_no_namespace_confines,
-    make_a_user_namespace,
-    mount_a_file_system,
-    join_another_namespace,
-    become_root,
-    hold_a_capability,
-    call_what_exploits_begin_with,
-    hold_memory_that_nobody_counts,
-    type_into_the_terminal,
-    make_a_device,
-    learn_the_name_of_the_host,
-    see_folders_of_the_host_in_lists_of_mounts,
-    inherit_an_open_file,
-    reach_a_service_of_the_host,
-    open_a_device_of_the_host,
-    read_the_log_of_the_kernel,
-    change_the_clock,
-    change_the_name_of_the_machine,
-    change_a_network_device,
-    run_before_others,
-    join_other_groups,
-    move_its_root,
-    limit_init,
-    raise_its_own_limits,
-    be_traced,
-    call_what_is_younger_than_the_filter,
-    call_as_another_machine,
-    filter_system_calls_itself,
-    keep_rules_in_the_kernel,
-    keep_extended_attributes,
-    take_slots_of_asynchronous_io,
-    take_huge_pages,
-    take_hash_tables,
-    take_flow_labels,
-    attach_filters_to_sockets,
-    open_sockets_whose_buffers_nobody_counts,
-    enlarge_a_pipe,
-    lock_in_the_name_of_nobody,
-    wait_for_the_disks_of_the_host,
-    watch_files_without_end,
-    keep_descriptors_in_flight,
-    use_descriptors_without_end,
-)
-
-
-def _achieved(attempt: Callable[[dict[str, str]], str | None], outside: dict[str, str]) -> str | None:
+def _achieved(attempt: Attempt, outside: dict[str, str]) -> str | None:
     try:
         return attempt(outside)
     except OSError:
@@ -597,4 +606,4 @@ def _achieved(attempt: Callable[[dict[str, str]], str | None], outside: dict[str
 
 if __name__ == "__main__":
     given = json.load(sys.stdin)
-    print(json.dumps({attempt.__name__: _achieved(attempt, given) for attempt in ATTEMPTS}))
+    print(json.dumps({name: _achieved(attempt, given) for name, (attempt, _) in ATTEMPTS.items()}))

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import json
 import os
+import select
+import signal
 import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Self, Unpack
 
-from nano_coder.sandbox.captured_output import Output
+from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain, Output, captured
 from nano_coder.sandbox.launcher import files, kernel
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
-from nano_coder.sandbox.request import check_run, python_program, seal
+from nano_coder.sandbox.request import check_run, opened, python_program
 from nano_coder.sandbox.workspace_archive import MOST_ENTRIES, WORK_MB, pack_workspace, snapshot_error
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.scratch import ScratchFolder
@@ -54,6 +57,53 @@ class ProgramResult:
     oom: bool = False
     cpu_s: float = 0.0
     peak_bytes: int = 0
+
+
+class HeldProgram(abc.ABC):
+    """A program in namespaces of its own, whose pid 1 is ours and held by a pidfd."""
+
+    _program: ProgramSpec
+    _out: int
+    _err: int
+    _init: int
+
+    @abc.abstractmethod
+    def _failed(self) -> SandboxError:
+        """The error for a program that was not started."""
+
+    @abc.abstractmethod
+    def _ask_to_stop(self) -> None:
+        """Ask pid 1 to end the program."""
+
+    @abc.abstractmethod
+    def _report(self) -> Iterable[bytes]:
+        """The records, JSON each, of the pid 1, once it is dead."""
+
+    def collect(self) -> ProgramResult:
+        """Collect output until every process is dead, at the latest some seconds after the time limit."""
+        drain = Drain({self._out: self._program.out, self._err: self._program.err}, self._init, FLOOD_BYTES)
+        if not drain.run(self._program.timeout, self._ask_to_stop):
+            # works also where the program has stopped our process in the jail
+            self._end_and_wait()
+            drain.finish()
+        records = [json.loads(line) for line in self._report()]
+        if not records:
+            raise self._failed()
+        # no final record: our process in the jail was killed, by us, by the program or for memory
+        ending = {"exit_code": None, "signal": signal.SIGKILL.value, **records[-1]}
+        ending.pop("began", None)
+        return ProgramResult(**ending, timed_out=drain.timed_out and ending["exit_code"] is None)
+
+    def end(self) -> None:
+        """Kill pid 1 and with it everything in the jail. Callable from any thread while it is held."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._init, signal.SIGKILL)
+
+    def _end_and_wait(self) -> None:
+        self.end()
+        poll = select.poll()
+        poll.register(self._init, select.POLLIN)
+        poll.poll(Drain.PATIENCE_S * 1000)
 
 
 class FolderJail(abc.ABC):
@@ -132,7 +182,7 @@ class FolderJail(abc.ABC):
         check_run(argv, env, wall, cap)
         out, err = Output(cap), Output(cap)
         started = time.monotonic()
-        with self._one_request(), _open(options.get("stdin", b"")) as stdin:
+        with self._one_request(), opened(options.get("stdin", b"")) as stdin:
             ending = self._execute(
                 ProgramSpec(
                     argv=list(argv),
@@ -143,19 +193,7 @@ class FolderJail(abc.ABC):
                     timeout=wall,
                 )
             )
-        return ExecResult(
-            exit_code=ending.exit_code,
-            signal=ending.signal,
-            timed_out=ending.timed_out,
-            oom=ending.oom,
-            stdout=out.value(),
-            stderr=err.value(),
-            stdout_bytes=out.size,
-            stderr_bytes=err.size,
-            wall_s=time.monotonic() - started,
-            cpu_s=ending.cpu_s,
-            peak_bytes=ending.peak_bytes,
-        )
+        return captured(out, err, started, **asdict(ending))
 
     @contextlib.contextmanager
     def _one_request(self) -> Iterator[None]:
@@ -188,7 +226,7 @@ class FolderJail(abc.ABC):
             return out.read()
 
     def write(self, path: str, data: bytes) -> None:
-        with self._one_request(), _open(data) as source, self._root() as root:
+        with self._one_request(), opened(data) as source, self._root() as root:
             files.write(root, path, source)
 
     def snapshot(self) -> bytes:
@@ -237,15 +275,3 @@ class FolderJail(abc.ABC):
 def _most(limits: Limits, size: int = 0, entries: int = 0) -> tuple[int, int]:
     """Largest size (bytes) and number of entries that a workspace of this initial size may reach."""
     return ((limits.workspace_mb or WORK_MB) << 20) + 2 * size, MOST_ENTRIES + entries
-
-
-@contextlib.contextmanager
-def _open(data: bytes | int) -> Iterator[int]:
-    if isinstance(data, int):
-        yield data
-        return
-    fd = seal(data) if data else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)

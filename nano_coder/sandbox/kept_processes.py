@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
-from nano_coder.sandbox.captured_output import Drain, Output
+from nano_coder.sandbox.captured_output import AnswerDrain, Drain, Output
 from nano_coder.sandbox.launcher import message
 from nano_coder.sandbox.launcher.message import RequestOutcome
 from nano_coder.sandbox.launcher.root import LAUNCHER_INSIDE
@@ -25,6 +25,23 @@ _SOURCE = (
 _PATIENCE_S = 10.0
 
 
+def serving(occupy: Callable[[int], RequestOutcome], theirs: socket.socket) -> Future[RequestOutcome]:
+    """Let a jail serve a socket, by `occupy` in a thread, which closes it; returns the end to come."""
+    end: Future[RequestOutcome] = Future()
+
+    def live() -> None:
+        try:
+            with theirs:
+                outcome = occupy(theirs.fileno())
+        except SandboxError as error:
+            end.set_exception(error)
+        else:
+            end.set_result(outcome)
+
+    threading.Thread(target=live, name="occupied jail", daemon=True).start()
+    return end
+
+
 class KeptProcesses:
     """A server in a jail, which is busy with it until its end. Requests are served one at a time."""
 
@@ -34,17 +51,7 @@ class KeptProcesses:
         """whether it ended, with all processes of the jail"""
         self._lock = threading.Lock()
         self._channel, theirs = socket.socketpair()
-        self._end: Future[RequestOutcome] = Future()
-        threading.Thread(target=self._live, args=(occupy, theirs), name="kept", daemon=True).start()
-
-    def _live(self, occupy: Callable[[str, int], RequestOutcome], theirs: socket.socket) -> None:
-        try:
-            with theirs:
-                outcome = occupy(_SOURCE, theirs.fileno())
-        except SandboxError as error:
-            self._end.set_exception(error)
-        else:
-            self._end.set_result(outcome)
+        self._end = serving(lambda channel: occupy(_SOURCE, channel), theirs)
 
     def call(
         self,
@@ -59,7 +66,7 @@ class KeptProcesses:
         with self._lock:
             (out, out_inside), (err, err_inside) = os.pipe(), os.pipe()
             try:
-                drain = _RequestDrain({out: outputs[0], err: outputs[1]}, self._channel.fileno(), flood)
+                drain = AnswerDrain({out: outputs[0], err: outputs[1]}, self._channel.fileno(), flood)
                 with contextlib.suppress(OSError):  # it ended: the missing answer shows that
                     message.send(self._channel, request, [out_inside, err_inside, *given])
                 os.close(out_inside)
@@ -95,10 +102,3 @@ class KeptProcesses:
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)
         self._channel.close()
-
-
-class _RequestDrain(Drain):
-    """Stops at what the pipes hold when the answer comes: processes that are kept may write for ever."""
-
-    def finish(self) -> None:
-        self.take_written()

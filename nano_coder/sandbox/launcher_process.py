@@ -19,7 +19,7 @@ from nano_coder.sandbox.captured_output import Drain, Output
 from nano_coder.sandbox.launcher import cgroup, message
 from nano_coder.sandbox.launcher.message import RequestOutcome
 from nano_coder.sandbox.request import RunnerClient
-from nano_coder.sandbox.unavailable import cannot_isolate
+from nano_coder.sandbox.root_plan import cannot_isolate
 from nano_shared.errors import SandboxError
 
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from launcher.zygote import main; main()"

@@ -14,14 +14,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from socket import socket
 from typing import Any, Unpack
 
-from nano_coder.sandbox import cgroup_plan
-from nano_coder.sandbox import overlay_bases as bases
-from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain, Output
+from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain, Output, captured
 from nano_coder.sandbox.interpreter import find_interpreter
 from nano_coder.sandbox.kept_processes import KeptProcesses
 from nano_coder.sandbox.launcher import message
@@ -30,7 +28,7 @@ from nano_coder.sandbox.launcher.root import BASES
 from nano_coder.sandbox.launcher_process import JailProcess
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
 from nano_coder.sandbox.proxy import PORT, VARIABLES, Proxy, ProxyCall, Resolve, resolve
-from nano_coder.sandbox.request import check_limits, check_run, minimal_environment, python_program, seal
+from nano_coder.sandbox.request import check_limits, check_run, minimal_environment, opened, python_program
 from nano_coder.sandbox.root_plan import (
     FILE_MB,
     PROCESSES,
@@ -38,14 +36,19 @@ from nano_coder.sandbox.root_plan import (
     layers,
     of_request,
     own_uids,
+    plan_cgroup,
     plan_root,
     unused_uid,
 )
 from nano_coder.sandbox.warm_pool import shared_pool
 from nano_coder.sandbox.workspace_archive import (
+    OVERLAID_ENTRIES,
     WORK_MB,
     PackedWorkspace,
     PendingFiles,
+    base_of,
+    bases_folder,
+    overlays_supported,
     pack_workspace,
     snapshot_error,
 )
@@ -90,7 +93,7 @@ class NsSandbox:
             "root": plan_root(self._interpreter),
             "unused_uid": unused_uid(),
             "own_uids": own_uids(),
-            "group": cgroup_plan.plan(),
+            "group": plan_cgroup(),
             "warm_python": self.python if warm else None,
             "environment": environment,
         }
@@ -101,7 +104,7 @@ class NsSandbox:
         self.layers: Mapping[str, bool] = layers(
             cgroup=spec["group"] is not None,
             host_uid_of_its_own=spec["own_uids"],
-            overlay_workspaces=bases.supported(),
+            overlay_workspaces=overlays_supported(),
         )
         self._spec = spec
 
@@ -191,7 +194,7 @@ class NsSandbox:
                 jail = self._jail(usual(), limits, USUAL_MB * _MB)
                 jail.fill_first(packed.stream.read())
                 return jail
-            if packed.size > USUAL_MB * _MB or packed.entries > bases.ENTRIES or not fits:
+            if packed.size > USUAL_MB * _MB or packed.entries > OVERLAID_ENTRIES or not fits:
                 room = _room(packed.size, packed.entries, listen=listen, limits=limits)
                 jail = self._jail(self.pool.make(room), limits, packed.size)
             else:
@@ -205,18 +208,18 @@ class NsSandbox:
 
     def _overlaid(self, packed: PackedWorkspace, limits: Limits, listen: int) -> NsJail | None:
         """A jail that mounts a large workspace as an overlay; None for a small one, or if overlays fail."""
-        if packed.entries < bases.ENTRIES or not self.layers["overlay_workspaces"]:
+        if packed.entries < OVERLAID_ENTRIES or not self.layers["overlay_workspaces"]:
             return None
         owner = self._spec["unused_uid"] if os.geteuid() == 0 else None
         root = self._spec["root"]
-        shown = (str(bases.folder()), BASES)
+        shown = (str(bases_folder()), BASES)
         # a launcher of its own, so that no other jail has the bases in its mounts; all its jails run as one
         # user, who owns the files of the bases
         spec = {**self._spec, "own_uids": False, "root": {**root, "binds": [*root["binds"], shown]}}
         try:
             room = {
                 **_room(packed.size, packed.entries, listen=listen, limits=limits),
-                "base": bases.base_of(packed.stream, owner),
+                "base": base_of(packed.stream, owner),
             }
             process = shared_pool(spec, _room(USUAL_MB * _MB)).make(room)
         except (OSError, SandboxError):
@@ -323,21 +326,13 @@ class NsJail:
         started = time.monotonic()
         stdin = options.get("stdin", b"")
         reply, drain = self._call(request, (out, err), stdin=stdin, timeout=wall, flood=FLOOD_BYTES)
-        return ExecResult(
-            exit_code=reply.exit_code,
-            signal=reply.signal,
+        return captured(
+            out, err, started, exit_code=reply.exit_code, signal=reply.signal,
             # a program that ended by itself before the kill reached it did not time out
             timed_out=drain.timed_out and reply.exit_code is None,
-            oom=reply.oom,
-            stdout=out.value(),
-            stderr=err.value(),
-            stdout_bytes=out.size,
-            stderr_bytes=err.size,
-            wall_s=time.monotonic() - started,
-            cpu_s=reply.cpu_s,
-            peak_bytes=reply.peak_bytes,
+            oom=reply.oom, cpu_s=reply.cpu_s, peak_bytes=reply.peak_bytes,
             denials=Denials(network=now - refused) if (now := self._refused()) > refused else _NONE_DENIED,
-        )
+        )  # fmt: skip
 
     def interrupt(self) -> None:
         self._process.interrupt()
@@ -396,7 +391,7 @@ class NsJail:
 
     def restore(self, snapshot: bytes) -> None:
         """Replace the workspace by the contents of a snapshot, inside the jail."""
-        with _opened(snapshot) as stream:
+        with opened(snapshot) as stream:
             self.fill(stream)
 
     def fill(self, stream: int) -> None:
@@ -455,10 +450,10 @@ class NsJail:
         with contextlib.ExitStack() as stack:
             given = [] if packed is None else [packed]
             if self._first is not None:
-                given.append(stack.enter_context(_opened(self._first)))
+                given.append(stack.enter_context(opened(self._first)))
             whole = {**request, "unpack": bool(given), "memory_bytes": self._limits.memory_mb * _MB + more}
             if stdin != b"":
-                given.append(stack.enter_context(_opened(stdin)))
+                given.append(stack.enter_context(opened(stdin)))
             server = process or self._server()
             reply, drain = server.call(whole, outputs, given=given, timeout=timeout, flood=flood)
         if self._first is not None:
@@ -494,16 +489,3 @@ class NsJail:
 
 def _does_not_fit(error: OSError) -> UsageError:
     return UsageError(f"the workspace does not fit its jail: {error}")
-
-
-@contextlib.contextmanager
-def _opened(data: bytes | int) -> Iterator[int]:
-    """A file descriptor to read `data` from; `data` itself if it is one."""
-    if isinstance(data, int):
-        yield data
-        return
-    fd = seal(data)
-    try:
-        yield fd
-    finally:
-        os.close(fd)

@@ -41,6 +41,11 @@ class ExecResult:
     def ok(self) -> bool:
         return self.exit_code == 0 and not self.timed_out
 
+    @property
+    def last_words(self) -> str:
+        """The end of standard error, at most 300 characters; the whole result where that is empty."""
+        return self.stderr.decode(errors="backslashreplace").strip()[-300:] or str(self)
+
     def as_json(self) -> dict[str, object]:
         """The fields that are shown to users, with the output as text."""
         return {

@@ -8,7 +8,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nano_coder.sandbox.launcher import message
@@ -30,6 +30,19 @@ def seal(data: bytes) -> int:
     os.lseek(fd, 0, os.SEEK_SET)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
     return fd
+
+
+@contextlib.contextmanager
+def opened(data: bytes | int) -> Iterator[int]:
+    """A file descriptor to read `data` from; `data` itself if it is one."""
+    if isinstance(data, int):
+        yield data
+        return
+    fd = seal(data) if data else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def check_run(argv: Sequence[str], env: Mapping[str, str], timeout: float, output_bytes: int) -> None:

@@ -1,14 +1,19 @@
-"""The root plan: which parts of the host a jail's root file system shows, and which files are made up."""
+"""What a jail gets of the host: its root file system, limits and control group; and the remedy without."""
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import pwd
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from nano_coder.sandbox.interpreter import Interpreter
 from nano_coder.sandbox.launcher import landlock, root, seccomp, zygote
+from nano_shared.errors import SandboxError
 from nano_shared.types import Limits
 
 FILE_MB = 256
@@ -114,3 +119,120 @@ def own_uids() -> bool:
         first <= zygote.UIDS.start and zygote.UIDS.stop <= first + count for first, _, count in extents
     )
     return os.geteuid() == 0 and reached
+
+
+_CONTROLLERS = ("memory", "pids")
+_SHARE = 0.75
+"""share of the memory of the machine, or of the enclosing group, that all jails may use together"""
+_PROCESSES = 20_000
+
+
+@lru_cache(maxsize=1)
+def plan_cgroup() -> dict[str, Any] | None:
+    """The plan from which a launcher creates its control group; None where it cannot, as is usual without
+    root."""
+    return find_cgroup(Path("/proc/self"), Path("/sys/fs/cgroup"))
+
+
+def find_cgroup(process: Path, mounts: Path) -> dict[str, Any] | None:
+    """As `plan_cgroup`, for the given `/proc/self` and cgroup mount point."""
+    try:
+        lines = (process / "cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    ours = {names: path for _, names, path in (line.split(":", 2) for line in lines)}
+    found = _version_1(ours, mounts) or _version_2(ours.get("", "/"), mounts)
+    if found is None:
+        return None
+    version, parents = found
+    return {
+        "version": version,
+        "parents": {controller: str(parent) for controller, parent in parents.items()},
+        "memory": int(_memory(parents["memory"], mounts) * _SHARE),
+        "pids": _PROCESSES,
+    }
+
+
+def _version_1(ours: dict[str, str], mounts: Path) -> tuple[str, dict[str, Path]] | None:
+    parents = {}
+    for controller in _CONTROLLERS:
+        path = next((path for names, path in ours.items() if controller in names.split(",")), None)
+        # in a container the path may be that of the host, while the mount shows our subtree only
+        places = [] if path is None else [mounts / controller / path.lstrip("/"), mounts / controller]
+        parent = next((place for place in places if _writable(place)), None)
+        if parent is None or not (parent / "cgroup.procs").exists():
+            return None
+        parents[controller] = parent
+    return "v1", parents
+
+
+def _version_2(path: str, mounts: Path) -> tuple[str, dict[str, Path]] | None:
+    """The nearest enclosing group that is delegated to us and passes its controllers to its children.
+
+    Usually not our own group: a group with processes cannot pass on controllers.
+    """
+    if not (mounts / "cgroup.controllers").exists():
+        return None
+    place = mounts / path.lstrip("/")
+    while place.is_relative_to(mounts):
+        try:
+            handed_on = (place / "cgroup.subtree_control").read_text().split()
+        except OSError:
+            handed_on = []
+        if set(_CONTROLLERS) <= set(handed_on) and _writable(place) and _writable(place / "cgroup.procs"):
+            return "v2", dict.fromkeys(_CONTROLLERS, place)
+        place = place.parent
+    return None
+
+
+def _writable(place: Path) -> bool:
+    return os.access(place, os.W_OK)
+
+
+def _memory(parent: Path, mounts: Path) -> int:
+    """Memory of the machine, or the lowest limit of the groups around `parent`; bytes."""
+    least = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    while parent.is_relative_to(mounts):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            try:
+                least = min(least, int((parent / name).read_text()))
+            except (OSError, ValueError):  # "max", or no such file
+                continue
+        parent = parent.parent
+    return least
+
+
+_CONTAINER = (
+    "docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
+    "--security-opt systempaths=unconfined"
+)
+
+
+def read_setting(name: str) -> str | None:
+    """A kernel setting by its dotted name; None if this kernel does not have it."""
+    try:
+        with open(os.path.join("/proc/sys", *name.split("."))) as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def remedy(
+    layer: str, error: int | None, *, is_root: bool, setting: Callable[[str], str | None] = read_setting
+) -> str:
+    """The command that makes `layer` work, chosen by the kernel's settings."""
+    if setting("user.max_user_namespaces") == "0" or error in (errno.ENOSPC, errno.EUSERS):
+        return "sudo sysctl -w user.max_user_namespaces=15000"
+    if setting("kernel.unprivileged_userns_clone") == "0":
+        return "sudo sysctl -w kernel.unprivileged_userns_clone=1"
+    if setting("kernel.apparmor_restrict_unprivileged_userns") == "1":
+        return "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+    if error == errno.ENOSYS:
+        return "sudo apt-get install linux-image-amd64  # Linux 5.12 or newer is needed"
+    return f"{_CONTAINER} --cap-add SYS_ADMIN" if is_root else _CONTAINER
+
+
+def cannot_isolate(layer: str, error: int | None, detail: str) -> SandboxError:
+    """The SandboxError to raise where a layer fails: sandboxes never run programs unconfined instead."""
+    command = remedy(layer, error, is_root=os.geteuid() == 0)
+    return SandboxError(f"the sandbox cannot put up its layer {layer!r} ({detail}); to mend it: {command}")

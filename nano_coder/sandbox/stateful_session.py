@@ -16,13 +16,13 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain, Output
+from nano_coder.sandbox.captured_output import FLOOD_BYTES, AnswerDrain, Drain, Output, captured
+from nano_coder.sandbox.kept_processes import serving
 from nano_coder.sandbox.launcher import message
 from nano_coder.sandbox.launcher.message import RequestOutcome
 from nano_coder.sandbox.launcher.root import LAUNCHER_INSIDE
@@ -71,8 +71,7 @@ class Session:
         self._lock = threading.Lock()
         self._channel, theirs = socket.socketpair()
         (self._out, out), (self._err, err) = os.pipe(), os.pipe()
-        self._over: Future[RequestOutcome] = Future()
-        threading.Thread(target=self._live, args=(theirs,), name="session", daemon=True).start()
+        self._over = serving(lambda channel: jail.occupy(_SOURCE.format(kind=kind), channel), theirs)
         try:
             message.send(self._channel, {}, [out, err])
         except OSError as error:
@@ -81,15 +80,6 @@ class Session:
         finally:
             os.close(out)
             os.close(err)
-
-    def _live(self, theirs: socket.socket) -> None:
-        try:
-            with theirs:
-                over = self._jail.occupy(_SOURCE.format(kind=self.kind), theirs.fileno())
-        except SandboxError as error:
-            self._over.set_exception(error)
-        else:
-            self._over.set_result(over)
 
     def run(
         self,
@@ -124,7 +114,7 @@ class Session:
     def _run(self, source: str, stdin: bytes, files: dict[str, str], wall: float) -> ExecResult:
         started = time.monotonic()
         out, err = Output(self._limits.output_bytes), Output(self._limits.output_bytes)
-        drain = _SessionDrain({self._out: out, self._err: err}, self._channel.fileno(), FLOOD_BYTES)
+        drain = AnswerDrain({self._out: out, self._err: err}, self._channel.fileno(), FLOOD_BYTES)
         nonce = secrets.token_hex(16)
         if self._speaks() and not self._hung_up():
             raise self._broken()
@@ -141,14 +131,7 @@ class Session:
         if answer is not None and answer.refused is not None:
             raise OSError(0, answer.refused[1], answer.refused[0])
         ending = self._ending(drain, answer)
-        return ExecResult(
-            **ending,
-            stdout=out.value(),
-            stderr=err.value(),
-            stdout_bytes=out.size,
-            stderr_bytes=err.size,
-            wall_s=time.monotonic() - started,
-        )
+        return captured(out, err, started, **ending)
 
     def _ask(self, request: dict[str, Any], stdin: bytes, wall: float) -> bool:
         """Send the request. False if the session does not take it in time."""
@@ -243,13 +226,6 @@ class Session:
             if (fd := getattr(self, name)) >= 0:
                 os.close(fd)
                 setattr(self, name, -1)
-
-
-class _SessionDrain(Drain):
-    """Stops at what the pipes hold when the answer comes: background processes may write for ever."""
-
-    def finish(self) -> None:
-        self.take_written()
 
 
 def parse_answer(data: bytes) -> Answer | None:

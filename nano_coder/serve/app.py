@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.models.local.constraint import MISSING
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.serve import anthropic, chat, completions, responses, upstream

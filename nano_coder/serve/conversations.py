@@ -17,11 +17,8 @@ from dataclasses import dataclass, field, replace
 
 from nano_coder import __version__
 from nano_coder.agent.dialects.api import API
-from nano_coder.agent.dialects.dialect import Parsed
-from nano_coder.agent.dialects.registry import DIALECTS
-from nano_coder.agent.dialects.stream import StreamParser
+from nano_coder.agent.dialects.dialect import DIALECTS, Parsed, StreamParser, function_schema
 from nano_coder.agent.loop import turn_seed
-from nano_coder.agent.native_template import function_schema
 from nano_coder.agent.profiles import describing
 from nano_coder.agent.prompt import system_text
 from nano_coder.models.endpoint.policy import EndpointPolicy
@@ -35,7 +32,7 @@ from nano_shared.hashing import content_hash
 from nano_shared.journal import ClientRequest
 from nano_shared.policy import Conversation, Policy
 from nano_shared.profile import InterfaceProfile
-from nano_shared.redact import MARKER
+from nano_shared.redact.redactor import MARKER
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import (
     AMBIGUOUS_TOOLS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from nano_coder.tools.patch import FilePatch, PatchError, patched, read_patch
-from nano_coder.tools.read_file import read_text
+from nano_coder.tools.text_files import read_text
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 
 # Runs inside the jail: everything is written beside its place first, and moved there at the end.

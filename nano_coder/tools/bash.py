@@ -1,4 +1,4 @@
-"""The tool `bash`: a shell that keeps directory, variables and functions between calls, with background jobs.
+"""The tools `bash` and `job`: a shell that keeps directory, variables and functions, with background jobs.
 
 Each call is a bash of its own, which reads what the one before saved at its end; so a call that is killed
 loses what it did to the shell, and no more. A job is a session of processes with a folder in `.nano/jobs`.
@@ -253,3 +253,18 @@ def _begun_anew(context: ToolContext) -> list[str]:
         return []
     context.run(["rm", "-f", ANEW])
     return ["[the shell began anew: variables, functions, background jobs and /tmp of before are gone]"]
+
+
+@tool(mutates=True)
+def job(context: ToolContext, number: int | None = None, wait: float = 0, stop: bool = False) -> ToolResult:
+    """Show what a background job has written since the last time, and whether it runs; without a number, list
+    the jobs. With wait, give it so many seconds to end; with stop, end it."""
+    context.keep()
+    if number is None:
+        done = order(context, op="list")
+        return ToolResult(text=execution_result(done).text if done.stdout else "[no jobs]", execution=done)
+    longest = context.limits.tool_seconds * 0.8
+    if not 0 <= wait <= longest:
+        raise ToolFailure(f"wait is 0 to {longest:g} seconds")
+    op = {"op": "stop"} if stop else {"op": "read", "wait": wait}
+    return execution_result(order(context, number=number, **op))

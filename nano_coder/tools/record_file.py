@@ -1,4 +1,4 @@
-"""Records: a JSON object of records by id, kept in a file of the workspace."""
+"""Records by id in a JSON file of the workspace, and the tool `lookup`, which reads those of a task."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from nano_coder.tools.read_file import read_text
-from nano_coder.tools.tool import ToolContext, ToolFailure
-from nano_coder.tools.write_file import write_text
+from nano_coder.tools.text_files import read_text, write_text
+from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 
 RecordType = TypeVar("RecordType")
 
@@ -38,3 +37,17 @@ class Records(Generic[RecordType]):
 def written(records: dict[str, Any]) -> str:
     """The text of a file of records; equal records give equal text."""
     return json.dumps(records, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+FACTS: Records[dict[str, str | int]] = Records("facts.json", TypeAdapter(dict[str, dict[str, str | int]]))
+
+
+@tool()
+def lookup(context: ToolContext, subject: str) -> ToolResult:
+    """Show what is known about a subject: a person, a place, a thing."""
+    facts = FACTS.load(context)
+    names = {name.casefold(): name for name in facts}
+    name = names.get(subject.strip().casefold())
+    if name is None:
+        raise ToolFailure(f"nothing is known about {subject!r}")
+    return ToolResult(text="\n".join(f"{key}: {value}" for key, value in facts[name].items()))

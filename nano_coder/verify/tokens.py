@@ -26,7 +26,7 @@ from nano_shared.errors import LogError, PolicyError
 from nano_shared.hashing import content_hash
 from nano_shared.hidden_checks import AnswerChecks, CommandChecks, EnvironmentChecks, RewardFileChecks
 from nano_shared.policy import Conversation
-from nano_shared.redact import MARKER
+from nano_shared.redact.redactor import MARKER
 from nano_shared.types import Finish, Task, Trajectory, Turn, TurnTokens
 
 
@@ -202,10 +202,9 @@ class TokenCheck:
         if run.snapshot is None:
             return None if run.task.snapshot else sorted(run.task.files)
         try:
-            entries = snapshot.load(run.snapshot, self.blobs).entries
+            return snapshot.load(run.snapshot, self.blobs).shown_files
         except (LogError, snapshot.SnapshotError):
             return None if run.task.snapshot else sorted(run.task.files)
-        return [entry.shown for entry in entries if entry.kind is snapshot.EntryKind.FILE]
 
     def _verdict(self, run: Trajectory) -> RunFinding | None:
         verdict = run.verdict

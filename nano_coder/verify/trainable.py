@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nano_coder.agent.dialects.api import Api
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import logged_profile, missing_tools
 from nano_coder.agent.prompt import without_delegate
 from nano_coder.grading.graders import GRADER

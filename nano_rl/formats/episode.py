@@ -7,7 +7,7 @@ import time
 from multiprocessing.pool import ThreadPool
 
 from nano_coder.agent.chat_template import CHATML
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import find_profile, serving_profile
 from nano_coder.agent.prompt import offered_tools
 from nano_coder.run.execution import Runtime, grade_run, run_task

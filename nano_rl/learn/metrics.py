@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from nano_shared import UsageError
+from nano_shared.errors import UsageError
 
 SUCCESS = "success/"
 """prefix of success rates, followed by `all` or `level_N`"""

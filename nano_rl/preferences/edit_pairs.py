@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from posixpath import normpath
 
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.loop import observation_messages
 from nano_coder.agent.profiles import logged_profile, serving_profile
 from nano_coder.agent.prompt import offered_tools

@@ -13,8 +13,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from nano_coder.tools.read_file import read_text
 from nano_coder.tools.record_file import Records
+from nano_coder.tools.text_files import read_text
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 
 DESCRIPTION = "openapi.json"

@@ -23,10 +23,9 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.tasks.check import TaskFinding, check_task
 from nano_rl.tasks.oracle import ORACLE
 from nano_rl.tasks.pytest_plugins import PluginsOff
-from nano_shared.blobs import BlobStore
+from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
-from nano_shared.object_blobs import open_blobs
 from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.store import LogStore
 from nano_shared.types import Split, Task

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import serving_profile
 from nano_coder.agent.prompt import offered_tools
 from nano_coder.models.scripted import ScriptedPolicy

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_rl.tasks.pytest_plugins import runtime_for
-from nano_shared.attempt_notes import attempt_notes
+from nano_shared.notes import attempt_notes
 from nano_shared.policy import Policy
-from nano_shared.redact import Redactor
+from nano_shared.redact.redactor import Redactor
 from nano_shared.types import Task, Trajectory
 
 

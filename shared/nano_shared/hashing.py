@@ -1,4 +1,4 @@
-"""Ids: content hashes of canonical JSON, and run ids."""
+"""Ids: content hashes of canonical JSON, run ids; and the base class of values that are hashed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import secrets
 import time
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 
 def canonical_json(value: Any) -> str:
@@ -38,3 +40,9 @@ def new_run_id() -> str:
         number, digit = divmod(number, 32)
         digits.append(_ALPHABET[digit])
     return "".join(reversed(digits))
+
+
+class Value(BaseModel):
+    """A frozen value that refuses fields it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")

@@ -2,18 +2,25 @@
 
 Full-text search is SQLite's FTS5 or Postgres's tsvector. Secrets are taken out before a note is written. A
 private note, of a fork or a rollout, is seen by the run that wrote it and by no other.
+Notes of one attempt at a task lie in a database in memory: what the agent is shown of a note is its number
+and its rank, so that a shared database would make runs depend on what others write at the same time.
 """
 
 from __future__ import annotations
 
 import re
+import sqlite3
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import sqlalchemy as sa
 
-from nano_shared.database import Database
+from nano_shared.database import Database, migrate
 from nano_shared.errors import UsageError
 from nano_shared.schema import notes
 from nano_shared.types import Value
@@ -165,3 +172,51 @@ def _by_tsvector(chosen: _Chosen, words: Sequence[str]) -> _Chosen:
     query = sa.func.to_tsquery("simple", " | ".join(words))
     rank = sa.func.ts_rank(column, query)
     return chosen.where(column.op("@@")(query)).order_by(rank.desc(), notes.c.id)
+
+
+PROJECT = "attempt"
+_making = threading.Lock()
+"""alembic migrates for one thread at a time"""
+
+
+@contextmanager
+def attempt_notes(scrub: Scrub) -> Iterator[Notes]:
+    """An empty store of notes, which is gone at the end."""
+    database = _database()
+    try:
+        with closing(database.engine.raw_connection()) as connection:
+            with _making:
+                empty = _empty()
+            _driver(connection).deserialize(empty)
+        yield Notes(database, PROJECT, scrub)
+    finally:
+        database.close()
+
+
+def _database() -> Database:
+    """One connection in memory, for one thread after another."""
+    engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
+    sa.event.listen(engine, "connect", _on_connect)
+    sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+    return Database(engine)
+
+
+def _on_connect(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # transactions are begun by the engine
+
+
+@cache
+def _empty() -> bytes:
+    """The bytes of an empty database at the newest revision; migrations take a tenth of a second."""
+    database = _database()
+    try:
+        database.write(migrate)
+        with closing(database.engine.raw_connection()) as connection:
+            return _driver(connection).serialize()
+    finally:
+        database.close()
+
+
+def _driver(connection: Any) -> sqlite3.Connection:
+    found: sqlite3.Connection = connection.driver_connection
+    return found

@@ -14,7 +14,7 @@ from nano_shared.errors import LogError
 from nano_shared.journal import HINT
 from nano_shared.rows import tool_hash, trajectory_from
 from nano_shared.schema import ExactText
-from nano_shared.types import Split, StopReason, Task, ToolSpec, Trajectory, Value
+from nano_shared.types import StopReason, Task, ToolSpec, Trajectory, Value
 
 
 class RunSummary(Value):
@@ -135,23 +135,6 @@ def load_task(connection: sa.Connection, run_id: str) -> Task:
         raise LogError(f"the task of run {run_id} is damaged in the log ({damage})") from damage
 
 
-def select_ids(
-    task_key: str | None, policy: str | None, since: float | None, split: Split | None
-) -> sa.Select[tuple[str]]:
-    """Ids of the runs that match all filters, newest first."""
-    runs, tasks = schema.runs, schema.tasks
-    query = sa.select(runs.c.id).join(tasks).order_by(*_newest_first)
-    if task_key is not None:
-        query = query.where(tasks.c.key == task_key)
-    if split is not None:
-        query = query.where(tasks.c.split == split)
-    if since is not None:
-        query = query.where(runs.c.started >= since)
-    if policy is not None:
-        query = query.where(_by_policy(policy))
-    return query
-
-
 def _by_policy(policy: str) -> sa.ColumnElement[bool]:
     runs, turns = schema.runs, schema.turns
     sampled = sa.exists().where(turns.c.run_id == runs.c.id, turns.c.policy_id == policy)
@@ -209,20 +192,6 @@ def select_left_open(task_prefix: str, before: float) -> sa.Select[tuple[str]]:
     )
 
 
-def select_summaries(matching: str | None) -> sa.Select[tuple[object, ...]]:
-    """Rows for RunSummary, newest first; `matching` searches prompts, completions and observations."""
-    query = sa.select(_summary).order_by(_summary.c.started.desc(), _summary.c.id.desc())
-    if matching is None:
-        return query
-    turns, calls = schema.turns, schema.tool_calls
-    return query.where(
-        sa.or_(
-            _summary.c.prompt.contains(matching, autoescape=True),
-            _summary.c.id.in_(
-                sa.select(turns.c.run_id).where(turns.c.text.contains(matching, autoescape=True))
-            ),
-            _summary.c.id.in_(
-                sa.select(calls.c.run_id).where(calls.c.text.contains(matching, autoescape=True))
-            ),
-        )
-    )
+def select_summaries() -> sa.Select[tuple[object, ...]]:
+    """Rows for RunSummary, newest first."""
+    return sa.select(_summary).order_by(_summary.c.started.desc(), _summary.c.id.desc())

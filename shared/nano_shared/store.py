@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from sqlalchemy.exc import DBAPIError
 
 from nano_shared import journal, postgres, run_pages, run_queries, schema
-from nano_shared.blobs import BlobStore
+from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.database import Database, open_database
 from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback, Said
@@ -27,13 +27,12 @@ from nano_shared.journal import ClientRequest
 from nano_shared.log_copy import Copied, copy_blobs, copy_log, refuse_other_runs
 from nano_shared.logged_run import LoggedRun, Merged, feedback_of, load_logged, merge_run, verdicts_of
 from nano_shared.notes import Notes, Scrub
-from nano_shared.object_blobs import open_blobs
 from nano_shared.rows import said_from
 from nano_shared.run_fact_rows import RunFilter, stream_facts
 from nano_shared.run_facts import RunFacts
 from nano_shared.run_pages import Cursor, GroupName, RunChoice
 from nano_shared.run_queries import RunSummary
-from nano_shared.types import Observation, Split, StopReason, Task, ToolSpec, Trajectory, Turn, Verdict
+from nano_shared.types import Observation, StopReason, Task, ToolSpec, Trajectory, Turn, Verdict
 
 
 @contextmanager
@@ -288,27 +287,11 @@ class LogStore:
         run."""
         return self._database.read(lambda connection: run_queries.load_task(connection, run_id))
 
-    def trajectories(
-        self,
-        *,
-        task_key: str | None = None,
-        policy: str | None = None,
-        since: float | None = None,
-        split: Split | None = None,
-        limit: int | None = None,
-    ) -> Iterator[Trajectory]:
-        """The runs that match all filters, oldest first, one in memory at a time; `limit` keeps the newest.
-
-        `policy` is a policy as the user named it, or the id of weights that sampled a turn; `since` is in
-        unix seconds.
-        """
-        query = run_queries.select_ids(task_key, policy, since, split).limit(limit)
-        ids = self._database.read(lambda connection: connection.scalars(query).all())
-        for run_id in reversed(ids):
-            yield self._load(str(run_id))
-
-    def _load(self, run_id: str) -> Trajectory:
-        return self._database.read(lambda connection: run_queries.load(connection, run_id))
+    def trajectories(self, *, policy: str | None = None) -> Iterator[Trajectory]:
+        """The runs, oldest first, one in memory at a time; `policy` is a policy as the user named it, or the
+        id of weights that sampled a turn."""
+        for heading in list(self.headings(policy=policy)):  # not those that are logged meanwhile
+            yield self._database.read(partial(run_queries.load, run_id=heading.run_id))
 
     def facts(self, chosen: RunFilter | None = None) -> Iterator[RunFacts]:
         """The facts that decide whether each run may train, by task key and oldest first, in constant memory.
@@ -317,9 +300,9 @@ class LogStore:
         """
         return self._database.stream(lambda connection: stream_facts(connection, chosen or RunFilter()))
 
-    def runs(self, limit: int | None = None, *, matching: str | None = None) -> list[RunSummary]:
-        """The newest runs, newest last; `matching` searches prompts, completions and observations."""
-        query = run_queries.select_summaries(matching).limit(limit)
+    def runs(self, limit: int | None = None) -> list[RunSummary]:
+        """The newest runs, newest last."""
+        query = run_queries.select_summaries().limit(limit)
         rows = self._database.read(lambda connection: connection.execute(query).mappings().all())
         return [RunSummary(**row) for row in reversed(rows)]
 

@@ -21,10 +21,10 @@ from pydantic import (
     model_validator,
 )
 
+from nano_shared.hashing import Value as Value
 from nano_shared.hashing import content_hash
 from nano_shared.hidden_checks import EnvironmentChecks, HiddenChecks
 from nano_shared.printable import printable
-from nano_shared.value import Value as Value
 
 # --------------------------------------------------------------------------------------------- task
 

@@ -49,9 +49,8 @@ main = importlib.import_module(wanted["program"].replace("-", "_") + ".cli").mai
 sys.exit(main())
 """
 _IMPORTED = (
-    "nano_coder.commands.apply", "nano_coder.commands.config", "nano_coder.commands.diff",
-    "nano_coder.commands.exec", "nano_coder.commands.log", "nano_coder.commands.run",
-    "nano_coder.commands.tools",
+    "nano_coder.commands.changes", "nano_coder.commands.config", "nano_coder.commands.exec",
+    "nano_coder.commands.log", "nano_coder.commands.run",
     "nano_coder.agent.profiles", "nano_coder.grading.grade", "nano_coder.models.endpoint.policy",
     "nano_coder.models.opening", "nano_coder.run.execution", "nano_coder.run.redacting_log",
     "nano_coder.sandbox.namespaces", "nano_rl.commands.rollout",

@@ -30,13 +30,13 @@ from nano_coder.serve.request import ClientMessage, ModelRequest
 from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import verify
 from nano_rl.logs.admission import RunVerifier, TargetPolicy, refusal_of
-from nano_shared import Conversation, Message, Role, Sampling
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
+from nano_shared.policy import Conversation
 from nano_shared.run_fact_rows import RunFilter
 from nano_shared.run_facts import facts_of
 from nano_shared.store import LogStore
-from nano_shared.types import StopReason, Task, Trajectory
+from nano_shared.types import Message, Role, Sampling, StopReason, Task, Trajectory
 
 
 def run_against(

@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from nano_coder.sandbox import cgroup_plan
+from nano_coder.sandbox import namespaces
 from nano_coder.sandbox.launcher import cgroup
 from nano_coder.sandbox.namespaces import NsSandbox
+from nano_coder.sandbox.root_plan import find_cgroup, plan_cgroup
 from nano_coder.sandbox.warm_pool import close_pools
 from nano_shared.types import Limits
 
 ROOT = Path(__file__).parents[2]
 MB = 1 << 20
-PLAN = cgroup_plan.plan()
+PLAN = plan_cgroup()
 LIMITS = Limits(memory_mb=1024, tool_seconds=60)
 needs_group = pytest.mark.skipif(PLAN is None, reason="no control group can be made by this user")
 
@@ -60,7 +61,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[NsSandbox]:
     """All jails together may take 300 MB; one jail more than that."""
     assert PLAN is not None
     close_pools()
-    monkeypatch.setattr(cgroup_plan, "plan", lambda: {**PLAN, "memory": 300 * MB})
+    monkeypatch.setattr(namespaces, "plan_cgroup", lambda: {**PLAN, "memory": 300 * MB})
     yield NsSandbox()
     close_pools()
 
@@ -225,7 +226,7 @@ def test_a_delegated_group_of_version_2_is_found_above_ours(tmp_path: Path) -> N
             "user/app/run.scope/cgroup.subtree_control": "",
         },
     )
-    assert cgroup_plan.find(process, mounts) == {
+    assert find_cgroup(process, mounts) == {
         "version": "v2",
         "parents": dict.fromkeys(("memory", "pids"), str(mounts / "user/app")),
         "memory": 600,
@@ -236,8 +237,8 @@ def test_a_delegated_group_of_version_2_is_found_above_ours(tmp_path: Path) -> N
 def test_without_controllers_there_is_no_group(tmp_path: Path) -> None:
     process = hierarchy(tmp_path / "proc", {"cgroup": "8:pids:/a\n0::/a\n"})
     mounts = hierarchy(tmp_path / "sys", {"pids/a/cgroup.procs": "", "unified/a/cgroup.procs": ""})
-    assert cgroup_plan.find(process, mounts) is None
-    assert cgroup_plan.find(tmp_path / "none", mounts) is None
+    assert find_cgroup(process, mounts) is None
+    assert find_cgroup(tmp_path / "none", mounts) is None
 
 
 def test_a_group_of_each_controller_is_found_in_version_1(tmp_path: Path) -> None:
@@ -248,7 +249,7 @@ def test_a_group_of_each_controller_is_found_in_version_1(tmp_path: Path) -> Non
         "pids/cgroup.procs": "",
     }
     mounts = hierarchy(tmp_path / "sys", limit)
-    found = cgroup_plan.find(process, mounts)
+    found = find_cgroup(process, mounts)
     assert found is not None
     assert (found["version"], found["memory"]) == ("v1", 3000)
     assert found["parents"] == {"memory": str(mounts / "memory/box/1"), "pids": str(mounts / "pids")}
@@ -261,7 +262,7 @@ def test_a_jail_whose_group_cannot_be_made_goes_without_and_says_so(
     plan = {
         "version": "v1", "parents": dict.fromkeys(("memory", "pids"), parent), "memory": MB, "pids": 9,
     }  # fmt: skip
-    monkeypatch.setattr(cgroup_plan, "plan", lambda: plan)
+    monkeypatch.setattr(namespaces, "plan_cgroup", lambda: plan)
     sandbox = NsSandbox()
     with closing(sandbox.open(None, Limits())) as jail:
         assert jail.run_python("print(1)").stdout == b"1\n"

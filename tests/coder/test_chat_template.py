@@ -10,7 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nano_coder.agent.chat_template import CHATML, ChatTemplate
-from nano_shared import Completion, Conversation, Finish, Message, PolicyError, Role, Sampling, TurnTokens
+from nano_shared.errors import PolicyError
+from nano_shared.policy import Conversation
+from nano_shared.types import Completion, Finish, Message, Role, Sampling, TurnTokens
 
 IM_START, IM_END = 1, 2
 
@@ -226,7 +228,7 @@ def test_a_template_cannot_reach_the_interpreter(tokenizer: Any) -> None:
 
 
 def test_the_hash_is_of_the_source(tokenizer: Any) -> None:
-    from nano_shared import content_hash
+    from nano_shared.hashing import content_hash
 
     assert ChatTemplate(CHATML, tokenizer).template_hash == content_hash(CHATML)
     assert ChatTemplate(SMOLLM2, tokenizer).template_hash != content_hash(CHATML)

@@ -17,9 +17,8 @@ from nano_coder.agent.profiles import find_profile
 from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, resume_run, run_task
-from nano_coder.run.fork import fork_run
+from nano_coder.run.fork import fork_run, say_to_run
 from nano_coder.run.replay import execute, refeed
-from nano_coder.run.say import say_to_run
 from nano_coder.verify.trainable import verify
 from nano_rl.learn.rows.sample import to_samples
 from nano_shared.types import Role, Sampling, StopReason, Trajectory

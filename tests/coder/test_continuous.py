@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from nano_coder.models.local.continuous_batching import ContinuousDecoder, TokenCounts
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.kv_cache import Arena, KVShape
-from nano_coder.models.local.row import DecodingRow, GenerationRequest
+from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
 from nano_coder.models.weights import load_policy
-from nano_shared import Sampling
+from nano_shared.types import Sampling
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,10 +12,9 @@ import forked
 import pytest
 from strict_api import KEY, Say, call, strict_api
 
-from nano_coder.agent.instructions import MOST_BYTES, find_instructions
 from nano_coder.agent.profiles import find_profile
 from nano_coder.commands.display import Display
-from nano_coder.trust import trust
+from nano_coder.trust import MOST_INSTRUCTIONS, find_instructions, trust
 from nano_shared.types import Completion, Finish, Observation, Sampling, ToolCall, Turn
 
 NAMES = ("AGENTS.override.md", "AGENTS.md")
@@ -149,10 +148,10 @@ def test_the_chain_is_one_file_a_directory_from_the_root_down(
     assert chain(project, ("NOTES.md", "AGENTS.md")) == [("AGENTS.md", "Use tabs.")]
     (project / "AGENTS.md").unlink()
     (project / "AGENTS.md").symlink_to(home)
-    (project / "pkg" / "AGENTS.override.md").write_bytes(b"x" * (MOST_BYTES - 5) + b"\xffend and more")
+    (project / "pkg" / "AGENTS.override.md").write_bytes(b"x" * (MOST_INSTRUCTIONS - 5) + b"\xffend and more")
     assert chain(project) == []
     ((_, text),) = chain(project / "pkg")
-    assert (len(text), text[-4:]) == (MOST_BYTES - 1, "�end")
+    assert (len(text), text[-4:]) == (MOST_INSTRUCTIONS - 1, "�end")
     os.mkfifo(project / "pkg" / "deep")
     assert find_instructions(project / "pkg", ("deep", "none"), home) == ()
 

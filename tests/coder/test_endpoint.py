@@ -21,22 +21,11 @@ from nano_coder.agent.profiles import API_1
 from nano_coder.config import Price
 from nano_coder.models.endpoint.answer import read_answer
 from nano_coder.models.endpoint.exchange import _server_events
-from nano_coder.models.endpoint.policy import EndpointPolicy, open_endpoint
-from nano_coder.models.endpoint.prices import find_price
+from nano_coder.models.endpoint.policy import EndpointPolicy, find_price, open_endpoint
 from nano_coder.models.registry import ModelOptions
-from nano_shared import (
-    BudgetExhausted,
-    ConfigError,
-    ContextFull,
-    Conversation,
-    Finish,
-    Message,
-    Policy,
-    PolicyError,
-    Role,
-    Sampling,
-)
-from nano_shared.types import ApiCall
+from nano_shared.errors import BudgetExhausted, ConfigError, ContextFull, PolicyError
+from nano_shared.policy import Conversation, Policy
+from nano_shared.types import ApiCall, Finish, Message, Role, Sampling
 
 HELLO = Say("hello")
 

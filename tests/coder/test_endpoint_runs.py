@@ -16,7 +16,7 @@ import pytest
 from executions import a_runtime, a_task
 from strict_api import KEY, Call, Fail, Handler, Say, call, stream_bytes, strict_api
 
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import API_1, COMPACT_1, HERMES_1
 from nano_coder.config import Price
 from nano_coder.formats import messages

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from nano_coder.models.local.engine import Engine
-from nano_coder.models.local.row import GenerationRequest
+from nano_coder.models.local.sampler import GenerationRequest
 from nano_coder.models.weights import load_policy
-from nano_shared import ContextFull, Finish, Sampling, UsageError
+from nano_shared.errors import ContextFull, UsageError
+from nano_shared.types import Finish, Sampling
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,8 +11,8 @@ from nano_coder.models.local.continuous_batching import ContinuousDecoder
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.llama import GatedMLP, _weights
 from nano_coder.models.local.padded_batching import PaddedDecoder
-from nano_coder.models.local.row import GenerationRequest
-from nano_shared import Sampling
+from nano_coder.models.local.sampler import GenerationRequest
+from nano_shared.types import Sampling
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,21 +14,12 @@ import pytest
 from nano_coder.agent.chat_template import CHATML, ChatTemplate
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.models.local.row import DecodingRow, GenerationRequest
+from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
 from nano_coder.models.local.scheduler import SchedulerKind
 from nano_coder.models.weights import LoadedModel, load_policy
-from nano_shared import (
-    Completion,
-    ContextFull,
-    Conversation,
-    Finish,
-    Message,
-    Policy,
-    PolicyError,
-    Role,
-    Sampling,
-    UsageError,
-)
+from nano_shared.errors import ContextFull, PolicyError, UsageError
+from nano_shared.policy import Conversation, Policy
+from nano_shared.types import Completion, Finish, Message, Role, Sampling
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

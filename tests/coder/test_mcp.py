@@ -174,6 +174,13 @@ def test_a_server_that_does_not_start(command: tuple[str, ...], said: str) -> No
         offered(server.model_copy(update={"required": True}))
 
 
+def test_a_folder_behind_a_link_in_a_circle_is_none(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(ConfigError, match=r"mcp\.servers\.probe\.folders: no such directory: .*loop"):
+        McpConnection("probe", McpServer(command="true", folders=(str(loop),)), open_sandbox(), LIMITS)
+
+
 def write_for_ever(program: ResidentProgram) -> None:
     while True:
         program.send(b"hello\n")
@@ -314,7 +321,7 @@ def test_a_pattern_that_never_ends_is_matched_in_linear_time() -> None:
 
 
 def test_schemas_of_strangers_reach_every_dialect() -> None:
-    from nano_coder.agent.dialects.registry import DIALECTS
+    from nano_coder.agent.dialects.dialect import DIALECTS
 
     odd: dict[str, Any] = {
         "type": "object",

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nano_coder.agent.dialects.dialect import DIALECTS, StreamParser
 from nano_coder.agent.dialects.native import Native
-from nano_coder.agent.dialects.registry import DIALECTS
-from nano_coder.agent.dialects.stream import StreamParser
 from nano_coder.tools.registry import TOOLS
 from nano_shared.types import ToolCall
 

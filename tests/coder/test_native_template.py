@@ -11,12 +11,12 @@ import tongues
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nano_coder.agent.dialects.registry import DIALECTS
-from nano_coder.agent.native_template import NativeTemplate, dialect_of, function_schema, shows_tools
+from nano_coder.agent.dialects.dialect import DIALECTS, function_schema
+from nano_coder.agent.native_template import NativeTemplate, dialect_of, shows_tools
 from nano_coder.models.weights import end_of_turn
 from nano_coder.tools.registry import TOOLS
-from nano_shared import Completion, Conversation, Finish, Message, Role, Sampling, TurnTokens
-from nano_shared.types import ToolCall
+from nano_shared.policy import Conversation
+from nano_shared.types import Completion, Finish, Message, Role, Sampling, ToolCall, TurnTokens
 
 TOOLS_SHOWN = (TOOLS["shell"].spec, TOOLS["read_file"].spec)
 SCHEMAS = [function_schema(tool) for tool in TOOLS_SHOWN]

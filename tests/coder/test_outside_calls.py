@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
+from nano_coder.agent.dialects.dialect import DIALECTS, StreamParser
 from nano_coder.agent.dialects.native import Native
-from nano_coder.agent.dialects.registry import DIALECTS
-from nano_coder.agent.dialects.stream import StreamParser
 from nano_shared.types import ToolCall, ToolSpec
 
 TYPES = {

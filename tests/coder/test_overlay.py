@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nano_coder.sandbox import overlay_bases as bases
+from nano_coder.sandbox import workspace_archive as bases
 from nano_coder.sandbox.namespaces import NsSandbox
 from nano_coder.sandbox.workspace_archive import pack_workspace
 from nano_shared.types import Limits
@@ -142,7 +142,7 @@ def test_a_small_workspace_is_streamed_and_no_base_is_made(
 
 _BUILD = """
 import sys
-from nano_coder.sandbox import overlay_bases as bases
+from nano_coder.sandbox import workspace_archive as bases
 from nano_coder.sandbox.launcher import files
 if sys.argv[2] == "slow":
     import time
@@ -187,7 +187,7 @@ def test_builders_may_race_and_be_killed(large: Path, tmp_path: Path) -> None:
 
 def test_bases_that_nobody_uses_make_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NANO_HOME", str(tmp_path))
-    monkeypatch.setattr(bases, "KEPT", 2)
+    monkeypatch.setattr(bases, "KEPT_BASES", 2)
     monkeypatch.setattr(bases, "_in_use", {})
     made = []
     for number in range(4):

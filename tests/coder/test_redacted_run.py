@@ -18,10 +18,11 @@ from nano_coder.run.replay import refeed
 from nano_coder.verify.certificate import deep_verify
 from nano_coder.verify.trainable import verify
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.redact import REDACTED_ID, Redactor
+from nano_shared.redact.redactor import Redactor
 from nano_shared.redact.store import RedactingStore
 from nano_shared.run_facts import facts_of
 from nano_shared.store import LogStore
+from nano_shared.types import REDACTED_ID
 
 SECRET = "glpat-" + "aB3dE6gH9jK2mN5pQ8sT"
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nano_coder.models.local.sampler import draw, uniforms
-from nano_shared import Sampling
+from nano_shared.types import Sampling
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PLAIN = Sampling()

@@ -15,10 +15,12 @@ import pytest
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.models.local.row import DecodingRow, GenerationRequest
+from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
 from nano_coder.models.local.scheduler import Lockstep, Scheduler
 from nano_coder.models.weights import LoadedModel, load_policy
-from nano_shared import Conversation, Message, PolicyError, Role, Sampling
+from nano_shared.errors import PolicyError
+from nano_shared.policy import Conversation
+from nano_shared.types import Message, Role, Sampling
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SCHEDULERS = pytest.mark.parametrize("kind", [Scheduler, Lockstep])

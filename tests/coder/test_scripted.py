@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nano_coder.models.scripted import EOS_ID, ScriptedPolicy
-from nano_shared import ContextFull, Conversation, Finish, Message, Policy, PolicyError, Role, Sampling
+from nano_shared.errors import ContextFull, PolicyError
+from nano_shared.policy import Conversation, Policy
+from nano_shared.types import Finish, Message, Role, Sampling
 
 
 def asking(text: str) -> Conversation:

@@ -23,8 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_serve import ASK, CALL, JSON, TOOLS, Served
 
-from nano_coder.agent.dialects.dialect import Dialect
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS, Dialect
 from nano_coder.agent.profiles import HERMES_1, find_profile
 from nano_coder.models.opening import SharedBase, adapter_base_of, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy

@@ -22,9 +22,8 @@ from nano_coder.run.fork import fork_run
 from nano_coder.run.replay import execute
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.namespaces import NsSandbox
-from nano_coder.tools.fetch_url import fetch_url
 from nano_coder.tools.tool import ToolContext, ToolFailure
-from nano_coder.tools.web_search import web_search
+from nano_coder.tools.web import fetch_url, web_search
 from nano_shared.redact.redactor import Redactor
 from nano_shared.types import Limits, Trajectory
 

@@ -27,7 +27,7 @@ from nano_coder.models.weights import (
     model_config,
     training_dtype,
 )
-from nano_shared import UsageError
+from nano_shared.errors import UsageError
 from nano_shared.scratch import nano_home
 
 wheel = pytest.mark.skipif(

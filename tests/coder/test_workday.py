@@ -16,14 +16,12 @@ from hypothesis import strategies as st
 
 from nano_coder.agent.profiles import find_profile
 from nano_coder.run.execution import resume_run, run_task
-from nano_coder.run.fork import fork_run
+from nano_coder.run.fork import fork_run, say_to_run
 from nano_coder.run.replay import execute, refeed
-from nano_coder.run.say import say_to_run
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, SupportsKeeping
 from nano_coder.sandbox.unisolated import NoSandbox
-from nano_coder.tools.file_listing import LISTING
-from nano_coder.tools.grep import MOST_LINES
+from nano_coder.tools.grep import LISTING, MOST_LINES
 from nano_coder.tools.registry import TOOLS
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult
 from nano_coder.verify.trainable import verify
@@ -305,13 +303,13 @@ def test_read_says_why_it_cannot(use: Use, context: ToolContext) -> None:
 @pytest.fixture(params=["rg", "own"])
 def finder(request: pytest.FixtureRequest, context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> Use:
     """The searching tools by ripgrep, and by ourselves."""
-    from nano_coder.tools import glob, grep
+    from nano_coder.tools import grep
 
     if request.param == "own":
-        for module in (glob, grep):
-            program = module._PROGRAM.replace('order_by == "rg"', "False")
-            assert program != module._PROGRAM
-            monkeypatch.setattr(module, "_PROGRAM", program)
+        for name in ("_GLOB", "_GREP"):
+            program = getattr(grep, name).replace('order_by == "rg"', "False")
+            assert program != getattr(grep, name)
+            monkeypatch.setattr(grep, name, program)
     return lambda name, **arguments: TOOLS[name](context, arguments)
 
 

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nano_shared.blobs import BlobStore
+from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.errors import LogError
 from nano_shared.hashing import content_hash
-from nano_shared.object_blobs import open_blobs
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1, PROFILES, find_profile, serving_profile, with_tools
 from nano_coder.models.opening import open_policy
 from nano_coder.sandbox.backend import open_sandbox

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from log_values import a_run
 
-from nano_shared import object_blobs
+from nano_shared import blobs as module
+from nano_shared.blobs import open_blobs
 from nano_shared.errors import ConfigError, LogError
 from nano_shared.hashing import content_hash
 from nano_shared.log_copy import Copied
-from nano_shared.object_blobs import open_blobs
 from nano_shared.store import LogStore
 
 
@@ -22,7 +22,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 
 
 def overwrite(bucket: str, blob: str, data: bytes) -> None:
-    object_blobs._opened(bucket).put(f"{blob[7:9]}/{blob[9:11]}/{blob[11:]}", data)
+    module._opened(bucket).put(f"{blob[7:9]}/{blob[9:11]}/{blob[11:]}", data)
 
 
 def test_what_one_machine_writes_another_reads(
@@ -76,7 +76,7 @@ def test_a_damaged_object_is_corrupt(
 
 def test_what_is_no_blob_is_not_listed(bucket: str) -> None:
     blob = open_blobs(bucket).put(b"content")
-    object_blobs._opened(bucket).put("README.md", b"ours")
+    module._opened(bucket).put("README.md", b"ours")
     assert list(open_blobs(bucket).ids()) == [blob]
 
 
@@ -86,7 +86,7 @@ def test_a_bucket_that_is_not_there(object_store: str) -> None:
 
 
 def test_a_server_that_is_away(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_blobs, "_RETRY_SECONDS", 1)
+    monkeypatch.setattr(module, "_RETRY_SECONDS", 1)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     blobs = open_blobs(bucket)
     for use in (lambda: blobs.put(b"x"), lambda: blobs.get(content_hash(b"x")), lambda: list(blobs.ids())):

@@ -15,21 +15,23 @@ from log_values import a_run, a_turn, a_verdict, trajectories
 
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
-from nano_shared.redact import (
-    MARKER,
-    REDACTED_ID,
-    RedactConfig,
-    Redactor,
-    scrub_bytes,
-    scrub_snapshot,
-    scrub_text,
-    scrub_trajectory,
-)
+from nano_shared.redact.redactor import MARKER, RedactConfig, Redactor, scrub_bytes, scrub_snapshot
 from nano_shared.redact.store import RedactingStore
+from nano_shared.redact.trajectory import scrub_trajectory
 from nano_shared.store import LogStore
-from nano_shared.types import Completion, Finish, Observation, Sampling, StopReason, ToolCall, TurnTokens
+from nano_shared.types import (
+    REDACTED_ID,
+    Completion,
+    Finish,
+    Observation,
+    Sampling,
+    StopReason,
+    ToolCall,
+    TurnTokens,
+)
 
 ALNUM = string.ascii_letters + string.digits
+scrub_text = Redactor().scrub
 
 
 def drawn(alphabet: str, length: int) -> st.SearchStrategy[str]:

@@ -15,7 +15,7 @@ from log_values import a_run, a_turn, a_verdict, trajectories
 from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback, FeedbackKind
 from nano_shared.store import LogStore, new_run_id
-from nano_shared.types import Split, StopReason, Task
+from nano_shared.types import StopReason, Task
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.usefixtures("backend")
@@ -200,22 +200,12 @@ def test_last_is_the_newest(store):
 
 
 def test_trajectories_are_filtered_and_newest_last(store):
-    other = Task(key="other", prompt="p", split=Split.TEST)
     store.append(a_run("r1", started=1.0, turns=(a_turn(),)))
-    store.append(a_run("r2", started=2.0, task=other))
+    store.append(a_run("r2", started=2.0, task=Task(key="other", prompt="p")))
     store.append(a_run("r3", started=3.0, policy="scripted"))
-
-    def ids(**filters):
-        return [trajectory.id for trajectory in store.trajectories(**filters)]
-
-    assert ids() == ["r1", "r2", "r3"]
-    assert ids(limit=2) == ["r2", "r3"]
-    assert ids(task_key="sum") == ["r1", "r3"]
-    assert ids(split=Split.TEST) == ["r2"]
-    assert ids(since=2.0) == ["r2", "r3"]
-    assert ids(policy="scripted") == ["r3"]
-    assert ids(policy="weights") == ["r1"]
-    assert ids(task_key="sum", policy="policy") == ["r1"]
+    assert [run.id for run in store.trajectories()] == ["r1", "r2", "r3"]
+    assert [run.id for run in store.trajectories(policy="scripted")] == ["r3"]
+    assert [run.id for run in store.trajectories(policy="weights")] == ["r1"]
 
 
 def test_trajectories_can_be_written_to_while_they_are_read(store):
@@ -236,15 +226,6 @@ def test_runs_are_summaries(store):
     assert (second.sampled_tokens, second.trainable, second.stop) == (0, False, StopReason.FINISHED)
     assert (third.turns, third.trainable, third.task_key, third.prompt) == (0, False, "\udc80", "nul\0")
     assert [run.id for run in store.runs(limit=2)] == ["r2", "r3"]
-
-
-def test_runs_can_be_searched(store):
-    store.append(a_run("r1", task=Task(key="k", prompt="fix 100% of it"), turns=(a_turn(0),)))
-    store.append(a_run("r2"))
-    assert [run.id for run in store.runs(matching="100% of")] == ["r1"]
-    assert [run.id for run in store.runs(matching="step 0")] == ["r1"]
-    assert [run.id for run in store.runs(matching="a.py")] == ["r1"]
-    assert store.runs(matching="1000") == []
 
 
 def test_sql_gives_columns_and_rows(store):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from nano_rl.learn.rows.batch import Batch
-from nano_shared import (
+from nano_shared.types import (
     Completion,
     Finish,
     Sampling,

@@ -18,7 +18,7 @@ from families import sample
 
 from nano_coder.models.local import attention
 from nano_coder.models.local.engine import Engine
-from nano_coder.models.local.row import GenerationRequest
+from nano_coder.models.local.sampler import GenerationRequest
 from nano_rl.learn.config import CriticConfig, OptimizerConfig
 from nano_rl.learn.credit.gae import Chain
 from nano_rl.learn.model.critic import Critic
@@ -31,7 +31,7 @@ from nano_rl.preferences.config import DpoConfig
 from nano_rl.preferences.dpo import PairObjective, pair_batches, reference_scores
 from nano_rl.preferences.pairs import PairRows
 from nano_rl.preferences.reward_model import bradley_terry, pair_margins
-from nano_shared import Sampling
+from nano_shared.types import Sampling
 
 FAMILIES = ("llama", "qwen3", "gemma2", "gpt-oss", "mixtral", "lfm2", "gpt2")
 FAST = OptimizerConfig(learning_rate=1e-2)

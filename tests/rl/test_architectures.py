@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from nano_coder.models.local.continuous_batching import ContinuousDecoder
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.padded_batching import PaddedDecoder
-from nano_coder.models.local.row import DecodingRow, GenerationRequest
+from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
 from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.model.learner import Learner, lora_targets, prepare
 from nano_rl.learn.model.logprob import loss_and_scores, refuse_untrainable, token_logprobs
 from nano_rl.learn.rows.batch import Batch, make_batches
-from nano_shared import Sampling
 from nano_shared.errors import ConfigError
+from nano_shared.types import Sampling
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:tree_fallback"),

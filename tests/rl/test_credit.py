@@ -21,7 +21,7 @@ from nano_rl.learn.credit.advantage import (
 from nano_rl.learn.rows.batch import make_batches
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.step_rows import group_samples
-from nano_shared import StopReason, Trajectory
+from nano_shared.types import StopReason, Trajectory
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 finite = st.floats(-100, 100)

@@ -23,11 +23,11 @@ from nano_rl.preferences.reward_checkpoint import SavedRewardModel
 from nano_rl.preferences.reward_model import row_scores
 from nano_rl.preferences.reward_part import Preference
 from nano_rl.tiny_model import build_tiny
-from nano_shared import Completion, Sampling, Task, Trajectory, snapshot
+from nano_shared import snapshot
 from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback, FeedbackKind
 from nano_shared.policy import Conversation
-from nano_shared.types import Message, Role
+from nano_shared.types import Completion, Message, Role, Sampling, Task, Trajectory
 
 
 class Shown(ScriptedPolicy):

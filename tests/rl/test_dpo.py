@@ -25,7 +25,7 @@ from nano_rl.preferences.dpo import (
     train_dpo,
 )
 from nano_rl.preferences.pairs import PairRows
-from nano_shared import ConfigError
+from nano_shared.errors import ConfigError
 from nano_shared.settings import parse_config
 
 

@@ -10,8 +10,8 @@ from nano_rl.checkpoints.evaluate import paired, row_of, success_interval, suite
 from nano_rl.checkpoints.statistics import wilson
 from nano_rl.commands.eval import tool_names, without_tools
 from nano_rl.tasks.make import make_tasks
-from nano_shared import Provenance, Split, Task, Trajectory
 from nano_shared.errors import UsageError
+from nano_shared.types import Provenance, Split, Task, Trajectory
 
 
 def run(

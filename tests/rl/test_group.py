@@ -8,7 +8,7 @@ import pytest
 from builders import trajectory, turn
 
 from nano_rl.learn.rows.group import Group, form_groups, group_metrics
-from nano_shared import StopReason
+from nano_shared.types import StopReason
 
 
 def test_groups_form_by_task_key_in_order_of_appearance() -> None:

@@ -12,8 +12,7 @@ from nano_rl.learn.config import GuardConfig, ObjectiveConfig
 from nano_rl.learn.guards import check_step
 from nano_rl.learn.objectives.loss import mean_metrics, policy_loss
 from nano_rl.learn.rows.group import form_groups, group_metrics
-from nano_shared import NanoError
-from nano_shared.errors import GuardTripped
+from nano_shared.errors import GuardTripped, NanoError
 
 CONFIG = GuardConfig()
 HEALTHY = {

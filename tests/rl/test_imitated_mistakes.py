@@ -17,8 +17,7 @@ from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.suites.functions.views import VIEWS, make_task
 from nano_rl.tasks.oracle import oracle_policy
 from nano_rl.tiny_model import build_tiny
-from nano_shared import Sampling, Task, Trajectory
-from nano_shared.types import Split
+from nano_shared.types import Sampling, Split, Task, Trajectory
 
 AGAIN = next(view for view in VIEWS if view.name == "repair_again")
 

@@ -7,15 +7,26 @@ from pathlib import Path
 import pytest
 from builders import verdict
 
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1
 from nano_rl.preferences.log_pairs import log_pairs
 from nano_rl.preferences.pairs import PreferencePair, read_pairs, write_pairs
-from nano_shared import Completion, Finish, Sampling, StopReason, Task, Trajectory, Turn, TurnTokens
 from nano_shared.errors import UsageError
 from nano_shared.feedback import Feedback, FeedbackKind
 from nano_shared.store import LogStore
-from nano_shared.types import Observation, Split, Trust
+from nano_shared.types import (
+    Completion,
+    Finish,
+    Observation,
+    Sampling,
+    Split,
+    StopReason,
+    Task,
+    Trajectory,
+    Trust,
+    Turn,
+    TurnTokens,
+)
 
 
 def run(

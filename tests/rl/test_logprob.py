@@ -12,7 +12,8 @@ from nano_rl.learn.model.logprob import can_share, score_tokens, token_logprobs
 from nano_rl.learn.objectives.loss import mean_metrics, policy_loss
 from nano_rl.learn.rows.batch import Batch, make_batches
 from nano_rl.learn.rows.sample import to_samples
-from nano_shared import ConfigError, Sampling
+from nano_shared.errors import ConfigError
+from nano_shared.types import Sampling
 
 
 def batch_of(*rows: tuple[int, int, float], dtype: torch.dtype = torch.float64) -> Batch:

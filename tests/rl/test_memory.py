@@ -80,8 +80,8 @@ def quantised(folder: Path, bits: str) -> Any:
 def test_a_quantised_base_samples_and_trains_as_itself(bits: str, tmp_path: Path) -> None:
     from nano_coder.models.local.continuous_batching import ContinuousDecoder
     from nano_coder.models.local.engine import Engine
-    from nano_coder.models.local.row import GenerationRequest
-    from nano_shared import Sampling
+    from nano_coder.models.local.sampler import GenerationRequest
+    from nano_shared.types import Sampling
 
     texts = ["def add(a, b):\n    return a + b\n", "naive\n"] * 5
     loaded = quantised(build_tiny(tmp_path, texts, hidden=64, layers=1), bits)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nano_rl.learn.metrics import MetricsWriter, read_metrics
-from nano_shared import UsageError
+from nano_shared.errors import UsageError
 
 
 def write(path: Path, steps: range, **settings: int) -> None:

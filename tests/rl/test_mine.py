@@ -14,7 +14,7 @@ import pytest
 from nano_coder.grading.submission import grade_trajectory
 from nano_coder.run.execution import run_task
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.tools.edit_file import _replace_line
+from nano_coder.tools.text_files import _replace_line
 from nano_rl.commands.tasks_mine import command
 from nano_rl.tasks.admission import log_folder, scratch_runtime
 from nano_rl.tasks.check import check_task

@@ -23,7 +23,7 @@ from nano_rl.learn.objectives.loss import (
     token_loss,
 )
 from nano_rl.learn.rows.batch import Batch
-from nano_shared import ConfigError
+from nano_shared.errors import ConfigError
 from nano_shared.extensions import extension_names
 from nano_shared.settings import parse_config
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.model.learner import clip_gradients, lr_at, make_optimizer, set_lr
-from nano_shared import ConfigError
+from nano_shared.errors import ConfigError
 
 
 def rates(schedule: str, warmup: int = 0, steps: int = 4) -> list[float]:

@@ -10,7 +10,7 @@ from nano_rl.learn.credit.advantage import credit_group, cut_off, group_credit, 
 from nano_rl.learn.objectives.loss import token_weights
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.step_rows import group_samples
-from nano_shared import Finish, StopReason, Trajectory
+from nano_shared.types import Finish, StopReason, Trajectory
 
 
 def group(*runs: Trajectory) -> Group:

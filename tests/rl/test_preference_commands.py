@@ -24,7 +24,12 @@ from nano_rl.preferences.reward_checkpoint import open_reward_model
 from nano_rl.preferences.reward_part import Preference
 from nano_rl.rewards import parse_reward
 from nano_rl.tiny_model import build_tiny
-from nano_shared import (
+from nano_shared.checkpoint import checkpoints_dir, read_checkpoint
+from nano_shared.command_line import run_command
+from nano_shared.errors import CheckpointError, ConfigError, UsageError
+from nano_shared.policy import Conversation
+from nano_shared.store import LogStore
+from nano_shared.types import (
     Completion,
     Finish,
     Message,
@@ -36,11 +41,6 @@ from nano_shared import (
     Turn,
     TurnTokens,
 )
-from nano_shared.checkpoint import checkpoints_dir, read_checkpoint
-from nano_shared.command_line import run_command
-from nano_shared.errors import CheckpointError, ConfigError, UsageError
-from nano_shared.policy import Conversation
-from nano_shared.store import LogStore
 
 WORDS = ("please", "now", "here", "there", "then", "stop", "go", "look")
 LIKED = "please"

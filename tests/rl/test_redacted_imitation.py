@@ -12,7 +12,11 @@ from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages
 from nano_rl.imitation.rows import RunEncoder, succeeded
 from nano_rl.tiny_model import build_tiny
-from nano_shared import (
+from nano_shared.policy import Conversation
+from nano_shared.redact.redactor import MARKER
+from nano_shared.redact.trajectory import scrub_trajectory
+from nano_shared.types import (
+    REDACTED_ID,
     Completion,
     Finish,
     Sampling,
@@ -24,8 +28,6 @@ from nano_shared import (
     TurnTokens,
     Verdict,
 )
-from nano_shared.policy import Conversation
-from nano_shared.redact import MARKER, REDACTED_ID, scrub_trajectory
 
 SECRET = "glpat-" + "aB3dE6gH9jK2mN5pQ8sT"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages
 from nano_coder.models.scripted import ScriptedPolicy

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights

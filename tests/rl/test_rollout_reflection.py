@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import PROFILES
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime

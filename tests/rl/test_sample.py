@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from nano_rl.learn.rows.sample import TrainSample, recent_samples, to_samples
 from nano_rl.learn.update import _stale
-from nano_shared import Sampling, Trajectory
-from nano_shared.redact import REDACTED_ID
+from nano_shared.types import REDACTED_ID, Sampling, Trajectory
 
 
 @st.composite

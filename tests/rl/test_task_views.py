@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from oracles import follow
 
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import PROFILES
 from nano_coder.agent.prompt import offered_tools
 from nano_coder.grading.grade import grade

@@ -9,7 +9,7 @@ import pytest
 import torch
 from builders import verdict
 
-from nano_coder.agent.dialects.registry import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages
 from nano_coder.models.opening import open_weights
@@ -26,9 +26,9 @@ from nano_rl.learn.model.learner import prepare
 from nano_rl.learn.rows.group import form_groups
 from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
-from nano_shared import Completion, Finish, Sampling, StopReason, Task, Trajectory, Turn, TurnTokens
 from nano_shared.policy import Conversation
 from nano_shared.store import LogStore
+from nano_shared.types import Completion, Finish, Sampling, StopReason, Task, Trajectory, Turn, TurnTokens
 
 FAST = OptimizerConfig(learning_rate=1e-3)
 CONFIG = TrainConfig(

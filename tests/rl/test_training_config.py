@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from nano_rl.config.training import RewardConfig, SftConfig, TrainConfig
 from nano_rl.learn.config import Config, CriticConfig, GuardConfig, ObjectiveConfig, OptimizerConfig
-from nano_shared import ConfigError
+from nano_shared.errors import ConfigError
 from nano_shared.settings import parse_config, section_of, setting_fields
 
 OPTIONS = {

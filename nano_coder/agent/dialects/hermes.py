@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from nano_coder.agent.dialects.dialect import Parsed
+from nano_coder.agent.dialects.dialect import Parsed, function_schema
 from nano_shared.types import ToolCall, ToolSpec
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -44,20 +44,7 @@ class Hermes:
         return "\n".join([thought, *blocks] if thought else blocks)
 
     def describe(self, tools: Sequence[ToolSpec]) -> str:
-        return "\n".join(
-            json.dumps(
-                {
-                    "type": "function",
-                    "function": {
-                        "name": tool.name,
-                        "description": tool.description,
-                        "parameters": tool.parameters,
-                    },
-                },
-                ensure_ascii=False,
-            )
-            for tool in tools
-        )
+        return "\n".join(json.dumps(function_schema(tool), ensure_ascii=False) for tool in tools)
 
 
 def _read_call(text: str, start: int) -> tuple[ToolCall, int]:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from nano_coder.agent.dialects.dialect import Parsed, find_tool
+from nano_coder.agent.dialects.dialect import Parsed, find_tool, settled
 from nano_coder.agent.dialects.hermes import HERMES
 from nano_coder.agent.dialects.lenient import (
     arguments_of,
@@ -22,7 +22,6 @@ from nano_coder.agent.dialects.lenient import (
     read_python_calls,
     typed,
 )
-from nano_coder.agent.dialects.stream import settled
 from nano_shared.types import ToolCall, ToolSpec
 
 Frame = tuple[list[ToolCall], int]

@@ -29,8 +29,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from . import plain_values
-from .artifact import ROOT, load, write_files
-from .report import LONGEST, LONGEST_NAME, Malformed, name_of, read
+from .report import LONGEST, LONGEST_NAME, ROOT, Malformed, load, name_of, read, write_files
 from .value_codec import Crossing, NotPlain
 
 _RUNNING = """

@@ -22,9 +22,8 @@ import tempfile
 import types
 from typing import Any, NoReturn
 
-from .artifact import ROOT, load, write_files
 from .framework_runners import RUNNERS, count_every_end
-from .report import Malformed, name_of, read
+from .report import ROOT, Malformed, load, name_of, read, write_files
 
 PR_SET_DUMPABLE = 4
 _WATCHED = ("unittest", "_pytest", "pytest", "pluggy", "doctest", "inside.runners", "inside.strict", "json")

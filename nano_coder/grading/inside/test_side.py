@@ -16,11 +16,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .artifact import ROOT, module_name, write_files
 from .connection import ConnectionBroken, MalformedMessage, Peer, Unsendable
 from .framework_runners import RUNNERS
 from .plain_values import exception_class, library
-from .report import LONGEST_NAME, name_of
+from .report import LONGEST_NAME, ROOT, module_name, name_of, write_files
 from .solution_side import connect
 from .value_codec import DEEPEST, MALFORMED, Crossing, NotPlain
 

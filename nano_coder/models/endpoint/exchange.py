@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import httpx
@@ -29,9 +30,7 @@ Wanted = Callable[[], bool]
 Failing = Literal["unreachable", "busy", "late", "refused", "garbled"]
 
 
-class EndpointError(PolicyError):
-    """An endpoint gave no usable answer; `kind` says why."""
-
+class _NoAnswer(Exception):
     def __init__(
         self, detail: str, kind: Failing, *, status: int | None = None, after: float | None = None
     ) -> None:
@@ -40,19 +39,16 @@ class EndpointError(PolicyError):
         self.kind, self.status, self.after = kind, status, after
 
 
-class Cancelled(Exception):
-    """The request was cancelled."""
+class EndpointError(_NoAnswer, PolicyError):
+    """An endpoint gave no usable answer; `kind` says why."""
 
 
-class PassingFailure(Exception):
+class PassingFailure(_NoAnswer):
     """A temporary failure: the call may be repeated."""
 
-    def __init__(
-        self, detail: str, kind: Failing, *, status: int | None = None, after: float | None = None
-    ) -> None:
-        """As of EndpointError."""
-        super().__init__(detail)
-        self.kind, self.status, self.after = kind, status, after
+
+class Cancelled(Exception):
+    """The request was cancelled."""
 
 
 class RefusedRequest(Exception):
@@ -110,77 +106,28 @@ class Exchange:
         Raises RefusedRequest for an error status, PassingFailure for a temporary failure, EndpointError for
         an invalid answer, BudgetExhausted if the deadline (monotonic) passes, and Cancelled if the answer is
         no longer `wanted`."""
-        chunks: queue.SimpleQueue[httpx.Response | _CHUNK] = queue.SimpleQueue()
         given_up = threading.Event()
+        until = min(deadline, time.monotonic() + self._longest)
+        answer = _Answer(self.url, self._stall, until, deadline, wanted)
         # httpx bounds single reads; a thread that is abandoned bounds the sum, name resolution included
-        sending = (body, headers or {}, chunks, given_up)
+        sending = (body, headers or {}, answer.chunks, given_up)
         threading.Thread(target=self._read, args=sending, daemon=True).start()
         try:
-            until = min(deadline, time.monotonic() + self._longest)
-            yield from self._events(chunks, until, deadline, wanted)
+            yield from self._events(answer)
         finally:
             given_up.set()
 
-    def _events(
-        self,
-        chunks: queue.SimpleQueue[httpx.Response | _CHUNK],
-        until: float,
-        deadline: float,
-        wanted: Wanted | None,
-    ) -> Iterator[dict[str, Any]]:
-        first = self._next(chunks, until, deadline, wanted, flowing=False)
+    def _events(self, answer: _Answer) -> Iterator[dict[str, Any]]:
+        first = answer.next(flowing=False)
         assert isinstance(first, httpx.Response)
         self.reached = True
-        rest = self._chunks(chunks, until, deadline, wanted)
+        rest = answer.body()
         if not first.is_success:
             raise _refused(RefusedRequest(first.status_code, b"".join(rest)), first.headers)
         if "text/event-stream" in first.headers.get("content-type", ""):
             yield from _server_events(rest, self.url)
         else:
             yield _whole(b"".join(rest), self.url)
-
-    def _chunks(
-        self,
-        chunks: queue.SimpleQueue[httpx.Response | _CHUNK],
-        until: float,
-        deadline: float,
-        wanted: Wanted | None,
-    ) -> Iterator[bytes]:
-        size = 0
-        start = b""
-        while (chunk := self._next(chunks, until, deadline, wanted, flowing=size > 0)) is not None:
-            assert isinstance(chunk, bytes)
-            size += len(chunk)
-            start += chunk[: 400 - len(start)]
-            if size > MOST_BYTES:
-                raise EndpointError(
-                    f"{self.url} answered more than {MOST_BYTES >> 20} MB, of which the rest was not"
-                    f" read: {excerpt(start.decode('utf-8', 'replace'))}; see the server's log",
-                    "garbled",
-                )
-            yield chunk
-
-    def _next(
-        self,
-        chunks: queue.SimpleQueue[httpx.Response | _CHUNK],
-        until: float,
-        deadline: float,
-        wanted: Wanted | None,
-        *,
-        flowing: bool,
-    ) -> httpx.Response | bytes | None:
-        left = until - time.monotonic()
-        try:
-            chunk = _waited(chunks, max(0.0, min(left, self._stall)), wanted)
-        except queue.Empty:
-            if left > self._stall:
-                raise PassingFailure(f"not a byte for {self._stall:g} s", "late") from None
-            if flowing and until == deadline:
-                raise BudgetExhausted("the time of the run ended while the model answered") from None
-            raise PassingFailure("no whole answer in time", "late") from None
-        if isinstance(chunk, Exception):
-            raise chunk
-        return chunk
 
     def _read(
         self,
@@ -209,19 +156,59 @@ class Exchange:
             chunks.put(EndpointError(message, "unreachable"))
 
 
-def _waited(
-    chunks: queue.SimpleQueue[httpx.Response | _CHUNK], seconds: float, wanted: Wanted | None
-) -> httpx.Response | _CHUNK:
-    """The next chunk. Raises queue.Empty after so many seconds, Cancelled if it is not wanted any more."""
-    if wanted is not None and not wanted():
-        raise Cancelled
-    until = time.monotonic() + seconds
-    while wanted is not None and (left := until - time.monotonic()) > _LOOK_SECONDS:
-        with suppress(queue.Empty):
-            return chunks.get(timeout=min(left, _LOOK_SECONDS))
-        if not wanted():
+@dataclass(slots=True)
+class _Answer:
+    """An answer as it comes from the thread that reads: its head, its body in pieces, and None at the end."""
+
+    url: str
+    stall: float
+    until: float
+    """when the answer must be whole, on the monotonic clock"""
+    deadline: float
+    """of the run, likewise"""
+    wanted: Wanted | None
+    chunks: queue.SimpleQueue[httpx.Response | _CHUNK] = field(default_factory=queue.SimpleQueue)
+
+    def body(self) -> Iterator[bytes]:
+        size = 0
+        start = b""
+        while (chunk := self.next(flowing=size > 0)) is not None:
+            assert isinstance(chunk, bytes)
+            size += len(chunk)
+            start += chunk[: 400 - len(start)]
+            if size > MOST_BYTES:
+                raise EndpointError(
+                    f"{self.url} answered more than {MOST_BYTES >> 20} MB, of which the rest was not"
+                    f" read: {excerpt(start.decode('utf-8', 'replace'))}; see the server's log",
+                    "garbled",
+                )
+            yield chunk
+
+    def next(self, *, flowing: bool) -> httpx.Response | bytes | None:
+        left = self.until - time.monotonic()
+        try:
+            chunk = self._waited(max(0.0, min(left, self.stall)))
+        except queue.Empty:
+            if left > self.stall:
+                raise PassingFailure(f"not a byte for {self.stall:g} s", "late") from None
+            if flowing and self.until == self.deadline:
+                raise BudgetExhausted("the time of the run ended while the model answered") from None
+            raise PassingFailure("no whole answer in time", "late") from None
+        if isinstance(chunk, Exception):
+            raise chunk
+        return chunk
+
+    def _waited(self, seconds: float) -> httpx.Response | _CHUNK:
+        """Raises queue.Empty after so many seconds, Cancelled if the answer is not wanted any more."""
+        if self.wanted is not None and not self.wanted():
             raise Cancelled
-    return chunks.get(timeout=max(0.0, until - time.monotonic()))
+        until = time.monotonic() + seconds
+        while self.wanted is not None and (left := until - time.monotonic()) > _LOOK_SECONDS:
+            with suppress(queue.Empty):
+                return self.chunks.get(timeout=min(left, _LOOK_SECONDS))
+            if not self.wanted():
+                raise Cancelled
+        return self.chunks.get(timeout=max(0.0, until - time.monotonic()))
 
 
 def _refused(refusal: RefusedRequest, headers: Mapping[str, str]) -> Exception:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
+import tomllib
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,13 +22,13 @@ from nano_coder.config import Price, load_config
 from nano_coder.models.endpoint.answer import CANCELLED, AnswerParts, OnAnswer, read_answer, turn_tokens
 from nano_coder.models.endpoint.exchange import EndpointError, Exchange, PassingFailure, RefusedRequest
 from nano_coder.models.endpoint.model_card import ModelCard, card_of, read_cards
-from nano_coder.models.endpoint.prices import find_price
 from nano_coder.models.endpoint.request import accepted_by, add_parameters, request_body, shaping
 from nano_coder.models.registry import ModelOptions
-from nano_shared import Completion, Conversation, Finish, Sampling, content_hash
 from nano_shared.errors import ConfigError
+from nano_shared.hashing import content_hash
+from nano_shared.policy import Conversation
 from nano_shared.printable import printable
-from nano_shared.types import ApiAnswer, TurnTokens, Usage
+from nano_shared.types import ApiAnswer, Completion, Finish, Sampling, TurnTokens, Usage
 
 OPENAI = "https://api.openai.com/v1"
 _KEYS = "NANO_API_KEY or OPENAI_API_KEY in the environment, or api_key in your configuration"
@@ -289,3 +292,21 @@ def _silent(text: str) -> None:
 def _waiting(state: tenacity.RetryCallState) -> str:
     failure = state.outcome.exception() if state.outcome else None
     return f"\n[{failure}; asking again in {state.upcoming_sleep:.0f} s]\n"
+
+
+_DATED = re.compile(r"-20\d\d-?\d\d-?\d\d$")
+
+
+def find_price(model: str, own: Mapping[str, Price]) -> Price | None:
+    """The price of a model, also where its name ends with the date of a version; None for an unknown one."""
+    for name in dict.fromkeys((model, _DATED.sub("", model))):
+        for table in (own, _shipped()):
+            if name in table:
+                return table[name]
+    return None
+
+
+@cache
+def _shipped() -> Mapping[str, Price]:
+    text = (files("nano_coder.models.endpoint") / "prices.toml").read_text(encoding="utf-8")
+    return {name: Price.model_validate(price) for name, price in tomllib.loads(text).items()}

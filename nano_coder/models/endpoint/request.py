@@ -11,11 +11,12 @@ from functools import cache
 from typing import Any
 
 from nano_coder.agent.dialects.api import Api
-from nano_coder.agent.native_template import function_schema
+from nano_coder.agent.dialects.dialect import function_schema
 from nano_coder.models.endpoint.exchange import RefusedRequest
 from nano_coder.models.endpoint.model_card import ModelCard
-from nano_shared import ContextFull, Conversation, Message, Role, Sampling
-from nano_shared.types import ApiAnswer, ApiCall
+from nano_shared.errors import ContextFull
+from nano_shared.policy import Conversation
+from nano_shared.types import ApiAnswer, ApiCall, Message, Role, Sampling
 
 _LENGTHS = ("max_completion_tokens", "max_tokens")
 """names of the limit of an answer: the API's own, and that of servers which still know the old one alone"""

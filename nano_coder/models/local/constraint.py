@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from nano_shared import ConfigError, PolicyError, UsageError
+from nano_shared.errors import ConfigError, PolicyError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor

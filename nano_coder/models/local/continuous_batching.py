@@ -25,8 +25,7 @@ from nano_coder.models.local.kv_cache import (
     common_prefix,
 )
 from nano_coder.models.local.llama import LlamaForward
-from nano_coder.models.local.row import DecodingRow, allowed_tokens
-from nano_coder.models.local.sampler import draw
+from nano_coder.models.local.sampler import DecodingRow, allowed_tokens, draw
 from nano_coder.models.local.speculative import CONTEXT, NGramSpeculator
 
 _PREFILL_TOKENS = 2048

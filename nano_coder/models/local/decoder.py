@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from nano_coder.models.local.continuous_batching import BatchSlot, ContinuousDecoder
 from nano_coder.models.local.llama import LlamaForward, Unsupported
 from nano_coder.models.local.padded_batching import PaddedDecoder, evaluating
-from nano_coder.models.local.row import DecodingRow, GenerationRequest, StopConditions
-from nano_shared import ContextFull, Sampling
+from nano_coder.models.local.sampler import DecodingRow, GenerationRequest, StopConditions
+from nano_shared.errors import ContextFull
+from nano_shared.types import Sampling
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.02}
 """largest deviation of our logits from the module's, as a share of their own spread: rounding alone makes

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nano_coder.models.local.continuous_batching import ContinuousDecoder
 from nano_coder.models.local.decoder import choose_decoder
 from nano_coder.models.local.padded_batching import PaddedDecoder, evaluating
-from nano_coder.models.local.row import DecodingRow, GenerationRequest, Sampled, StopConditions
+from nano_coder.models.local.sampler import DecodingRow, GenerationRequest, Sampled, StopConditions
 from nano_shared.malloc import keep_freed_memory
 from nano_shared.policy import DecodeIds
 

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nano_coder.models.local.row import DecodingRow, allowed_tokens
-from nano_coder.models.local.sampler import draw
+from nano_coder.models.local.sampler import DecodingRow, allowed_tokens, draw
 
 _JOINED = ("DynamicLayer", "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
 """kinds of cache layers that can be joined along the batch"""

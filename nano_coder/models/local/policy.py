@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.models.local.scheduler import AgentSlot, Lockstep, Scheduler, SchedulerKind, StepUntilDone
-from nano_shared import Completion, ContextFull, Conversation, Sampling, TurnTokens
+from nano_shared.errors import ContextFull
+from nano_shared.policy import Conversation
+from nano_shared.types import Completion, Sampling, TurnTokens
 
 if TYPE_CHECKING:
     from nano_coder.models.local.constraint import Grammars
     from nano_coder.models.local.engine import Engine, TokenScore
-    from nano_coder.models.local.row import OnToken, Sampled
+    from nano_coder.models.local.sampler import OnToken, Sampled
 
 
 class LocalPolicy:
@@ -122,7 +124,7 @@ class LocalPolicy:
     def _generate(
         self, row: tuple[int, ...], sampling: Sampling, owner: int | None, on_token: OnToken | None
     ) -> Sampled:
-        from nano_coder.models.local.row import GenerationRequest
+        from nano_coder.models.local.sampler import GenerationRequest
 
         fitting = self.fitting(row, sampling)
         constraint = self._grammars.constraint(sampling.grammar) if sampling.grammar is not None else None

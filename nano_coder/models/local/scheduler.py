@@ -17,10 +17,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from nano_shared import NanoError, PolicyError, UsageError
+from nano_shared.errors import NanoError, PolicyError, UsageError
 
 if TYPE_CHECKING:
-    from nano_coder.models.local.row import DecodingRow, GenerationRequest, Sampled
+    from nano_coder.models.local.sampler import DecodingRow, GenerationRequest, Sampled
 from contextlib import AbstractContextManager, nullcontext
 
 from nano_shared.policy import Policy

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.models.local.row import OnToken, Sampled
+from nano_coder.models.local.sampler import OnToken, Sampled
 from nano_rl.gather.engines.engine_pool import EnginePool
 from nano_shared.policy import Conversation
 from nano_shared.types import Completion, Sampling

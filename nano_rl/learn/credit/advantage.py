@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from nano_rl.learn.config import Baseline, ObjectiveConfig, Std
 from nano_rl.learn.rows.group import Group, is_dead
-from nano_shared import Finish, StopReason, Trajectory
+from nano_shared.types import Finish, StopReason, Trajectory
 
 
 def group_advantages(

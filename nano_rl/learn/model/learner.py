@@ -18,9 +18,8 @@ from nano_rl.learn.model.logprob import token_logprobs
 from nano_rl.learn.objectives.loss import mean_metrics
 from nano_rl.learn.rows.batch import Batch
 from nano_rl.learn.trees.forward import checkpoint_layers
-from nano_shared import ConfigError
 from nano_shared.durable import full_disk_explained, sync
-from nano_shared.errors import CheckpointError
+from nano_shared.errors import CheckpointError, ConfigError
 from nano_shared.malloc import keep_freed_memory
 
 

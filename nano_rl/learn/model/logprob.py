@@ -25,7 +25,7 @@ from nano_rl.learn.trees.forward import (
     row_states,
     shares_prefixes,
 )
-from nano_shared import ConfigError
+from nano_shared.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
-from nano_shared import Finish, Limits, Task, Trajectory
+from nano_shared.types import Finish, Limits, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from nano_shared import Sampling, Trajectory, Turn, TurnTokens
+from nano_shared.types import Sampling, Trajectory, Turn, TurnTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

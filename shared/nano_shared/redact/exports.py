@@ -19,8 +19,9 @@ from nano_shared.blobs import BlobStore
 from nano_shared.durable import durable_folder, full_disk_explained, sync
 from nano_shared.errors import UsageError
 from nano_shared.logged_run import LoggedRun
-from nano_shared.redact import Known, Redactor, scrub_trajectory
-from nano_shared.redact.trajectory import learn, scrub_value
+from nano_shared.redact.patterns import Known
+from nano_shared.redact.redactor import Redactor
+from nano_shared.redact.trajectory import learn, scrub_trajectory, scrub_value
 from nano_shared.run_queries import Heading
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory, Value

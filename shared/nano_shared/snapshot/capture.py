@@ -26,6 +26,7 @@ from nano_shared.snapshot.tree import (
     Snapshot,
     SnapshotError,
     clean_path,
+    is_excluded,
     load,
     make_snapshot,
     name_filter,
@@ -116,7 +117,6 @@ def snapshot_directory(
 def snapshot_tar(
     stream: bytes,
     blobs: BlobStore,
-    exclude: Iterable[str] = DEFAULT_EXCLUDES,
     *,
     max_bytes: int = MAX_BYTES,
     quota: Quota | None = None,
@@ -126,7 +126,6 @@ def snapshot_tar(
     Raises SnapshotError for absolute names, `..`, devices, hard links to missing members, paths through files
     or symlinks, damage, more than `max_bytes`, or more new bytes than `quota` has left. Pipes are left out.
     """
-    excluded = name_filter(exclude)
     entries: dict[str, Entry] = {}
     pending: dict[str, bytes] = {}
     try:
@@ -134,7 +133,7 @@ def snapshot_tar(
             budget = max_bytes
             for member in archive:
                 path = clean_path(member.name)
-                if not path or member.isfifo() or any(excluded.match(part) for part in path.split("/")):
+                if not path or member.isfifo() or is_excluded(path):
                     continue
                 budget -= _claimed_size(member, len(entries), budget, max_bytes)
                 entries[path] = _tar_entry(archive, member, path, entries, pending)
@@ -148,24 +147,17 @@ def snapshot_tar(
     return save(make_snapshot(entries.values()), blobs)
 
 
-def snapshot_texts(
-    texts: Mapping[str, str],
-    blobs: BlobStore,
-    exclude: Iterable[str] = DEFAULT_EXCLUDES,
-    *,
-    max_bytes: int = MAX_BYTES,
-) -> str:
+def snapshot_texts(texts: Mapping[str, str], blobs: BlobStore, *, max_bytes: int = MAX_BYTES) -> str:
     """Snapshot plain files, given as text by name; returns its id.
 
     Raises SnapshotError for a name that leads outside, a file below a file, a text that cannot be encoded, or
     more than `max_bytes`.
     """
-    excluded = name_filter(exclude)
     entries = []
     left = max_bytes
     for name, text in texts.items():
         path = clean_path(name)
-        if any(excluded.match(part) for part in path.split("/")):
+        if is_excluded(path):
             continue
         try:
             data = text.encode()

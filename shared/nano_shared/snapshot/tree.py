@@ -80,6 +80,11 @@ class Snapshot:
     def by_path(self) -> dict[str, Entry]:
         return {entry.path: entry for entry in self.entries}
 
+    @property
+    def shown_files(self) -> list[str]:
+        """Paths of the regular files, invalid UTF-8 bytes escaped."""
+        return [entry.shown for entry in self.entries if entry.kind is EntryKind.FILE]
+
 
 def shown(path: str) -> str:
     """A path with invalid UTF-8 bytes escaped."""
@@ -176,6 +181,14 @@ def worth_naming(before: Snapshot, after: Snapshot, paths: Iterable[str]) -> tup
 
 
 def name_filter(exclude: Iterable[str]) -> re.Pattern[str]:
-    """A function that is true for the names that a snapshot leaves out."""
+    """Matches the names that these patterns leave out of a snapshot."""
     patterns = [fnmatch.translate(pattern) for pattern in exclude]
     return re.compile("|".join(patterns) if patterns else r"(?!)")
+
+
+EXCLUDED = name_filter(DEFAULT_EXCLUDES)
+
+
+def is_excluded(path: str) -> bool:
+    """Whether the path, or a folder above it, is in DEFAULT_EXCLUDES."""
+    return any(EXCLUDED.match(part) for part in path.split("/"))

@@ -1,11 +1,12 @@
-"""`nano-coder log export`: runs of the log in a format that other programs take."""
+"""`nano-coder log export`, `import` and `migrate`: runs to and from other formats and other logs."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -15,20 +16,23 @@ from nano_coder.agent.initial_messages import opening, tools
 from nano_coder.commands.options import Log, PolicyChoice, SinceChoice, SuccessChoice, TaskChoice, open_log
 from nano_coder.formats import messages
 from nano_coder.formats.run_format import RUN_FORMATS, RunFormat
-from nano_shared.errors import UsageError
+from nano_shared.blobs import BlobStore
+from nano_shared.command_line import JsonOption
+from nano_shared.errors import LogError, UsageError
 from nano_shared.extensions import is_file_reference
+from nano_shared.log_copy import Copied
 from nano_shared.logged_run import LoggedRun
 from nano_shared.printable import printable
 from nano_shared.redact.exports import ChosenRuns, moment, new_file, new_folder, redacted_runs
 from nano_shared.refusal import Refused
 from nano_shared.store import LogStore
 
-FORMATS = ("jsonl", "messages", "atif", "nemo-gym", "harbor")
+WRITTEN = ("jsonl", "messages", "atif", "nemo-gym", "harbor")
 _ELSEWHERE = ("preferences", "tokens")
 
 
-def command(
-    name: Annotated[str, Option("--format", help=f"One of {', '.join(FORMATS)}.")],
+def export(
+    name: Annotated[str, Option("--format", help=f"One of {', '.join(WRITTEN)}.")],
     runs: Annotated[list[str] | None, Argument(metavar="RUN")] = None,
     task: TaskChoice = None,
     since: SinceChoice = None,
@@ -71,9 +75,9 @@ def command(
         chosen = choice.read(store)
         if redact:
             chosen = redacted_runs(chosen, store.blobs)
-        export = _Export(store, chosen, calls=calls, blobs=not redact)
-        export.to(format, out)
-    export.say()
+        done = _Export(store, chosen, calls=calls, blobs=not redact)
+        done.to(format, out)
+    done.say()
     return 0
 
 
@@ -183,5 +187,109 @@ class _Export:
 
 
 def _writable() -> str:
-    added = [name for name in RUN_FORMATS if name not in FORMATS and RUN_FORMATS.find(name).writes]
-    return ", ".join((*FORMATS, *added))
+    added = [name for name in RUN_FORMATS if name not in WRITTEN and RUN_FORMATS.find(name).writes]
+    return ", ".join((*WRITTEN, *added))
+
+
+READ = ("jsonl", "atif", "nemo-gym", "mini-swe-agent", "claude-code", "codex")
+
+
+def import_runs(
+    files: Annotated[list[Path], Argument(metavar="FILE")],
+    name: Annotated[str, Option("--format", help=f"One of {', '.join(READ)}.")],
+    log: Log = None,
+) -> int:
+    """Add the runs of FILES to the log: all of them, or none where one row is bad.
+
+    \b
+    jsonl           what `log export --format jsonl` writes, all but the directory
+    atif            ATIF v1.0 to v1.8, a JSON object a file, or one a line in FILE.jsonl
+    nemo-gym        NeMo Gym rollouts, one a line
+    mini-swe-agent  trajectory files
+    claude-code     session files
+    codex           rollout files
+
+    Runs without token ids and log-probs are text-only: they can be imitated, and train no policy gradient.
+    """
+    if name not in RUN_FORMATS and not is_file_reference(name):
+        raise UsageError(f"there is no format {name!r}; the formats are {_readable()}, or path.py:name")
+    read = 0
+    text_only = 0
+    for run in runs_of(files, name):  # every row is read before the first one is written
+        read += 1
+        text_only += not run.trajectory.has_tokens
+    if not read:
+        raise UsageError(f"no run in {', '.join(str(file) for file in files)}")
+    with open_log(log, create=True) as store:
+        try:
+            merged = store.merge(lambda: runs_of(files, name, store.blobs))
+        except LogError as problem:
+            raise LogError(f"nothing was imported: {problem}") from None
+    parts = [f"imported {merged.added} runs"]
+    parts += [f"{merged.extended} gained verdicts or feedback"] if merged.extended else []
+    parts += [f"{merged.known} were in the log already"] if merged.known else []
+    parts += [f"{text_only} of the file are text-only"] if text_only else []
+    print("; ".join(parts))
+    return 0
+
+
+def runs_of(files: Sequence[Path], name: str, blobs: BlobStore | None = None) -> Iterator[LoggedRun]:
+    """The runs of the files, one in memory at a time. Raises UsageError with file, line and field."""
+    read = RUN_FORMATS.find(name).read
+    if read is None:
+        raise UsageError(f"the format {name!r} is written, and not read; others are: {_readable()}")
+    for file in files:
+        try:
+            yield from read(file, blobs)
+        except Refused as problem:
+            raise UsageError(printable(f"nothing was imported: {problem}")) from None
+
+
+def _readable() -> str:
+    added = [name for name in RUN_FORMATS if name not in READ and RUN_FORMATS.find(name).read]
+    return ", ".join((*READ, *added))
+
+
+_EVERY = 10_000
+
+
+def migrate(
+    source: Annotated[str, Argument(metavar="FROM", help="Path of a log, or postgresql://... of one.")],
+    target: Annotated[str, Argument(metavar="TO", help="The log that gains its runs; made if need be.")],
+    as_json: JsonOption = False,
+) -> int:
+    """Copy the log FROM into the log TO, blobs too: from SQLite to Postgres, or back.
+
+    FROM stays as it is. Repeat the command after an interruption, or when FROM has grown: what TO has already
+    is left as it is. Nothing is copied if TO holds another run with the id of one of FROM's.
+
+    \b
+    nano-coder log migrate ~/log.db 'postgresql://nano@db.example/nano?blobs=/mnt/shared/blobs'
+    """
+    done, shown = Copied(), 0
+
+    def tell(runs: int) -> None:
+        nonlocal shown
+        if runs // _EVERY > shown:
+            shown = runs // _EVERY
+            print(f"{runs} runs ...", file=sys.stderr)
+
+    with LogStore.open(source, create=False) as old, LogStore.open(target) as new:
+        new.copy_from(old, done, tell)
+    if as_json:
+        print(json.dumps(asdict(done)))
+    else:
+        print(_sentence(done))
+    for damage in done.damaged_blobs:
+        print(printable(f"left out: {damage}"), file=sys.stderr)
+    return 1 if done.damaged_blobs else 0
+
+
+def _sentence(done: Copied) -> str:
+    parts = [f"copied {done.runs} runs, {done.turns} turns and {done.blobs} blobs"]
+    parts += [f"{done.extended} runs were continued"] if done.extended else []
+    parts += [f"{done.known} runs were there already"] if done.known else []
+    parts += [f"{done.known_blobs} blobs were there already"] if done.known_blobs else []
+    parts += [f"{done.other_rows} notes"] if done.other_rows else []
+    parts += [f"{len(done.damaged_blobs)} damaged blobs were left out"] if done.damaged_blobs else []
+    return "; ".join(parts)

@@ -1,0 +1,158 @@
+"""`nano-coder apply`, `diff`, `undo`, `restore`: what a run changed, and what becomes of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from nano_coder.agent.workspace import workspace_after, workspaces_since
+from nano_coder.commands.options import Log, RunArgument, open_log
+from nano_shared import snapshot
+from nano_shared.errors import UsageError
+from nano_shared.feedback import edited_workspace
+from nano_shared.printable import printable
+from nano_shared.store import LogStore
+from nano_shared.types import Trajectory
+
+
+def apply(
+    run: RunArgument,
+    directory: Annotated[
+        Path | None, Option("-C", metavar="DIR", help="Where to apply, if not where the run was made.")
+    ] = None,
+    log: Log = None,
+) -> int:
+    """Apply what RUN changed to the directory that it was made in.
+
+    Stops with the list of files that changed since, touching none.
+    """
+    store = open_log(log, directory or Path())
+    trajectory = store.get(run)
+    place = directory_of(trajectory, directory)
+    changed = apply_to(trajectory, place, store)
+    for path in changed:
+        print(printable(path))
+    if not changed:
+        print(f"nothing to apply in {printable(str(place))}", file=sys.stderr)
+    elif directory is None:
+        print(f"applied to {printable(str(place))}", file=sys.stderr)
+    return 0
+
+
+def directory_of(trajectory: Trajectory, given: Path | None) -> Path:
+    """The directory that a run is of, or the one that the user names. Raises UsageError without one."""
+    if given is not None:
+        return given
+    if trajectory.directory is None:
+        raise UsageError(f"the log names no directory for run {trajectory.id}; name one with -C")
+    if not Path(trajectory.directory).is_dir():
+        raise UsageError(
+            f"run {trajectory.id} was made in {trajectory.directory}, which is no directory any more; "
+            "name another with -C"
+        )
+    return Path(trajectory.directory)
+
+
+def apply_to(
+    trajectory: Trajectory, directory: Path, store: LogStore, workspace: str | None = None
+) -> list[str]:
+    """Apply what a run changed to a directory, or nothing at all where a file changed since (Conflict).
+
+    Where the changes of the run that it continues are applied already, the rest of them is. `workspace` is
+    what the run left as somebody edited it; None is what it left.
+    """
+    after = workspace or trajectory.last_snapshot
+    if trajectory.snapshot is None or after is None:
+        return []
+    conflict: snapshot.Conflict | None = None
+    for before in dict.fromkeys((trajectory.snapshot, workspace_after(trajectory, trajectory.inherited))):
+        try:
+            return list(snapshot.apply(before, after, store.blobs, directory))
+        except snapshot.Conflict as found:
+            conflict = conflict or found
+    assert conflict is not None
+    raise conflict
+
+
+def diff(
+    run: RunArgument,
+    step: Annotated[
+        int | None,
+        Option("--at", metavar="STEP", help="As it was after this step, as `log show` counts them."),
+    ] = None,
+    log: Log = None,
+) -> int:
+    """Print the unified diff of RUN against the workspace it started from."""
+    store = open_log(log)
+    trajectory = store.get(run)
+    text = trajectory.diff
+    # a run that was killed left steps, but no diff
+    if step is not None or (trajectory.stop is None and trajectory.snapshot):
+        start, then = (workspace_after(trajectory, at) for at in (0, step))
+        text = snapshot.diff(start, then, store.blobs)
+    if trajectory.directory is not None:
+        print(f"changes to {printable(trajectory.directory)}", file=sys.stderr)
+    if sys.stdout.isatty():
+        print(printable(text, None), end="")
+    else:  # a pipe gets it exactly, for `git apply`
+        sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+    return 0
+
+
+def undo(
+    run: RunArgument,
+    step: Annotated[
+        int,
+        Option(
+            "--to",
+            metavar="STEP",
+            help="Take back only what came after this step, as `log show` counts them.",
+        ),
+    ] = 0,
+    directory: Annotated[
+        Path | None, Option("-C", metavar="DIR", help="Where it was applied, if not where the run was made.")
+    ] = None,
+    log: Log = None,
+) -> int:
+    """Take back what applying RUN did, in the directory that it was made in.
+
+    Stops with the list of files that changed since, touching none. Files that the run did not change are left
+    as they are, and so is a folder of the run's that holds some.
+    """
+    store = open_log(log, directory or Path())
+    trajectory = store.get(run)
+    place = directory_of(trajectory, directory)
+    target = workspace_after(trajectory, step)
+    edits = (edited_workspace(row) for row in reversed(store.feedback(trajectory.id)))
+    stages = [*filter(None, edits), *workspaces_since(trajectory, step)]
+    changed = snapshot.undo(stages, target, store.blobs, place)
+    for path in changed:
+        print(printable(path))
+    if not changed:
+        print(f"nothing to undo in {printable(str(place))}", file=sys.stderr)
+    elif directory is None:
+        print(f"taken back in {printable(str(place))}", file=sys.stderr)
+    return 0
+
+
+def restore(
+    run: RunArgument,
+    step: Annotated[int, Option("--at", metavar="STEP", help="As `log show` counts them; 0 is the start.")],
+    directory: Annotated[
+        Path, Option("--to", metavar="DIR", help="Where to write it: a directory that is new or empty.")
+    ],
+    log: Log = None,
+) -> int:
+    """Write the workspace as it was after STEP of RUN to DIR. Version control and caches are in no log."""
+    store = open_log(log)
+    workspace = workspace_after(store.get(run), step)
+    if directory.is_symlink() or directory.exists():
+        if not directory.is_dir():
+            raise UsageError(f"{directory} is not a directory; --to names a new or empty one")
+        if any(directory.iterdir()):
+            raise UsageError(f"{directory} is not empty; --to names a new or empty directory")
+    snapshot.materialise(workspace, store.blobs, directory)
+    return 0

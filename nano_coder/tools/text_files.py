@@ -1,0 +1,162 @@
+"""The tools `read`, `read_file`, `write_file` and `edit_file`: text files of the workspace."""
+
+from __future__ import annotations
+
+from nano_coder.sandbox.protocol import Jail
+from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
+
+LARGEST_TEXT = 8 << 20
+"""bytes of a file that tools split into lines: an empty line takes ten times its size in memory"""
+
+
+@tool()
+def read_file(context: ToolContext, path: str, start: int = 1, end: int | None = None) -> ToolResult:
+    """Show a text file, each line behind its number."""
+    lines = read_text(context.jail, path).split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    if not lines:
+        return ToolResult(text="[empty file]")
+    last = len(lines) if end is None else min(end, len(lines))
+    if not 1 <= start <= last:
+        raise ToolFailure(
+            f"{path} has lines 1 to {len(lines)}, not {start} to {last if end is None else end}"
+        )
+    return ToolResult(text="\n".join(f"{n}|{lines[n - 1]}" for n in range(start, last + 1)))
+
+
+def read_text(jail: Jail, path: str) -> str:
+    """A file of the workspace as text. Raises ToolFailure with a message that names the path."""
+    try:
+        data = jail.read(path)
+        if len(data) > LARGEST_TEXT:
+            raise ToolFailure(
+                f"{path} holds {len(data)} bytes, over {LARGEST_TEXT}: read a part with a command"
+            )
+        return data.decode("utf-8")
+    except FileNotFoundError:
+        raise ToolFailure(f"no such file: {path}") from None
+    except IsADirectoryError:
+        raise ToolFailure(f"{path} is a directory") from None
+    except OSError as problem:
+        raise ToolFailure(f"cannot read {path}: {problem}") from None
+    except UnicodeDecodeError:
+        raise ToolFailure(f"{path} is not UTF-8 text") from None
+
+
+@tool(body="content", mutates=True)
+def write_file(context: ToolContext, path: str, content: str) -> ToolResult:
+    """Create or replace a file."""
+    write_text(context.jail, path, content)
+    return ToolResult(text=f"wrote {path}")
+
+
+def write_text(jail: Jail, path: str, text: str) -> None:
+    """Write a file of the workspace. Raises ToolFailure with a message that names the path."""
+    try:
+        jail.write(path, text.encode("utf-8", "surrogatepass"))
+    except OSError as problem:
+        raise ToolFailure(f"cannot write {path}: {problem.strerror or problem}") from None
+
+
+@tool(body="new", mutates=True)
+def edit_file(
+    context: ToolContext, path: str, new: str, line: int | None = None, old: str | None = None
+) -> ToolResult:
+    """Replace line number `line`, or the only occurrence of `old`, by `new`."""
+    if (line is None) == (old is None):
+        raise ToolFailure("give either line (a number) or old (a text that occurs once)")
+    text = read_text(context.jail, path)
+    if line is not None:
+        edited = _replace_line(path, text, line, new)
+    else:
+        edited = _replace_passage(path, text, old or "", new)
+    if edited == text:
+        place = f"line {line} of {path}" if line is not None else f"old in {path}"
+        raise ToolFailure(
+            f"nothing changed: {place} reads like new already; give another place, or other text"
+        )
+    write_text(context.jail, path, edited)
+    return ToolResult(text=f"edited {path}")
+
+
+def _replace_line(path: str, text: str, line: int, new: str) -> str:
+    lines = text.split("\n")  # the same line ends as in read_file: a form feed, for one, ends no line
+    last = len(lines) - (lines[-1] == "")
+    if not 1 <= line <= last:
+        raise ToolFailure(f"{path} has lines 1 to {last}, not {line}")
+    if line < len(lines):
+        new = new.removesuffix("\n")
+        if lines[line - 1].endswith("\r") and not new.endswith("\r"):
+            new += "\r"
+    lines[line - 1] = new
+    return "\n".join(lines)
+
+
+def _replace_passage(path: str, text: str, old: str, new: str) -> str:
+    found = text.count(old) if old else 0
+    if found != 1:
+        raise ToolFailure(f"old must occur exactly once in {path}; it occurs {found} times")
+    return text.replace(old, new)
+
+
+LINES, LETTERS, WIDTH = 400, 20_000, 2_000
+"""of a page, and of a line"""
+_READ = r"""
+import itertools, os, stat, sys
+
+path, offset, limit, letters, width = sys.argv[1], *map(int, sys.argv[2:])
+try:
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        sys.exit(f"{path} is a directory; glob lists its files")
+    if not stat.S_ISREG(mode):
+        sys.exit(f"{path} is no regular file")
+    file = open(path, "rb")
+except OSError as problem:
+    sys.exit(f"no such file: {path}" if problem.errno == 2 else f"cannot read {path}: {problem.strerror}")
+if b"\0" in file.read(8192):
+    sys.exit(f"{path} is no text; it holds {os.fstat(file.fileno()).st_size} bytes")
+file.seek(0)
+last, tail = 0, b"\n"
+while chunk := file.read(1 << 20):
+    last, tail = last + chunk.count(b"\n"), chunk[-1:]
+last += tail != b"\n"
+file.seek(0)
+size, end = 0, offset - 1
+for number, line in enumerate(itertools.islice(file, offset - 1, offset - 1 + limit), offset):
+    text = line.decode("utf-8", "backslashreplace").removesuffix("\n").removesuffix("\r")
+    if len(text) > width:
+        text = f"{text[:width]} [and {len(text) - width} more characters]"
+    size += len(text) + 1
+    if size > letters and number > offset:
+        break
+    print(f"{number}|{text}")
+    end = number
+if not last:
+    print("[empty file]")
+elif offset > last:
+    sys.exit(f"{path} has lines 1 to {last}, and no line {offset}")
+elif end < last:
+    print(f"[lines {offset} to {end} of {last}; offset={end + 1} shows more]")
+"""
+
+
+@tool()
+def read(context: ToolContext, path: str, offset: int = 1, limit: int = LINES) -> ToolResult:
+    """Show a text file, each line behind its number, from line offset on, at most limit lines. Paths are
+    relative to the workspace."""
+    if offset < 1 or limit < 1:
+        raise ToolFailure("offset and limit are numbers from 1 on")
+    numbers = (offset, limit, LETTERS, WIDTH)
+    return said_by(context, _READ, [path, *map(str, numbers)])
+
+
+def said_by(context: ToolContext, program: str, argv: list[str]) -> ToolResult:
+    """What a program of ours says in the jail. Raises ToolFailure with its last line where it fails."""
+    execution = context.run_python(program, argv, isolated=True)
+    if execution.exit_code != 0:
+        lines = execution.stderr.decode("utf-8", "backslashreplace").strip().splitlines()
+        raise ToolFailure(lines[-1] if lines else "it did not finish")
+    text = execution.stdout.decode("utf-8", "backslashreplace").rstrip("\n")
+    return ToolResult(text=text, execution=execution)
