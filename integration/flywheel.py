@@ -40,7 +40,7 @@ from nano_rl.imitation.sft import train_sft
 from nano_rl.learn.config import Config, GuardConfig, OptimizerConfig
 from nano_rl.learn.model.learner import prepare
 from nano_rl.tasks.make import draw_tasks, make_tasks
-from nano_rl.tasks.oracle import ORACLE, oracle_policy
+from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_shared.store import LogStore

@@ -48,7 +48,7 @@ from nano_rl.learn.config import Config, GuardConfig, ObjectiveConfig, Optimizer
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.model.learner import prepare
 from nano_rl.learn.model.scalar_model import scalar_model
-from nano_rl.preferences.config import DpoConfig, RewardModelConfig
+from nano_rl.config.training import DpoConfig, RewardModelConfig
 from nano_rl.preferences.dpo import train_dpo
 from nano_rl.preferences.log_pairs import log_pairs
 from nano_rl.preferences.over_optimisation import GOLD, over_optimised, proxy_of

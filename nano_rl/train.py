@@ -43,10 +43,9 @@ from nano_rl.logs.used_runs import USED, UsedRuns
 from nano_rl.preferences.dpo import preference_term
 from nano_rl.record.phase_times import SHORTEST, Phases
 from nano_rl.record.training_record import EventKind, note
-from nano_rl.resume.identity import Identity
 from nano_rl.resume.interrupt import TrainingStopped, interruptible
 from nano_rl.resume.progress import Progress, saved_progress, seed_all
-from nano_rl.resume.states import STATES, States
+from nano_rl.resume.states import STATES, Identity, States
 from nano_rl.rewards import Reward
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from nano_coder import __version__ as runtime_version
 from nano_coder.models.opening import OpenedWeights, open_weights
 from nano_coder.models.weights import BASE, quiet_transformers
-from nano_rl.checkpoints.evaluations import checkpoint_folder
+from nano_rl.checkpoints.evaluate import checkpoint_folder
 from nano_rl.learn.config import Config
 from nano_shared.checkpoint import (
     Listed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nano_rl.commands.options import DeviceOption, Log, ModelOption, NameOption
 from nano_rl.commands.pairs import FromLogs, Pairs
-from nano_rl.preferences.config import DpoConfig
+from nano_rl.config.training import DpoConfig
 from nano_shared.command_line import JsonOption
 from nano_shared.settings_options import Settings, settings_options
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from nano_rl.commands.options import DeviceOption, Log, ModelOption, NameOption
 from nano_rl.commands.pairs import FromLogs, Pairs
-from nano_rl.preferences.config import RewardModelConfig
+from nano_rl.config.training import RewardModelConfig
 from nano_shared.command_line import JsonOption
 from nano_shared.settings_options import Settings, settings_options
 

@@ -23,8 +23,8 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.proxy import allowed_hosts
 from nano_coder.tools.registry import TOOLS
 from nano_rl.rewards import Reward, open_reward, parse_reward
+from nano_rl.tasks.attempts import ORACLE
 from nano_rl.tasks.make import read_tasks
-from nano_rl.tasks.oracle import ORACLE
 from nano_shared.checkpoint import checkpoints_dir
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore

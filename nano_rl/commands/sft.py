@@ -94,8 +94,8 @@ def _lessons(
     from nano_rl.commands.session import oracle_runtime
     from nano_rl.imitation.demonstrations import logged_successes, oracle_runs, reader_of, why
     from nano_rl.imitation.rows import read_messages
+    from nano_rl.tasks.attempts import ORACLE
     from nano_rl.tasks.make import read_tasks
-    from nano_rl.tasks.oracle import ORACLE
 
     reader = reader_of(opened)
     rows = read_messages(messages_file, reader) if messages_file else []

@@ -1,4 +1,4 @@
-"""What a training run is set to: frozen, few fields, and the defaults are the recipe."""
+"""Settings of trainings by policy gradients, imitation and preferences; the defaults are the recipe."""
 
 from __future__ import annotations
 
@@ -216,3 +216,65 @@ class SftConfig(Config):
     save_every: int = Field(10, ge=1)
     """steps between saved states"""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3, schedule="linear", warmup_steps=10)
+
+
+class DpoConfig(Config):
+    """Settings of direct preference optimisation (formulas in `dpo.py`)."""
+
+    loss: Literal["sigmoid", "ipo"] = "sigmoid"
+    """sigmoid (DPO), or ipo, which regresses the margin to a target instead of widening it without end"""
+    beta: float = Field(0.1, gt=0)
+    """strength of the KL constraint: a larger beta keeps the policy closer to its start"""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """assumed share of wrongly labelled pairs; with sigmoid only"""
+    length_normalised: bool = False
+    """compare mean log-probs per token instead of sums over answers"""
+    lambda_sft: float = Field(0.0, ge=0)
+    """weight of the negative log-likelihood of the chosen answers"""
+    epochs: float = Field(1.0, gt=0)
+    """passes over the pairs"""
+    batch: int = Field(8, ge=1)
+    """pairs of one optimizer step"""
+    max_tokens: int = Field(8192, ge=1)
+    """positions of one micro-batch, padding included"""
+    lora_rank: int = Field(16, ge=0)
+    """rank of the adapter that is trained; 0 trains all weights"""
+    gradient_checkpointing: bool = False
+    """compute activations again in the backward pass, which takes less memory and more time"""
+    quantise: Quantise | None = None
+    """load the base of a LoRA adapter in 4 or 8 bits (bitsandbytes)"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """of the weights; trained weights have a float32 master copy, which is updated"""
+    seed: int = Field(0, ge=0)
+    """seed of the order of pairs and of a new adapter"""
+    save_every: int = Field(10, ge=1)
+    """steps between saved states"""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4, schedule="linear", warmup_steps=5)
+
+    @model_validator(mode="after")
+    def _applies(self) -> DpoConfig:
+        if self.loss == "ipo" and self.label_smoothing > 0:
+            raise ValueError("`label_smoothing` changes the sigmoid loss; leave it at 0 with loss = ipo")
+        return self
+
+
+class RewardModelConfig(Config):
+    """Settings of the training of a reward model on preference pairs."""
+
+    epochs: float = Field(2.0, gt=0)
+    """passes over the pairs"""
+    batch: int = Field(16, ge=1)
+    """pairs of one optimizer step"""
+    held_out: float = Field(0.2, gt=0, lt=1)
+    """share of the prompts whose pairs are held out for evaluation"""
+    max_tokens: int = Field(8192, ge=1)
+    """positions of one micro-batch, padding included"""
+    lora_rank: int = Field(0, ge=0)
+    """rank of the adapter that is trained and then merged; 0 trains all weights"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """of the weights; trained weights have a float32 master copy, which is updated"""
+    seed: int = Field(0, ge=0)
+    """seed of the order of pairs, the held-out split and a new adapter"""
+    save_every: int = Field(10, ge=1)
+    """steps between saved states"""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4, schedule="linear", warmup_steps=5)

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from nano_coder.run.execution import Runtime
 from nano_rl.config.training import TrainConfig
-from nano_rl.gather.curriculum import Curriculum
+from nano_rl.gather.curriculum import Curriculum, TaskBackoff, TaskOrder
 from nano_rl.gather.replay_buffer import ReplayBuffer
 from nano_rl.gather.rollouts import OnRun, RollOut, collect
-from nano_rl.gather.task_order import TaskBackoff, TaskOrder
 from nano_rl.learn.credit.advantage import CreditedGroup, RunningBaselines, credit_group
 from nano_rl.learn.rows.group import Group, form_groups
 from nano_rl.logs.logged_group import LoggedGroup, LoggedTasks, members_of

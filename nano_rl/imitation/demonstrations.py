@@ -23,7 +23,7 @@ from nano_rl.learn.rows.batch import Batch, make_batches
 from nano_rl.learn.rows.group import Group, form_groups
 from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.logs.admission import RunVerifier, TargetPolicy, check_runs, refusal_of, uncomparable
-from nano_rl.tasks.oracle import ORACLE, oracle_policy
+from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_shared.errors import UsageError
 from nano_shared.profile import InterfaceProfile
 from nano_shared.run_facts import RunFacts, facts_of

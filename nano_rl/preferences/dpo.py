@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from nano_coder.models.opening import OpenedWeights
-from nano_rl.config.training import TrainConfig
+from nano_rl.config.training import DpoConfig, TrainConfig
 from nano_rl.imitation.demonstrations import reader_of
 from nano_rl.imitation.rows import RunEncoder
 from nano_rl.learn.config import GuardConfig
@@ -37,7 +37,6 @@ from nano_rl.learn.offline import OnStep, run_steps, step_indices
 from nano_rl.learn.rows.batch import Batch, make_batches
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.rows.sample import TrainSample
-from nano_rl.preferences.config import DpoConfig
 from nano_rl.preferences.pairs import PairRows, PreferencePair, pair_rows
 from nano_shared.errors import UsageError
 

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
+from nano_rl.config.training import RewardModelConfig
 from nano_rl.learn.config import GuardConfig
 from nano_rl.learn.guards import check_step
 from nano_rl.learn.model.learner import Learner
 from nano_rl.learn.model.scalar_model import ScalarModel, by_budget, padded
 from nano_rl.learn.offline import OnStep, run_steps, step_indices
-from nano_rl.preferences.config import RewardModelConfig
 from nano_rl.preferences.pairs import PairRows
 from nano_shared.errors import UsageError
 

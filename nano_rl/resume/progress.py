@@ -16,8 +16,7 @@ from nano_rl.config.training import TrainConfig
 from nano_rl.gather.sources import Gatherer, Sources
 from nano_rl.learn.model.learner import Learner, prepare, restore_weights
 from nano_rl.logs.used_runs import USED, read_used
-from nano_rl.resume.identity import Identity, difference
-from nano_rl.resume.states import STATES, States
+from nano_rl.resume.states import STATES, Identity, States, difference
 from nano_shared.checkpoint import Manifest
 from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.settings import parse_config

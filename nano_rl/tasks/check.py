@@ -13,9 +13,8 @@ from typing import Any
 
 from nano_coder.grading.submission import grade_trajectory
 from nano_coder.run.execution import Runtime, run_task, run_without_turns
+from nano_rl.tasks.attempts import oracle_policy, run_in_project
 from nano_rl.tasks.mutation_testing import KILLED, MutantReport, NoMutants, run_mutants
-from nano_rl.tasks.oracle import oracle_policy
-from nano_rl.tasks.projects import run_in_project
 from nano_shared import snapshot
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.hidden_checks import Case, CaseChecks, HiddenChecks, MutantChecks, SuiteChecks

@@ -19,6 +19,7 @@ from families import sample
 from nano_coder.models.local import attention
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.row import GenerationRequest
+from nano_rl.config.training import DpoConfig
 from nano_rl.learn.config import CriticConfig, OptimizerConfig
 from nano_rl.learn.credit.gae import Chain
 from nano_rl.learn.model.critic import Critic
@@ -27,7 +28,6 @@ from nano_rl.learn.model.logprob import can_share, loss_and_scores, token_logpro
 from nano_rl.learn.model.scalar_model import scalar_model
 from nano_rl.learn.rows.batch import Batch, make_batches
 from nano_rl.learn.trees import prefix_tree
-from nano_rl.preferences.config import DpoConfig
 from nano_rl.preferences.dpo import PairObjective, pair_batches, reference_scores
 from nano_rl.preferences.pairs import PairRows
 from nano_rl.preferences.reward_model import bradley_terry, pair_margins

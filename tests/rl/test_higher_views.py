@@ -10,7 +10,7 @@ import sys
 import pytest
 from oracles import follow
 
-from nano_rl.suites.functions.grammar import belongs
+from nano_rl.suites.functions.admitted_program import belongs
 from nano_rl.suites.functions.program import Param, Program, ValueKind, compile_function, outcome
 from nano_rl.suites.functions.refactor_views import verbose_body
 from nano_rl.suites.functions.views import VIEWS, make_task

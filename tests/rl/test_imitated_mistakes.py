@@ -15,7 +15,7 @@ from nano_rl.imitation.demonstrations import reader_of
 from nano_rl.imitation.rows import RunEncoder, refused, succeeded
 from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.suites.functions.views import VIEWS, make_task
-from nano_rl.tasks.oracle import oracle_policy
+from nano_rl.tasks.attempts import oracle_policy
 from nano_rl.tiny_model import build_tiny
 from nano_shared import Sampling, Task, Trajectory
 from nano_shared.types import Split

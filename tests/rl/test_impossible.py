@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from rewarded import ADD, SOLVE, SUBMIT, new_runtime, opened, rolled
 
 from nano_coder.agent.profiles import COMPACT_1
+from nano_rl.gather.impossible_rollouts import can_conflict, impossible
 from nano_rl.gather.rollouts import execute
 from nano_rl.imitation.demonstrations import refusal
 from nano_rl.rewards.reward import IMPOSSIBLE
-from nano_rl.tasks.impossible import can_conflict, impossible
+from nano_rl.tasks.attempts import oracle_policy
 from nano_rl.tasks.make import make_tasks
-from nano_rl.tasks.oracle import oracle_policy
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import (
     AnswerChecks,

@@ -13,10 +13,11 @@ from nano_rl.suites.functions.admitted_program import (
     REPAIR_TOOLS,
     AdmittedProgram,
     admit_program,
+    belongs,
     call,
     check_of,
+    draw_admitted,
 )
-from nano_rl.suites.functions.grammar import belongs, draw_admitted
 from nano_rl.suites.functions.module import Module, assertions_of, draw_admitted_programs, is_short
 from nano_rl.suites.functions.program import Param, Program, ValueKind
 from nano_rl.suites.functions.prompt_phrases import EXTEND

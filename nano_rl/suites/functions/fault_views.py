@@ -17,8 +17,8 @@ from nano_rl.suites.functions.admitted_program import (
     check_of,
     claim,
     correct,
+    draw_admitted,
 )
-from nano_rl.suites.functions.grammar import draw_admitted
 from nano_rl.suites.functions.module import (
     Module,
     assertions_of,

@@ -13,14 +13,15 @@ from nano_rl.suites.functions.admitted_program import (
     BRIEF,
     MODULES,
     AdmittedProgram,
+    belongs,
     call,
     call_text,
     cases_of,
     claim,
+    draw_admitted,
     numbered,
 )
 from nano_rl.suites.functions.arithmetic import draw_arithmetic
-from nano_rl.suites.functions.grammar import belongs, draw_admitted
 from nano_rl.suites.functions.program import WORDS, Program, compile_function, outcome
 from nano_rl.suites.functions.prompt_phrases import CHOOSE, COMPLETE, COPY, EMIT, PREDICT, REPLACE, SUMS
 from nano_rl.tasks.program_hash import program_hash

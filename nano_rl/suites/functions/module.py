@@ -6,8 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nano_rl.suites.functions.admitted_program import AdmittedProgram, claim
-from nano_rl.suites.functions.grammar import draw_admitted
+from nano_rl.suites.functions.admitted_program import AdmittedProgram, claim, draw_admitted
 from nano_rl.suites.functions.program import Program, compile_function, outcome
 from nano_rl.tasks.mutate import Mutant
 from nano_shared.hidden_checks import Case, CaseChecks

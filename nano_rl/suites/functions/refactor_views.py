@@ -13,11 +13,12 @@ from nano_rl.suites.functions.admitted_program import (
     MODULES,
     WRITE_TOOLS,
     AdmittedProgram,
+    belongs,
     call,
     cases_of,
     check_of,
+    draw_admitted,
 )
-from nano_rl.suites.functions.grammar import belongs, draw_admitted
 from nano_rl.suites.functions.module import Module, assertions_of
 from nano_rl.suites.functions.program import Program, compile_function, outcome
 from nano_rl.suites.functions.prompt_phrases import REFACTOR

@@ -18,8 +18,8 @@ from nano_rl.suites.functions.admitted_program import (
     check_of,
     claim,
     correct,
+    draw_admitted,
 )
-from nano_rl.suites.functions.grammar import draw_admitted
 from nano_rl.suites.functions.module import Module, assertions_of, draw_bug, ends, has_blocks
 from nano_rl.suites.functions.program import Program, compile_function, outcome
 from nano_rl.suites.functions.prompt_phrases import BODY, FIX, OPERATOR, REPAIR, WRITE

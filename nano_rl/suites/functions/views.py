@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nano_rl.suites.functions.admitted_program import VERSION
 from nano_rl.suites.functions.extend_views import make_extend
 from nano_rl.suites.functions.fault_views import (
     make_deep_repair,
@@ -10,7 +11,6 @@ from nano_rl.suites.functions.fault_views import (
     make_traced_repair,
     make_write_test,
 )
-from nano_rl.suites.functions.grammar import VERSION
 from nano_rl.suites.functions.literal_views import (
     make_calculate,
     make_choose,
