@@ -27,14 +27,14 @@ COMMANDS = {
 }
 
 TASKS = {
-    "make": ("nano_rl.commands.tasks_make", "Make tasks of a suite into a file."),
-    "check": ("nano_rl.commands.tasks_check", "Which tasks are fit to train on, and why the others are not."),
-    "import": ("nano_rl.commands.tasks_import", "Tasks of another format, into a task file."),
-    "export": ("nano_rl.commands.tasks_export", "A task file into another format."),
-    "serve": ("nano_rl.commands.tasks_serve", "Tasks over HTTP, as NeMo Gym asks for them."),
+    "make": ("nano_rl.commands.tasks:make", "Make tasks of a suite into a file."),
+    "check": ("nano_rl.commands.tasks:check", "Which tasks are fit to train on, and why the others are not."),
+    "import": ("nano_rl.commands.tasks:import_tasks", "Tasks of another format, into a task file."),
+    "export": ("nano_rl.commands.tasks:export_tasks", "A task file into another format."),
+    "serve": ("nano_rl.commands.tasks:serve", "Tasks over HTTP, as NeMo Gym asks for them."),
     "from-log": ("nano_rl.commands.tasks_from_log", "Tasks of logged runs, into a task file."),
     "mine": ("nano_rl.commands.tasks_mine", "Tasks out of Python packages that have tests."),
-    "list": ("nano_rl.commands.tasks_list", "What is in a task file, or which suites there are."),
+    "list": ("nano_rl.commands.tasks:list_tasks", "What is in a task file, or which suites there are."),
 }
 
 cli = lazy_app("nano-rl", COMMANDS, help="Train the policy from its own executions.", program=True)

@@ -14,8 +14,6 @@ from nano_shared.extensions import Extensions, is_file_reference
 from nano_shared.refusal import Refusal, Refused
 from nano_shared.types import Task
 
-__all__ = ["FORMATS", "Refusal", "Refused", "find_format", "guess_format"]
-
 
 class TaskFormat(Protocol):
     """Tasks in the format of another project; `nano.task_formats` registers one."""
