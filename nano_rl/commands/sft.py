@@ -47,7 +47,7 @@ def command(
     parent = model_to_train(model)  # before torch is imported, which takes seconds
     from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.commands.progress import bar, print_trained
-    from nano_rl.imitation.sft import train_sft
+    from nano_rl.imitation.demonstrations import train_sft
     from nano_rl.learn.model.learner import prepare
 
     target, folder = training_folder(name)

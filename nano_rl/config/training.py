@@ -7,7 +7,14 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from nano_rl.learn.config import Config, CriticConfig, OptimizerConfig, Quantise, UpdateConfig
+from nano_rl.learn.config import (
+    Config,
+    CriticConfig,
+    OfflineConfig,
+    OptimizerConfig,
+    Quantise,
+    UpdateConfig,
+)
 
 Scheduler = Literal["lockstep", "free"]
 _OF_LOGS = ("lambda_preference", "preference_beta")
@@ -192,33 +199,21 @@ class TrainConfig(UpdateConfig):
         return self
 
 
-class SftConfig(Config):
+class SftConfig(OfflineConfig):
     """One training by imitation."""
 
-    epochs: float = Field(1.0, gt=0)
-    """passes over the trajectories"""
-    batch: int = Field(16, ge=1)
-    """trajectories of one optimizer step"""
     stop_after: int | None = Field(None, ge=1)
     """steps after which to stop short of the schedule, which `epochs` alone sets"""
     max_tokens: int = Field(1500, ge=1)
     """tokens of one micro-batch, a prefix that rows share counted once (without trees: padded positions)"""
-    lora_rank: int = Field(16, ge=0)
-    """0 trains all weights"""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """of the weights; those that are trained keep a float32 copy, which takes the updates"""
     gradient_checkpointing: bool = False
     """compute activations again in the backward pass, which takes less memory and more time"""
     quantise: Quantise | None = None
     """load the base of a LoRA adapter in 4 or 8 bits (bitsandbytes)"""
-    seed: int = Field(0, ge=0)
-    """of the order of trajectories, and of the adapter"""
-    save_every: int = Field(10, ge=1)
-    """steps between saved states"""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3, schedule="linear", warmup_steps=10)
 
 
-class DpoConfig(Config):
+class DpoConfig(OfflineConfig):
     """Settings of direct preference optimisation (formulas in `dpo.py`)."""
 
     loss: Literal["sigmoid", "ipo"] = "sigmoid"
@@ -231,25 +226,12 @@ class DpoConfig(Config):
     """compare mean log-probs per token instead of sums over answers"""
     lambda_sft: float = Field(0.0, ge=0)
     """weight of the negative log-likelihood of the chosen answers"""
-    epochs: float = Field(1.0, gt=0)
-    """passes over the pairs"""
     batch: int = Field(8, ge=1)
     """pairs of one optimizer step"""
-    max_tokens: int = Field(8192, ge=1)
-    """positions of one micro-batch, padding included"""
-    lora_rank: int = Field(16, ge=0)
-    """rank of the adapter that is trained; 0 trains all weights"""
     gradient_checkpointing: bool = False
     """compute activations again in the backward pass, which takes less memory and more time"""
     quantise: Quantise | None = None
     """load the base of a LoRA adapter in 4 or 8 bits (bitsandbytes)"""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """of the weights; trained weights have a float32 master copy, which is updated"""
-    seed: int = Field(0, ge=0)
-    """seed of the order of pairs and of a new adapter"""
-    save_every: int = Field(10, ge=1)
-    """steps between saved states"""
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4, schedule="linear", warmup_steps=5)
 
     @model_validator(mode="after")
     def _applies(self) -> DpoConfig:
@@ -258,23 +240,12 @@ class DpoConfig(Config):
         return self
 
 
-class RewardModelConfig(Config):
+class RewardModelConfig(OfflineConfig):
     """Settings of the training of a reward model on preference pairs."""
 
     epochs: float = Field(2.0, gt=0)
     """passes over the pairs"""
-    batch: int = Field(16, ge=1)
-    """pairs of one optimizer step"""
     held_out: float = Field(0.2, gt=0, lt=1)
     """share of the prompts whose pairs are held out for evaluation"""
-    max_tokens: int = Field(8192, ge=1)
-    """positions of one micro-batch, padding included"""
     lora_rank: int = Field(0, ge=0)
     """rank of the adapter that is trained and then merged; 0 trains all weights"""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """of the weights; trained weights have a float32 master copy, which is updated"""
-    seed: int = Field(0, ge=0)
-    """seed of the order of pairs, the held-out split and a new adapter"""
-    save_every: int = Field(10, ge=1)
-    """steps between saved states"""
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4, schedule="linear", warmup_steps=5)

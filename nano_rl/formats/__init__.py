@@ -11,7 +11,7 @@ from nano_rl.formats.folder_format import FolderFormat
 from nano_rl.formats.row_format import ReadOptions, RowFormat
 from nano_shared.errors import UsageError
 from nano_shared.extensions import Extensions, is_file_reference
-from nano_shared.refusal import Refusal, Refused
+from nano_shared.refusal import Refusal
 from nano_shared.types import Task
 
 

@@ -265,6 +265,26 @@ class OptimizerConfig(Config):
     """the two moments of each weight: 8 bytes, or 2 in blocks of 256 with a scale (8bit, by bitsandbytes)"""
 
 
+class OfflineConfig(Config):
+    """Settings of a training over a fixed set of rows: imitation, DPO, reward models."""
+
+    epochs: float = Field(1.0, gt=0)
+    """passes over the rows"""
+    batch: int = Field(16, ge=1)
+    """rows (trajectories or pairs) of one optimizer step"""
+    max_tokens: int = Field(8192, ge=1)
+    """positions of one micro-batch, padding included"""
+    lora_rank: int = Field(16, ge=0)
+    """rank of the adapter that is trained; 0 trains all weights"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """of the weights; trained weights have a float32 master copy, which is updated"""
+    seed: int = Field(0, ge=0)
+    """seed of the order of rows and of a new adapter"""
+    save_every: int = Field(10, ge=1)
+    """steps between saved states"""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4, schedule="linear", warmup_steps=5)
+
+
 class GuardConfig(Config):
     """Bounds at which a training stops by itself."""
 

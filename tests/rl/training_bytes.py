@@ -40,7 +40,7 @@ def trained(folder: Path) -> dict[str, str]:
     from nano_coder.models.opening import open_weights
     from nano_rl.config.training import DpoConfig, SftConfig
     from nano_rl.gather.sources import Sources
-    from nano_rl.imitation.sft import train_sft
+    from nano_rl.imitation.demonstrations import train_sft
     from nano_rl.learn.config import CriticConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
     from nano_rl.learn.rows.sample import to_samples
     from nano_rl.preferences.dpo import train_dpo
