@@ -15,8 +15,11 @@ COMMANDS = {
     "train": ("nano_rl.commands.train", "Policy gradients, on fresh rollouts and on the log."),
     "cluster": ("nano_rl.commands.cluster", "The Ray workers of running trainings."),
     "preferences": ("nano_rl.cli:preferences", "Pairs of runs, one of which is preferred."),
-    "reward-model": ("nano_rl.commands.reward_model", "A model of which run people would prefer."),
-    "dpo": ("nano_rl.commands.dpo", "From preference pairs straight to the policy."),
+    "reward-model": (
+        "nano_rl.commands.preferences:reward_model",
+        "A model of which run people would prefer.",
+    ),
+    "dpo": ("nano_rl.commands.preferences:dpo", "From preference pairs straight to the policy."),
     "plan": ("nano_rl.commands.plan", "Memory and speed of a training, before anything is loaded."),
     "eval": ("nano_rl.commands.eval", "Success on tasks, with confidence intervals."),
     "export": ("nano_rl.commands.export", "Preference pairs, or rows of tokens, for other trainers."),

@@ -123,7 +123,7 @@ def command(
     if idle := config.idle(given):
         print(idle, file=sys.stderr)
     if config.off_policy_bound and asked.from_logs:
-        from nano_rl.gather.overlap.overlapped_source import NOT_FROM_LOGS
+        from nano_rl.gather.overlapped_source import NOT_FROM_LOGS
 
         raise UsageError(NOT_FROM_LOGS)
     if config.engine and asked.agent:
@@ -138,7 +138,7 @@ def _resumed(
 ) -> tuple[Asked, Settings[TrainConfig], dict[str, Any]]:
     """The same, over what the training was last started with."""
     from nano_rl.commands.session import trainings_dir
-    from nano_rl.record.training_record import read_record
+    from nano_rl.record import read_record
 
     record = read_record(trainings_dir() / asked.name)
     if record is None:
@@ -282,7 +282,7 @@ def _record(
     import time
 
     from nano_coder import __version__ as runtime_version
-    from nano_rl.record.training_record import TOKENIZER, TrainingRecord
+    from nano_rl.record import TOKENIZER, TrainingRecord
 
     TrainingRecord(
         name=asked.name,

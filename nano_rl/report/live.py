@@ -19,7 +19,7 @@ from rich.text import Text
 
 from nano_rl.learn.metrics import MetricsRow
 from nano_rl.learn.rows.group import Group
-from nano_rl.record.training_record import ROLLOUTS, EventKind, RolloutsWriter, note
+from nano_rl.record import ROLLOUTS, EventKind, RolloutsWriter, note
 from nano_rl.report.panel import (  # fmt: skip
     PANELS,
     PanelLine,

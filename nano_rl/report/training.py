@@ -14,7 +14,7 @@ from nano_rl.config.training import TrainConfig
 from nano_rl.gather.impossible_rollouts import HackRow, hack_row, hack_rows
 from nano_rl.gather.success import HELD_OUT_FILE
 from nano_rl.learn.metrics import METRICS, MetricsRow, read_metrics, read_rows
-from nano_rl.record.training_record import (
+from nano_rl.record import (
     ROLLOUTS,
     Rollout,
     TrainingEvent,

@@ -16,16 +16,16 @@ import torch
 from failing_worker import FAILURES
 from faulty_worker import FAULT
 from looping import CONFIG, TASKS, Loop, logged_groups, same, tiny_model
+from nano_rl.gather.overlap import remote_rollouts
 
 from nano_rl.config.training import TrainConfig
 from nano_rl.gather.curriculum import Curriculum
-from nano_rl.gather.overlap import remote_rollouts
 from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.logs.used_runs import read_used
-from nano_rl.record.training_record import EventKind, read_events
-from nano_rl.resume.interrupt import TrainingStopped
+from nano_rl.record import EventKind, read_events
+from nano_rl.resume.progress import TrainingStopped
 from nano_rl.resume.states import States
 from nano_rl.tiny_model import build_tiny
 from nano_shared.errors import ConfigError, GuardTripped, RolloutsFailed, UsageError

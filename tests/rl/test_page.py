@@ -25,7 +25,7 @@ from nano_rl.gather.success import HELD_OUT_FILE, success_metrics
 from nano_rl.learn.config import ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.metrics import METRICS, MetricsWriter
 from nano_rl.learn.rows.group import Group, form_groups
-from nano_rl.record.training_record import TOKENIZER, Rollout, TrainingRecord
+from nano_rl.record import TOKENIZER, Rollout, TrainingRecord
 from nano_rl.report.figures import AT_MOST, main_plots, series
 from nano_rl.report.live import NoView, Watcher
 from nano_rl.report.page import Trainings

@@ -30,7 +30,7 @@ from nano_rl.gather.engines.engine_pool import EnginePool, EngineState
 from nano_rl.gather.rollouts import episode_seed
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.logs.used_runs import read_used
-from nano_rl.record.training_record import read_events
+from nano_rl.record import read_events
 from nano_rl.scale import ray_worker
 from nano_rl.scale.ray_cluster import connect
 from nano_rl.scale.ray_rollouts import RayRollouts

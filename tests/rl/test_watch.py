@@ -17,8 +17,7 @@ from rich.console import Console
 from nano_rl.gather.success import success_metrics
 from nano_rl.learn.metrics import MetricsRow
 from nano_rl.learn.rows.group import Group
-from nano_rl.record.phase_times import Phases, length, merge
-from nano_rl.record.training_record import ROLLOUTS, EventKind, read_events, read_rollouts
+from nano_rl.record import ROLLOUTS, EventKind, Phases, length, merge, read_events, read_rollouts
 from nano_rl.report.live import LinesView, LiveView, NoView, Watcher, open_view
 from nano_rl.report.panel import PanelLine, band, duration, interval_of, seconds_left, sparkline, written
 from nano_shared.errors import GuardTripped
