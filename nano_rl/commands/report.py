@@ -154,19 +154,11 @@ def _plain(row: HackRow) -> dict[str, object]:
 
 
 def _print_hacks(rows: list[HackRow], total: HackRow) -> None:
-    table = Table("steps", "rollouts", "tampered", "kinds", "controls", "passed", "95 % interval", box=None)
+    from nano_rl.report.page import HACK_HEAD, hack_cells
+
+    table = Table(*HACK_HEAD, box=None)
     for row in [*rows, total]:
-        label = "all" if row is total else _steps(row)
-        low, high = row.interval
-        table.add_row(
-            label,
-            str(row.rollouts),
-            str(row.tampered),
-            ", ".join(f"{kind} {count}" for kind, count in row.kinds.items()) or "-",
-            str(row.controls),
-            str(row.passes),
-            f"{low:.1%} to {high:.1%}" if row.controls else "-",
-        )
+        table.add_row(*hack_cells("all" if row is total else _steps(row), row))
     console = Console()
     console.print(table)
     if not total.controls:

@@ -222,7 +222,7 @@ def _train(
     from nano_rl.gather.success import HeldOut
     from nano_rl.learn.metrics import METRICS, read_metrics
     from nano_rl.learn.model.learner import Learner, prepare
-    from nano_rl.report.live import NoView, Watcher, open_view
+    from nano_rl.report.live import TrainingView, Watcher, open_view
     from nano_rl.train import train
 
     sources = open_sources(asked, tasks, config, opened, runtime, stores, composed, folder, quiet=quiet)
@@ -235,7 +235,7 @@ def _train(
         gradient_checkpointing=config.gradient_checkpointing,
     )  # fmt: skip
     earlier = read_metrics(folder / METRICS) if (folder / METRICS).exists() else []
-    view = NoView() if quiet else open_view(asked.name, config.steps, earlier)
+    view = TrainingView() if quiet else open_view(asked.name, config.steps, earlier)
     with Watcher(folder, view, sinks, done=len(earlier)) as watch:
         used = train(
             trained, opened, runtime, sources, config, folder, watch.on_step, watch.on_run,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nano_shared.errors import ConfigError
-from nano_shared.extensions import find_extension, takes
+from nano_shared.extensions import find_extension, is_file_reference, takes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +59,15 @@ class Objective:
 
 def find_objective(name: str) -> Objective:
     """The objective of that name, or of `path.py:name`. Raises ConfigError if it cannot be loaded."""
+    # asked for at every micro-batch; a file's name depends on the working directory
+    return _open_objective(name) if is_file_reference(name) else _installed_objective(name)
+
+
+def _open_objective(name: str) -> Objective:
     return find_extension("nano.objectives", name, Objective, check=_problem)
+
+
+_installed_objective = cache(_open_objective)
 
 
 def _problem(objective: Objective) -> str | None:

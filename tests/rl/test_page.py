@@ -27,7 +27,7 @@ from nano_rl.learn.metrics import METRICS, MetricsWriter
 from nano_rl.learn.rows.group import Group, form_groups
 from nano_rl.record import TOKENIZER, Rollout, TrainingRecord
 from nano_rl.report.figures import AT_MOST, main_plots, series
-from nano_rl.report.live import NoView, Watcher
+from nano_rl.report.live import TrainingView, Watcher
 from nano_rl.report.page import Trainings
 from nano_rl.report.panel import interval_of
 from nano_rl.report.training import by_family, by_level, choose
@@ -106,7 +106,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for run in runs:
             log.append(run)
     groups = form_groups(runs)
-    watch = Watcher(made, NoView(), [], done=0)
+    watch = Watcher(made, TrainingView(), [], done=0)
     with pytest.raises(GuardTripped):
         _train(made, watch, groups)
     config = TrainConfig(objective=ObjectiveConfig(beta=0.125))
