@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from keyword import iskeyword
-from typing import Any
+from typing import Any, Protocol
 
 from nano_rl.suites.functions.arithmetic import draw_arithmetic
 from nano_rl.suites.functions.classics import draw_classic
@@ -20,7 +20,7 @@ from nano_rl.suites.functions.numbers import draw_numbers
 from nano_rl.suites.functions.program import Program, compile_function, outcome, sample_args, skeleton
 from nano_rl.suites.functions.texts import draw_texts
 from nano_rl.tasks.mutate import Mutant, mutants
-from nano_rl.tasks.suite import split_of
+from nano_rl.tasks.suite import Made, split_of
 from nano_shared.hashing import canonical_json
 from nano_shared.hidden_checks import Case, CaseChecks
 from nano_shared.types import Limits, OracleAction, Split
@@ -180,6 +180,20 @@ def numbered(text: str) -> str:
 def check_of(module: str) -> str:
     """The shell line that runs a module's plain assertions."""
     return f"python test_{module}.py"
+
+
+class Hashed(Protocol):
+    """A program, or a question that was made of one."""
+
+    @property
+    def family(self) -> str: ...
+    @property
+    def hash(self) -> str: ...
+
+
+def made_of(program: Hashed, **fields: Any) -> Made:
+    """A task of the program, of its family and with its hash."""
+    return Made(family=program.family, program_hash=program.hash, **fields)
 
 
 def cases_of(admitted: AdmittedProgram) -> CaseChecks:

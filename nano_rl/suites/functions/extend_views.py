@@ -17,6 +17,7 @@ from nano_rl.suites.functions.admitted_program import (
     call,
     check_of,
     draw_admitted,
+    made_of,
 )
 from nano_rl.suites.functions.module import Module, assertions_of, draw_admitted_programs, is_short
 from nano_rl.suites.functions.program import Param, Program, ValueKind
@@ -185,7 +186,8 @@ def make_extend(rng: random.Random, split: Split, level: int) -> Made:
     said = ", ".join([*map(repr, shown.args[:-1]), f"{new}={shown.args[-1]!r}"])
     test, check = f"test_{module.name}.py", check_of(module.name)
     cases = (*base.hidden, *(_spoken(c, new) for c in wide.hidden))
-    return Made(
+    return made_of(
+        extension.program,
         prompt=rng.choice(EXTEND).format(
             name=name,
             path=module.path,
@@ -196,8 +198,6 @@ def make_extend(rng: random.Random, split: Split, level: int) -> Made:
             expected=repr(shown.expected),
             test=test,
         ),
-        family=extension.program.family,
-        program_hash=extension.program.hash,
         files={module.path: module.source(), test: assertions_of([module])},
         artifacts=(module.path,),
         tools=REPAIR_TOOLS,

@@ -18,6 +18,7 @@ from nano_rl.suites.functions.admitted_program import (
     claim,
     correct,
     draw_admitted,
+    made_of,
 )
 from nano_rl.suites.functions.module import (
     Module,
@@ -66,10 +67,9 @@ def make_write_test(rng: random.Random, split: Split, level: int) -> Made:
     changes = "\n".join(f"line {bug.line}: {bug.old.strip()} -> {bug.new.strip()}" for bug, _ in found)
     claims = dict.fromkeys(claim(program.name, case) for _, case in found)
     text = "".join([f"from {module} import {program.name}\n", *(f"assert {said}\n" for said in claims)])
-    return Made(
+    return made_of(
+        program,
         prompt=rng.choice(WRITE_TEST).format(name=program.name, path=path, test=test, changes=changes),
-        family=program.family,
-        program_hash=program.hash,
         files={path: source},
         artifacts=(test,),
         tools=WRITE_TOOLS,
@@ -173,15 +173,14 @@ def _one_file(
         if bug := bugs.get(admitted.program.name):
             oracle += [_correction(module, admitted.program.name, bug), call("shell", command=check)]
     wording = rng.choice(TRACE if traced else MANY)
-    return Made(
+    return made_of(
+        main.program,
         prompt=wording.format(
             path=module.path,
             test=test,
             count=len(bugs),
             trace=trace_of([module], bugs, test) if traced else "",
         ),
-        family=main.program.family,
-        program_hash=main.program.hash,
         files={module.path: module.source(bugs, top.source), test: assertions_of([module])},
         artifacts=(module.path,),
         tools=REPAIR_TOOLS,
@@ -221,10 +220,9 @@ def _several_files(rng: random.Random, split: Split, *, traced: bool) -> Made:
         call=call_text(name, case),
         expected=repr(case.expected),
     )
-    return Made(
+    return made_of(
+        admitted.program,
         prompt=prompt,
-        family=admitted.program.family,
-        program_hash=admitted.program.hash,
         files={
             "main.py": f"{imports_of(modules)}\n\n{top.source}",
             **{m.path: m.source(bugs) for m in modules},

@@ -18,6 +18,7 @@ from nano_rl.suites.functions.admitted_program import (
     cases_of,
     check_of,
     draw_admitted,
+    made_of,
 )
 from nano_rl.suites.functions.module import Module, assertions_of
 from nano_rl.suites.functions.program import Program, compile_function, outcome
@@ -140,12 +141,11 @@ def make_refactor(rng: random.Random, split: Split, level: int) -> Made:
     name = rng.choice(sorted(BOUNDS))
     needed = (measured({module.path: program.source()}) or {})[name]
     test, check = f"test_{module.name}.py", check_of(module.name)
-    return Made(
+    return made_of(
+        program,
         prompt=rng.choice(REFACTOR).format(
             name=program.name, path=module.path, test=test, bound=BOUNDS[name].format(n=needed)
         ),
-        family=program.family,
-        program_hash=program.hash,
         files={module.path: worse.source(), test: assertions_of([module])},
         artifacts=(module.path,),
         tools=WRITE_TOOLS,

@@ -19,6 +19,7 @@ from nano_rl.suites.functions.admitted_program import (
     claim,
     correct,
     draw_admitted,
+    made_of,
 )
 from nano_rl.suites.functions.module import Module, assertions_of, draw_bug, ends, has_blocks
 from nano_rl.suites.functions.program import Program, compile_function, outcome
@@ -41,12 +42,11 @@ def make_fix_operator(rng: random.Random, split: Split, level: int) -> Made:
     program, path = admitted.program, f"{rng.choice(MODULES)}.py"
     wrong = compile_function(bug.source, program.name)
     case = next(c for c in admitted.examples if outcome(wrong, c.args) != ("value", c.expected))
-    return Made(
+    return made_of(
+        program,
         prompt=rng.choice(OPERATOR).format(
             name=program.name, path=path, call=call_text(program.name, case), expected=repr(case.expected)
         ),
-        family=program.family,
-        program_hash=program.hash,
         files={path: bug.source},
         artifacts=(path,),
         tools=FILE_TOOLS,
@@ -62,10 +62,9 @@ def make_write_body(rng: random.Random, split: Split, level: int) -> Made:
     program, module = admitted.program, Module(rng.choice(MODULES), (admitted,))
     head = f'{program.signature}\n    """{program.doc}"""\n'
     test = f"test_{module.name}.py"
-    return Made(
+    return made_of(
+        program,
         prompt=rng.choice(WRITE).format(name=program.name, path=module.path, test=test),
-        family=program.family,
-        program_hash=program.hash,
         files={
             module.path: f"{head}    {rng.choice(PLACEHOLDERS)}\n",
             test: assertions_of([module], shown=3),
@@ -134,10 +133,9 @@ def make_fix(rng: random.Random, split: Split, level: int) -> Made:
         correct(path, bug.line, bug.new, bug.old),
         call("submit"),
     )
-    return Made(
+    return made_of(
+        program,
         prompt=prompt,
-        family=program.family,
-        program_hash=program.hash,
         files={path: bug.source},
         artifacts=(path,),
         tools=FILE_TOOLS,
@@ -191,10 +189,9 @@ def make_repair(rng: random.Random, split: Split, level: int) -> Made:
         correct(path, first + bug.line, bug.new, bug.old, thought=f"test_{name} fails.\n{signature}\n"),
         call("submit"),
     )
-    return Made(
+    return made_of(
+        admitted.program,
         prompt=rng.choice(REPAIR).format(path=path, test=test_path, name=admitted.program.name),
-        family=admitted.program.family,
-        program_hash=admitted.program.hash,
         hidden=cases_of(admitted),
         oracle=oracle,
         files={path: "\n\n".join(parts), test_path: _tests(module, admitted_programs, rng)},
@@ -256,10 +253,9 @@ def make_body(rng: random.Random, split: Split, level: int) -> Made:
     prompt = rng.choice(BODY).format(
         name=program.name, path=path, call=call_text(program.name, case), expected=repr(case.expected)
     )
-    return Made(
+    return made_of(
+        program,
         prompt=prompt,
-        family=program.family,
-        program_hash=program.hash,
         files={path: text},
         artifacts=(path,),
         tools=FILE_TOOLS,
