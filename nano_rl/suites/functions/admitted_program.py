@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from keyword import iskeyword
 from typing import Any, Protocol
@@ -133,6 +133,14 @@ def admit_program(program: Program, rng: random.Random, *, examples: int = 4) ->
     if bugs is None:
         return None
     return AdmittedProgram(program, tuple(p.case for p in shown), tuple(p.case for p in hidden), tuple(bugs))
+
+
+def failing(admitted: AdmittedProgram, source: str, cases: Sequence[Case] | None = None) -> Iterator[Case]:
+    """The cases, by default the examples, on which another source of the program has another outcome."""
+    function = compile_function(source, admitted.program.name)
+    for case in admitted.examples if cases is None else cases:
+        if outcome(function, case.args) != ("value", case.expected):
+            yield case
 
 
 BRIEF = Limits(max_turns=3, max_tokens=96)

@@ -18,6 +18,7 @@ from nano_rl.suites.functions.admitted_program import (
     claim,
     correct,
     draw_admitted,
+    failing,
     made_of,
 )
 from nano_rl.suites.functions.module import (
@@ -50,8 +51,7 @@ def _mistakes(admitted: AdmittedProgram, rng: random.Random) -> list[tuple[Mutan
             break
         if not runs(admitted, bug, shown=len(admitted.examples)):
             continue
-        wrong = compile_function(bug.source, admitted.program.name)
-        telling = [c for c in cases if outcome(wrong, c.args) != ("value", c.expected)]
+        telling = failing(admitted, bug.source, cases)
         found.append((bug, min(telling, key=lambda c: len(claim(admitted.program.name, c)))))
     return found
 
@@ -110,12 +110,8 @@ def _first_failure(admitted_programs: Sequence[AdmittedProgram], bugs: Bugs) -> 
     """The assertion at which the test script stops."""
     for admitted in admitted_programs:
         bug = bugs.get(admitted.program.name)
-        if bug is None:
-            continue
-        function = compile_function(bug.source, admitted.program.name)
-        for case in admitted.examples[:2]:
-            if outcome(function, case.args) != ("value", case.expected):
-                return admitted, case
+        for case in failing(admitted, bug.source, admitted.examples[:2]) if bug else ():
+            return admitted, case
     raise ValueError("no bug is shown by an example")
 
 
@@ -211,8 +207,7 @@ def _several_files(rng: random.Random, split: Split, *, traced: bool) -> Made:
     modules, admitted_programs = _workspace(rng, split, admitted)
     home, top = next(m for m in modules if admitted in m.admitted_programs), top_of(admitted_programs, rng)
     test, check = "test_main.py", check_of("main")
-    function = compile_function(bug.source, name)
-    case = next(c for c in admitted.examples if outcome(function, c.args) != ("value", c.expected))
+    case = next(failing(admitted, bug.source))
     prompt = rng.choice(DEEP if traced else AMONG).format(
         test=test,
         name=name,

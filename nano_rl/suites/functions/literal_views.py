@@ -19,11 +19,12 @@ from nano_rl.suites.functions.admitted_program import (
     cases_of,
     claim,
     draw_admitted,
+    failing,
     made_of,
     numbered,
 )
 from nano_rl.suites.functions.arithmetic import draw_arithmetic
-from nano_rl.suites.functions.program import WORDS, Program, compile_function, outcome
+from nano_rl.suites.functions.program import WORDS, Program
 from nano_rl.suites.functions.prompt_phrases import CHOOSE, COMPLETE, COPY, EMIT, PREDICT, REPLACE, SUMS
 from nano_rl.tasks.program_hash import program_hash
 from nano_rl.tasks.suite import Made
@@ -262,8 +263,7 @@ def _settles(admitted: AdmittedProgram, holed: str, operator: str, cases: tuple[
         if other == operator:
             continue
         source = f"{program.signature}\n{holed.replace(' ? ', f' {other} ')}\n"
-        function = compile_function(source, program.name)
-        if all(outcome(function, c.args) == ("value", c.expected) for c in cases):
+        if not any(failing(admitted, source, cases)):
             return False
     return True
 
@@ -318,7 +318,7 @@ def make_replace(rng: random.Random, split: Split, level: int) -> Made:
         wrong = rng.choice([o for o in next(g for g in _ALIKE if operator in g) if o != operator])
         text = f'{program.signature}\n    """{program.doc}"""\n{holed.replace(" ? ", f" {wrong} ")}\n'
         # the edit names the operator alone, so it must stand nowhere else; and it must do harm
-        if text.count(wrong) == 1 and _differs(text, admitted):
+        if text.count(wrong) == 1 and any(failing(admitted, text, admitted.hidden)):
             break
     return made_of(
         program,
@@ -330,8 +330,3 @@ def make_replace(rng: random.Random, split: Split, level: int) -> Made:
         oracle=(call("edit_file", path=SOLUTION, old=wrong, new=operator), call("submit")),
         limits=BRIEF,
     )
-
-
-def _differs(source: str, admitted: AdmittedProgram) -> bool:
-    function = compile_function(source, admitted.program.name)
-    return any(outcome(function, c.args) != ("value", c.expected) for c in admitted.hidden)
