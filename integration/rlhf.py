@@ -49,10 +49,10 @@ from nano_rl.learn.model.learner import prepare
 from nano_rl.learn.model.scalar_model import scalar_model
 from nano_rl.preferences.dpo import train_dpo
 from nano_rl.preferences.log_pairs import log_pairs
-from nano_rl.preferences.over_optimisation import GOLD, over_optimised, proxy_of
 from nano_rl.preferences.pairs import PairRows, pair_rows, read_pairs, write_pairs
 from nano_rl.preferences.reward_checkpoint import open_reward_model, save_reward_model
 from nano_rl.preferences.reward_model import held_out, measure, train_reward_model
+from nano_rl.report.training import GOLD, over_optimised, proxy_of
 from nano_rl.rewards import open_reward, parse_reward
 from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train

@@ -19,7 +19,7 @@ from nano_rl.commands.session import trainings_dir
 from nano_rl.gather.impossible_rollouts import HackRow, hack_row, hack_rows
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.metrics import MetricsRow as Row
-from nano_rl.preferences.over_optimisation import over_optimised
+from nano_rl.report.training import over_optimised
 from nano_shared.command_line import JsonOption
 from nano_shared.console import Console
 from nano_shared.errors import LogError, UsageError

@@ -15,7 +15,7 @@ from nano_rl.config.training import TrainConfig
 from nano_rl.gather.curriculum import Curriculum, TaskBackoff, TaskOrder
 from nano_rl.gather.replay_buffer import ReplayBuffer
 from nano_rl.gather.rollouts import OnRun, RollOut, collect
-from nano_rl.learn.credit.advantage import CreditedGroup, RunningBaselines, credit_group
+from nano_rl.learn.advantage import CreditedGroup, RunningBaselines, credit_group
 from nano_rl.learn.rows.group import Group, form_groups
 from nano_rl.logs.logged_group import LoggedGroup, LoggedTasks, members_of
 from nano_rl.rewards import Reward

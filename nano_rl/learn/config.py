@@ -80,7 +80,7 @@ def _problem(objective: Objective) -> str | None:
 
 
 class ObjectiveConfig(Config):
-    """The objective of a training. Formulas and papers are in `credit/` and `objectives/`."""
+    """The objective of a training. Formulas and papers are in `advantage.py`, `gae.py` and `objectives/`."""
 
     objective: str = "recipe"
     """sets the defaults of the settings that its paper names; recipe leaves every setting free"""

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nano_rl.learn.metrics import GRADED, HELD_OUT, PART, SUCCESS, MetricsRow
-from nano_rl.preferences.over_optimisation import GOLD, gold_and_proxy, proxy_of
 from nano_rl.report.panel import interval_of
+from nano_rl.report.training import GOLD, gold_and_proxy, proxy_of
 
 AT_MOST = 400
 """largest number of points of a curve; longer curves are averaged in bins"""

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from nano_rl.checkpoints.statistics import wilson
 from nano_rl.gather.impossible_rollouts import HackRow
 from nano_rl.learn.metrics import METRICS, MetricsRow
-from nano_rl.preferences.over_optimisation import over_optimised
 from nano_rl.report.figures import compared_plots, main_plots, other_plots
 from nano_rl.report.panel import duration, interval_of, seconds_of, sparkline
-from nano_rl.report.training import Rate, RateRow, Training, read_training
+from nano_rl.report.training import Rate, RateRow, Training, over_optimised, read_training
 from nano_shared.checkpoint import checkpoints_dir
 from nano_shared.errors import UsageError
 

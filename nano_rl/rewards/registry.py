@@ -23,8 +23,8 @@ from pydantic import PrivateAttr
 
 from nano_coder.run.execution import Runtime
 from nano_rl.config.training import RewardConfig
-from nano_rl.rewards.outcome import outcome
 from nano_rl.rewards.part import Part, Score
+from nano_rl.rewards.tests import outcome
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import extension_names, find_extension, is_file_reference, takes
 from nano_shared.settings import parse_config

@@ -13,13 +13,13 @@ from oracles import follow
 from nano_rl.suites.functions.admitted_program import belongs
 from nano_rl.suites.functions.program import Param, Program, ValueKind, compile_function, outcome
 from nano_rl.suites.functions.refactor_views import verbose_body
-from nano_rl.suites.functions.views import VIEWS, make_task
+from nano_rl.suites.functions.views import SUITE, VIEWS
 from nano_rl.tasks.suite import split_of
 from nano_shared.hidden_checks import CaseChecks, MutantChecks
 from nano_shared.types import Split, Task
 
 HIGHER = [view for view in VIEWS if view.level >= 4]
-SAMPLE = {(v.name, v.level): [make_task(v, Split.TRAIN, seed) for seed in range(4)] for v in HIGHER}
+SAMPLE = {(v.name, v.level): [SUITE.make(v, Split.TRAIN, seed) for seed in range(4)] for v in HIGHER}
 ALL = [task for tasks in SAMPLE.values() for task in tasks]
 
 

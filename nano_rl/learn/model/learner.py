@@ -17,7 +17,7 @@ from nano_rl.learn.config import LearningRateSchedule, OptimizerConfig
 from nano_rl.learn.model.logprob import token_logprobs
 from nano_rl.learn.objectives.loss import mean_metrics
 from nano_rl.learn.rows.batch import Batch
-from nano_rl.learn.trees.forward import checkpoint_layers
+from nano_rl.learn.tree_forward import checkpoint_layers
 from nano_shared import ConfigError
 from nano_shared.durable import full_disk_explained, sync
 from nano_shared.errors import CheckpointError
@@ -173,20 +173,22 @@ class Reference:
     @torch.no_grad()
     def score(self, batches: Sequence[Batch]) -> list[Batch]:
         """The batches with `reference_logprobs_BT` of the starting weights."""
-        with self._at_the_start():
+        with with_weights(self._model, self._start):
             return [batch.with_reference(token_logprobs(self._model, batch)) for batch in batches]
 
-    @contextmanager
-    def _at_the_start(self) -> Iterator[None]:
-        trained = {name: p for name, p in self._model.named_parameters() if name in self._start}
-        now = {name: p.data for name, p in trained.items()}
-        for name, parameter in trained.items():
-            parameter.data = self._start[name]
-        try:
-            yield
-        finally:
-            for name, parameter in trained.items():
-                parameter.data = now[name]
+
+@contextmanager
+def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Temporarily give the trained parameters other values, without a copy on the same device."""
+    parameters = dict(model.named_parameters())
+    live = {name: parameters[name].data for name in weights}
+    try:
+        for name, value in weights.items():
+            parameters[name].data = value.to(live[name])
+        yield
+    finally:
+        for name, data in live.items():
+            parameters[name].data = data
 
 
 BatchLoss = Callable[[nn.Module, Batch], tuple[Tensor, dict[str, float]]]

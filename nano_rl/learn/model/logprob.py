@@ -1,8 +1,8 @@
 """Log-probs of the trained tokens under a causal LM, with shared prefixes computed once.
 
-The backbone runs over the token tree of the rows (`trees/`), or over the padded rows if the model does not
-support it; the head runs only at positions that predict a trained token (`logprob_head.py`), and the logits
-of a whole batch never exist at once. Values and gradients equal those of independent rows.
+The backbone runs over the token tree of the rows (`prefix_tree.py`), or over the padded rows if the model
+does not support it; the head runs only at positions that predict a trained token (`logprob_head.py`), and the
+logits of a whole batch never exist at once. Values and gradients equal those of independent rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from nano_rl.learn.model.logprob_head import Anticipate, Targets, selected_scores
 from nano_rl.learn.rows.batch import Batch
-from nano_rl.learn.trees.forward import (
+from nano_rl.learn.tree_forward import (
     backbone,
     dropout_off,
     independent_rows,
