@@ -16,7 +16,6 @@ from typer import Option
 
 from nano_coder.commands.options import open_log
 from nano_rl.commands.options import DeviceOption, Log, ModelOption, NameOption
-from nano_rl.commands.progress import bar, print_trained
 from nano_rl.config.training import DpoConfig, RewardModelConfig
 from nano_shared.command_line import JsonOption
 from nano_shared.console import Console
@@ -51,6 +50,7 @@ def dpo(
 
     parent = model_to_train(model)  # before torch is imported, which takes seconds
     from nano_rl.checkpoints.checkpoint import save_checkpoint
+    from nano_rl.commands.progress import bar, print_trained
     from nano_rl.learn.model.learner import prepare
     from nano_rl.preferences.dpo import train_dpo
 
@@ -98,6 +98,7 @@ def reward_model(
 
     parent = model_to_train(model)  # before torch is imported, which takes seconds
     from nano_coder.view.page import answer_key, render_page
+    from nano_rl.commands.progress import bar
     from nano_rl.learn.model.scalar_model import scalar_model
     from nano_rl.preferences.reward_checkpoint import CALIBRATION, save_reward_model
     from nano_rl.preferences.reward_model import held_out, measure, train_reward_model

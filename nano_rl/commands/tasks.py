@@ -16,15 +16,12 @@ from typer import Argument, Option
 
 from nano_coder.commands.options import open_log
 from nano_rl.commands.options import Jobs, KeepGoing, Log, Seed, TaskFile
-from nano_rl.commands.progress import bar, report
-from nano_rl.formats import FORMATS, find_format, guess_format
-from nano_rl.formats.row_format import ReadOptions
 from nano_rl.tasks.make import draw_tasks, read_tasks, refuse_unwritable, write_tasks
 from nano_rl.tasks.suite import TaskSuite, find_suite, suite_names
 from nano_shared.command_line import JsonOption
 from nano_shared.console import Console
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.extensions import is_file_reference
+from nano_shared.extensions import extension_names, is_file_reference
 from nano_shared.refusal import Refusal, first_problem
 from nano_shared.types import Split, Task
 
@@ -71,6 +68,7 @@ def make(
 
 
 def _admitted(drawn: Iterator[Task], n: int, jobs: int) -> list[Task]:
+    from nano_rl.commands.progress import bar
     from nano_rl.tasks.admission import admitted_tasks
 
     with bar("admitted", n) as progress:
@@ -111,6 +109,7 @@ def check(
 ) -> int:
     """Run every task's oracle, starter and mutants. Exit code 1 where a task is refused and no --out takes
     the others, or where none is admitted."""
+    from nano_rl.commands.progress import bar
     from nano_rl.tasks.admission import check_tasks, programs_of, without_repeats
 
     tasks = read_tasks(file)
@@ -206,7 +205,11 @@ def _suite_rows() -> list[dict[str, Any]]:
 def import_tasks(
     source: Annotated[Path, Argument(metavar="SOURCE", help="A file or a folder.")],
     name: Annotated[
-        str | None, Option("--from", help=f"Format, if not by what is there: {', '.join(FORMATS)}.")
+        str | None,
+        Option(
+            "--from",
+            help=f"Format, if not by what is there: {', '.join(extension_names('nano.task_formats'))}.",
+        ),
     ] = None,
     out: Annotated[Path | None, Option(help="If not SOURCE.tasks.jsonl.")] = None,
     repo: Annotated[Path | None, Option(help="Of swe-bench rows: a git repository.")] = None,
@@ -214,6 +217,10 @@ def import_tasks(
     keep_going: KeepGoing = False,
 ) -> int:
     """Read SOURCE, a file or a folder, into a task file. Nothing is left out in silence."""
+    from nano_rl.commands.progress import report
+    from nano_rl.formats import find_format, guess_format
+    from nano_rl.formats.row_format import ReadOptions
+
     format = find_format(name) if name else guess_format(source)
     blobs = open_log(log, create=True).blobs if repo is not None else None
     found = list(format.read(source, ReadOptions(repo=repo, blobs=blobs)))
@@ -233,11 +240,14 @@ def import_tasks(
 
 def export_tasks(
     file: TaskFile,
-    name: Annotated[str, Option("--to", help=f"Format: {', '.join(FORMATS)}.")],
+    name: Annotated[str, Option("--to", help=f"Format: {', '.join(extension_names('nano.task_formats'))}.")],
     out: Annotated[Path, Option(help="File, or folder of folders.")],
     keep_going: KeepGoing = False,
 ) -> int:
     """Write the tasks of FILE in another format. What the format cannot carry is refused by name."""
+    from nano_rl.commands.progress import report
+    from nano_rl.formats import find_format
+
     format, tasks = find_format(name), read_tasks(file)
     refusals = format.refusals(tasks)
     if not keep_going:
