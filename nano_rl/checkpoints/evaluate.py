@@ -51,7 +51,9 @@ def table(trajectories: Sequence[Trajectory]) -> list[SuccessRow]:
     parts: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
         suites[suite_of(trajectory.task)].append(trajectory)
-        parts[_part(trajectory.task)].append(trajectory)
+        task = trajectory.task
+        part = f"level {task.level} {task.view}" if task.level is not None else "other"
+        parts[part].append(trajectory)
     by_suite = [row_of(f"suite {name}", suites[name]) for name in sorted(suites)] if len(suites) > 1 else []
     return [row_of("all", trajectories), *by_suite, *(row_of(name, parts[name]) for name in sorted(parts))]
 
@@ -96,10 +98,6 @@ def component_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
             if value is not None:
                 values[name].append(value)
     return {name: sum(of) / len(of) for name, of in values.items()}
-
-
-def _part(task: Task) -> str:
-    return f"level {task.level} {task.view}" if task.level is not None else "other"
 
 
 def _task_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from nano_coder.commands.options import Limit, configured, open_log
 from nano_coder.config import AgentConfig
 from nano_coder.models.opening import default_model
 from nano_rl.checkpoints.checkpoint import ancestry
-from nano_rl.checkpoints.evaluate import Evaluation, manifest_hash, stored_evaluations
+from nano_rl.checkpoints.evaluate import manifest_hash, stored_evaluations
 from nano_rl.checkpoints.promotion import Evidence, compare, not_held_out, objections, stored_evidence
 from nano_rl.checkpoints.promotion_history import promote
 from nano_rl.commands.eval import How, Repeat, Temperature, how_options, print_differences
@@ -249,9 +249,5 @@ def _evidence(
                 )
             return None, ["there was no evidence"]
         found = stored
-        candidate = _stored(found.candidate, str(new))
+        candidate = next(one for one in stored_evaluations(str(new)) if one.id == found.candidate)
     return found, [*not_held_out(candidate, manifests), *objections(found)]
-
-
-def _stored(identity: str, of_manifest: str) -> Evaluation:
-    return next(found for found in stored_evaluations(of_manifest) if found.id == identity)

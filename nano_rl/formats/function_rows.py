@@ -35,7 +35,8 @@ def write_published(task: Task) -> Row:
         raise Refused("hidden.kind", f"{kind!r} is no check of these rows; they have cases, suites, answers")
     row: Row = {"id": task.key, "prompt": task.prompt, "files": task.files}
     if isinstance(hidden, AnswerChecks):
-        tests: dict[str, Any] = {"runner": "literal", "expected": _literal(hidden.answer)}
+        answer = hidden.answer if isinstance(hidden.answer, str) else repr(hidden.answer)
+        tests: dict[str, Any] = {"runner": "literal", "expected": answer}
         return row | {"source": "nano", "kind": "predict-output", "target": "answer", "tests": tests}
     row |= {"target": target(task), "entry_point": hidden.entry_point}
     if isinstance(hidden, CaseChecks):
@@ -56,10 +57,6 @@ def plain_cases(hidden: CaseChecks) -> list[dict[str, JsonValue]]:
     if hidden.metrics:
         raise Refused("hidden.metrics", "bounds on the syntax tree have no field in this format")
     return [{"args": c.args, "kwargs": c.kwargs, "expected": c.expected} for c in hidden.cases]
-
-
-def _literal(answer: JsonValue) -> str:
-    return answer if isinstance(answer, str) else repr(answer)
 
 
 ROWS = RowFormat(
@@ -129,7 +126,7 @@ def read_evalplus(row: Row) -> Task:
     if not isinstance(tolerance, int | float):
         raise Refused("atol", "must be a number")
     test = _EVALPLUS.format(name=name, source=reference, inputs=inputs, tolerance=float(tolerance))
-    files = {_FILE: prompt} if _defines(prompt, name) else {}
+    files = {_FILE: prompt} if f"def {name}(" in prompt else {}
     return _task(row, "evalplus", prompt, name, test, reference, files)
 
 
@@ -220,10 +217,6 @@ def _called(test: str, code: str) -> str:
     if not found:
         raise Refused("test_list.0", "calls no function that `code` defines")
     return found[0]
-
-
-def _defines(text: str, name: str) -> bool:
-    return f"def {name}(" in text
 
 
 def _cases(task: Task) -> CaseChecks:

@@ -196,43 +196,31 @@ def imitation_term(
     opened: OpenedWeights,
     rest: Sequence[Trajectory] = (),
 ) -> ImitationTerm | None:
-    """The loss term of `lambda_sft`; None if it is 0. Raises as `open_demonstrations`."""
-    if config.lambda_sft == 0:
-        return None
-    demonstrations = open_demonstrations(config, tasks, runtime, opened, rest)
-    return ImitationTerm(
-        weight=config.lambda_sft, max_tokens=config.max_tokens, demonstrations=demonstrations
-    )
-
-
-def open_demonstrations(
-    config: TrainConfig,
-    tasks: Sequence[Task],
-    runtime: Runtime,
-    opened: OpenedWeights,
-    rest: Sequence[Trajectory] = (),
-) -> Demonstrations | None:
-    """The demonstrations that `lambda_sft` imitates; None if it is 0 or imitates the step's own successes.
+    """The loss term of `lambda_sft`; None if it is 0.
 
     `rest` are the runs from which `imitate` = rest takes the successes. Raises UsageError for a task without
     a working oracle, and if the log has no success.
     """
-    if config.lambda_sft == 0 or config.imitate == "own":
+    if config.lambda_sft == 0:
         return None
+    term = ImitationTerm(weight=config.lambda_sft, max_tokens=config.max_tokens)
+    if config.imitate == "own":
+        return term
+    reader = reader_of(opened)
     if config.imitate == "oracles":
         runs = oracle_runs(tasks, runtime)
     elif config.imitate == "rest":
-        reader = reader_of(opened)
         runs = [run for run in rest if succeeded(run) and reader.speaks(run)]
     else:
-        runs, refused = logged_successes(runtime.store, reader_of(opened), keys={task.key for task in tasks})
+        runs, refused = logged_successes(runtime.store, reader, keys={task.key for task in tasks})
         if not runs:
             raise UsageError(
                 f"imitate = log: the log holds no success on these tasks that could be imitated{why(refused)}"
             )
-    reader = reader_of(opened)
     rows = tuple(row for run in runs for row in reader.rows(run, runtime.store.blobs))
-    return Demonstrations(rows=rows, batch=config.prompts_per_step, seed=config.seed)
+    return replace(
+        term, demonstrations=Demonstrations(rows=rows, batch=config.prompts_per_step, seed=config.seed)
+    )
 
 
 def logged_successes(

@@ -56,7 +56,8 @@ def new_dependencies(task: Task, changed: Mapping[str, FileChange]) -> set[str]:
         for name in imported(change.after or "")
         if name not in known
     }
-    manifests = {p for p, c in changed.items() if c.added_lines and _manifest(p)}
+    grown = (path for path, change in changed.items() if change.added_lines)
+    manifests = {p for p in grown if any(fnmatch(p.rpartition("/")[2], pattern) for pattern in _MANIFESTS)}
     return found | manifests
 
 
@@ -73,10 +74,6 @@ def imported(text: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module.split(".")[0])
     return names
-
-
-def _manifest(path: str) -> bool:
-    return any(fnmatch(path.rpartition("/")[2], pattern) for pattern in _MANIFESTS)
 
 
 SHIPPED = Path(__file__).with_name("principles.toml")

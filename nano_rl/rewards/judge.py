@@ -219,7 +219,9 @@ class Judge(JudgePart):
         worth: list[list[PairVerdict | JudgeFailure]] = [[] for _ in runs]
         for (i, j), result in zip(pairs, results, strict=True):
             worth[i].append(result)
-            worth[j].append(result if isinstance(result, JudgeFailure) else _swapped(result))
+            if isinstance(result, PairVerdict):
+                result = PairVerdict(1.0 - result.worth, result.agreed)
+            worth[j].append(result)
         return [_score(of) for of in worth]
 
     def _compare(self, task: str, a: str, b: str) -> PairVerdict | JudgeFailure:
@@ -269,10 +271,6 @@ def ring(size: int, opponents: int) -> list[tuple[int, int]]:
         if (j := (i + step) % size) != i
     }
     return sorted(pairs)
-
-
-def _swapped(result: PairVerdict) -> PairVerdict:
-    return PairVerdict(1.0 - result.worth, result.agreed)
 
 
 def _score(results: Sequence[PairVerdict | JudgeFailure]) -> Score:

@@ -135,7 +135,10 @@ def _columns(runs: Sequence[Trajectory], *, messages: bool) -> dict[str, list[An
     columns: dict[str, list[Any]] = {
         "prompts": prompts,
         "completions": completions,
-        "completion_ids": [_sampled(run) for run in runs],
+        "completion_ids": [
+            [i for t in run.turns if t.completion.tokens for i in t.completion.tokens.sampled_ids]
+            for run in runs
+        ],
         "tests": [outcome(run.verdict) for run in runs],
         "answer": [run.answer for run in runs],
         "diff": [run.diff for run in runs],
@@ -152,10 +155,6 @@ def _conversation(run: Trajectory) -> list[dict[str, str]]:
         rows.append({"role": "assistant", "content": turn.completion.text})
         rows += [{"role": "tool", "content": o.text} for o in turn.observations]
     return rows
-
-
-def _sampled(run: Trajectory) -> list[int]:
-    return [i for t in run.turns if t.completion.tokens for i in t.completion.tokens.sampled_ids]
 
 
 def _number(value: object) -> float | None:

@@ -380,7 +380,7 @@ def _trainable(model: nn.Module, lora_rank: int, seed: int) -> nn.Module:
             lora_dropout=0.0,
             target_modules=modules,
             target_parameters=experts or None,
-            fan_in_fan_out=_is_transposed(model),
+            fan_in_fan_out=any(map(_is_conv1d, model.modules())),
             task_type="CAUSAL_LM",
         )
         adapted: nn.Module = get_peft_model(model, config)  # type: ignore[arg-type]
@@ -401,7 +401,9 @@ def lora_targets(model: nn.Module) -> tuple[list[str], list[str]]:
     )
     head = getattr(model, "get_output_embeddings", lambda: None)()
     heads = {_last(name) for name, part in model.named_modules() if part is head}
-    linear = [_last(name) for name, part in model.named_modules() if _is_linear(part)]
+    linear = [
+        _last(name) for name, part in model.named_modules() if isinstance(part, nn.Linear) or _is_conv1d(part)
+    ]
     unnamed = {name for name in linear if experts and name in _BESIDE_EXPERTS}
     if unnamed:
         print(
@@ -422,14 +424,6 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or _is_conv1d(module)
-
-
 def _is_conv1d(module: nn.Module) -> bool:
     """True for the linear layer of GPT-2, whose weight is transposed."""
     return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
-
-
-def _is_transposed(model: nn.Module) -> bool:
-    return any(map(_is_conv1d, model.modules()))
