@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nano_rl.learn.metrics import RowWriter, read_rows
 from nano_rl.learn.rows.group import Group
-from nano_rl.rewards import tests as outcome
+from nano_rl.rewards import outcome
 from nano_shared.errors import UsageError
 from nano_shared.types import Trajectory
 

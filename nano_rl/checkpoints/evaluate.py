@@ -19,7 +19,7 @@ from nano_coder import __version__ as runtime_version
 from nano_coder.models.opening import SHIPPED
 from nano_coder.run.execution import Runtime
 from nano_rl.checkpoints.statistics import bootstrap, by_cluster, paired_bootstrap, wilson
-from nano_rl.rewards import tests as outcome
+from nano_rl.rewards import outcome
 from nano_shared.checkpoint import MANIFEST, checkpoints_dir
 from nano_shared.durable import file_hash, write_text
 from nano_shared.errors import CheckpointError

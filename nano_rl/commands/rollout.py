@@ -28,7 +28,7 @@ from nano_rl.commands.session import (
     policy_runtime,
 )  # fmt: skip
 from nano_rl.gather.rollouts import collect, execute
-from nano_rl.rewards import tests as outcome
+from nano_rl.rewards import outcome
 from nano_rl.tasks.attempts import ORACLE, number_of_runs, oracle_policy
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError

@@ -16,7 +16,7 @@ from nano_coder.agent.profiles import serving_profile
 from nano_coder.agent.prompt import first_started, open_conversation, rendered
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.rows.sample import TrainSample, to_samples
-from nano_rl.rewards import tests as outcome
+from nano_rl.rewards import outcome
 from nano_rl.tasks.jsonl import read_models
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import PolicyError, UsageError

@@ -22,7 +22,7 @@ from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import blocking
 from nano_coder.verify.trainable import hashes as profile_hashes
 from nano_rl.learn.rows.group import is_dead
-from nano_rl.rewards import tests as outcome
+from nano_rl.rewards import outcome
 from nano_shared.profile import InterfaceProfile
 from nano_shared.run_facts import RunFacts, TaskFacts
 from nano_shared.store import LogStore

@@ -16,7 +16,7 @@ from nano_rl.learn.rows.sample import to_samples
 from nano_rl.logs.admission import TargetPolicy, check_runs
 from nano_rl.preferences.edit_pairs import edit_pairs
 from nano_rl.preferences.pairs import Exact, PreferencePair, TokenRow
-from nano_rl.rewards import tests as outcome
+from nano_rl.rewards import outcome
 from nano_rl.rewards.human import opinion
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError

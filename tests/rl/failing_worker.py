@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nano_rl.gather.overlap import rollout_worker
-
 from nano_coder.run.execution import Runtime
+from nano_rl.gather import rollout_worker
 from nano_rl.gather import rollouts as rollout
 from nano_shared.types import Task, Trajectory
 
