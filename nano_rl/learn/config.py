@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nano_shared.errors import ConfigError
-from nano_shared.extensions import find_extension, is_file_reference, takes
+from nano_shared.extensions import find_extension, takes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,8 +59,8 @@ class Objective:
 
 def find_objective(name: str) -> Objective:
     """The objective of that name, or of `path.py:name`. Raises ConfigError if it cannot be loaded."""
-    # asked for at every micro-batch; a file's name depends on the working directory
-    return _open_objective(name) if is_file_reference(name) else _installed_objective(name)
+    # asked for at every micro-batch; what the name of a file stands for depends on the working directory
+    return _open_objective(name) if ":" in name else _installed_objective(name)
 
 
 def _open_objective(name: str) -> Objective:
