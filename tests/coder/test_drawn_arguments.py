@@ -25,7 +25,8 @@ WITHOUT = {
 VALUES = (
     "", " ", "nope", "-1", "0", "nan", "1e999", "9" * 30, "\udcff", "a" * 5000, "\u202e", "a,b,,c", "=",
     "a=b", "{}", "--", "../../..", "/", "/proc/self/mem", "file", "binary", "cut.json", "rows.jsonl",
-    "folder", "loop", "fifo", "http://127.0.0.1:9", "http://[bad", "file:///x", "openai:", "x:y", "shipped", "last",
+    "folder", "loop", "fifo", "http://127.0.0.1:9", "http://[bad",
+    "file:///x", "openai:", "x:y", "shipped", "last",
     "sqlite:///nope/x.db", "postgresql://127.0.0.1:9/x",
 )  # fmt: skip
 CODES = {0, 1, 2, 3, 4, 5, 6}

@@ -11,10 +11,10 @@ from functools import cache
 import pytest
 from oracles import follow
 
-from nano_rl.suites.functions.grammar import belongs
+from nano_rl.suites.functions.admitted_program import belongs
 from nano_rl.suites.functions.program import Param, Program, ValueKind, compile_function, outcome
 from nano_rl.suites.functions.refactor_views import verbose_body
-from nano_rl.suites.functions.views import VIEWS, make_task
+from nano_rl.suites.functions.views import SUITE, VIEWS
 from nano_rl.tasks.suite import split_of
 from nano_shared.hidden_checks import CaseChecks, MutantChecks
 from nano_shared.types import Split, Task
@@ -26,7 +26,7 @@ SEEDS = range(4)
 @cache
 def sample(name: str, level: int) -> list[Task]:
     (view,) = (view for view in HIGHER if (view.name, view.level) == (name, level))
-    return [make_task(view, Split.TRAIN, seed) for seed in SEEDS]
+    return [SUITE.make(view, Split.TRAIN, seed) for seed in SEEDS]
 
 
 @pytest.fixture(

@@ -21,7 +21,7 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.suites.functions.admitted_program import numbered
 from nano_rl.suites.functions.program import compile_function, outcome
-from nano_rl.suites.functions.views import VIEWS, View, make_task
+from nano_rl.suites.functions.views import SUITE, VIEWS, View
 from nano_rl.tasks.program_hash import program_hash
 from nano_rl.tasks.suite import split_of
 from nano_shared.hidden_checks import CaseChecks
@@ -37,7 +37,7 @@ each_view = pytest.mark.parametrize("view", FIRST, ids=lambda v: f"{v.name}-{v.l
 
 @cache
 def sample(view: View) -> list[Task]:
-    return [make_task(view, Split.TRAIN, seed) for seed in range(25)]
+    return [SUITE.make(view, Split.TRAIN, seed) for seed in range(25)]
 
 
 def every_task() -> Iterator[Task]:
@@ -78,7 +78,7 @@ def test_tasks_carry_level_view_family_split_and_hash(view: View) -> None:
 
 @each_view
 def test_the_same_seed_makes_the_same_task(view: View) -> None:
-    assert [make_task(view, Split.TRAIN, seed) for seed in range(3)] == sample(view)[:3]
+    assert [SUITE.make(view, Split.TRAIN, seed) for seed in range(3)] == sample(view)[:3]
 
 
 @each_view
@@ -175,7 +175,7 @@ def test_an_oracle_that_tries_again_first_copies_lines_of_the_same_function(view
 
 @pytest.mark.parametrize("view", AGAIN, ids=lambda v: v.name)
 def test_it_edits_in_vain_up_to_three_times_and_may_say_the_same_again(view: View) -> None:
-    tasks = [make_task(view, Split.TRAIN, seed) for seed in range(60)]
+    tasks = [SUITE.make(view, Split.TRAIN, seed) for seed in range(60)]
     drawn = [[str(a) for a in task.oracle or () if a.name == "edit_file"][:-1] for task in tasks]
     assert {len(texts) for texts in drawn} == {1, 2, 3}
     assert {len(set(texts)) for texts in drawn if len(texts) == 2} == {1, 2}
@@ -185,7 +185,7 @@ def test_it_edits_in_vain_up_to_three_times_and_may_say_the_same_again(view: Vie
 def test_what_it_says_in_vain_leaves_room_for_the_rest(view: View) -> None:
     """Of text, each byte counts as a token."""
     for seed in range(100):
-        task = make_task(view, Split.TRAIN, seed)
+        task = SUITE.make(view, Split.TRAIN, seed)
         for profile in PROFILES.values():
             render, tools = DIALECTS[profile.dialect].render, offered_tools(profile, task)
             said = [render(action.thought, (action,), tools) for action in task.oracle or ()]
@@ -202,7 +202,7 @@ def _function_hashes(split: Split) -> set[str]:
     found = set()
     for view in (v for v in FIRST if v.name == "repair"):
         for seed in range(40):
-            task = make_task(view, split, seed)
+            task = SUITE.make(view, split, seed)
             module = follow(task)[0][task.artifacts[0]]
             found |= {program_hash(ast.unparse(node)) for node in ast.parse(module).body}
     return found
@@ -211,7 +211,7 @@ def _function_hashes(split: Split) -> set[str]:
 def test_the_empty_text_is_never_asked_for() -> None:
     """Submitting nothing would be right."""
     view = next(v for v in FIRST if v.name == "predict")
-    hidden = [make_task(view, Split.TRAIN, seed).hidden for seed in range(64)]
+    hidden = [SUITE.make(view, Split.TRAIN, seed).hidden for seed in range(64)]
     assert "''" not in [checks.answer for checks in hidden if checks is not None]
 
 
@@ -221,7 +221,7 @@ BROKEN = [view for view in FIRST if view.name in ("fix", "repair")]
 @pytest.mark.parametrize("view", BROKEN, ids=lambda v: f"{v.name}-{v.level}")
 def test_what_is_to_be_repaired_ends_on_every_hidden_case(view: View) -> None:
     for seed in range(60):
-        task = make_task(view, Split.TRAIN, seed)
+        task = SUITE.make(view, Split.TRAIN, seed)
         assert isinstance(task.hidden, CaseChecks)
         function = compile_function(task.files[task.artifacts[0]], task.hidden.entry_point)
         found = [outcome(function, case.args) for case in task.hidden.cases]
