@@ -14,8 +14,7 @@ wire. The parts:
     tools     a tiny policy repairs examples/buggy_stats by native calls, which vLLM's parser reads, and by
               those of `--profile hermes-1`
 
-Each prints what it saw; the first that does not hold ends the script with exit code 1. Parts engine and
-export up to the certificates were run so far.
+Each prints what it saw; the first that does not hold ends the script with exit code 1.
 """
 
 from __future__ import annotations
